@@ -1,0 +1,46 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test check demo rows lock bench clean
+.DEFAULT_GOAL := run
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Weir needs Python 3.11 or newer; set PYTHON=/path/to/python3"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.installed-dev: requirements-dev.lock $(VENV)/.installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	touch $@
+
+run: $(VENV)/.installed  ## start Weir on 127.0.0.1:8400
+	$(BIN)/weir serve
+
+demo: $(VENV)/.installed  ## a recorded agent run, without and with Weir
+	$(BIN)/weir demo
+
+test: $(VENV)/.installed-dev  ## every test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev  ## linters, types, import contracts, docs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/architecture
+
+rows: $(VENV)/.installed-dev  ## requirement rows that no test carries
+	@$(BIN)/python tests/architecture/rows.py
+
+bench: $(VENV)/.installed-dev  ## speed against a relay that does nothing
+	$(BIN)/python -m benchmarks.speed
+
+lock:  ## resolve the locks anew (needs uv)
+	uv pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra build pyproject.toml -o requirements.lock
+	uv pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,46 @@
+"""The pure half of Weir: deciding what a request may carry. Standard library only; no clock, no IO."""
+
+from policies.budget import Budget, divide
+from policies.draft import Piece
+from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Summarize, Summary
+from policies.errors import BudgetUnreachable, InvalidConversation, PolicyError
+from policies.ledger import Cut, Edit, EditKind
+from policies.messages import Body, Message, ToolCall, Transcript
+from policies.planner import Action, Decision, plan, trim
+from policies.pressure import Pressure
+from policies.replay import Known
+from policies.settings import ContextSettings, Mode
+from policies.tokens import TokenCounter
+
+__all__ = [
+    "Action",
+    "Body",
+    "Budget",
+    "BudgetUnreachable",
+    "ContextSettings",
+    "Cut",
+    "Decision",
+    "Done",
+    "Edit",
+    "EditKind",
+    "Effect",
+    "Failed",
+    "Flow",
+    "InvalidConversation",
+    "Known",
+    "Message",
+    "Mode",
+    "Offload",
+    "Piece",
+    "PolicyError",
+    "Pressure",
+    "Reply",
+    "Summarize",
+    "Summary",
+    "TokenCounter",
+    "ToolCall",
+    "Transcript",
+    "divide",
+    "plan",
+    "trim",
+]

@@ -1,0 +1,126 @@
+"""How the window is divided, and whether a request fits.
+
+::
+
+    W  context window                I  the provider's input limit where it is separate
+    R  output reserve                H  headroom, never planned to be used        M  estimator error
+    hard_fits(used) = used * (1 + M) + R <= W   and   (no I, or used * (1 + M) <= I)
+    fits(used)      = hard_fits(used)           and   used * (1 + M) + R + H <= W
+
+``used`` is calibrated: the estimate times the ratio of reported to estimated tokens. Layers work in
+uncalibrated tokens, because that is what a message's count is; :meth:`Budget.room_for` converts.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from policies.settings import ContextSettings
+
+SMALLEST_RESERVE = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The division of one request's window, in tokens."""
+
+    window: int
+    reserve: int
+    headroom: int
+    max_input: int | None = None
+    margin: float = 0.0
+    ratio: float = 1.0
+
+    @property
+    def usable(self) -> int:
+        """W - R - H, at least 1: also the ``limit`` that clients are told."""
+        return max(1, self.window - self.reserve - self.headroom)
+
+    def estimate(self, tokens: int) -> int:
+        """Uncalibrated tokens as what the upstream would report."""
+        return math.ceil(tokens * self.ratio)
+
+    def room_for(self, tokens: float) -> int:
+        """The uncalibrated tokens that stay within ``tokens`` even if the estimate errs by the margin."""
+        return max(0, math.floor(tokens / (self.ratio * (1 + self.margin))))
+
+    @property
+    def hard_limit(self) -> int:
+        """The most uncalibrated tokens for which :meth:`hard_fits` holds."""
+        limit = self.room_for(self.window - self.reserve)
+        return limit if self.max_input is None else min(limit, self.room_for(self.max_input))
+
+    @property
+    def soft_limit(self) -> int:
+        """The most uncalibrated tokens for which :meth:`fits` holds."""
+        return min(self.hard_limit, self.room_for(self.window - self.reserve - self.headroom))
+
+    def hard_fits(self, tokens: int) -> bool:
+        """Whether uncalibrated ``tokens`` leave the output reserve free."""
+        return tokens <= self.hard_limit
+
+    def fits(self, tokens: int) -> bool:
+        """Whether uncalibrated ``tokens`` leave reserve and headroom free."""
+        return tokens <= self.soft_limit
+
+    def base(self, settings: ContextSettings) -> int:
+        """The denominator of pressure that the policy asks for, tokens."""
+        if settings.base == "window":
+            return self.window
+        if settings.base == "max_input":
+            return self.max_input or self.window
+        return self.usable
+
+    def narrowed(self, window: int) -> "Budget":
+        """The same budget in a smaller window: reserve and headroom shrink in proportion."""
+        share = window / self.window
+        return replace(
+            self,
+            window=window,
+            reserve=max(SMALLEST_RESERVE, min(self.reserve, math.floor(self.reserve * share))),
+            headroom=math.floor(self.headroom * share),
+            max_input=None if self.max_input is None else min(self.max_input, window),
+        )
+
+
+def divide(
+    settings: ContextSettings,
+    *,
+    window: int,
+    max_input: int | None = None,
+    max_output: int | None = None,
+    requested: int | None = None,
+    ratio: float = 1.0,
+    margin: float | None = None,
+) -> Budget:
+    """The budget of one request.
+
+    ``requested`` is the client's ``max_completion_tokens`` or ``max_tokens``; in mode ``request`` the reserve
+    is that, bounded by the model's output limit and a quarter of the window, else the policy's reserve, never
+    under ``min(reserve_floor, W / 4)``. ``margin`` overrides the policy's once the estimate is calibrated.
+    """
+    quarter = max(1, window // 4)
+    floor = min(settings.reserve_floor, quarter)
+    stated = requested if requested is not None and requested > 0 else None
+    if settings.reserve_mode == "fixed":
+        reserve = max(floor, settings.reserve, stated or 0)
+    elif stated is not None:
+        reserve = min(stated, quarter, max_output or stated)
+    else:
+        reserve = max(floor, settings.reserve)
+    return Budget(
+        window=window,
+        reserve=min(reserve, max(1, window - 1)),
+        headroom=math.floor(settings.headroom * window),
+        max_input=max_input if max_input is not None and max_input < window else None,
+        margin=settings.margin if margin is None else margin,
+        ratio=ratio,
+    )
+
+
+BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
+
+
+def total(buckets: Mapping[str, int]) -> int:
+    """Tokens of all buckets together."""
+    return sum(buckets.values())

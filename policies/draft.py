@@ -1,0 +1,122 @@
+"""The array that is being planned: pieces that point at the client's messages or replace them.
+
+Layers turn one draft into the next; nothing is ever changed in place, and the client's array is never
+touched, so a layer whose work did not pay is dropped by keeping the draft from before it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from policies.budget import BUCKETS
+from policies.ledger import Cut, Edit, EditKind
+from policies.messages import Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One message of the planned array.
+
+    ``index`` points at the client's message, None for the summary. ``text`` replaces its content; None
+    keeps the client's bytes. ``kind`` says which edit replaced it.
+    """
+
+    index: int | None
+    tokens: int
+    text: str | None = None
+    kind: EditKind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A planned array with what led to it.
+
+    ``edits`` (by the message's index) and ``cut`` are new in this request; ``active_cut`` is the cut in the
+    array, new or replayed. ``checkpoint`` is the structured state of a new cut as JSON text.
+    """
+
+    transcript: Transcript
+    pieces: tuple[Piece, ...]
+    edits: Mapping[int, Edit] = field(default_factory=dict)
+    cut: Cut | None = None
+    active_cut: Cut | None = None
+    checkpoint: str | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Uncalibrated tokens of the planned request, tools and priming included."""
+        return sum(p.tokens for p in self.pieces) + self.transcript.tools + self.transcript.priming
+
+    @property
+    def changed(self) -> bool:
+        """Whether the array differs from the client's."""
+        if len(self.pieces) != len(self.transcript.messages):
+            return True
+        return any(p.text is not None or p.index != i for i, p in enumerate(self.pieces))
+
+    @property
+    def applied(self) -> dict[str, int]:
+        """How many edits of each kind are in the array, replayed ones included."""
+        counts: dict[str, int] = {}
+        for piece in self.pieces:
+            if piece.kind is not None:
+                counts[piece.kind.value] = counts.get(piece.kind.value, 0) + 1
+        if self.active_cut is not None:
+            counts["compact"] = 1
+        return counts
+
+    def with_edits(self, edits: Mapping[int, Edit], *, new: bool = True) -> "Draft":
+        """The draft with the content of messages (by index) replaced; ``new`` ones are to be stored."""
+        if not edits:
+            return self
+        pieces = tuple(_edited(p, edits) for p in self.pieces)
+        return replace(self, pieces=pieces, edits={**self.edits, **edits} if new else self.edits)
+
+    def with_cut(self, cut: Cut, *, checkpoint: str | None = None) -> "Draft":
+        """The draft with a new cut in place; edits outside what it covers stay. ``checkpoint`` is JSON text."""
+        pieces = {p.index: p for p in self.pieces if p.index is not None}
+        order = cut_order(self.transcript, cut)
+        messages = self.transcript.messages
+        placed = tuple(
+            Piece(None, cut.tokens, cut.text) if i is None else pieces.get(i) or Piece(i, messages[i].tokens)
+            for i in order
+        )
+        alive = set(order)
+        edits = {i: e for i, e in self.edits.items() if i in alive}
+        return replace(self, pieces=placed, edits=edits, cut=cut, active_cut=cut, checkpoint=checkpoint)
+
+    def buckets(self) -> dict[str, int]:
+        """Tokens by bucket; every token of the request is in exactly one."""
+        result = dict.fromkeys(BUCKETS, 0)
+        result["tools"] = self.transcript.tools
+        result["history"] = self.transcript.priming
+        for piece in self.pieces:
+            if piece.index is None:
+                result["summary"] += piece.tokens
+                continue
+            message = self.transcript.messages[piece.index]
+            if message.is_head:
+                result["system"] += piece.tokens
+            elif message.is_result:
+                result["tool_outputs"] += piece.tokens
+            else:
+                result["history"] += piece.tokens
+        return result
+
+
+def _edited(piece: Piece, edits: Mapping[int, Edit]) -> Piece:
+    edit = edits.get(piece.index) if piece.index is not None else None
+    return piece if edit is None else Piece(piece.index, edit.tokens, edit.text, edit.kind)
+
+
+def cut_order(transcript: Transcript, cut: Cut) -> list[int | None]:
+    """The indices of an array with a cut in place: head, what stays before the summary, None for the summary,
+    what stays after it, the tail."""
+    head = transcript.head
+    order: list[int | None] = [*range(head), *(head + p for p in cut.before), None, *(head + p for p in cut.after)]
+    order.extend(range(head + cut.covers, len(transcript.messages)))
+    return order
+
+
+def untouched(transcript: Transcript) -> Draft:
+    """The client's array as a draft."""
+    return Draft(transcript, tuple(Piece(i, m.tokens) for i, m in enumerate(transcript.messages)))

@@ -1,0 +1,56 @@
+"""What a flow may ask of the shell, and what it is told.
+
+A flow is a generator: it yields an effect and is sent the reply. Failure is a reply, not an exception, so
+every ladder of fallbacks can be played in a test without a model.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TypeVar
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """What follows is long: go on away from the event loop. The reply is :class:`Done`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summarize:
+    """Ask the summariser for a text of at most ``max_tokens``.
+
+    ``system`` and ``prompt`` are complete; ``purpose`` names the prompt and its version for the trace.
+    """
+
+    system: str
+    prompt: str
+    max_tokens: int
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The shell did it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the summariser answered; ``finish_reason`` and ``tool_calls`` tell a useless answer apart."""
+
+    text: str
+    finish_reason: str = "stop"
+    tool_calls: int = 0
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The shell could not; ``reason`` is a short code such as ``timeout`` or ``status_500``."""
+
+    reason: str
+
+
+Effect = Offload | Summarize
+Reply = Done | Summary | Failed
+
+T = TypeVar("T")
+Flow = Generator[Effect, Reply, T]

@@ -1,0 +1,221 @@
+"""Tool results in few words: their leaves, one finding, and the placeholder that stands where a result was."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from policies.identifiers import WEIGHTS, Kind, classify, scan
+from policies.tokens import TokenCounter
+
+MAX_LEAVES = 3_000
+_VALUE_ONLY = frozenset({Kind.CODE, Kind.URL, Kind.EMAIL, Kind.PATH, Kind.SYMBOL})
+_PLAIN_KEY = re.compile(
+    r"(?:^|_)(?:id|ids|number|no|name|key|code|url|path|file|email|date|title|sku|ref)s?$", re.IGNORECASE
+)
+_STAMP_KEY = re.compile(r"(?:created|updated|modified|timestamp|accessed|etag|hash|checksum|version)", re.IGNORECASE)
+_PAIRS = (("origin", "destination"), ("from", "to"), ("source", "target"), ("start", "end"), ("old", "new"))
+ERROR = re.compile(
+    r"\b(?:\w{0,40}(?:Error|Exception)\b|error\b|failed\b|failure\b|fatal\b|denied\b|not found\b|invalid\b|traceback\b|"
+    r"cannot\b|unable to\b|refused\b|timed? ?out\b|panic\b|exit (?:code|status) [1-9])",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One value of a JSON document: the list or object it stands in, its record there, its key and itself."""
+
+    section: str
+    record: int
+    key: str
+    value: str
+    kind: Kind
+    weight: float
+
+    @property
+    def text(self) -> str:
+        """The value with its key, or alone where the value says itself what it is."""
+        if not self.key or self.value.startswith(self.key) or (self.kind in _VALUE_ONLY and self.section):
+            return self.value
+        if self.kind in _VALUE_ONLY and _PLAIN_KEY.search(self.key) and "_" in self.value:
+            return self.value
+        if self.kind is Kind.DATE and self.key == "date":
+            return self.value
+        return f"{self.key} {self.value}"
+
+
+def parse(text: str) -> object | None:
+    """The JSON object or array that ``text`` is, None for anything else."""
+    stripped = text.strip()
+    if stripped[:1] not in "{[" or len(stripped) < 2:
+        return None
+    try:
+        value: object = json.loads(stripped)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict | list) else None
+
+
+def leaves(document: object) -> tuple[Leaf, ...]:
+    """The leaves of a JSON document in order, records numbered, at most :data:`MAX_LEAVES` of them."""
+    found: list[Leaf] = []
+    records = iter(range(1_000_000))
+    for leaf in _walk(document, section="", key="", record=next(records), records=records, depth=0):
+        found.append(leaf)
+        if len(found) >= MAX_LEAVES:
+            break
+    return tuple(found)
+
+
+def _walk(node: object, *, section: str, key: str, record: int, records: Iterator[int], depth: int) -> Iterator[Leaf]:
+    if depth > 30 or node is None or node == "":
+        return
+    if isinstance(node, dict):
+        yield from _walk_object(node, section=section, record=record, records=records, depth=depth)
+    elif isinstance(node, list):
+        for item in node:
+            inner = next(records) if isinstance(item, dict | list) else record
+            yield from _walk(item, section=key or section, key=key, record=inner, records=records, depth=depth + 1)
+    else:
+        yield _leaf(node, section=section, key=key, record=record)
+
+
+def _walk_object(
+    node: dict[str, object], *, section: str, record: int, records: Iterator[int], depth: int
+) -> Iterator[Leaf]:
+    joined = set[str]()
+    if isinstance(node.get("first_name"), str) and isinstance(node.get("last_name"), str):
+        joined |= {"first_name", "last_name"}
+        yield Leaf(section, record, "", f"{node['first_name']} {node['last_name']}", Kind.NAME, WEIGHTS[Kind.NAME])
+    for first, second in _PAIRS:
+        one, other = node.get(first), node.get(second)
+        if isinstance(one, str) and isinstance(other, str) and 0 < len(one) <= 24 and 0 < len(other) <= 24:
+            joined |= {first, second}
+            yield Leaf(section, record, "", f"{one}-{other}", Kind.NAME, WEIGHTS[Kind.NAME])
+    for key, value in node.items():
+        if key in joined:
+            continue
+        if isinstance(value, dict | list):
+            inner, name = next(records), key
+            if isinstance(value, dict) and classify(key) in _VALUE_ONLY and any(c.isdigit() for c in key):
+                yield _leaf(key, section=section, key="", record=inner)
+                name = section
+            yield from _walk(value, section=name, key=name, record=inner, records=records, depth=depth + 1)
+        else:
+            yield from _walk(value, section=section, key=key, record=record, records=records, depth=depth + 1)
+
+
+def _leaf(value: object, *, section: str, key: str, record: int) -> Leaf:
+    if isinstance(value, bool):
+        return Leaf(section, record, key, "yes" if value else "no", Kind.WORD, 0.08)
+    text = " ".join(str(value).split())[:240]
+    if isinstance(value, int | float):
+        kind = Kind.CODE if len(text) >= 6 and "." not in text else Kind.NUMBER
+    else:
+        kind = classify(text)
+    weight = WEIGHTS[kind]
+    if _STAMP_KEY.search(key):
+        weight *= 0.3
+    elif kind is Kind.WORD and ERROR.search(f"{key} {text}"):
+        weight = 0.7
+    elif kind is Kind.DATE and key not in {"date", "", "dob"} and len(text) > 10:
+        weight *= 0.5
+    elif kind is Kind.NUMBER and text in {"0", "1"}:
+        weight *= 0.4
+    return Leaf(section, record, key, text, kind, weight)
+
+
+def informative_lines(text: str, *, limit: int = 400) -> tuple[tuple[str, float], ...]:
+    """The lines of a plain result that say something, each with its weight: errors first in weight, then literals."""
+    found: list[tuple[str, float]] = []
+    for line in text.splitlines()[:4_000]:
+        line = " ".join(line.split())[:240]
+        if len(line) < 2:
+            continue
+        if ERROR.search(line):
+            found.append((line, 0.9))
+        elif len(found) < limit and any(c.isalnum() for c in line):
+            literal = max((WEIGHTS[m.kind] for m in scan(line)), default=0.1)
+            found.append((line, 0.5 * literal))
+    return tuple(found)
+
+
+def key_argument(arguments: str) -> str:
+    """The argument values that tell a call from its siblings, at most two, at most 60 characters."""
+    document = parse(arguments)
+    found = leaves(document) if document is not None else ()
+    ranked = sorted(range(len(found)), key=lambda i: (-found[i].weight, i))[:2]
+    text = ", ".join(found[i].value[:48] for i in sorted(ranked)) or " ".join(arguments.split())
+    return text[:60]
+
+
+def clip(text: str, *, max_tokens: int, counter: TokenCounter) -> str:
+    """The longest head of ``text`` within ``max_tokens``, an ellipsis where it was cut."""
+    if max_tokens <= 0:
+        return ""
+    text = text[: max_tokens * 16]
+    if counter.count(text) <= max_tokens:
+        return text
+    low, high = 0, len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if counter.count(f"{text[:middle].rstrip()}…") <= max_tokens:
+            low = middle
+        else:
+            high = middle - 1
+    return f"{text[:low].rstrip()}…" if low else ""
+
+
+def finding(text: str, *, tool: str = "", arguments: str = "", max_tokens: int, counter: TokenCounter) -> str:
+    """One line of at most ``max_tokens`` with what the result tells most; what the call already says is left out."""
+    known = f"{tool} {arguments}"
+    document = parse(text)
+    if document is None:
+        ranked: Sequence[tuple[str, float]] = informative_lines(text, limit=200)
+        if not ranked:
+            return ""
+        best = max(range(len(ranked)), key=lambda i: (ranked[i][1], -i))
+        return clip(ranked[best][0], max_tokens=max_tokens, counter=counter)
+    found = [leaf for leaf in leaves(document) if leaf.value not in known]
+    if not found:
+        return clip("empty" if not document else "as asked", max_tokens=max_tokens, counter=counter)
+    chosen: set[int] = set()
+    used = 0
+    seen: set[str] = set()
+    for i in sorted(range(len(found)), key=lambda i: (-found[i].weight, i)):
+        cost = counter.count(f" {found[i].text},")
+        if found[i].value in seen or used + cost > max_tokens:
+            continue
+        seen.add(found[i].value)
+        chosen.add(i)
+        used += cost
+        if max_tokens - used < 3:
+            break
+    line = ", ".join(found[i].text for i in sorted(chosen))
+    return clip(line or found[0].text, max_tokens=max_tokens, counter=counter)
+
+
+def placeholder(text: str, *, tool: str, arguments: str, ref: str, max_tokens: int = 50, counter: TokenCounter) -> str:
+    """What stands in place of a removed result: tool, key argument, size, one finding, and where the full text is."""
+    name = re.sub(r"\s+", " ", tool)[:64] or "tool"
+    argument = _harmless(key_argument(arguments))
+    tokens = counter.count(text)
+
+    def line(called: str, found: str) -> str:
+        return f"[weir: result of {called} removed ({tokens} tokens){': ' + found if found else ''}. Full text: recall {ref}]"
+
+    for called in (f"{name}({argument})", f"{name}({argument[:24]})", name):
+        room = max_tokens - counter.count(line(called, "")) - 2
+        if room < 0:
+            continue
+        found = _harmless(finding(text, tool=tool, arguments=arguments, max_tokens=room, counter=counter))
+        while found and counter.count(line(called, found.rstrip("."))) > max_tokens:
+            room -= 1
+            found = clip(found, max_tokens=room, counter=counter)
+        return line(called, found.rstrip("."))
+    return clip(f"[weir: {name} removed, recall {ref}]", max_tokens=max_tokens, counter=counter)
+
+
+def _harmless(text: str) -> str:
+    return text.replace("[", "(").replace("]", ")").replace("\n", " ")

@@ -1,0 +1,65 @@
+"""Edits and cuts: what was changed in a conversation, and how it is applied again.
+
+An :class:`Edit` changes one message and is found by that message's own digest and occurrence, so it
+survives a client that rewrites something else. A :class:`Cut` replaces an exact prefix of the chain by a
+summary and applies only where that prefix is there. Both are replayed identically on every later request:
+that is what keeps the sent prefix stable and the provider's cache warm.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class EditKind(StrEnum):
+    """Why a message's content was replaced."""
+
+    INGEST_CAP = "ingest_cap"
+    DEDUPE = "dedupe"
+    EVICT = "evict"
+    TRUNCATE = "truncate"
+    CLIP = "clip"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One message's content replaced by ``text``; ``ref`` is the archive's key of the original.
+
+    ``tokens`` are the uncalibrated tokens of the message as replaced. ``chain`` is the chain's hash at the
+    message when the edit was made: only where it still holds may the edit replay onto protected content,
+    because the same text may come back as the newest result.
+    """
+
+    digest: bytes
+    occurrence: int
+    kind: EditKind
+    text: str
+    ref: str
+    tokens: int
+    chain: bytes = b""
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """What the edit is found by."""
+        return (self.digest, self.occurrence)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The first ``covers`` messages after the head, replaced by one summary message.
+
+    ``prefix`` is the chain's hash after those messages. ``before`` and ``after`` are positions (counted from
+    the end of the head) of covered messages that stay verbatim in front of and behind the summary.
+    ``text`` is the exact content of the summary message, ``tokens`` its uncalibrated tokens, ``version`` the
+    checkpoint's version, ``ref`` the archive's key of what was covered, ``origin`` how the text was made.
+    """
+
+    covers: int
+    prefix: bytes
+    text: str
+    tokens: int
+    version: int
+    ref: str
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    origin: str = "extract"
+    narrative: str = ""

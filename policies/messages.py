@@ -1,0 +1,127 @@
+"""A chat message as a frozen value, and the array of them that a request carries.
+
+A :class:`Message` holds what planning needs on every request: who speaks, the canonical digest, the
+tokens, which calls it makes or answers. What it says, a :class:`Body`, is read only when a layer acts,
+because a request resends hundreds of messages that nobody has to look at.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+HASH_SIZE = 16
+HEAD_ROLES = frozenset({"system", "developer"})
+RESULT_ROLES = frozenset({"tool", "function"})
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that an assistant message makes; ``arguments`` is the text as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a message says.
+
+    ``text`` joins the text parts by newlines; ``reasoning`` is the thinking that some providers return;
+    ``media`` counts parts that are not text (images, audio, files).
+    """
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    media: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """The facts about one message that planning needs without reading it.
+
+    Attributes:
+        role: as the client wrote it; unknown roles are allowed.
+        digest: canonical BLAKE2b digest, 16 bytes (role and content, without ids and markers).
+        tokens: uncalibrated tokens, text and media and overhead together.
+        call_ids: ids of the tool calls that an assistant message makes, in order.
+        answers: the tool call id that a tool result answers, else None.
+        keep: True for "never remove", False for "first to go", None for unmarked.
+        media: number of parts that are not text.
+    """
+
+    role: str
+    digest: bytes
+    tokens: int
+    call_ids: tuple[str, ...] = ()
+    answers: str | None = None
+    keep: bool | None = None
+    media: int = 0
+
+    @property
+    def is_head(self) -> bool:
+        """True for system and developer messages."""
+        return self.role in HEAD_ROLES
+
+    @property
+    def is_result(self) -> bool:
+        """True for tool results, the legacy ``function`` role included."""
+        return self.role in RESULT_ROLES
+
+    @property
+    def ref(self) -> str:
+        """The archive's key for this message's original: 12 hex digits of the digest."""
+        return self.digest.hex()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """The messages of one request in order.
+
+    ``read(i)`` gives the body of message ``i``; ``chain[j]`` is the rolling hash over the messages from
+    ``head`` to ``head + j`` inclusive, so ``chain`` has ``len(messages) - head`` entries. ``tools`` is the
+    tokens of tool definitions and response schema, ``priming`` the fixed overhead of a request.
+    """
+
+    messages: tuple[Message, ...]
+    read: Callable[[int], Body]
+    chain: tuple[bytes, ...] = ()
+    head: int = 0
+    tools: int = 0
+    priming: int = 3
+    occurrences: tuple[int, ...] = field(default=())
+
+    @property
+    def tokens(self) -> int:
+        """Uncalibrated tokens of the whole request as the client sent it."""
+        return sum(m.tokens for m in self.messages) + self.tools + self.priming
+
+
+def head_length(messages: Sequence[Message]) -> int:
+    """Number of system and developer messages before the first other one."""
+    for index, message in enumerate(messages):
+        if not message.is_head:
+            return index
+    return len(messages)
+
+
+def count_occurrences(messages: Sequence[Message]) -> tuple[int, ...]:
+    """For each message, how many earlier ones have the same digest; 0 for the first of its kind."""
+    seen: dict[bytes, int] = {}
+    result: list[int] = []
+    for message in messages:
+        nth = seen.get(message.digest, 0)
+        seen[message.digest] = nth + 1
+        result.append(nth)
+    return tuple(result)
+
+
+def chain_of(tenant: str, messages: Sequence[Message], head: int) -> tuple[bytes, ...]:
+    """The rolling hash after each message that follows the head, seeded with the tenant; 16 bytes each."""
+    link = blake2b(tenant.encode(), digest_size=HASH_SIZE).digest()
+    links: list[bytes] = []
+    for message in messages[head:]:
+        link = blake2b(link + message.digest, digest_size=HASH_SIZE).digest()
+        links.append(link)
+    return tuple(links)

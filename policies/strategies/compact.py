@@ -1,0 +1,176 @@
+"""Replacing older history by a summary: what code extracts, and beside it the notes of a model if one is set.
+
+The result is head, task, pinned messages, summary, newest user message where it was covered, kept tail. The
+tail is whole units from the end, worth a share of room; the newest unit always stays, its tool results cut in
+the middle where they would take more than a third of what is left. The extract is made anew from the
+originals at every batch, so nothing drifts; the summary's bytes are stored and never change between batches.
+"""
+
+from dataclasses import replace
+
+from policies.bounds import Bounds
+from policies.clipping import clip_middle
+from policies.draft import Draft
+from policies.edits import MESSAGE_OVERHEAD, replace_content
+from policies.effects import Flow
+from policies.extract import Source, extract
+from policies.ledger import Cut, Edit, EditKind
+from policies.messages import Body, ToolCall
+from policies.narrative import Line, Notes, take_notes
+from policies.summary import render_summary
+
+SUMMARY_OVERHEAD = 90
+SMALLEST_ROOM_FOR_NOTES = 2_000
+LARGEST_STEP = 1 / 3
+SMALLEST_STEP = 200
+
+
+def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
+    """The draft with everything before the kept tail replaced by a summary; unchanged if nothing can go.
+
+    ``share`` scales what the summary and the tail may take, for a second, harder try, which asks no model.
+    """
+    start = _tail_start(draft, bounds, int(share * bounds.shape.tail * bounds.room))
+    covered = [i for i in range(draft.transcript.head, start) if i not in bounds.protection.head]
+    gone = [i for i in covered if i not in bounds.protection.verbatim]
+    if not gone:
+        return draft
+    sources = _sources(gone, bounds)
+    budget = min(int(share * bounds.shape.extract * bounds.room), bounds.shape.extract_max)
+    visible = [
+        _read(bounds, i).text
+        for i in range(draft.transcript.head, len(draft.transcript.messages))
+        if i not in set(gone)
+    ]
+    made = extract(
+        sources,
+        max_tokens=max(0, budget - SUMMARY_OVERHEAD),
+        counter=bounds.counter,
+        goal=_goal(bounds),
+        visible=visible,
+    )
+    notes = yield from _notes(draft, gone, bounds, share=share)
+    cut = _cut(draft, bounds, start=start, gone=gone, extracted=made.text, notes=notes)
+    checkpoint = replace(made.checkpoint, narrative=notes.text, version=cut.version)
+    return _cut_newest_step(draft.with_cut(cut, checkpoint=checkpoint.to_json()), bounds)
+
+
+def _tail_start(draft: Draft, bounds: Bounds, budget: int) -> int:
+    """Index of the first message of the kept tail."""
+    tokens = {p.index: p.tokens for p in draft.pieces if p.index is not None}
+    verbatim = bounds.protection.verbatim
+    start = bounds.steps[-1].start if bounds.steps else len(draft.transcript.messages)
+    for unit in reversed(bounds.steps):
+        if unit.start >= start:
+            budget -= sum(tokens.get(i, 0) for i in unit.indices if i not in verbatim)
+            continue
+        if any(i not in tokens for i in unit.indices):
+            break
+        budget -= sum(tokens[i] for i in unit.indices if i not in verbatim)
+        if budget < 0:
+            break
+        start = unit.start
+    return start
+
+
+def _read(bounds: Bounds, index: int) -> Body:
+    return bounds.transcript.read(index)
+
+
+def _goal(bounds: Bounds) -> str:
+    task = bounds.protection.task
+    return "" if task is None else _read(bounds, task).text
+
+
+def _sources(gone: list[int], bounds: Bounds) -> list[Source]:
+    calls = bounds.calls()
+    messages = bounds.transcript.messages
+    found: list[Source] = []
+    for index in gone:
+        body, call, message = _read(bounds, index), calls.get(index), messages[index]
+        found.append(
+            Source(
+                position=index,
+                role="tool" if message.is_result else message.role,
+                text=body.text,
+                tool=call.name if call else "",
+                arguments=call.arguments if call else "",
+                tokens=message.tokens,
+                ref=message.ref,
+                calls=body.calls,
+            )
+        )
+    return found
+
+
+def _notes(draft: Draft, gone: list[int], bounds: Bounds, *, share: float) -> Flow[Notes]:
+    """The model's notes on what goes, extending those of the last cut; empty without a summariser."""
+    settings, shape = bounds.settings, bounds.shape
+    previous = draft.active_cut.narrative if draft.active_cut else ""
+    if settings.summarizer is None or not shape.note or bounds.room < SMALLEST_ROOM_FOR_NOTES or share < 1:
+        return Notes(previous)
+    covered = draft.active_cut.covers if draft.active_cut else 0
+    fresh = [i for i in gone if i - draft.transcript.head >= covered] if previous else gone
+    calls = bounds.calls()
+    lines = [line for i in fresh for line in _lines(_read(bounds, i), bounds.transcript.messages[i].role, calls.get(i))]
+    if not lines:
+        return Notes(previous)
+    size = min(max(int(shape.note * bounds.room), settings.note_min), settings.note_max)
+    window = bounds.summarizer_input or bounds.budget.hard_limit
+    notes = yield from take_notes(lines, previous=previous, max_tokens=size, max_input=window, counter=bounds.counter)
+    return notes if notes.text else replace(notes, text=previous)
+
+
+def _lines(body: Body, role: str, call: ToolCall | None) -> list[Line]:
+    if role in ("tool", "function"):
+        return [Line(f"result of {call.name}" if call else "tool result", body.text)]
+    lines = [Line(role, body.text)] if body.text.strip() else []
+    return lines + [Line(f"{role} calls {c.name}", c.arguments) for c in body.calls]
+
+
+def _cut(draft: Draft, bounds: Bounds, *, start: int, gone: list[int], extracted: str, notes: Notes) -> Cut:
+    transcript, head = draft.transcript, draft.transcript.head
+    prefix = transcript.chain[start - head - 1]
+    hidden = set(gone)
+    current = bounds.protection.current
+    stays = [i for i in range(head, start) if i not in hidden]
+    late = current if current is not None and current != bounds.protection.task else None
+    version = (bounds.known.cuts[-1].version if bounds.known.cuts else 0) + 1
+    ref = prefix.hex()[:12]
+    text = render_summary(extracted, narrative=notes.text, version=version, ref=ref, removed=len(gone))
+    origin = "extract" if not notes.text else ("previous+extract" if notes.failure else "model+extract")
+    return Cut(
+        covers=start - head,
+        prefix=prefix,
+        text=text,
+        tokens=MESSAGE_OVERHEAD + bounds.counter.count(text),
+        version=version,
+        ref=ref,
+        before=tuple(i - head for i in stays if i != late),
+        after=tuple(i - head for i in stays if i == late),
+        origin=origin,
+        narrative=notes.text,
+    )
+
+
+def _cut_newest_step(draft: Draft, bounds: Bounds) -> Draft:
+    """The draft with the newest unit's tool results cut where they take more than a third of what is left."""
+    if not bounds.steps:
+        return draft
+    left = bounds.trigger - bounds.fixed - (draft.cut.tokens if draft.cut else 0)
+    tokens = {p.index: p.tokens for p in draft.pieces if p.index is not None}
+    results = [i for i in bounds.steps[-1].indices if draft.transcript.messages[i].is_result]
+    allowed = max(SMALLEST_STEP, int(left * LARGEST_STEP))
+    if sum(tokens[i] for i in results) <= allowed:
+        return draft
+    edits: dict[int, Edit] = {}
+    each = allowed // len(results)
+    for index in results:
+        message = draft.transcript.messages[index]
+        if tokens[index] <= each or message.keep:
+            continue
+        text = clip_middle(_read(bounds, index).text, each - MESSAGE_OVERHEAD, counter=bounds.counter, ref=message.ref)
+        edit = replace_content(draft.transcript, index, text, kind=EditKind.INGEST_CAP, counter=bounds.counter)
+        if edit.tokens < tokens[index]:
+            edits[index] = edit
+    return draft.with_edits(edits)
