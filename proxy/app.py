@@ -1,0 +1,276 @@
+"""The composition root: everything is made here and given to what needs it. Importing it starts nothing."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from proxy.config import Config, ConfigError, UpstreamSettings
+from proxy.conversation import Conversations
+from proxy.errors import NotFound
+from proxy.intake import Receive
+from proxy.keys import Caller, Keyring
+from proxy.learned import LearnedLimits
+from proxy.models import ModelRegistry
+from proxy.planning import Planner
+from proxy.relay import Send
+from proxy.routes.chat import ChatCompletions
+from proxy.routes.health import Health
+from proxy.routes.management import Management
+from proxy.routes.passthrough import Passthrough
+from proxy.routes.respond import respond_error
+from proxy.runtime import Runtime
+from proxy.settle import Settler
+from proxy.store import Store, StoreError, StoreUnavailable
+from proxy.store.records import KeyRow
+from proxy.summarizer import Summarizer
+from proxy.telemetry import Telemetry
+from proxy.tokenizer import Tokenizer
+from proxy.transcripts import Transcripts
+from proxy.upstream.client import Client
+from proxy.upstream.probe import Fetch, Probe
+from proxy.upstream.upstreams import Provider, Upstreams
+from proxy.windows import Windows
+
+log = logging.getLogger("weir")
+
+ANY_METHOD = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+KEYS_EVERY = 2.0
+TEND_EVERY = 30.0
+DAY = 86_400.0
+
+
+def create_app(
+    config: Config,
+    *,
+    telemetry: Telemetry,
+    tokenizer: Tokenizer | None = None,
+    providers: Mapping[str, Provider] | None = None,
+    reload: Callable[[], Config] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Starlette:
+    """Weir as an ASGI application. ``reload`` reads the configuration anew; it is called on SIGHUP."""
+    holder: dict[str, Any] = {}
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with running(
+            config, telemetry=telemetry, tokenizer=tokenizer, providers=providers or {}, clock=clock
+        ) as runtime:
+            app.state.runtime = runtime
+            holder.update(
+                chat=ChatCompletions(runtime),
+                passthrough=Passthrough(runtime),
+                health=Health(runtime),
+                management=Management(runtime),
+            )
+            with _reloading(runtime, reload):
+                yield
+
+    def served(name: str) -> Any:
+        return _Served(holder, name)
+
+    return Starlette(
+        lifespan=lifespan,
+        routes=[
+            Route("/v1/chat/completions", served("chat"), methods=["POST"]),
+            Route("/v1/{rest:path}", served("passthrough"), methods=ANY_METHOD),
+            Route("/healthz", served("health"), methods=["GET"]),
+            Route("/readyz", served("health"), methods=["GET"]),
+            Route("/metrics", served("health"), methods=["GET"]),
+            Route("/weir/{rest:path}", served("management"), methods=ANY_METHOD),
+            Route("/{rest:path}", _Nothing(), methods=ANY_METHOD),
+        ],
+    )
+
+
+class _Served:
+    """A route whose application exists once the lifespan has begun."""
+
+    def __init__(self, holder: Mapping[str, Any], name: str) -> None:
+        self._holder = holder
+        self._name = name
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        await self._holder[self._name](scope, receive, send)
+
+
+class _Nothing:
+    """Paths that Weir does not have."""
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        del receive
+        await respond_error(
+            send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1, Weir's own under /weir.")
+        )
+
+
+@asynccontextmanager
+async def running(
+    config: Config,
+    *,
+    telemetry: Telemetry,
+    tokenizer: Tokenizer | None = None,
+    providers: Mapping[str, Provider] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> AsyncIterator[Runtime]:
+    """A running Weir without its HTTP side; leaving the block writes what waits and closes everything."""
+    store = await _open_store(config)
+    runtime = await _assemble(
+        config, store, telemetry=telemetry, tokenizer=tokenizer, providers=providers or {}, clock=clock
+    )
+    runtime.settler.start()
+    tending = asyncio.create_task(_tend(runtime, clock), name="weir-tend")
+    try:
+        yield runtime
+    finally:
+        tending.cancel()
+        await asyncio.gather(tending, return_exceptions=True)
+        await runtime.summarizer.close()
+        await runtime.upstreams.close()
+        await runtime.settler.close()
+        await _save_learned(runtime)
+        if store is not None:
+            await store.close()
+        if tokenizer is None:
+            runtime.tokenizer.close()
+
+
+async def _open_store(config: Config) -> Store | None:
+    """The store, or None if it cannot be used now: then state lives in memory, and Weir says so."""
+    try:
+        store = await Store.open(config.store.url, content=config.store.content, shared=config.listen.workers > 1)
+    except StoreUnavailable as error:
+        log.error("the store cannot be opened; conversations are kept in memory only: %s", error)
+        return None
+    for notice in store.notices:
+        log.warning("%s", notice)
+    return store
+
+
+async def _assemble(
+    config: Config,
+    store: Store | None,
+    *,
+    telemetry: Telemetry,
+    tokenizer: Tokenizer | None,
+    providers: Mapping[str, Provider],
+    clock: Callable[[], float],
+) -> Runtime:
+    secret = await store.secret() if store is not None else secrets.token_bytes(32)
+    rows = await store.list_keys() if store is not None else []
+    instance = blake2b(secret, digest_size=6, person=b"weir-via").hexdigest()
+    upstreams = Upstreams(Client(instance=instance), providers)
+    registry = ModelRegistry(config.models)
+    await asyncio.to_thread(registry.load)
+    settler = Settler(store, degraded=telemetry.metrics.degraded)
+    windows = Windows(
+        registry,
+        LearnedLimits(await store.limits() if store is not None else ()),
+        Probe(),
+        _fetcher(upstreams),
+        clock=clock,
+    )
+    windows.restore(await store.calibrations() if store is not None else [])
+    return Runtime(
+        config=config,
+        keyring=_keyring(config, rows, secret),
+        secret=secret,
+        registry=registry,
+        windows=windows,
+        tokenizer=tokenizer or Tokenizer(),
+        planner=Planner(
+            transcripts=Transcripts(),
+            conversations=Conversations(store, shared=config.listen.workers > 1),
+            store=store,
+            settler=settler,
+            clock=clock,
+        ),
+        summarizer=Summarizer(),
+        upstreams=upstreams,
+        store=store,
+        settler=settler,
+        telemetry=telemetry,
+        instance=instance,
+    )
+
+
+def _keyring(config: Config, rows: list[KeyRow], secret: bytes) -> Keyring:
+    mode = "keys" if config.auth.mode == "keys" else "open"
+    return Keyring(config.keys, rows, secret=secret, mode=mode)  # type: ignore[arg-type]  # one of the two words
+
+
+def _fetcher(upstreams: Upstreams) -> Callable[[UpstreamSettings, Caller], Fetch]:
+    def fetch_for(upstream: UpstreamSettings, caller: Caller) -> Fetch:
+        async def fetch(method: str, url: str, body: bytes | None) -> tuple[int, bytes]:
+            del method
+            return await upstreams.get(upstream, caller=caller, url=url, body=body)
+
+        return fetch
+
+    return fetch_for
+
+
+async def _tend(runtime: Runtime, clock: Callable[[], float]) -> None:
+    """What is done now and then: new keys, learned numbers, retention."""
+    last_tended, last_pruned = time.monotonic(), 0.0
+    while True:
+        await asyncio.sleep(KEYS_EVERY)
+        store = runtime.store
+        if store is None:
+            continue
+        try:
+            runtime.keyring = _keyring(runtime.config, await store.list_keys(), runtime.secret)
+            if time.monotonic() - last_tended >= TEND_EVERY:
+                last_tended = time.monotonic()
+                await _save_learned(runtime)
+            retention = runtime.config.store.retention
+            if retention is not None and clock() - last_pruned >= DAY:
+                last_pruned = clock()
+                await store.prune(clock() - retention)
+        except StoreError as error:
+            log.warning("the store could not be tended: %s", error)
+
+
+async def _save_learned(runtime: Runtime) -> None:
+    if runtime.store is None:
+        return
+    calibrations, limits = runtime.windows.unsaved()
+    with contextlib.suppress(StoreError):
+        if calibrations:
+            await runtime.store.save_calibrations(calibrations)
+        for row in limits:
+            await runtime.store.learn_limit(row)
+
+
+@contextlib.contextmanager
+def _reloading(runtime: Runtime, reload: Callable[[], Config] | None) -> Any:
+    """While it lasts, SIGHUP reads the configuration anew; a bad one leaves the old one in force."""
+    if reload is None:
+        yield
+        return
+
+    def reread() -> None:
+        try:
+            fresh = reload()
+        except (ConfigError, OSError) as error:
+            log.error("the new configuration is not used, the old one stays in force: %s", error)
+            return
+        runtime.adopt(fresh)
+        log.info("the configuration was read anew")
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reread)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)

@@ -1,0 +1,106 @@
+"""The command ``weir``: a table of commands whose modules are loaded only when they run."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import click
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """Where a command lives (``module:attribute``) and the line that ``weir --help`` shows for it."""
+
+    where: str
+    summary: str
+
+
+COMMANDS: dict[str, Lazy] = {
+    "serve": Lazy("proxy.cli.serve:serve", "Start the proxy."),
+    "demo": Lazy("proxy.cli.demo:demo", "A recorded agent run, without and with Weir; no key, no network."),
+    "simulate": Lazy(
+        "proxy.cli.simulate:simulate", "Start the simulator alone: a strict upstream with a small window."
+    ),
+    "conversations": Lazy("proxy.cli.conversations:conversations", "What Weir knows about conversations."),
+    "policy": Lazy("proxy.cli.policy:policy", "Policies in full, every default visible."),
+    "keys": Lazy("proxy.cli.keys:keys", "API keys, each with its own policy."),
+    "config": Lazy("proxy.cli.config:config", "The effective configuration."),
+    "db": Lazy("proxy.cli.db:db", "Migrations of the database."),
+}
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+class Failure(click.ClickException):
+    """A command that could not do its work: one line on stderr, exit code 1."""
+
+    exit_code = EXIT_FAILED
+
+
+class CommandTable(click.Group):
+    """A group that knows its commands' names and summaries without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature  # noqa: ARG002 - click's signature
+        """The names in the table's order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's  # noqa: ARG002 - click's
+        """The command, imported now; None for a name that is not in the table."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].where.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{COMMANDS[cmd_name].where} is no command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's  # noqa: ARG002 - click's
+        """The list of commands in the help text, from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
+
+    def main(  # type: ignore[override] # every way of calling it ends in SystemExit
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,  # noqa: ARG002 - click's signature; the name is always weir
+        **extra: Any,
+    ) -> NoReturn:
+        """Run and exit: 0 done, 1 failed, 2 wrong usage; an error is one line on stderr."""
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(args, "weir", **extra)
+        except click.exceptions.NoArgsIsHelpError as fault:
+            click.echo(fault.format_message(), err=True)
+            sys.exit(EXIT_USAGE)
+        except click.UsageError as fault:
+            asked = fault.ctx.command_path if fault.ctx is not None else "weir"
+            _stop(f"{_one_line(fault.format_message())} (see {asked} --help)", EXIT_USAGE)
+        except click.ClickException as fault:
+            _stop(_one_line(fault.format_message()), fault.exit_code)
+        except click.Abort:
+            _stop("interrupted", EXIT_FAILED)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    click.echo(f"weir: {message}", err=True)
+    sys.exit(code)
+
+
+@click.group(cls=CommandTable, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="weir-proxy", prog_name="weir")
+def main() -> None:
+    """Weir: an OpenAI-compatible proxy that keeps long conversations inside the context window.
+
+    \b
+    Example:
+      weir serve --upstream http://127.0.0.1:9000/v1 --window 8192
+      export OPENAI_BASE_URL=http://127.0.0.1:8400/v1
+    """

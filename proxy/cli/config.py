@@ -1,0 +1,129 @@
+"""``weir config``: the effective configuration, where each value came from, and whether a file is right."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from proxy.cli import Failure
+from proxy.config import Config, ConfigError, Flags, environment, load_config, public
+from proxy.config_file import KeyPath, dotted
+
+config_option = click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The YAML file; else WEIR_CONFIG; else there is none.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+
+
+def loaded(path: Path | None, flags: Flags | None = None) -> Config:
+    """The effective configuration of this process, or a one-line failure that names the first fault."""
+    try:
+        return load_config(path, env=environment(), flags=flags or Flags())
+    except ConfigError as fault:
+        more = f" (and {len(fault.problems) - 1} more, see weir config check)" if len(fault.problems) > 1 else ""
+        raise Failure(f"{fault.problems[0]}{more}") from fault
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def flat(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
+    """Every leaf of plain data with its path; an empty mapping or list is a leaf."""
+    if isinstance(value, Mapping) and value:
+        for key, each in value.items():
+            yield from flat(each, (*path, str(key)))
+    elif isinstance(value, list) and value:
+        for at, each in enumerate(value):
+            yield from flat(each, (*path, at))
+    else:
+        yield path, value
+
+
+def shown(value: object) -> str:
+    """A leaf as YAML would write it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@click.group()
+def config() -> None:
+    """The effective configuration.
+
+    \b
+    Example:
+      weir config check --config weir.yaml && weir config show --config weir.yaml
+    """
+
+
+@config.command()
+@config_option
+@json_option
+def show(path: Path | None, *, as_json: bool) -> None:
+    """Every value that holds and where it came from; secrets are shown as ***.
+
+    \b
+    Example:
+      WEIR_PORT=9000 weir config show
+    """
+    effective = loaded(path)
+    data = cast("dict[str, object]", public(effective))
+    if as_json:
+        print_json(data)
+        return
+    table = Table("value", "", "from", box=None, pad_edge=False, header_style="bold")
+    rows = {key: value for key, value in data.items() if key not in {"policies", "warnings"}}
+    for at, value in flat(rows):
+        table.add_row(dotted(at), shown(value), _source(effective, at))
+    for name in effective.policies:
+        table.add_row(f"policies.{name}", f"weir policy show {name}", _source(effective, ("policies", name)))
+    console().print(table)
+    _warn(effective)
+
+
+@config.command()
+@config_option
+@json_option
+def check(path: Path | None, *, as_json: bool) -> None:
+    """Read a file as `weir serve` would; every fault is one line with file, line and path.
+
+    \b
+    Example:
+      weir config check --config weir.yaml
+    """
+    try:
+        effective = load_config(path, env=environment())
+    except ConfigError as fault:
+        if as_json:
+            print_json({"ok": False, "problems": list(fault.problems), "warnings": []})
+        else:
+            for problem in fault.problems:
+                click.echo(problem, err=True)
+        raise click.exceptions.Exit(1) from fault
+    if as_json:
+        print_json({"ok": True, "problems": [], "warnings": list(effective.warnings)})
+        return
+    click.echo(f"{effective.path or 'no file, the defaults'}: ok")
+    _warn(effective)
+
+
+def _source(effective: Config, at: KeyPath) -> str:
+    return effective.places.get(at, "default")
+
+
+def _warn(effective: Config) -> None:
+    for warning in effective.warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def console() -> Console:
+    """Standard output; as wide as it needs where it is no terminal, so that nothing is cut in a pipe."""
+    console = Console(highlight=False, soft_wrap=False)
+    return console if console.is_terminal else Console(highlight=False, width=200)

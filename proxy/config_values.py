@@ -1,0 +1,333 @@
+"""What a configuration consists of: frozen values, closed and checked one by one, secrets never shown."""
+
+import dataclasses
+import fnmatch
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import BeforeValidator, Field, SecretStr
+
+from policies.settings import ContextSettings
+from proxy.config_file import Document, KeyPath
+from proxy.presets import policy_from, policy_values, preset_documents
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZES = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_SIZES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def _seconds(value: object) -> object:
+    """Seconds of ``30d``, ``12h``, ``5m``, ``10s``, ``200ms``; a bare number is seconds."""
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhd])", value.strip())):
+        return float(match.group(1)) * _UNITS[match.group(2)]
+    return value
+
+
+def _bytes(value: object) -> object:
+    """Bytes of ``64KiB``, ``32MiB``, ``1GB``; a bare number is bytes."""
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*([A-Za-z]*)", value.strip())):
+        return int(match.group(1)) * _SIZES[match.group(2)] if match.group(2) in _SIZES else value
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
+Count = Annotated[int, Field(gt=0)]
+Tokens = Annotated[int, Field(gt=0)]
+Price = Annotated[float, Field(ge=0)]
+Word = Annotated[str, Field(min_length=1)]
+Permission = Literal["policy", "mode"]
+
+PASS = "pass"  # noqa: S105 - the word that stands where a secret would
+MASK = "***"
+_PASS_ON = SecretStr(PASS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where clients connect."""
+
+    host: Word = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8400
+    workers: Count = 1
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Seconds to connect, to the first byte of an answer, and between two pieces of it."""
+
+    connect: Seconds = 5.0
+    first_byte: Seconds = 300.0
+    idle: Seconds = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamSettings:
+    """One provider.
+
+    Attributes:
+        base_url: for ``openai``: what stands before ``/chat/completions``, without a slash at the end.
+        api_key: the operator's key, or ``pass`` for the client's own.
+        provider: for ``litellm``: its name of the provider, put before the model (``anthropic/…``).
+        api_base: for ``litellm``: another address than the provider's usual one.
+    """
+
+    name: Word
+    kind: Literal["openai", "litellm"] = "openai"
+    base_url: str | None = None
+    api_key: SecretStr = _PASS_ON
+    timeout: Timeouts = Timeouts()
+    provider: Word | None = None
+    api_base: str | None = None
+
+    @property
+    def passes_key(self) -> bool:
+        """Whether the client's own credential goes upstream."""
+        return self.api_key.get_secret_value() == PASS
+
+    @property
+    def origin(self) -> str:
+        """``https://host:port`` of the base URL; ``litellm:provider`` where there is none."""
+        base = self.base_url or self.api_base
+        if base is None:
+            return f"litellm:{self.provider}"
+        parts = urlsplit(base)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return f"{parts.scheme}://{parts.hostname}:{port}"
+
+    def url(self, path: str) -> str:
+        """The upstream's address of a client's path: what follows ``/v1`` is put after the base URL."""
+        return f"{self.base_url}{path.removeprefix('/v1') if path.startswith('/v1/') else path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """US dollars per million tokens."""
+
+    input: Price | None = None
+    output: Price | None = None
+    cache_read: Price | None = None
+    cache_write: Price | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRule:
+    """What the operator says about the models whose name matches a shell pattern; tokens."""
+
+    match: Word
+    upstream: str | None = None
+    window: Tokens | None = None
+    max_input: Tokens | None = None
+    max_output: Tokens | None = None
+    tokenizer: Word | None = None
+    prices: Prices = Prices()
+
+    def matches(self, model: str) -> bool:
+        """Whether the rule speaks about ``model``."""
+        return fnmatch.fnmatchcase(model, self.match)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthSettings:
+    """Who may call: ``keys`` only the keys known here, ``open`` anybody, each key its own tenant."""
+
+    mode: Literal["auto", "open", "keys"] = "auto"
+    admin_token: SecretStr | None = None
+    open_beyond_loopback: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeySettings:
+    """One key of the file; ``upstream_key`` goes upstream in its place where the upstream says ``pass``."""
+
+    name: Word
+    secret: Annotated[SecretStr, Field(min_length=8)]
+    policy: Word | None = None
+    models: tuple[Word, ...] = ()
+    allow: tuple[Permission, ...] = ()
+    upstream_key: SecretStr | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """Where state lives; ``digest`` keeps no message text; ``retention`` in seconds, None for ever."""
+
+    url: str = field(default="sqlite+aiosqlite:///weir.db", repr=False)
+    content: Literal["full", "digest"] = "full"
+    retention: Seconds | None = 30 * 86400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySettings:
+    """OpenTelemetry; ``otlp_endpoint`` None exports nothing, ``capture_content`` puts text into spans."""
+
+    service_name: Word = "weir"
+    otlp_endpoint: str | None = None
+    capture_content: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one client may cost; bytes, counts and seconds."""
+
+    body: Size = 32 * 2**20
+    headers: Size = 64 * 2**10
+    header_fields: Count = 100
+    messages: Count = 20_000
+    depth: Annotated[int, Field(gt=0, le=900)] = 128
+    header_timeout: Seconds = 10.0
+    body_timeout: Seconds = 60.0
+    stall_timeout: Seconds = 60.0
+    concurrency: Count = 1024
+    concurrency_per_key: Count = 256
+    grace: Seconds = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What the command line said; None where it said nothing."""
+
+    upstream: str | None = None
+    window: int | None = None
+    policy: str | None = None
+    store: str | None = None
+    summarizer: str | None = None
+    host: str | None = None
+    port: int | None = None
+    workers: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileValues:
+    """The keys of the file."""
+
+    listen: Listen = Listen()
+    upstreams: Mapping[str, UpstreamSettings] = field(default_factory=dict)
+    models: tuple[ModelRule, ...] = ()
+    auth: AuthSettings = AuthSettings()
+    keys: tuple[KeySettings, ...] = ()
+    policies: Mapping[str, Mapping[str, object] | None] = field(default_factory=dict)
+    default_policy: Word = "balanced"
+    summarizer: Word | None = None
+    window: Tokens | None = None
+    store: StoreSettings = StoreSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The effective whole; ``auth.mode`` is ``open`` or ``keys``, every policy has all its values.
+
+    Attributes:
+        path: the file that was read, None without one.
+        simulate: nothing names an upstream, so Weir stands in front of its own simulator.
+        upstreams: by name; the first one takes the models that no rule sends elsewhere.
+        policies: presets and the file's own, by name.
+        window: tokens from ``--window``; it stands above every policy's.
+        warnings: what is allowed but probably not meant, one line each.
+        places: where a value came from, by its path; absent for a default.
+    """
+
+    path: Path | None
+    simulate: bool
+    listen: Listen
+    upstreams: Mapping[str, UpstreamSettings]
+    models: tuple[ModelRule, ...]
+    auth: AuthSettings
+    keys: tuple[KeySettings, ...]
+    policies: Mapping[str, ContextSettings]
+    default_policy: str
+    summarizer: str | None
+    window: int | None
+    store: StoreSettings
+    telemetry: TelemetrySettings
+    limits: Limits
+    warnings: tuple[str, ...] = ()
+    places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def admin_token(self) -> SecretStr | None:
+        """The token that opens every conversation in the management API."""
+        return self.auth.admin_token
+
+    def policy(self, name: str | None = None) -> ContextSettings:
+        """The policy of that name, else the default one, with ``--window`` and ``--summarizer`` put in; KeyError."""
+        settings = self.policies[name if name is not None else self.default_policy]
+        return dataclasses.replace(
+            settings,
+            window=self.window if self.window is not None else settings.window,
+            summarizer=settings.summarizer if settings.summarizer is not None else self.summarizer,
+        )
+
+    def rule(self, model: str) -> ModelRule | None:
+        """The first rule that matches ``model``."""
+        return next((rule for rule in self.models if rule.matches(model)), None)
+
+    def upstream(self, model: str) -> UpstreamSettings:
+        """The upstream that serves ``model``: its rule's, else the first."""
+        rule = self.rule(model)
+        if rule is not None and rule.upstream is not None:
+            return self.upstreams[rule.upstream]
+        return next(iter(self.upstreams.values()))
+
+    def with_policy(self, name: str, body: Mapping[str, object]) -> "Config":
+        """This config with one policy made anew from ``body`` (the keys of the file's ``policies``); ConfigError."""
+        document = Document(name="", data=body)
+        made = policy_from(name, document, presets=preset_documents(), at=("policies", name))
+        return dataclasses.replace(self, policies={**self.policies, name: made})
+
+    def with_upstream(self, base_url: str) -> "Config":
+        """This config in front of one other upstream, which gets the client's own credential."""
+        upstream = UpstreamSettings(name="default", base_url=base_url.rstrip("/"))
+        rules = tuple(dataclasses.replace(rule, upstream=None) for rule in self.models)
+        return dataclasses.replace(self, upstreams={"default": upstream}, models=rules, simulate=False)
+
+
+def public(value: object) -> object:
+    """A value of the configuration as plain data for people: every secret is ``***``."""
+    if isinstance(value, SecretStr):
+        return PASS if value.get_secret_value() == PASS else MASK
+    if isinstance(value, ContextSettings):
+        return policy_values(value)
+    if isinstance(value, ContextSettings):
+        return policy_values(value)
+    if isinstance(value, StoreSettings):
+        return {**_plain_fields(value), "url": masked_url(value.url)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain_fields(value)
+    if isinstance(value, Mapping):
+        return {str(key): public(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [public(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _plain_fields(value: object) -> dict[str, object]:
+    own = dataclasses.fields(value)  # type: ignore[arg-type] # only called with a dataclass
+    return {each.name: public(getattr(value, each.name)) for each in own if each.name != "places"}
+
+
+def masked_url(url: str) -> str:
+    """A database URL whose password is ``***``."""
+    try:
+        parts = urlsplit(url)
+        password = parts.password
+    except ValueError:
+        return MASK
+    if not password:
+        return url
+    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{password}@", f":{MASK}@", 1)))

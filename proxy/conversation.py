@@ -1,0 +1,221 @@
+"""Which conversation is this: the longest stored prefix of the incoming chain.
+
+State is addressed by content. The canonical digests of the messages after the head are chained, seeded with
+the tenant, and the longest prefix that an earlier request ended at is the conversation. So two chats with the
+same opening never mix, an edited history falls back to the last prefix that still holds, and a fork goes its
+own way with the shared past. Names only label.
+"""
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from policies import Cut, Edit, Known, Message
+from proxy.store import Store, StoreError
+from proxy.store.records import Branch
+
+REWRITTEN_END = 2
+MOST_ENDS = 400_000
+MOST_BRANCHES = 20_000
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class Thread:
+    """One branch while the process lives: what is known, and the lock that lets one request at a time edit it."""
+
+    branch: Branch
+    known: Known
+    parent: str | None = None
+    stored: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def cached(self) -> bool:
+        """Whether anything was changed in this conversation."""
+        return self.known.triggered
+
+    def apply(self, edits: Sequence[Edit], cut: Cut | None, version: int) -> None:
+        """Remember a batch of edits that was decided at ``version``."""
+        merged = dict(self.known.edits) | {e.key: e for e in edits}
+        cuts = self.known.cuts if cut is None else (*self.known.cuts, cut)
+        self.known = replace(self.known, edits=merged, cuts=cuts)
+        self.branch = replace(self.branch, version=version)
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """The thread that a request belongs to, and how many of its messages an earlier one has sent."""
+
+    thread: Thread
+    length: int
+
+    @property
+    def known(self) -> Known:
+        """What to replay on this request."""
+        return replace(self.thread.known, length=self.length)
+
+
+def thread_from(branch: Branch) -> Thread:
+    """A thread of a branch that was read from the store."""
+    known = Known(edits={e.key: e for e in branch.edits}, cuts=branch.cuts)
+    return Thread(branch, known, stored=True)
+
+
+class Conversations:
+    """Recognises requests, in memory first and in the store where memory does not know them.
+
+    With a ``shared`` store other processes edit the same conversations, so what memory holds is checked
+    against the store on every request.
+    """
+
+    def __init__(self, store: Store | None, *, shared: bool = False) -> None:
+        self._store = store
+        self._shared = shared
+        self._ends: OrderedDict[bytes, tuple[str, int]] = OrderedDict()
+        self._threads: OrderedDict[str, Thread] = OrderedDict()
+        self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    async def recognise(
+        self, tenant: str, chain: Sequence[bytes], messages: Sequence[Message], *, name: str | None
+    ) -> Recognised:
+        """The thread that ``chain`` continues, or a new one. Raises StoreError only if nothing was found in memory."""
+        answered = any(m.role == "assistant" for m in messages)
+        found = self._in_memory(chain)
+        if self._store is not None and answered and (found is None or self._shared):
+            found = await self._in_store(tenant, chain, found)
+        recognised = (
+            await self._begin(tenant, name) if found is None else await self._continue(found, chain, messages, name)
+        )
+        self._remember(recognised.thread, chain)
+        return recognised
+
+    def begin(self, tenant: str, chain: Sequence[bytes], *, name: str | None) -> Recognised:
+        """A new thread, known to memory only for now."""
+        conversation = self._names.get((tenant, name)) if name else None
+        recognised = _new_thread(tenant, conversation, name)
+        self._remember(recognised.thread, chain)
+        return recognised
+
+    async def reload(self, thread: Thread) -> None:
+        """Bring a thread up to what the store holds after another process has changed it."""
+        if self._store is None:
+            return
+        branch = await self._store.branch(thread.branch.tenant, thread.branch.branch)
+        if branch is not None:
+            fresh = thread_from(branch)
+            thread.branch, thread.known = replace(fresh.branch, longest=thread.branch.longest), fresh.known
+
+    def _in_memory(self, chain: Sequence[bytes]) -> Recognised | None:
+        for length in range(len(chain), 0, -1):
+            end = self._ends.get(chain[length - 1])
+            if end is not None and end[0] in self._threads:
+                self._threads.move_to_end(end[0])
+                return Recognised(self._threads[end[0]], length)
+        return None
+
+    async def _in_store(self, tenant: str, chain: Sequence[bytes], found: Recognised | None) -> Recognised | None:
+        assert self._store is not None  # noqa: S101 - the caller looked
+        try:
+            branch = await self._store.find(tenant, chain)
+        except StoreError:
+            if found is not None:
+                return found
+            raise
+        if branch is None or (found is not None and found.length > branch.length):
+            return found
+        thread = self._threads.get(branch.branch)
+        if thread is None or thread.branch.version < branch.version:
+            fresh = thread_from(branch)
+            if thread is None:
+                thread = fresh
+            else:
+                thread.branch, thread.known = fresh.branch, fresh.known
+        return Recognised(thread, branch.length)
+
+    async def _begin(self, tenant: str, name: str | None) -> Recognised:
+        return _new_thread(tenant, await self._conversation_named(tenant, name) if name else None, name)
+
+    async def _continue(
+        self, found: Recognised, chain: Sequence[bytes], messages: Sequence[Message], name: str | None
+    ) -> Recognised:
+        thread, length = found.thread, found.length
+        diverges = length < len(chain) and thread.branch.longest - length > REWRITTEN_END
+        renamed = name is not None and name != thread.branch.name
+        head = len(messages) - len(chain)
+        shared_answer = any(m.role == "assistant" for m in messages[head : head + length])
+        if not shared_answer and length < len(chain) and thread.branch.longest > length:
+            begun = await self._begin(thread.branch.tenant, name)
+            return Recognised(begun.thread, 0)
+        if not diverges and not renamed:
+            return found
+        if renamed and not diverges and thread.branch.name == thread.branch.conversation:
+            thread.branch = replace(thread.branch, name=name or "")
+            self._names[(thread.branch.tenant, thread.branch.name)] = thread.branch.conversation
+            return found
+        return await self._fork(thread, chain, length, name if renamed else None)
+
+    async def _fork(self, thread: Thread, chain: Sequence[bytes], length: int, name: str | None) -> Recognised:
+        """A new branch that shares the past: edits by message, cuts whose prefix is in this chain."""
+        conversation = thread.branch.conversation
+        if name is not None:
+            conversation = await self._conversation_named(thread.branch.tenant, name) or f"conv-{secrets.token_hex(10)}"
+        cuts = tuple(c for c in thread.known.cuts if c.covers <= len(chain) and chain[c.covers - 1] == c.prefix)
+        branch = replace(
+            thread.branch,
+            conversation=conversation,
+            name=name or thread.branch.name,
+            branch=f"br-{secrets.token_hex(10)}",
+            version=0,
+            length=length,
+            longest=length,
+            edits=(),
+            cuts=(),
+        )
+        known = Known(edits=thread.known.edits, cuts=cuts)
+        return Recognised(Thread(branch, known, parent=thread.branch.branch), length)
+
+    async def _conversation_named(self, tenant: str, name: str) -> str | None:
+        known = self._names.get((tenant, name))
+        if known is not None or self._store is None:
+            return known
+        try:
+            return await self._store.named(tenant, name)
+        except StoreError:
+            return None
+
+    def _remember(self, thread: Thread, chain: Sequence[bytes]) -> None:
+        branch = thread.branch
+        if branch.longest != len(chain):
+            thread.branch = branch = replace(branch, longest=len(chain))
+        self._threads[branch.branch] = thread
+        self._threads.move_to_end(branch.branch)
+        self._names[(branch.tenant, branch.name)] = branch.conversation
+        if chain:
+            self._ends[chain[-1]] = (branch.branch, len(chain))
+            self._ends.move_to_end(chain[-1])
+        _bound(self._ends, MOST_ENDS)
+        _bound(self._threads, MOST_BRANCHES)
+        _bound(self._names, MOST_BRANCHES)
+
+
+def _new_thread(tenant: str, conversation: str | None, name: str | None) -> Recognised:
+    conversation = conversation or f"conv-{secrets.token_hex(10)}"
+    branch = Branch(
+        tenant=tenant,
+        conversation=conversation,
+        name=name or conversation,
+        branch=f"br-{secrets.token_hex(10)}",
+        version=0,
+    )
+    return Recognised(Thread(branch, Known()), 0)
+
+
+def _bound(kept: OrderedDict[K, V], most: int) -> None:
+    while len(kept) > most:
+        kept.popitem(last=False)

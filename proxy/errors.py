@@ -1,0 +1,152 @@
+"""What Weir itself may answer, as one tree, and the body that OpenAI's clients expect of it.
+
+::
+
+    ProxyError
+    ├── InvalidJSON             400 invalid_json            the body is not JSON
+    ├── InvalidRequest          400 invalid_request         JSON, but not a request Weir can relay
+    │   └── NotFound            404 invalid_request         no such thing in the management API
+    ├── InvalidAPIKey           401 invalid_api_key
+    ├── ModelNotAllowed         403 model_not_allowed
+    ├── ContextLengthExceeded   400 context_length_exceeded what may not be removed does not fit
+    ├── RequestTooLarge         413 request_too_large
+    ├── UpstreamUnreachable     502 upstream_unreachable
+    ├── UpstreamTimeout         504 upstream_timeout
+    ├── UpstreamEmpty           502 upstream_empty
+    ├── LoopDetected            400 loop_detected           the request came through Weir already
+    └── ShuttingDown            503 shutting_down
+
+The list is closed. ``code`` is also the label of the error metric.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import ClassVar
+
+
+class ProxyError(Exception):
+    """An answer that Weir gives instead of an upstream."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+    kind: ClassVar[str] = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None, weir: Mapping[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.weir = weir
+
+    def body(self) -> bytes:
+        """The JSON body in OpenAI's shape, ``{"error": {"message", "type", "param", "code"}}``."""
+        error: dict[str, object] = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        if self.weir is not None:
+            error["weir"] = self.weir
+        return json.dumps({"error": error}).encode()
+
+
+class InvalidJSON(ProxyError):
+    """The body is not JSON."""
+
+    status = 400
+    code = "invalid_json"
+
+
+class InvalidRequest(ProxyError):
+    """The body is JSON, but nothing that can be relayed."""
+
+    status = 400
+    code = "invalid_request"
+
+
+class InvalidAPIKey(ProxyError):
+    """No key, an unknown one, or a revoked one."""
+
+    status = 401
+    code = "invalid_api_key"
+    kind = "authentication_error"
+
+
+class ModelNotAllowed(ProxyError):
+    """The key may not use this model."""
+
+    status = 403
+    code = "model_not_allowed"
+    kind = "permission_error"
+
+
+class ContextLengthExceeded(ProxyError):
+    """What may not be removed does not fit; the message has the words that clients match on."""
+
+    status = 400
+    code = "context_length_exceeded"
+
+    @classmethod
+    def of(cls, *, window: int, reserve: int, buckets: Mapping[str, int], protected: int) -> "ContextLengthExceeded":
+        """The error with the tokens of every bucket, both in the message and as ``error.weir``."""
+        total = sum(buckets.values())
+        listed = ", ".join(f"{name} {tokens}" for name, tokens in buckets.items() if tokens)
+        return cls(
+            f"This model's maximum context length is {window} tokens. However, what cannot be removed from your "
+            f"messages takes {total} tokens ({listed}) and {reserve} are reserved for the answer. "
+            "Please reduce the length of the messages.",
+            param="messages",
+            weir={"window": window, "reserve": reserve, "buckets": dict(buckets), "protected": protected},
+        )
+
+
+class NotFound(InvalidRequest):
+    """The management API has nothing there; still ``invalid_request``, with status 404."""
+
+    status = 404
+
+
+class RequestTooLarge(ProxyError):
+    """The body, its nesting or its number of messages is above the configured limit."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class UpstreamUnreachable(ProxyError):
+    """No connection to the upstream, or it was lost before an answer began."""
+
+    status = 502
+    code = "upstream_unreachable"
+    kind = "api_connection_error"
+
+
+class UpstreamTimeout(ProxyError):
+    """The upstream did not answer in time."""
+
+    status = 504
+    code = "upstream_timeout"
+    kind = "api_timeout_error"
+
+
+class UpstreamEmpty(ProxyError):
+    """The upstream said 200 and nothing else."""
+
+    status = 502
+    code = "upstream_empty"
+    kind = "api_error"
+
+
+class LoopDetected(ProxyError):
+    """The request has been through this Weir before."""
+
+    status = 400
+    code = "loop_detected"
+
+
+class ShuttingDown(ProxyError):
+    """The process is stopping; another one may answer."""
+
+    status = 503
+    code = "shutting_down"
+    kind = "api_error"

@@ -1,0 +1,57 @@
+"""Reading a request's body, and noticing that its client has gone."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any
+
+from proxy.errors import RequestTooLarge
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+class ClientGone(Exception):  # noqa: N818 - not an error of ours
+    """The client closed its connection before it had its answer."""
+
+
+async def read_body(receive: Receive, *, limit: int) -> bytes:
+    """The whole body. Raises RequestTooLarge above ``limit`` bytes, ClientGone if the client leaves meanwhile."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise RequestTooLarge(f"The request body is larger than the {limit} bytes that are allowed here.")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do ``work`` and cancel it as soon as the client has gone. Raises ClientGone then.
+
+    An answer that is not streamed is never cancelled by the server itself, so this is what closes the upstream.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            raise ClientGone
+        await task
+    finally:
+        watcher.cancel()
+        if not task.done():
+            task.cancel()
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

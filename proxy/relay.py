@@ -1,0 +1,141 @@
+"""Moving an answer to the client as it arrives, byte for byte, watching it on the way.
+
+Before the first byte goes out the beginning of a stream is looked at, for at most ``PEEK`` seconds after its
+first byte: an upstream may say 200 and then, as its first event, that the prompt does not fit.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.errors import ProxyError, UpstreamTimeout
+from proxy.tap import StreamTap, Tap, read_completion
+from proxy.upstream.client import StreamBroken
+from proxy.upstream.upstreams import Answer
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+PEEK = 0.025
+MOST_WHOLE = 8 * 1024 * 1024
+EVENT_STREAM = b"text/event-stream"
+
+
+class Cut(Exception):  # noqa: N818 - the connection is cut on purpose
+    """The answer to the client ended before its end; its connection has to be closed."""
+
+
+def is_stream(answer: Answer) -> bool:
+    """Whether an answer is a stream of server-sent events."""
+    return any(name.lower() == b"content-type" and value.startswith(EVENT_STREAM) for name, value in answer.headers)
+
+
+@dataclass(slots=True)
+class Opening:
+    """The beginning of a stream that has not gone to the client yet."""
+
+    held: list[bytes] = field(default_factory=list)
+    error: bytes | None = None
+    pending: "asyncio.Future[bytes] | None" = None
+    ended: bool = False
+
+
+async def open_stream(chunks: AsyncGenerator[bytes, None]) -> Opening:
+    """Read until the stream has said something, failed, or shown nothing of either for a moment."""
+    opening, tap = Opening(), StreamTap()
+    loop = asyncio.get_running_loop()
+    deadline: float | None = None
+    while True:
+        pending = asyncio.ensure_future(anext(chunks))
+        timeout = None if deadline is None else max(0.0, deadline - loop.time())
+        await asyncio.wait({pending}, timeout=timeout)
+        if not pending.done():
+            opening.pending = pending
+            return opening
+        try:
+            chunk = pending.result()
+        except StopAsyncIteration:
+            opening.ended = True
+            return opening
+        opening.held.append(chunk)
+        tap.feed(chunk)
+        if tap.seen.error is not None:
+            opening.error = tap.seen.error
+        if opening.error is not None or tap.seen.said or tap.seen.finished:
+            return opening
+        deadline = deadline or loop.time() + PEEK
+
+
+async def relay_stream(
+    send: Send,
+    *,
+    status: int,
+    headers: Headers,
+    opening: Opening | None,
+    chunks: AsyncGenerator[bytes, None],
+    tapped: bool = True,
+) -> Tap:
+    """Send a stream on; what was seen of it comes back. Raises Cut if it broke off.
+
+    A stream that is not ``tapped`` may be anything: nothing is read of it, and no event is added to it.
+    """
+    tap = StreamTap()
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    try:
+        if opening is not None:
+            for chunk in opening.held:
+                tap.feed(chunk)
+                await _more(send, chunk)
+            if opening.pending is not None:
+                with contextlib.suppress(StopAsyncIteration):
+                    chunk = await opening.pending
+                    tap.feed(chunk)
+                    await _more(send, chunk)
+        async for chunk in chunks:
+            if tapped:
+                tap.feed(chunk)
+            await _more(send, chunk)
+    except (StreamBroken, UpstreamTimeout) as error:
+        if tapped:
+            await _more(send, error_event(error))
+        raise Cut(str(error)) from error
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    return tap.seen
+
+
+async def relay_whole(send: Send, answer: Answer, *, status: int, headers: Headers, body: bytes) -> Tap:
+    """Send an answer on whose first ``body`` bytes were read; what it says of itself comes back."""
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    if answer.ended:
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+        return read_completion(body)
+    await _more(send, body)
+    seen = Tap(bytes_seen=len(body))
+    try:
+        async for chunk in answer.chunks():
+            seen.bytes_seen += len(chunk)
+            await _more(send, chunk)
+    except (StreamBroken, UpstreamTimeout) as error:
+        raise Cut(str(error)) from error
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    return seen
+
+
+async def _more(send: Send, chunk: bytes) -> None:
+    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+
+def error_event(error: Exception) -> bytes:
+    """The server-sent event that tells a client that its stream broke off."""
+    failure = error if isinstance(error, ProxyError) else BrokenAnswer(str(error))
+    return b"\n\ndata: " + failure.body() + b"\n\n"
+
+
+class BrokenAnswer(ProxyError):
+    """The upstream's answer ended before its end."""
+
+    status = 502
+    code = "upstream_unreachable"
+    kind = "api_connection_error"

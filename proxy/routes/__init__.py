@@ -1,0 +1,1 @@
+"""HTTP routes: they parse, call and respond; they decide nothing."""

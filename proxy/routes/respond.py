@@ -1,0 +1,28 @@
+"""Answers that Weir gives itself, as ASGI messages."""
+
+import json
+from collections.abc import Sequence
+
+from proxy.errors import ProxyError
+from proxy.relay import Send
+
+JSON = b"application/json"
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+async def respond(send: Send, body: bytes, *, status: int = 200, kind: bytes = JSON, headers: Headers = ()) -> None:
+    """Send one whole answer."""
+    framing = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*framing, *headers]})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def respond_json(send: Send, value: object, *, status: int = 200) -> None:
+    """Send a value as JSON."""
+    await respond(send, json.dumps(value, ensure_ascii=False).encode(), status=status)
+
+
+async def respond_error(send: Send, error: ProxyError, *, request_id: str | None = None) -> None:
+    """Send an error in OpenAI's shape."""
+    headers = [(b"x-request-id", request_id.encode())] if request_id else []
+    await respond(send, error.body(), status=error.status, headers=headers)

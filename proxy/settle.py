@@ -1,0 +1,122 @@
+"""What is written after the answer: exchanges in batches, and changes that the store refused earlier.
+
+Nothing here can cost a client its request. While the store is down rows wait, bounded, the oldest exchange
+rows being dropped first; changes (edits with the originals they removed) are kept until they are stored.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from proxy.store import StaleVersion, Store, StoreError
+from proxy.store.records import Change, ExchangeRow
+
+log = logging.getLogger("weir.settle")
+
+BATCH = 128
+PAUSE = 0.05
+RETRY_PAUSE = 2.0
+MOST_ROWS = 20_000
+MOST_CHANGES = 2_000
+
+
+class Settler:
+    """Writes rows in the background; one task, started by :meth:`start` and ended by :meth:`close`."""
+
+    def __init__(self, store: Store | None, *, degraded: Callable[[str], None]) -> None:
+        self._store = store
+        self._degraded = degraded
+        self._rows: deque[ExchangeRow] = deque(maxlen=MOST_ROWS)
+        self._changes: deque[Change] = deque()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._failing = False
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last write failed."""
+        return self._failing
+
+    def start(self) -> None:
+        """Begin writing."""
+        if self._store is not None and self._task is None:
+            self._task = asyncio.create_task(self._run(), name="weir-settle")
+
+    def put(self, row: ExchangeRow) -> None:
+        """Have one exchange written soon."""
+        if self._store is not None:
+            self._rows.append(row)
+            self._wake.set()
+
+    def keep(self, change: Change) -> None:
+        """Have a change written that the store refused; until then it lives in memory."""
+        if len(self._changes) >= MOST_CHANGES:
+            self._changes.popleft()
+            log.error("the store has been down for too long: a change of conversation was dropped from memory")
+        self._changes.append(change)
+        self._wake.set()
+
+    def original(self, tenant: str, ref: str) -> bytes | None:
+        """The original of a removed message among the changes that wait, None if it is not there."""
+        for change in self._changes:
+            if change.tenant == tenant:
+                for original in change.originals:
+                    if original.ref == ref:
+                        return original.body
+        return None
+
+    async def flush(self) -> None:
+        """Write what waits now; what cannot be written goes on waiting."""
+        if self._store is None:
+            return
+        while self._changes or self._rows:
+            if not await self._write():
+                return
+
+    async def close(self) -> None:
+        """Stop, having written what can be written."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self.flush()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(RETRY_PAUSE if self._failing else PAUSE)
+            self._wake.clear()
+            await self.flush()
+            if self._changes or self._rows:
+                self._wake.set()
+
+    async def _write(self) -> bool:
+        assert self._store is not None  # noqa: S101 - callers looked
+        rows: list[ExchangeRow] = []
+        try:
+            while self._changes:
+                with contextlib.suppress(StaleVersion):
+                    await self._store.commit(self._changes[0])
+                self._changes.popleft()
+            while self._rows and len(rows) < BATCH:
+                rows.append(self._rows.popleft())
+            if rows:
+                await self._store.record(rows)
+        except StoreError as error:
+            self._rows.extendleft(reversed(rows))
+            self._fail(error)
+            return False
+        except asyncio.CancelledError:
+            self._rows.extendleft(reversed(rows))
+            raise
+        self._failing = False
+        return True
+
+    def _fail(self, error: StoreError) -> None:
+        if not self._failing:
+            log.error("the store cannot be written, rows wait in memory: %s", error)
+        self._failing = True
+        self._degraded("store")

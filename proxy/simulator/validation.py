@@ -1,0 +1,265 @@
+"""What OpenAI's chat endpoint checks before it looks at the window, in its words.
+
+One table of rules under one idea: the array is read from front to back, and the first thing that is wrong is
+what the error names. Calls and results are paired by position: the results of an assistant message follow it
+at once, in any order, one for each call.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from proxy.simulator.dialects import Problem, Rejected
+from proxy.simulator.settings import Request, SimulatorSettings
+from proxy.simulator.shapes import check_shapes
+
+ROLES = ("system", "assistant", "user", "function", "tool", "developer")
+TEXT_PARTS = ("text",)
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "user": ("text", "image_url", "input_audio", "file"),
+    "assistant": ("text", "refusal"),
+}
+MEDIA_PARTS = frozenset({"image_url", "input_audio", "file"})
+MAX_TOOLS = 128
+MAX_TEXT = 10_485_760
+
+
+def reject(message: str, param: str | None = None, code: str | None = None) -> Rejected:
+    """A 400 with OpenAI's fields."""
+    return Rejected(Problem(message=message, param=param, code=code))
+
+
+def quoted(values: Sequence[str]) -> str:
+    """``'a', 'b', and 'c'``: how OpenAI lists what it supports."""
+    names = [f"'{value}'" for value in values]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
+
+
+def check_chat(request: Request, settings: SimulatorSettings) -> None:
+    """Raise :class:`Rejected` for the first thing that OpenAI would refuse."""
+    check_shapes(request)
+    _check_envelope(request)
+    _check_output(request, settings)
+    if settings.strict:
+        _check_tools(request)
+        messages = request["messages"]
+        for index, message in enumerate(messages):
+            _check_message(index, message)
+        _check_pairs(messages)
+        _check_last(request, settings)
+
+
+def _check_envelope(request: Request) -> None:
+    if not request.get("model"):
+        raise reject("you must provide a model parameter")
+    messages = request.get("messages")
+    if messages is None:
+        raise reject("Missing required parameter: 'messages'.", "messages", "missing_required_parameter")
+    if not messages:
+        raise _empty_array("messages")
+    if request.get("stream_options") is not None and not request.get("stream"):
+        text = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
+        raise reject(text, "stream_options")
+
+
+def _empty_array(path: str) -> Rejected:
+    text = f"Invalid '{path}': empty array. Expected an array with minimum length 1, but got an empty array instead."
+    return reject(text, path, "empty_array")
+
+
+def _check_output(request: Request, settings: SimulatorSettings) -> None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = request.get(name)
+        if value is None:
+            continue
+        if value < 1:
+            text = f"Invalid '{name}': integer below minimum value. Expected a value >= 1, but got {value} instead."
+            raise reject(text, name, "integer_below_min_value")
+        if settings.max_output is not None and value > settings.max_output:
+            text = (
+                f"{name} is too large: {value}. This model supports at most {settings.max_output} completion tokens, "
+                f"whereas you provided {value}."
+            )
+            raise reject(text, name, "invalid_value")
+
+
+def _check_tools(request: Request) -> None:
+    tools = request.get("tools")
+    if tools is None:
+        for name in ("tool_choice", "parallel_tool_calls"):
+            if request.get(name) not in (None, "none"):
+                text = f"Invalid value for '{name}': '{name}' is only allowed when 'tools' are specified."
+                raise reject(text, name)
+        return
+    if not tools:
+        raise _empty_array("tools")
+    if len(tools) > MAX_TOOLS:
+        text = (
+            f"Invalid 'tools': array too long. Expected an array with maximum length {MAX_TOOLS}, but got an array "
+            f"with length {len(tools)} instead."
+        )
+        raise reject(text, "tools", "array_above_max_length")
+    names = [_tool_name(index, tool) for index, tool in enumerate(tools)]
+    choice = request.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") in {"function", "custom"}:
+        wanted = (choice.get(choice["type"]) or {}).get("name")
+        if wanted not in names:
+            text = f"Tool choice '{wanted}' not found in 'tools' parameter."
+            raise reject(text, "tool_choice")
+
+
+def _tool_name(index: int, tool: Any) -> str:
+    kind = tool.get("type")
+    if kind not in {"function", "custom"}:
+        text = f"Invalid value: '{kind}'. Supported values are: 'function', and 'custom'."
+        raise reject(text, f"tools[{index}].type", "invalid_value")
+    name = (tool.get(kind) or {}).get("name")
+    if not name:
+        path = f"tools[{index}].{kind}.name"
+        raise reject(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
+    return str(name)
+
+
+def _check_message(index: int, message: Request) -> None:
+    path = f"messages[{index}]"
+    role = message.get("role")
+    if role is None:
+        raise reject(f"Missing required parameter: '{path}.role'.", f"{path}.role", "missing_required_parameter")
+    if role not in ROLES:
+        text = f"Invalid value: '{role}'. Supported values are: {quoted(ROLES)}."
+        raise reject(text, f"{path}.role", "invalid_value")
+    if "weir" in message:
+        raise reject(f"Unknown parameter: '{path}.weir'.", f"{path}.weir", "unknown_parameter")
+    if role == "assistant":
+        _check_calls(path, message)
+    _check_content(index, role, message)
+
+
+def _check_content(index: int, role: str, message: Request) -> None:
+    path, content = f"messages[{index}].content", message.get("content")
+    speaks = role == "assistant" and any(
+        message.get(key) for key in ("tool_calls", "function_call", "refusal", "audio")
+    )
+    if content is None:
+        if speaks:
+            return
+        text = "Invalid value for 'content': expected a string, got null."
+        raise reject(text, f"messages.[{index}].content")
+    if isinstance(content, str):
+        if len(content) > MAX_TEXT:
+            text = (
+                f"Invalid '{path}': string too long. Expected a string with maximum length {MAX_TEXT}, but got a "
+                f"string with length {len(content)} instead."
+            )
+            raise reject(text, path, "string_above_max_length")
+        if not content and not speaks and role not in {"tool", "function"}:
+            raise _empty_string(path)
+        return
+    if not content and not speaks:
+        raise _empty_array(path)
+    for at, part in enumerate(content):
+        _check_part(f"{path}[{at}]", index, role, part)
+
+
+def _empty_string(path: str) -> Rejected:
+    text = f"Invalid '{path}': empty string. Expected a string with minimum length 1, but got an empty string instead."
+    return reject(text, path, "empty_string")
+
+
+def _check_part(path: str, index: int, role: str, part: Any) -> None:
+    allowed = PARTS.get(role, TEXT_PARTS)
+    kind = part.get("type")
+    if kind in MEDIA_PARTS and kind not in allowed:
+        text = (
+            f"Invalid 'messages[{index}]'. Image URLs are only allowed for messages with role 'user', but this "
+            f"message with role '{role}' contains an image URL."
+        )
+        raise reject(text, f"messages[{index}]", "invalid_value")
+    if kind not in allowed:
+        text = f"Invalid value: '{kind}'. Supported values are: {quoted(allowed)}."
+        raise reject(text, f"{path}.type", "invalid_value")
+    if kind == "text" and not isinstance(part.get("text"), str):
+        raise reject(f"Missing required parameter: '{path}.text'.", f"{path}.text", "missing_required_parameter")
+    if kind == "text" and not part["text"] and role not in {"tool", "function"}:
+        raise _empty_string(f"{path}.text")
+
+
+def _check_calls(path: str, message: Request) -> None:
+    calls = message.get("tool_calls")
+    if calls is None:
+        return
+    if not calls:
+        raise _empty_array(f"{path}.tool_calls")
+    for at, call in enumerate(calls):
+        where = f"{path}.tool_calls[{at}]"
+        if not isinstance(call.get("id"), str) or not call["id"]:
+            raise reject(f"Missing required parameter: '{where}.id'.", f"{where}.id", "missing_required_parameter")
+        kind = call.get("type", "function")
+        if kind not in {"function", "custom"}:
+            text = f"Invalid value: '{kind}'. Supported values are: 'function', and 'custom'."
+            raise reject(text, f"{where}.type", "invalid_value")
+        fields = ("name", "arguments") if kind == "function" else ("name", "input")
+        for name in fields:
+            value = (call.get(kind) or {}).get(name)
+            if not isinstance(value, str):
+                spot = f"{where}.{kind}.{name}"
+                raise reject(f"Missing required parameter: '{spot}'.", spot, "missing_required_parameter")
+
+
+def _check_pairs(messages: Sequence[Request]) -> None:
+    """Every call answered at once by position, no result without its call."""
+    open_at, waiting, answered = 0, list[str](), dict[str, int]()
+    for index, message in enumerate(messages):
+        if message["role"] == "tool":
+            _check_result(index, message, waiting, answered)
+            continue
+        if waiting:
+            raise _unanswered(open_at, waiting)
+        calls = message.get("tool_calls") or () if message["role"] == "assistant" else ()
+        open_at, waiting, answered = index, [call["id"] for call in calls], {}
+    if waiting:
+        raise _unanswered(open_at, waiting)
+
+
+def _check_result(index: int, message: Request, waiting: list[str], answered: dict[str, int]) -> None:
+    given = message.get("tool_call_id")
+    where = f"messages.[{index}].tool_call_id"
+    if not waiting and not answered:
+        text = (
+            "Invalid parameter: messages with role 'tool' must be a response to a preceeding message with 'tool_calls'."
+        )
+        raise reject(text, f"messages.[{index}].role")
+    if not given:
+        text = "Missing parameter 'tool_call_id': messages with role 'tool' must have a 'tool_call_id'."
+        raise reject(text, where)
+    if given in waiting:
+        waiting.remove(given)
+        answered[given] = index
+        return
+    if given in answered:
+        text = (
+            f"Invalid parameter: Duplicate value for 'tool_call_id' of '{given}', in messages[{answered[given]}] and "
+            f"messages[{index}]."
+        )
+        raise reject(text, where)
+    raise reject(
+        f"Invalid parameter: 'tool_call_id' of '{given}' not found in 'tool_calls' of previous message.", where
+    )
+
+
+def _unanswered(index: int, ids: Sequence[str]) -> Rejected:
+    text = (
+        "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'. "
+        f"The following tool_call_ids did not have response messages: {', '.join(ids)}"
+    )
+    return reject(text, f"messages.[{index}].role")
+
+
+def _check_last(request: Request, settings: SimulatorSettings) -> None:
+    last = request["messages"][-1]
+    marked = last.get("prefix") or request.get("continue_final_message") or settings.allow_prefill
+    if last["role"] == "assistant" and not marked:
+        text = "Expected last role User or Tool (or Assistant with prefix True) for serving but got assistant"
+        raise reject(text, f"messages.[{len(request['messages']) - 1}].role")
+
+
+Check = Callable[[Request, SimulatorSettings], None]

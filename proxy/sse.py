@@ -1,0 +1,67 @@
+"""Incremental decoding of server-sent events (WHATWG HTML, section 9.2): bytes in, events out. Pure.
+
+Lines end at LF, CR LF or CR and nowhere else: U+2028 inside JSON is no line end. Decoding happens on whole
+lines, so a multi-byte character split between two chunks is no error.
+"""
+
+from dataclasses import dataclass, field
+
+MOST_HELD = 4 * 1024 * 1024
+DONE = b"[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event: ``data`` lines joined by LF, and the event's name ("" for the default)."""
+
+    data: bytes
+    name: bytes = b""
+
+
+@dataclass(slots=True)
+class Decoder:
+    """Feed it chunks as they arrive; it gives the events that are complete.
+
+    An event above ``MOST_HELD`` bytes is given up (``overrun`` is set): the stream itself is never held back
+    for the decoder's sake.
+    """
+
+    overrun: bool = False
+    _line: bytearray = field(default_factory=bytearray)
+    _data: list[bytes] = field(default_factory=list)
+    _name: bytes = b""
+    _after_cr: bool = False
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """The events that ``chunk`` completes, in order."""
+        if self._after_cr and chunk[:1] == b"\n":
+            chunk = chunk[1:]
+            self._after_cr = False
+        if not chunk:
+            return []
+        self._after_cr = chunk.endswith(b"\r")
+        text = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in chunk else chunk
+        *lines, rest = text.split(b"\n")
+        events: list[Event] = []
+        for line in lines:
+            if self._line:
+                self._line += line
+                line = bytes(self._line)
+                self._line.clear()
+            self._take(line, events)
+        self._line += rest
+        if len(self._line) > MOST_HELD:
+            self._line.clear()
+            self.overrun = True
+        return events
+
+    def _take(self, line: bytes, events: list[Event]) -> None:
+        if not line:
+            if self._data:
+                events.append(Event(b"\n".join(self._data), self._name))
+            self._data, self._name = [], b""
+            return
+        if line.startswith(b"data:"):
+            self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+        elif line.startswith(b"event:"):
+            self._name = line[6:].strip()

@@ -1,0 +1,273 @@
+"""What Weir remembers: conversations and their edits, the archive, exchanges, keys, what upstreams taught.
+
+:class:`Store` is the front door, and everything outside this package uses only it, the records and the errors.
+Each method is one transaction, or one consistent read; a task that is cancelled inside leaves no lock and never
+half of a transaction (it may leave a whole one). Errors are the :class:`StoreError` tree.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Literal
+
+import sqlalchemy as sa
+
+from policies.ledger import Cut, Edit
+from proxy.store import archive, conversations, exchanges, keys, learned, ledger, maintenance
+from proxy.store.engine import Database, open_database
+from proxy.store.errors import (
+    CorruptStore,
+    NameTaken,
+    SchemaTooNew,
+    StaleVersion,
+    StoreError,
+    StoreUnavailable,
+)
+from proxy.store.records import (
+    Branch,
+    CalibrationRow,
+    Change,
+    CheckpointRow,
+    ConversationRow,
+    ExchangeRow,
+    KeyRow,
+    LimitRow,
+    Original,
+)
+from proxy.store.schema import HEAD
+
+BUSY_TIMEOUT = 5.0
+Content = Literal["full", "digest"]
+
+
+class Store:
+    """The database of one Weir.
+
+    ``journal`` is ``wal``, ``delete``, ``memory`` or ``server``; ``notices`` is what to say loudly at start;
+    ``damaged`` counts the rows seen so far whose content was not what had been written.
+    """
+
+    def __init__(self, database: Database, *, content: Content) -> None:
+        self.journal = database.journal
+        self.notices = database.notices
+        self._database = database
+        self._full = content == "full"
+        self._secret: bytes | None = None
+        self._damaged: set[tuple[str, str, str]] = set()
+        self._unmarked: set[tuple[str, str]] = set()
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        content: Content = "full",
+        shared: bool = False,
+        read_only: bool = False,
+        visitor: bool = False,
+        busy_timeout: float = BUSY_TIMEOUT,
+    ) -> "Store":
+        """The store behind an SQLAlchemy ``url``, its schema brought up to date.
+
+        Args:
+            url: ``sqlite+aiosqlite:///weir.db``, ``sqlite+aiosqlite://`` (memory), ``postgresql+asyncpg://…``.
+            content: with ``digest`` the archive keeps SHA-256 and size of what was removed, but no body and no text.
+            shared: several server processes use this database.
+            read_only: look only; nothing is migrated or written.
+            visitor: a short-lived writer beside a running server. It keeps that server from checkpointing for as
+                long as it is open (see :mod:`proxy.store.sqlite` for why), so close it soon.
+            busy_timeout: seconds to wait for others before :class:`StoreUnavailable`.
+        """
+        mode: Literal["server", "worker", "visitor", "reader"] = "worker" if shared else "server"
+        mode = "reader" if read_only else "visitor" if visitor else mode
+        return cls(await open_database(url, mode=mode, patience=busy_timeout), content=content)
+
+    async def close(self) -> None:
+        """Finish what has begun and close the database."""
+        await self._database.close()
+
+    @property
+    def schema(self) -> str:
+        """The revision of the schema, which is the newest one that this Weir knows."""
+        return HEAD
+
+    @property
+    def damaged(self) -> int:
+        """How many different rows were found damaged and treated as absent."""
+        return len(self._damaged)
+
+    async def ping(self) -> None:
+        """Return if the database can be written (read-only stores: read) now, else raise :class:`StoreError`."""
+        await self._database.ping()
+
+    async def secret(self) -> bytes:
+        """The 32 bytes that credentials are hashed with (HMAC); made once per database."""
+        if self._secret is None:
+            found = await self._database.read(keys.stored_secret)
+            self._secret = found if found is not None else await self._database.write(keys.secret)
+        return self._secret
+
+    async def find(self, tenant: str, chain: Sequence[bytes]) -> Branch | None:
+        """The branch with the longest stored prefix of ``chain`` (``chain[j]``: hash over ``j + 1`` messages).
+
+        ``length`` is how many messages matched, ``longest`` how many the branch has ever had; ties go to the newest.
+        """
+        return await self._database.read(lambda c: conversations.find(c, tenant, chain, self._damage))
+
+    async def named(self, tenant: str, name: str) -> str | None:
+        """The internal id of the tenant's conversation with this label."""
+        return await self._database.read(lambda c: conversations.named(c, tenant, name))
+
+    async def branch(self, tenant: str, branch_id: str) -> Branch | None:
+        """The branch with this id; ``length`` is 0."""
+        return await self._database.read(lambda c: conversations.branch(c, tenant, branch_id, self._damage))
+
+    async def commit(self, change: Change) -> int:
+        """The branch's new version, once everything in ``change`` is durable; :class:`StaleVersion` stores nothing."""
+        return await self._database.write(lambda c: conversations.commit(c, change, full=self._full))
+
+    async def fork(
+        self, parent: Branch, *, branch: str, keep_edits: Sequence[Edit], keep_cuts: Sequence[Cut], at: float
+    ) -> Branch:
+        """The new branch, with these edits and cuts of its parent; its version goes on from the parent's."""
+        return await self._database.write(
+            lambda c: conversations.fork(c, parent, branch=branch, keep_edits=keep_edits, keep_cuts=keep_cuts, at=at)
+        )
+
+    async def record(self, rows: Sequence[ExchangeRow]) -> None:
+        """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
+
+        Conversations and branches that are missing are made. An empty ``chain_end`` leaves no trace to be found by.
+        """
+        if rows:
+            await self._database.write(lambda c: exchanges.record(c, rows))
+            await self._index()
+            await self._database.tend()
+
+    async def original(self, tenant: str, ref: str) -> Original | None:
+        """The removed message with this ref; None if unknown, damaged, or kept as a digest only."""
+        found = await self._database.read(lambda c: archive.original(c, tenant, ref, self._damage))
+        await self._quarantine()
+        return found
+
+    async def covered(self, tenant: str, ref: str) -> list[Original]:
+        """What the cut with this ref covers, in order, as far as it is there."""
+
+        def work(connection: sa.Connection) -> list[Original]:
+            refs = ledger.covered_refs(connection, tenant, ref)
+            return archive.originals_of(connection, tenant, refs, self._damage)
+
+        found = await self._database.read(work)
+        await self._quarantine()
+        return found
+
+    async def search(self, tenant: str, text: str, *, limit: int = 20) -> list[Original]:
+        """Removed messages with all words of ``text``, else with any of them, best first."""
+        await self._index()
+        found = await self._database.read(lambda c: archive.search(c, tenant, text, limit=limit, damage=self._damage))
+        await self._quarantine()
+        return found
+
+    async def conversations(self, tenant: str | None, *, limit: int = 50) -> list[ConversationRow]:
+        """The tenant's conversations, or with None everybody's, the one used last first."""
+        return await self._database.read(lambda c: conversations.listed(c, tenant, limit=limit))
+
+    async def conversation(self, tenant: str | None, name_or_id: str) -> ConversationRow | None:
+        """One conversation by label or internal id."""
+        return await self._database.read(lambda c: conversations.one(c, tenant, name_or_id))
+
+    async def timeline(self, conversation: ConversationRow, *, limit: int = 200) -> list[ExchangeRow]:
+        """The newest ``limit`` exchanges of a conversation, oldest first."""
+        return await self._database.read(lambda c: exchanges.timeline(c, conversation, limit=limit))
+
+    async def checkpoints(self, conversation: ConversationRow) -> list[CheckpointRow]:
+        """Every checkpoint of a conversation, all branches, oldest first."""
+        return await self._database.read(lambda c: ledger.checkpoints(c, conversation, self._damage))
+
+    async def delete(self, conversation: ConversationRow) -> bool:
+        """Delete a conversation and all that only it needed, the WAL's copy included; whether it was there."""
+        found = await self._database.write(lambda c: maintenance.delete(c, conversation))
+        await self._database.tend(force=True)
+        return found
+
+    async def add_key(self, key: KeyRow) -> None:
+        """Store an API key; :class:`NameTaken` if the name is in use."""
+        await self._database.write(lambda c: keys.add_key(c, key))
+
+    async def list_keys(self) -> list[KeyRow]:
+        """Every API key, revoked ones included, oldest first."""
+        return await self._database.read(keys.list_keys)
+
+    async def revoke_key(self, name: str, at: float) -> bool:
+        """Revoke an API key; False if there is none of that name in force."""
+        return await self._database.write(lambda c: keys.revoke_key(c, name, at))
+
+    async def limits(self) -> list[LimitRow]:
+        """Every learned window, expired ones included."""
+        return await self._database.read(learned.all_limits)
+
+    async def learn_limit(self, row: LimitRow) -> None:
+        """Store a learned window in place of what its scope had."""
+        await self._database.write(lambda c: learned.learn_limit(c, row))
+
+    async def calibrations(self) -> list[CalibrationRow]:
+        """Every calibration."""
+        return await self._database.read(learned.all_calibrations)
+
+    async def save_calibrations(self, rows: Sequence[CalibrationRow]) -> None:
+        """Store calibrations in place of what their scopes had."""
+        if rows:
+            await self._database.write(lambda c: learned.save_calibrations(c, rows))
+
+    async def prune(self, before: float) -> int:
+        """Delete conversations last used, and exchanges made, before ``before``; how many rows of both.
+
+        It works in small transactions, so that requests in between hardly wait.
+        """
+        total = 0
+        for step in (maintenance.prune_conversations, maintenance.prune_exchanges):
+            while gone := await self._database.write(partial(step, before=before)):
+                total += gone
+                await self._database.tend()
+        return total
+
+    async def checkpoint(self) -> bool:
+        """Bring the WAL into the database file if no visitor is there; whether that was done."""
+        return await self._database.tend(force=True)
+
+    async def _index(self) -> None:
+        if self._full and self._database.writable and await self._database.read(archive.unindexed):
+            while await self._database.write(archive.index_some):
+                pass
+
+    def _damage(self, kind: str, tenant: str, key: str) -> None:
+        self._damaged.add((kind, tenant, key))
+        if kind == "original":
+            self._unmarked.add((tenant, key))
+
+    async def _quarantine(self) -> None:
+        if not self._unmarked or not self._database.writable:
+            return
+        fresh, self._unmarked = self._unmarked, set()
+        with suppress(StoreError):  # what was read is absent either way; the next read marks it
+            await self._database.write(lambda c: archive.quarantine(c, fresh))
+
+
+__all__ = [
+    "Branch",
+    "CalibrationRow",
+    "Change",
+    "CheckpointRow",
+    "ConversationRow",
+    "CorruptStore",
+    "ExchangeRow",
+    "KeyRow",
+    "LimitRow",
+    "NameTaken",
+    "Original",
+    "SchemaTooNew",
+    "StaleVersion",
+    "Store",
+    "StoreError",
+    "StoreUnavailable",
+]

@@ -1,0 +1,241 @@
+"""The archive: every message that was removed or shortened, found by ref or by its words.
+
+Words are indexed a little after the commit, off the path of the request: tokenizing them is most of a commit's time.
+A body is given back only if its SHA-256 is the one that was stored with it; a damaged row is set aside
+(``quarantined``) and counts as absent until the same message is archived again.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from itertools import islice
+from typing import Any
+
+import sqlalchemy as sa
+
+from proxy.store.ledger import Damage
+from proxy.store.records import Original
+from proxy.store.tables import insert, meta, originals, removed
+
+AT_ONCE = 500
+MOST_TERMS = 32
+INDEXED_BYTES = 64 << 10
+INDEXED = sa.select(meta.c.number).where(meta.c.name == "indexed").scalar_subquery()
+INDEX = sa.text(
+    "INSERT INTO originals_fts (rowid, tenant, text) "
+    "SELECT id, tenant, text FROM originals WHERE id > :start AND id <= :stop AND text IS NOT NULL"
+)
+UNINDEX = sa.text(
+    "INSERT INTO originals_fts (originals_fts, rowid, tenant, text) "
+    "SELECT 'delete', id, tenant, text FROM originals WHERE tenant = :tenant AND ref IN :refs AND text IS NOT NULL "
+    "AND id <= (SELECT number FROM meta WHERE name = 'indexed')"
+).bindparams(sa.bindparam("refs", expanding=True))
+WORDS = sa.table("originals_fts", sa.column("rowid", sa.Integer))
+MATCH_SQLITE = (
+    sa.select(originals.c.id)
+    .join(WORDS, WORDS.c.rowid == originals.c.id)
+    .where(sa.text("originals_fts MATCH :query"))
+    .order_by(sa.text("bm25(originals_fts, 0.0, 1.0)"), originals.c.id.desc())
+)
+MATCH_POSTGRESQL = (
+    sa.select(originals.c.id)
+    .where(sa.text("to_tsvector('simple', coalesce(originals.text, '')) @@ websearch_to_tsquery('simple', :query)"))
+    .order_by(originals.c.id.desc())
+)
+
+
+def chunks(items: Iterable[str], size: int = AT_ONCE) -> Iterator[list[str]]:
+    """``items`` in lists of at most ``size``."""
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def add_originals(
+    connection: sa.Connection,
+    *,
+    tenant: str,
+    branch: str,
+    given: Sequence[Original],
+    refs: Iterable[str],
+    at: float,
+    full: bool,
+) -> None:
+    """Archive what is not there yet, repair what is damaged, and note that ``branch`` needs it and ``refs``."""
+    by_ref = {original.ref: original for original in given}
+    for chunk in chunks(by_ref):
+        _add(connection, tenant, [by_ref[ref] for ref in chunk], at=at, full=full)
+    hold(connection, tenant=tenant, branch=branch, refs={*by_ref, *refs})
+
+
+def hold(connection: sa.Connection, *, tenant: str, branch: str, refs: Iterable[str]) -> None:
+    """Note that ``branch`` needs the originals with these refs."""
+    rows = [{"tenant": tenant, "branch": branch, "ref": ref} for ref in sorted(refs)]
+    if rows:
+        connection.execute(insert(connection, removed).on_conflict_do_nothing(), rows)
+
+
+def original(connection: sa.Connection, tenant: str, ref: str, damage: Damage) -> Original | None:
+    """The original with this ref; None if it is unknown, damaged, or kept as a digest only."""
+    return next(iter(_read(connection, tenant, [ref], damage).values()), None)
+
+
+def originals_of(connection: sa.Connection, tenant: str, refs: Sequence[str], damage: Damage) -> list[Original]:
+    """The originals with these refs, in order, without those that are absent."""
+    found: dict[str, Original] = {}
+    for chunk in chunks(dict.fromkeys(refs)):
+        found |= _read(connection, tenant, chunk, damage)
+    return [found[ref] for ref in refs if ref in found]
+
+
+def search(connection: sa.Connection, tenant: str, text: str, *, limit: int, damage: Damage) -> list[Original]:
+    """Originals that hold all words of ``text``, else any of them, best first; nothing in ``text`` is an operator."""
+    terms = [term for term in dict.fromkeys(text.split()) if any(c.isalnum() for c in term)][:MOST_TERMS]
+    for operator in ("AND", "OR")[: min(len(terms), 2)]:
+        found = _matches(connection, tenant, terms, operator, limit=limit, damage=damage)
+        if found:
+            return found
+    return []
+
+
+def quarantine(connection: sa.Connection, damaged: Iterable[tuple[str, str]]) -> None:
+    """Set the originals with these (tenant, ref) aside."""
+    for tenant, ref in damaged:
+        connection.execute(
+            sa.update(originals).where(originals.c.tenant == tenant, originals.c.ref == ref).values(quarantined=True)
+        )
+
+
+def drop_unheld(connection: sa.Connection, tenant: str, refs: Iterable[str]) -> int:
+    """Delete those of ``refs`` that no branch needs any more, their words included; how many there were."""
+    gone = 0
+    for chunk in chunks(refs):
+        held = connection.scalars(
+            sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.ref.in_(chunk)).distinct()
+        )
+        free = sorted(set(chunk) - set(held))
+        if not free:
+            continue
+        if connection.dialect.name == "sqlite":
+            connection.execute(UNINDEX, {"tenant": tenant, "refs": free})
+        gone += connection.execute(
+            sa.delete(originals).where(originals.c.tenant == tenant, originals.c.ref.in_(free))
+        ).rowcount
+    return gone
+
+
+def unindexed(connection: sa.Connection) -> bool:
+    """Whether some originals cannot be found by their words yet."""
+    if connection.dialect.name != "sqlite":
+        return False
+    newest = sa.select(sa.func.coalesce(sa.func.max(originals.c.id), 0)).scalar_subquery()
+    return bool(connection.execute(sa.select(newest > INDEXED)).scalar_one())
+
+
+def index_some(connection: sa.Connection) -> bool:
+    """Index the words of the oldest originals that wait for it, about 64 KiB of them; whether more are waiting."""
+    start: int = connection.execute(sa.select(INDEXED)).scalar_one()
+    waiting = connection.execute(
+        sa.select(originals.c.id, originals.c.size)
+        .where(originals.c.id > start)
+        .order_by(originals.c.id)
+        .limit(AT_ONCE)
+    ).all()
+    stop, size = start, 0
+    for row in waiting:
+        if size > 0 and size + row.size > INDEXED_BYTES:
+            break
+        stop, size = row.id, size + row.size
+    if stop > start:
+        connection.execute(INDEX, {"start": start, "stop": stop})
+        connection.execute(sa.update(meta).where(meta.c.name == "indexed").values(number=stop))
+    return bool(waiting) and stop < waiting[-1].id
+
+
+def forget_words(connection: sa.Connection) -> None:
+    """Merge the full-text index, so that words of deleted originals are in it no more."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("INSERT INTO originals_fts (originals_fts) VALUES ('optimize')")
+
+
+def _add(connection: sa.Connection, tenant: str, given: list[Original], *, at: float, full: bool) -> None:
+    known = {
+        row.ref: row.lacking
+        for row in connection.execute(
+            sa.select(
+                originals.c.ref, sa.or_(originals.c.quarantined, originals.c.body.is_(None)).label("lacking")
+            ).where(originals.c.tenant == tenant, originals.c.ref.in_([o.ref for o in given]))
+        )
+    }
+    lacking = [o.ref for o in given if full and known.get(o.ref)]
+    if lacking:
+        _drop(connection, tenant, lacking)
+    fresh = [o for o in given if o.ref not in known or o.ref in lacking]
+    if not fresh:
+        return
+    connection.execute(
+        insert(connection, originals).on_conflict_do_nothing(),
+        [
+            {
+                "tenant": tenant,
+                "ref": o.ref,
+                "role": o.role,
+                "tokens": o.tokens,
+                "size": len(o.body),
+                "sha": sha256(o.body).digest(),
+                "body": o.body if full else None,
+                "text": o.text if full else None,
+                "at": at,
+                "quarantined": False,
+            }
+            for o in fresh
+        ],
+    )
+
+
+def _drop(connection: sa.Connection, tenant: str, refs: list[str]) -> None:
+    if connection.dialect.name == "sqlite":
+        connection.execute(UNINDEX, {"tenant": tenant, "refs": refs})
+    connection.execute(sa.delete(originals).where(originals.c.tenant == tenant, originals.c.ref.in_(refs)))
+
+
+def _read(connection: sa.Connection, tenant: str, refs: list[str], damage: Damage) -> dict[str, Original]:
+    rows = connection.execute(
+        sa.select(originals).where(
+            originals.c.tenant == tenant, originals.c.ref.in_(refs), sa.not_(originals.c.quarantined)
+        )
+    )
+    return {row.ref: found for row in rows if (found := _verified(row, damage)) is not None}
+
+
+def _verified(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> Original | None:
+    if row.body is None:
+        return None
+    if sha256(row.body).digest() != row.sha:
+        damage("original", row.tenant, row.ref)
+        return None
+    return Original(ref=row.ref, role=row.role, tokens=row.tokens, body=row.body, text=row.text)
+
+
+def _matches(
+    connection: sa.Connection, tenant: str, terms: list[str], operator: str, *, limit: int, damage: Damage
+) -> list[Original]:
+    if connection.dialect.name == "sqlite":
+        words = f" {operator} ".join(_quoted(term) for term in terms)
+        words, query = f"tenant : {_quoted(tenant)} AND text : ({words})", MATCH_SQLITE
+    else:
+        glue = " or " if operator == "OR" else " "
+        words, query = glue.join(_quoted(term.replace('"', " ")) for term in terms), MATCH_POSTGRESQL
+    query = query.where(originals.c.tenant == tenant, sa.not_(originals.c.quarantined)).limit(limit)
+    best = list(connection.scalars(query, {"query": words}))
+    rows = {
+        row.id: row
+        for row in connection.execute(
+            sa.select(originals).where(originals.c.tenant == tenant, originals.c.id.in_(best))
+        )
+    }
+    return [found for key in best if (found := _verified(rows[key], damage)) is not None]
+
+
+def _quoted(term: str) -> str:
+    escaped = term.replace('"', '""').replace("\0", " ")
+    return f'"{escaped}"'

@@ -1,0 +1,190 @@
+"""Requests that went through: written in batches after their answers, with the chain ends that the next is known by."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from proxy.store.conversations import open_conversations
+from proxy.store.records import ConversationRow, ExchangeRow
+from proxy.store.tables import branches, chains, conversations, exchanges, insert
+
+SAME_NAME = (
+    "id",
+    "tenant",
+    "name",
+    "branch",
+    "parent",
+    "at",
+    "model",
+    "policy",
+    "chain_end",
+    "length",
+    "status",
+    "outcome",
+    "tokens_before",
+    "tokens_after",
+    "pressure",
+    "zone",
+    "actions",
+    "usage_prompt",
+    "usage_completion",
+    "usage_cached",
+    "overhead_ms",
+    "duration_ms",
+    "attempts",
+)
+TOUCH = (
+    sa.update(conversations)
+    .where(conversations.c.tenant == sa.bindparam("t"), conversations.c.id == sa.bindparam("c"))
+    .values(
+        updated=sa.case(
+            (conversations.c.updated > sa.bindparam("now"), conversations.c.updated), else_=sa.bindparam("now")
+        ),
+        model=sa.bindparam("new_model"),
+        requests=conversations.c.requests + sa.bindparam("more"),
+        tokens_before=sa.bindparam("new_tokens_before"),
+        tokens_after=sa.bindparam("new_tokens_after"),
+        token_limit=sa.bindparam("new_token_limit"),
+        zone=sa.bindparam("new_zone"),
+        actions=sa.bindparam("new_actions"),
+    )
+)
+
+
+def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
+    """Store a batch of exchanges; a row with an id that is there already is not counted twice."""
+    rows = _new(connection, rows)
+    if not rows:
+        return
+    homes = open_conversations(connection, [(r.tenant, r.conversation, r.name, r.model, r.at) for r in rows])
+    home = {r.id: homes.get((r.tenant, r.name), r.conversation) for r in rows}
+    _touch_branches(connection, rows, home)
+    _touch_chains(connection, rows)
+    _touch_conversations(connection, rows, home)
+    connection.execute(
+        sa.insert(exchanges),
+        [
+            {name: getattr(row, name) for name in SAME_NAME}
+            | {
+                "conversation": home[row.id],
+                "token_limit": row.limit,
+                "detail": json.dumps(dict(row.detail)) if row.detail else "{}",
+            }
+            for row in rows
+        ],
+    )
+
+
+def timeline(connection: sa.Connection, of: ConversationRow, *, limit: int) -> list[ExchangeRow]:
+    """The newest ``limit`` exchanges of a conversation, oldest first."""
+    query = (
+        sa.select(exchanges)
+        .where(exchanges.c.tenant == of.tenant, exchanges.c.conversation == of.id)
+        .order_by(exchanges.c.at.desc(), exchanges.c.id.desc())
+        .limit(limit)
+    )
+    found = [_exchange(row) for row in connection.execute(query)]
+    return found[::-1]
+
+
+def _new(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> list[ExchangeRow]:
+    unique = {(row.tenant, row.id): row for row in rows}
+    known: set[tuple[str, str]] = set()
+    for tenant in {row.tenant for row in rows}:
+        ids = [row.id for row in rows if row.tenant == tenant]
+        found = connection.scalars(
+            sa.select(exchanges.c.id).where(exchanges.c.tenant == tenant, exchanges.c.id.in_(ids))
+        )
+        known |= {(tenant, found_id) for found_id in found}
+    return [row for key, row in unique.items() if key not in known]
+
+
+def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:
+    latest: dict[tuple[str, str], dict[str, object]] = {}
+    longest: dict[tuple[str, str], int] = {}
+    for row in rows:
+        key = (row.tenant, row.branch)
+        longest[key] = max(longest.get(key, 0), row.length)
+        latest[key] = {
+            "tenant": row.tenant,
+            "branch": row.branch,
+            "conversation": home[row.id],
+            "parent": row.parent,
+            "version": 0,
+            "longest": longest[key],
+            "created": row.at,
+            "updated": row.at,
+        }
+    statement = insert(connection, branches)
+    given = statement.excluded
+    connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=["tenant", "branch"],
+            set_={
+                "longest": sa.case((given.longest > branches.c.longest, given.longest), else_=branches.c.longest),
+                "updated": sa.case((given.updated > branches.c.updated, given.updated), else_=branches.c.updated),
+            },
+        ),
+        [latest[key] for key in sorted(latest)],
+    )
+
+
+def _touch_chains(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
+    ends = {
+        (row.tenant, row.chain_end, row.branch): {
+            "tenant": row.tenant,
+            "hash": row.chain_end,
+            "branch": row.branch,
+            "length": row.length,
+            "at": row.at,
+        }
+        for row in rows
+        if row.chain_end and row.length > 0
+    }
+    if not ends:
+        return
+    statement = insert(connection, chains)
+    connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=["tenant", "hash", "branch"], set_={"at": statement.excluded.at}
+        ),
+        [ends[key] for key in sorted(ends)],
+    )
+
+
+def _touch_conversations(connection: sa.Connection, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:
+    latest: dict[tuple[str, str], ExchangeRow] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for row in rows:
+        key = (row.tenant, home[row.id])
+        counts[key] = counts.get(key, 0) + 1
+        latest[key] = row
+    connection.execute(
+        TOUCH,
+        [
+            {
+                "t": key[0],
+                "c": key[1],
+                "now": latest[key].at,
+                "new_model": latest[key].model,
+                "more": counts[key],
+                "new_tokens_before": latest[key].tokens_before,
+                "new_tokens_after": latest[key].tokens_after,
+                "new_token_limit": latest[key].limit,
+                "new_zone": latest[key].zone,
+                "new_actions": latest[key].actions,
+            }
+            for key in sorted(latest)
+        ],
+    )
+
+
+def _exchange(row: sa.Row[*tuple[Any, ...]]) -> ExchangeRow:
+    return ExchangeRow(
+        **{name: getattr(row, name) for name in SAME_NAME},
+        conversation=row.conversation,
+        limit=row.token_limit,
+        detail=json.loads(row.detail),
+    )

@@ -1,0 +1,214 @@
+"""A branch's edits, cuts and checkpoints: how they are written, and read back only if they are what was written."""
+
+import json
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any
+
+import sqlalchemy as sa
+
+from policies.ledger import Cut, Edit, EditKind
+from proxy.store.errors import StoreError
+from proxy.store.records import Change, CheckpointRow, ConversationRow
+from proxy.store.tables import branches, cuts, edits
+
+Damage = Callable[[str, str, str], None]
+KINDS = {str(kind): kind for kind in EditKind}
+
+LATEST_CUT = sa.select(sa.func.max(cuts.c.version)).where(
+    cuts.c.tenant == sa.bindparam("tenant"), cuts.c.branch == sa.bindparam("branch")
+)
+# As text and without column types: a ledger may have a thousand edits, and converting rows would be most of the time.
+EDITS = sa.text(
+    "SELECT digest, occurrence, kind, text, ref, tokens, chain, sha, version, position FROM edits "
+    "WHERE tenant = :tenant AND branch = :branch ORDER BY version, position"
+)
+CUT_COLUMNS = [c for c in cuts.c if c.name not in {"covered", "body", "body_sha"}]
+CUTS = (
+    sa.select(*CUT_COLUMNS)
+    .where(cuts.c.tenant == sa.bindparam("tenant"), cuts.c.branch == sa.bindparam("branch"))
+    .order_by(cuts.c.version)
+)
+
+
+def load_edits(connection: sa.Connection, tenant: str, branch: str, damage: Damage) -> tuple[Edit, ...]:
+    """The newest edit of every message, oldest first; a row whose SHA-256 does not match is reported, not returned."""
+    found: dict[tuple[bytes, int], Edit] = {}
+    rows = connection.execute(EDITS, {"tenant": tenant, "branch": branch}).all()
+    for digest, occurrence, kind, text, ref, tokens, chain, sha, version, position in rows:
+        if _edit_sha(digest, occurrence, kind, text, ref, tokens, chain) != sha:
+            damage("edit", tenant, f"{branch} {version}.{position}")
+            continue
+        key = (digest, occurrence)
+        found.pop(key, None)
+        found[key] = Edit(digest, occurrence, KINDS[kind], text.decode("utf-8", "surrogatepass"), ref, tokens, chain)
+    return tuple(found.values())
+
+
+def load_cuts(connection: sa.Connection, tenant: str, branch: str, damage: Damage) -> tuple[Cut, ...]:
+    """The branch's cuts, oldest first, without damaged ones."""
+    found = [_cut(row, damage) for row in connection.execute(CUTS, {"tenant": tenant, "branch": branch})]
+    return tuple(cut for cut in found if cut is not None)
+
+
+def add_edits(connection: sa.Connection, *, tenant: str, branch: str, version: int, given: Sequence[Edit]) -> None:
+    """Store ``given`` as the batch of ``version``."""
+    rows = []
+    for position, edit in enumerate(given):
+        text = edit.text.encode("utf-8", "surrogatepass")
+        sha = _edit_sha(edit.digest, edit.occurrence, edit.kind, text, edit.ref, edit.tokens, edit.chain)
+        rows.append(
+            {
+                "tenant": tenant,
+                "branch": branch,
+                "version": version,
+                "position": position,
+                "digest": edit.digest,
+                "occurrence": edit.occurrence,
+                "kind": str(edit.kind),
+                "text": edit.text,
+                "ref": edit.ref,
+                "tokens": edit.tokens,
+                "chain": edit.chain,
+                "sha": sha,
+            }
+        )
+    if rows:
+        connection.execute(sa.insert(edits), rows)
+
+
+def add_cut(connection: sa.Connection, change: Change) -> None:
+    """Store the change's cut and checkpoint; a version that is not above the branch's last one is refused."""
+    cut = change.cut
+    if cut is None:
+        return
+    key = {"tenant": change.tenant, "branch": change.branch}
+    latest = connection.scalar(LATEST_CUT, key)
+    if latest is not None and cut.version <= latest:
+        raise StoreError(f"checkpoint {cut.version} is not newer than {latest}", reason="version")
+    body = change.checkpoint or ""
+    row = _cut_row(cut, at=change.at) | {"covered": json.dumps(change.covered), "body": body, "body_sha": _sha(body)}
+    connection.execute(sa.insert(cuts), key | row)
+
+
+def copy_cuts(
+    connection: sa.Connection, *, tenant: str, source: str, target: str, kept: Sequence[Cut], at: float
+) -> None:
+    """Store ``kept`` for branch ``target`` with the checkpoints that branch ``source`` has for them."""
+    if not kept:
+        return
+    known = {
+        row.version: row
+        for row in connection.execute(
+            sa.select(cuts.c.version, cuts.c.at, cuts.c.covered, cuts.c.body, cuts.c.body_sha).where(
+                cuts.c.tenant == tenant, cuts.c.branch == source
+            )
+        )
+    }
+    rows = []
+    for cut in kept:
+        row, old = _cut_row(cut, at=at) | {"tenant": tenant, "branch": target}, known.get(cut.version)
+        row |= {"covered": "[]", "body": "", "body_sha": _sha("")}
+        if old is not None:
+            row |= {"at": old.at, "covered": old.covered, "body": old.body, "body_sha": old.body_sha}
+        rows.append(row)
+    connection.execute(sa.insert(cuts), rows)
+
+
+def covered_refs(connection: sa.Connection, tenant: str, ref: str) -> tuple[str, ...]:
+    """The refs that the newest cut with this ``ref`` covers, in order; empty if there is none."""
+    found = connection.scalar(
+        sa.select(cuts.c.covered)
+        .where(cuts.c.tenant == tenant, cuts.c.ref == ref)
+        .order_by(cuts.c.at.desc(), cuts.c.version.desc())
+        .limit(1)
+    )
+    return tuple(json.loads(found)) if found else ()
+
+
+def refs_of_cuts(connection: sa.Connection, *, tenant: str, branch: str) -> set[str]:
+    """Every ref that a cut of this branch covers."""
+    rows = connection.scalars(sa.select(cuts.c.covered).where(cuts.c.tenant == tenant, cuts.c.branch == branch))
+    return {ref for row in rows for ref in json.loads(row)}
+
+
+def checkpoints(connection: sa.Connection, of: ConversationRow, damage: Damage) -> list[CheckpointRow]:
+    """The checkpoints of every branch of a conversation, oldest first, without damaged ones."""
+    rows = connection.execute(
+        sa.select(cuts)
+        .join(branches, sa.and_(branches.c.tenant == cuts.c.tenant, branches.c.branch == cuts.c.branch))
+        .where(cuts.c.tenant == of.tenant, branches.c.conversation == of.id)
+        .order_by(cuts.c.at, cuts.c.branch, cuts.c.version)
+    )
+    found = []
+    for row in rows:
+        cut = _cut(row, damage)
+        if cut is None:
+            continue
+        if _sha(row.body) != row.body_sha:
+            damage("checkpoint", row.tenant, f"{row.branch} {row.version}")
+            continue
+        found.append(
+            CheckpointRow(
+                branch=row.branch,
+                version=row.version,
+                at=row.at,
+                cut=cut,
+                covered=tuple(json.loads(row.covered)),
+                body=row.body,
+            )
+        )
+    return found
+
+
+def _cut_row(cut: Cut, *, at: float) -> dict[str, object]:
+    return {
+        "version": cut.version,
+        "at": at,
+        "covers": cut.covers,
+        "prefix": cut.prefix,
+        "text": cut.text,
+        "tokens": cut.tokens,
+        "ref": cut.ref,
+        "stays": json.dumps([cut.before, cut.after]),
+        "origin": cut.origin,
+        "narrative": cut.narrative,
+        "sha": _cut_sha(cut),
+    }
+
+
+def _cut(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> Cut | None:
+    try:
+        before, after = json.loads(row.stays)
+        cut = Cut(
+            covers=row.covers,
+            prefix=row.prefix,
+            text=row.text,
+            tokens=row.tokens,
+            version=row.version,
+            ref=row.ref,
+            before=tuple(before),
+            after=tuple(after),
+            origin=row.origin,
+            narrative=row.narrative,
+        )
+    except ValueError:
+        cut = None
+    if cut is None or _cut_sha(cut) != row.sha:
+        damage("cut", row.tenant, f"{row.branch} {row.version}")
+        return None
+    return cut
+
+
+def _edit_sha(digest: bytes, occurrence: int, kind: str, text: bytes, ref: str, tokens: int, chain: bytes) -> bytes:
+    facts = f" {occurrence} {kind} {ref} {tokens} ".encode()
+    return sha256(b"".join((digest, chain, facts, text))).digest()
+
+
+def _cut_sha(cut: Cut) -> bytes:
+    facts = (cut.covers, cut.prefix.hex(), cut.tokens, cut.version, cut.ref, cut.before, cut.after, cut.origin)
+    return _sha(f"{facts} {cut.narrative}\0{cut.text}")
+
+
+def _sha(text: str) -> bytes:
+    return sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,60 @@
+"""Deleting for good: what is past its retention, and what somebody asked to be deleted."""
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from proxy.store.archive import drop_unheld, forget_words
+from proxy.store.records import ConversationRow
+from proxy.store.tables import branches, conversations, exchanges, removed
+
+CONVERSATIONS_AT_ONCE = 10
+EXCHANGES_AT_ONCE = 500
+
+
+def prune_conversations(connection: sa.Connection, before: float) -> int:
+    """Delete some conversations that were last used before ``before``; how many, 0 when none is left."""
+    rows = connection.execute(
+        sa.select(conversations.c.tenant, conversations.c.id)
+        .where(conversations.c.updated < before)
+        .order_by(conversations.c.updated)
+        .limit(CONVERSATIONS_AT_ONCE)
+    ).all()
+    _delete(connection, [(row.tenant, row.id) for row in rows])
+    return len(rows)
+
+
+def prune_exchanges(connection: sa.Connection, before: float) -> int:
+    """Delete some exchanges from before ``before``; how many, 0 when none is left."""
+    rows = connection.execute(
+        sa.select(exchanges.c.tenant, exchanges.c.id).where(exchanges.c.at < before).limit(EXCHANGES_AT_ONCE)
+    ).all()
+    for tenant in {row.tenant for row in rows}:
+        ids = [row.id for row in rows if row.tenant == tenant]
+        connection.execute(sa.delete(exchanges).where(exchanges.c.tenant == tenant, exchanges.c.id.in_(ids)))
+    return len(rows)
+
+
+def delete(connection: sa.Connection, conversation: ConversationRow) -> bool:
+    """Delete a conversation with all its branches, bodies and words; whether it was there."""
+    gone = _delete(connection, [(conversation.tenant, conversation.id)])
+    forget_words(connection)
+    return gone > 0
+
+
+def _delete(connection: sa.Connection, which: Sequence[tuple[str, str]]) -> int:
+    gone = 0
+    for tenant, conversation in which:
+        refs = list(
+            connection.scalars(
+                sa.select(removed.c.ref)
+                .join(branches, sa.and_(branches.c.tenant == removed.c.tenant, branches.c.branch == removed.c.branch))
+                .where(removed.c.tenant == tenant, branches.c.conversation == conversation)
+                .distinct()
+            )
+        )
+        gone += connection.execute(
+            sa.delete(conversations).where(conversations.c.tenant == tenant, conversations.c.id == conversation)
+        ).rowcount
+        drop_unheld(connection, tenant, refs)
+    return gone

@@ -1,0 +1,247 @@
+"""The embedded default: one SQLite file, one writer, one reader, and who may checkpoint when.
+
+SQLite 3.7.0 to 3.51.2 can corrupt a WAL database when one connection checkpoints while another one writes
+(sqlite.org/wal.html, "The WAL-reset bug"). Most systems ship such a version, so Weir keeps the two apart:
+
+* A *server* (one process) uses WAL. It is the only one: it holds ``FILE-server`` for life. SQLite's automatic
+  checkpoints are off; the server checkpoints on its own writing connection, where it cannot write meanwhile, and only
+  while it holds the lock on ``FILE.lock``. Its second connection is opened ``mode=ro`` and can do neither.
+* A *visitor* (``weir keys create`` beside a running server) holds that same lock for as long as it is open, and never
+  checkpoints: two writers without a checkpointer are safe. The checkpoint that SQLite makes when the last connection
+  closes runs under SQLite's own exclusive lock on the file, when there is nobody else.
+* A *worker* (one of several server processes) shares ``FILE-server`` with other workers only, uses the rollback journal
+  on these versions, and says so.
+* A *reader* opens ``mode=ro`` and takes no lock.
+
+``synchronous=FULL``, ``secure_delete`` and foreign keys are on everywhere; every writing transaction begins IMMEDIATE,
+because a deferred one that turns into a writer fails at once, whatever the busy timeout (SQLITE_BUSY_SNAPSHOT).
+"""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import sqlalchemy as sa
+
+from proxy.store.errors import CorruptStore, StoreUnavailable
+from proxy.store.files import LockFile, has_wal_reset_bug, journal_for
+from proxy.store.lane import Lane
+from proxy.store.schema import check, ensure
+
+T = TypeVar("T")
+Mode = Literal["server", "worker", "visitor", "reader"]
+
+CHECKPOINT_BYTES = 4 << 20
+CHECKPOINT_COMMITS = 1000
+WRITER = (
+    "synchronous=FULL",
+    "foreign_keys=ON",
+    "secure_delete=ON",
+    "wal_autocheckpoint=0",
+    f"journal_size_limit={CHECKPOINT_BYTES}",
+)
+SLOW_JOURNAL = (
+    "SQLite {version} can corrupt a WAL database that several processes use, so the rollback journal is on: slower, "
+    "and readers wait for writers. Prefer PostgreSQL for several workers."
+)
+LOST_COMMITS = (
+    "the database is older than it was: {missing} commits are missing. Its -wal file was removed, or an older copy "
+    "was put in its place."
+)
+COUNT = "UPDATE meta SET number = number + 1 WHERE name = 'commits' RETURNING number"
+
+
+class SqliteDatabase:
+    """A SQLite file, or a database in memory that lives as long as this object."""
+
+    def __init__(self, path: Path | None, *, mode: Mode) -> None:
+        self.journal = "memory"
+        self.notices: tuple[str, ...] = ()
+        self._path = None if path is None else path.absolute()
+        self._mode = mode
+        self._lock: LockFile | None = None
+        self._owner: LockFile | None = None
+        self._writer: Lane | None = None
+        self._reader: Lane | None = None
+        self._inode = (0, 0)
+        self._counted = 0
+        self._commits = 0
+        self._checkpointed = 0
+
+    @classmethod
+    async def open(cls, name: str | None, *, mode: Mode, patience: float) -> "SqliteDatabase":
+        """The database in file ``name`` (None, empty, ``:memory:``: in memory), migrated unless ``mode`` is reader."""
+        if not name or name == ":memory:":
+            database = cls(None, mode=mode)
+            database._writer = await Lane.connect("file::memory:", begin="BEGIN IMMEDIATE", patience=patience)
+            await database._writer.transaction(ensure)
+            return database
+        database = cls(Path(name), mode=mode)
+        try:
+            await (database._open_reader(patience) if mode == "reader" else database._open_writer(patience))
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    @property
+    def writable(self) -> bool:
+        """Whether it was opened for writing."""
+        return self._writer is not None
+
+    async def ping(self) -> None:
+        """Return if the file is the one that was opened and can be locked for writing (a reader: read)."""
+        if self._writer is None:
+            await self.read(check)
+        else:
+            await self._writer.transaction(lambda _: self._same_file())
+
+    async def read(self, work: Callable[[sa.Connection], T]) -> T:
+        """The result of ``work`` on one consistent view; never waits for a writer in WAL mode."""
+        lane = self._reader or self._writer
+        if lane is None:
+            raise StoreUnavailable("the store is closed", reason="closed")
+        return await lane.transaction(work)
+
+    async def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """The result of ``work`` once it is committed and, as far as the disk tells the truth, durable."""
+        if self._writer is None:
+            reason = "read_only" if self._mode == "reader" else "closed"
+            raise StoreUnavailable("the store is open for reading only", reason=reason)
+        if self._path is None:
+            return await self._writer.transaction(work)
+
+        def counted(connection: sa.Connection) -> T:
+            self._same_file()
+            result = work(connection)
+            self._counted = int(connection.exec_driver_sql(COUNT).scalar_one())
+            return result
+
+        return await self._writer.transaction(counted, committed=self._note)
+
+    async def tend(self, *, force: bool = False) -> bool:
+        """Checkpoint if the WAL is long enough and no visitor is there; ``force`` also empties the WAL file."""
+        if self._writer is None or self._path is None or self.journal != "wal" or self._mode == "visitor":
+            return False
+        if not force and self._commits - self._checkpointed < CHECKPOINT_COMMITS and self._wal() <= CHECKPOINT_BYTES:
+            return False
+        return await self._writer.raw(lambda driver: self._checkpoint(driver, "TRUNCATE" if force else "PASSIVE"))
+
+    async def close(self) -> None:
+        """Finish what has begun and close both connections; the locks go last."""
+        for lane in (self._reader, self._writer):
+            if lane is not None:
+                await lane.close()
+        self._reader = self._writer = None
+        for lock in (self._lock, self._owner):
+            if lock is not None:
+                lock.close()
+        self._lock = self._owner = None
+
+    async def _open_reader(self, patience: float) -> None:
+        if self._path is None or not self._path.is_file():
+            raise StoreUnavailable(f"there is no database at {self._path}", reason="open")
+        self._reader = await Lane.connect(f"{self._path.as_uri()}?mode=ro", begin="BEGIN", patience=patience)
+        self.journal = await self._reader.raw(lambda driver: _pragma(driver, "journal_mode"))
+        await self._reader.transaction(check)
+
+    async def _open_writer(self, patience: float) -> None:
+        path = self._create()
+        self._lock = LockFile(path.with_name(f"{path.name}.lock"))
+        await self._lock.wait(patience)
+        self._own(path)
+        self._writer = await Lane.connect(
+            f"{path.as_uri()}?mode=rw", begin="BEGIN IMMEDIATE", patience=patience, pragmas=WRITER
+        )
+        self.journal = await self._writer.raw(self._set_journal)
+        await self._writer.transaction(_refuse_foreign)
+        await self._writer.transaction(ensure)
+        await self._look_back(self._lock)
+        if self._mode == "worker" and self.journal == "delete":
+            self.notices += (SLOW_JOURNAL.format(version=sqlite3.sqlite_version),)
+        if self._mode != "visitor":
+            self._reader = await Lane.connect(f"{path.as_uri()}?mode=ro", begin="BEGIN", patience=patience)
+            self._lock.release()
+
+    def _own(self, path: Path) -> None:
+        if self._mode == "visitor" or not has_wal_reset_bug(sqlite3.sqlite_version_info):
+            return
+        self._owner = LockFile(path.with_name(f"{path.name}-server"))
+        if not self._owner.take(shared=self._mode == "worker"):
+            raise StoreUnavailable(
+                f"another Weir serves from {path.name}, and SQLite {sqlite3.sqlite_version} is not safe for two: "
+                "stop it, start one Weir with several workers, or use PostgreSQL",
+                reason="locked",
+            )
+
+    def _create(self) -> Path:
+        path = self._path or Path()
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            found = path.stat()
+        except OSError as error:
+            raise StoreUnavailable(f"{path} cannot be written ({error.strerror})", reason="read_only") from None
+        self._inode = (found.st_dev, found.st_ino)
+        return path
+
+    def _set_journal(self, driver: sqlite3.Connection) -> str:
+        if self._mode == "visitor":
+            return _pragma(driver, "journal_mode")
+        wanted = journal_for(sqlite3.sqlite_version_info, shared=self._mode == "worker")
+        mode = _pragma(driver, f"journal_mode={wanted}")
+        if mode != wanted:
+            raise StoreUnavailable(f"the journal mode cannot be set to {wanted}: it is {mode}", reason="locked")
+        return mode
+
+    async def _look_back(self, lock: LockFile) -> None:
+        count = sa.text("SELECT number FROM meta WHERE name = 'commits'")
+        writer = self._writer
+        if writer is None:
+            return
+        self._commits = await writer.transaction(lambda connection: int(connection.execute(count).scalar_one()))
+        if lock.commits > self._commits:
+            self.notices += (LOST_COMMITS.format(missing=lock.commits - self._commits),)
+            lock.note(self._commits)
+
+    def _note(self) -> None:
+        self._commits = self._counted
+        if self._lock is not None:
+            self._lock.note(self._commits)
+
+    def _same_file(self) -> None:
+        if self._path is None:
+            return
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 - a Path costs four times as much, on every write
+        except OSError:
+            raise StoreUnavailable("the database file was deleted", reason="gone") from None
+        if (found.st_dev, found.st_ino) != self._inode:
+            raise StoreUnavailable("the database file was replaced", reason="gone")
+
+    def _wal(self) -> int:
+        try:
+            return Path(f"{self._path}-wal").stat().st_size
+        except OSError:
+            return 0
+
+    def _checkpoint(self, driver: sqlite3.Connection, kind: Literal["PASSIVE", "TRUNCATE"]) -> bool:
+        if self._lock is None or not self._lock.take():
+            return False
+        try:
+            busy, *_ = driver.execute(f"PRAGMA wal_checkpoint({kind})").fetchone()
+        finally:
+            self._lock.release()
+        self._checkpointed = self._commits
+        return not busy
+
+
+def _pragma(driver: sqlite3.Connection, pragma: str) -> str:
+    return str(driver.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+
+def _refuse_foreign(connection: sa.Connection) -> None:
+    names = set(connection.scalars(sa.text("SELECT name FROM sqlite_master WHERE type = 'table'")))
+    if names and "alembic_version" not in names:
+        raise CorruptStore("the file is a database of some other program", reason="foreign")

@@ -1,0 +1,249 @@
+"""The tables, and the three places where SQLite and PostgreSQL differ: column types, upserts, full text.
+
+Every table that holds something of a conversation has ``tenant`` as the first column of its key, and every
+statement on it names the tenant. What people wrote is kept as exact UTF-8 bytes (:class:`ExactText`), because
+JSON may carry lone surrogates and NUL, which neither database takes as text.
+"""
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+metadata = sa.MetaData()
+
+Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+class ExactText(sa.types.TypeDecorator[str]):
+    """Text kept byte for byte, whatever code points it has."""
+
+    impl = sa.LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> bytes | None:  # noqa: ARG002 - signature
+        """The bytes to store."""
+        return None if value is None else value.encode("utf-8", "surrogatepass")
+
+    def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
+        """The text as it was given."""
+        return None if value is None else value.decode("utf-8", "surrogatepass")
+
+
+class PlainText(sa.types.TypeDecorator[str]):
+    """Text that is searched or shown; what a database cannot take is replaced."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
+        """The text without NUL and lone surrogates."""
+        if value is None or (value.isascii() and "\0" not in value):
+            return value
+        return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def _branch_key() -> sa.ForeignKeyConstraint:
+    return sa.ForeignKeyConstraint(
+        ["tenant", "branch"], ["branches.tenant", "branches.branch"], ondelete="CASCADE", name=None
+    )
+
+
+meta = sa.Table(
+    "meta",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("body", sa.LargeBinary),
+    sa.Column("number", sa.BigInteger),
+)
+
+conversations = sa.Table(
+    "conversations",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("name", PlainText, nullable=False),
+    sa.Column("created", sa.Double, nullable=False),
+    sa.Column("updated", sa.Double, nullable=False),
+    sa.Column("model", PlainText, nullable=False),
+    sa.Column("requests", sa.Integer, nullable=False),
+    sa.Column("tokens_before", sa.BigInteger, nullable=False),
+    sa.Column("tokens_after", sa.BigInteger, nullable=False),
+    sa.Column("token_limit", sa.BigInteger, nullable=False),
+    sa.Column("zone", sa.Text, nullable=False),
+    sa.Column("actions", PlainText, nullable=False),
+    sa.Index("conversations_name", "tenant", "name", unique=True),
+    sa.Index("conversations_of_tenant", "tenant", "updated"),
+    sa.Index("conversations_updated", "updated"),
+)
+
+branches = sa.Table(
+    "branches",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("branch", sa.Text, primary_key=True),
+    sa.Column("conversation", sa.Text, nullable=False),
+    sa.Column("parent", sa.Text),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("longest", sa.Integer, nullable=False),
+    sa.Column("created", sa.Double, nullable=False),
+    sa.Column("updated", sa.Double, nullable=False),
+    sa.ForeignKeyConstraint(
+        ["tenant", "conversation"], ["conversations.tenant", "conversations.id"], ondelete="CASCADE"
+    ),
+    sa.Index("branches_of_conversation", "tenant", "conversation"),
+)
+
+chains = sa.Table(
+    "chains",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("hash", sa.LargeBinary, primary_key=True),
+    sa.Column("branch", sa.Text, primary_key=True),
+    sa.Column("length", sa.Integer, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    _branch_key(),
+    sa.Index("chains_of_branch", "tenant", "branch"),
+    sqlite_with_rowid=False,
+)
+
+edits = sa.Table(
+    "edits",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("branch", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("position", sa.Integer, primary_key=True),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("occurrence", sa.Integer, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("text", ExactText, nullable=False),
+    sa.Column("ref", sa.Text, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("chain", sa.LargeBinary, nullable=False),
+    sa.Column("sha", sa.LargeBinary, nullable=False),
+    _branch_key(),
+)
+
+cuts = sa.Table(
+    "cuts",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("branch", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("covers", sa.Integer, nullable=False),
+    sa.Column("prefix", sa.LargeBinary, nullable=False),
+    sa.Column("text", ExactText, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("ref", sa.Text, nullable=False),
+    sa.Column("stays", sa.Text, nullable=False),
+    sa.Column("origin", sa.Text, nullable=False),
+    sa.Column("narrative", ExactText, nullable=False),
+    sa.Column("sha", sa.LargeBinary, nullable=False),
+    sa.Column("covered", sa.Text, nullable=False),
+    sa.Column("body", ExactText, nullable=False),
+    sa.Column("body_sha", sa.LargeBinary, nullable=False),
+    _branch_key(),
+    sa.Index("cuts_ref", "tenant", "ref"),
+)
+
+originals = sa.Table(
+    "originals",
+    metadata,
+    sa.Column("id", Serial, primary_key=True),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("ref", sa.Text, nullable=False),
+    sa.Column("role", PlainText, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Column("sha", sa.LargeBinary, nullable=False),
+    sa.Column("body", sa.LargeBinary),
+    sa.Column("text", PlainText),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("quarantined", sa.Boolean, nullable=False),
+    sa.Index("originals_ref", "tenant", "ref", unique=True),
+    sqlite_autoincrement=True,  # the full-text index has everything up to an id, so no id may come twice
+)
+
+removed = sa.Table(
+    "removed",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("branch", sa.Text, primary_key=True),
+    sa.Column("ref", sa.Text, primary_key=True),
+    _branch_key(),
+    sa.Index("removed_ref", "tenant", "ref"),
+    sqlite_with_rowid=False,
+)
+
+exchanges = sa.Table(
+    "exchanges",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("conversation", sa.Text, nullable=False),
+    sa.Column("name", PlainText, nullable=False),
+    sa.Column("branch", sa.Text, nullable=False),
+    sa.Column("parent", sa.Text),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("model", PlainText, nullable=False),
+    sa.Column("policy", PlainText, nullable=False),
+    sa.Column("chain_end", sa.LargeBinary, nullable=False),
+    sa.Column("length", sa.Integer, nullable=False),
+    sa.Column("status", sa.Integer, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("tokens_before", sa.BigInteger, nullable=False),
+    sa.Column("tokens_after", sa.BigInteger, nullable=False),
+    sa.Column("token_limit", sa.BigInteger, nullable=False),
+    sa.Column("pressure", sa.Double, nullable=False),
+    sa.Column("zone", sa.Text, nullable=False),
+    sa.Column("actions", PlainText, nullable=False),
+    sa.Column("usage_prompt", sa.BigInteger),
+    sa.Column("usage_completion", sa.BigInteger),
+    sa.Column("usage_cached", sa.BigInteger),
+    sa.Column("overhead_ms", sa.Double, nullable=False),
+    sa.Column("duration_ms", sa.Double, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("detail", sa.Text, nullable=False),
+    sa.ForeignKeyConstraint(
+        ["tenant", "conversation"], ["conversations.tenant", "conversations.id"], ondelete="CASCADE"
+    ),
+    sa.Index("exchanges_of_conversation", "tenant", "conversation", "at"),
+    sa.Index("exchanges_at", "at"),
+)
+
+keys = sa.Table(
+    "keys",
+    metadata,
+    sa.Column("name", PlainText, primary_key=True),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("policy", PlainText),
+    sa.Column("models", sa.Text, nullable=False),
+    sa.Column("allow", sa.Text, nullable=False),
+    sa.Column("created", sa.Double, nullable=False),
+    sa.Column("revoked", sa.Double),
+    sa.Index("keys_digest", "digest", unique=True),
+)
+
+limits = sa.Table(
+    "limits",
+    metadata,
+    sa.Column("scope", PlainText, primary_key=True),
+    sa.Column("token_limit", sa.BigInteger, nullable=False),
+    sa.Column("seen", sa.Integer, nullable=False),
+    sa.Column("expires", sa.Double, nullable=False),
+)
+
+calibrations = sa.Table(
+    "calibrations",
+    metadata,
+    sa.Column("scope", PlainText, primary_key=True),
+    sa.Column("ratio", sa.Double, nullable=False),
+    sa.Column("samples", sa.Integer, nullable=False),
+)
+
+
+def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT that knows ``ON CONFLICT`` in the connection's dialect."""
+    if connection.dialect.name == "postgresql":
+        return postgresql.insert(table)
+    return sqlite.insert(table)

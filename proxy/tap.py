@@ -1,0 +1,142 @@
+"""Watching an answer go by: what it used, how it ended, whether it has begun to say something.
+
+Nothing is changed and nothing is held back; where the answer cannot be read the tap sees nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from proxy.sse import DONE, Decoder
+
+MOST_READ = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that the upstream reported; None where it did not."""
+
+    prompt: int | None = None
+    completion: int | None = None
+    cached: int | None = None
+    reasoning: int | None = None
+
+
+def usage_from(value: object) -> Usage | None:
+    """The usage object of an OpenAI answer, or None."""
+    if not isinstance(value, dict):
+        return None
+    prompt, completion = value.get("prompt_tokens"), value.get("completion_tokens")
+    if not isinstance(prompt, int):
+        return None
+    details = value.get("prompt_tokens_details")
+    thinking = value.get("completion_tokens_details")
+    return Usage(
+        prompt=prompt,
+        completion=completion if isinstance(completion, int) else None,
+        cached=_int(details, "cached_tokens") if isinstance(details, dict) else _int(value, "prompt_cache_hit_tokens"),
+        reasoning=_int(thinking, "reasoning_tokens") if isinstance(thinking, dict) else None,
+    )
+
+
+def _int(values: Mapping[str, Any], key: str) -> int | None:
+    value = values.get(key)
+    return value if isinstance(value, int) else None
+
+
+@dataclass(slots=True)
+class Tap:
+    """What was seen of one answer so far.
+
+    ``said`` is True once content, a tool call, or reasoning has come; ``finished`` once a finish reason or the
+    end marker has; ``error`` holds the first error event of a stream.
+    """
+
+    usage: Usage | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+    model: str | None = None
+    id: str | None = None
+    said: bool = False
+    done: bool = False
+    error: bytes | None = None
+    bytes_seen: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer came to a proper end."""
+        return self.done or bool(self.finish_reasons)
+
+    def read(self, value: object) -> None:
+        """Take note of one completion or one chunk of it."""
+        if not isinstance(value, dict):
+            return
+        self.usage = usage_from(value.get("usage")) or self.usage
+        self.model = self.model or _text(value.get("model"))
+        self.id = self.id or _text(value.get("id"))
+        choices = value.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict):
+                self._read_choice(choice)
+
+    def _read_choice(self, choice: Mapping[str, Any]) -> None:
+        if isinstance(choice.get("finish_reason"), str):
+            self.finish_reasons.append(choice["finish_reason"])
+        self.usage = self.usage or usage_from(choice.get("usage"))
+        said = choice.get("delta") or choice.get("message") or choice.get("text")
+        if isinstance(said, dict):
+            said = any(v for k, v in said.items() if k != "role")
+        self.said = self.said or bool(said)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+@dataclass(slots=True)
+class StreamTap:
+    """A tap on server-sent events. Chunks without a word that matters are not decoded."""
+
+    seen: Tap = field(default_factory=Tap)
+    _decoder: Decoder = field(default_factory=Decoder)
+
+    def feed(self, chunk: bytes) -> None:
+        """Take note of bytes that are on their way to the client."""
+        self.seen.bytes_seen += len(chunk)
+        for event in self._decoder.feed(chunk):
+            data = event.data
+            if data == DONE:
+                self.seen.done = True
+            elif (
+                not self.seen.said
+                or b'"usage"' in data
+                or b'"finish_reason":"' in data
+                or b'"error"' in data
+                or (b'"finish_reason": "' in data)
+            ):
+                self._read(data, event.name)
+
+    def _read(self, data: bytes, name: bytes) -> None:
+        try:
+            value = msgspec.json.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            return
+        if isinstance(value, dict) and (value.get("error") or name == b"error"):
+            self.seen.error = self.seen.error or data
+            return
+        self.seen.read(value)
+
+
+def read_completion(body: bytes) -> Tap:
+    """What a whole, not streamed, answer says of itself."""
+    seen = Tap(bytes_seen=len(body))
+    if len(body) <= MOST_READ:
+        try:
+            value = msgspec.json.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            return seen
+        seen.read(value)
+        if isinstance(value, dict) and value.get("error"):
+            seen.error = body
+    return seen

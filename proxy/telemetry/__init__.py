@@ -1,0 +1,22 @@
+"""Traces, metrics and the operator's log; the only place that knows OpenTelemetry."""
+
+from proxy.telemetry.logs import ExchangeLine, QueuedLog, log_exchange, redact
+from proxy.telemetry.metrics import CONTENT_TYPE, Metrics
+from proxy.telemetry.setup import Telemetry, TelemetrySettings
+from proxy.telemetry.spans import CONTEXT_HEADERS, Attempt, Plan, Trace, is_baggage
+
+__all__ = [
+    "CONTENT_TYPE",
+    "CONTEXT_HEADERS",
+    "Attempt",
+    "ExchangeLine",
+    "Metrics",
+    "Plan",
+    "QueuedLog",
+    "Telemetry",
+    "TelemetrySettings",
+    "Trace",
+    "is_baggage",
+    "log_exchange",
+    "redact",
+]

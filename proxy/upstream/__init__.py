@@ -1,0 +1,1 @@
+"""Talking to upstreams: sending, and telling what their errors mean."""

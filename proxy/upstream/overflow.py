@@ -1,0 +1,340 @@
+"""Tells from an upstream's error, or from its answer, whether the prompt did not fit the window.
+
+The order is: codes and statuses of rate limits, explicit wordings, output caps, sizes in bytes and the like, and
+only then sentences in which something is over what is called a context. The numbers are read by their role in
+the sentence. Wordings of the providers are in ``overflow_rules``.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from proxy.upstream import overflow_rules as rules
+from proxy.upstream.overflow_body import Report, decode, failure_in, plain, take_apart
+from proxy.upstream.overflow_numbers import Numbers, read
+
+BODY_HEAD = 65_536
+SMALLEST_LIMIT = 256
+LARGEST_LIMIT = 20_000_000
+
+
+class Kind(StrEnum):
+    """What an answer says about size.
+
+    CONTEXT: the prompt itself is too large. COMPLETION: the prompt fits, prompt plus ``max_tokens`` does not, so
+    that a smaller ``max_tokens`` is the first cure. OUTPUT_CAP: ``max_tokens`` is above what the model may write,
+    which is no overflow. RATE: tokens a minute, quota, credit. PAYLOAD: bytes, characters, items.
+    """
+
+    NONE = "none"
+    CONTEXT = "context"
+    COMPLETION = "completion"
+    OUTPUT_CAP = "output_cap"
+    RATE = "rate"
+    PAYLOAD = "payload"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the upstream said, in tokens; None where it gave no number.
+
+    Attributes:
+        limit: the window, or the input limit if ``input_limit``; for other kinds the limit that was named.
+        requested: prompt plus completion where both are given, else the total or the prompt as stated.
+        input_limit: ``limit`` bounds the prompt alone.
+        at_least: ``prompt`` is a lower bound.
+        doubtful: ``limit`` is not to be learned from this wording.
+    """
+
+    kind: Kind
+    limit: int | None = None
+    prompt: int | None = None
+    completion: int | None = None
+    requested: int | None = None
+    input_limit: bool = False
+    at_least: bool = False
+    doubtful: bool = False
+
+    @property
+    def is_overflow(self) -> bool:
+        """Whether the request did not fit the window."""
+        return self.kind in (Kind.CONTEXT, Kind.COMPLETION)
+
+    def clamp(self, margin: int) -> int | None:
+        """The ``max_tokens`` that would fit with ``margin`` tokens to spare; None if unknown or below 1."""
+        if self.limit is None or self.prompt is None or self.input_limit or self.at_least:
+            return None
+        room = self.limit - self.prompt - margin
+        return room if self.is_overflow and room >= 1 else None
+
+
+NONE = Verdict(Kind.NONE)
+
+
+def classify(
+    status: int,
+    body: bytes,
+    *,
+    window: int | None = None,
+    estimate: int | None = None,
+    empty_body_means_overflow: bool = False,
+) -> Verdict:
+    """What a whole response says about size; never raises.
+
+    ``window`` and ``estimate`` are tokens as Weir believes them. An empty 400 or 413 is an overflow only where the
+    upstream is known to send such and the estimate is at least 0.9 of the window (Cerebras).
+    """
+    text = body[:BODY_HEAD].decode("utf-8", "replace").strip()
+    if not text or rules.NO_BODY.match(plain(text[:64])):
+        near = window is not None and estimate is not None and estimate >= 0.9 * window
+        empty = status in (400, 413) and empty_body_means_overflow and near
+        return Verdict(Kind.CONTEXT, requested=estimate) if empty else _by_status(status)
+    value = decode(text)
+    if status < 400:
+        return _classify_success(value, window=window, estimate=estimate)
+    return _judge(status, take_apart(value))
+
+
+def classify_event(data: bytes) -> Verdict:
+    """What the payload of one SSE data line inside a 200 stream says; NONE if it is no error; never raises."""
+    if len(data) > BODY_HEAD:  # a large delta; no error is that long
+        return NONE
+    text = data.decode("utf-8", "replace").strip()
+    value = decode(text)
+    if not isinstance(value, dict | list):
+        return NONE if text.startswith(("{", "[")) else _judge(400, take_apart(value))
+    failure = failure_in(value)
+    return NONE if failure is None else _judge_inner(failure)
+
+
+def classify_answer(
+    finish_reason: str | None,
+    *,
+    prompt: int | None,
+    completion: int | None,
+    max_tokens: int | None,
+    window: int | None,
+) -> Verdict:
+    """What a successful answer says: the window ran out, or the upstream cut the prompt, or nothing.
+
+    An ordinary length stop (``max_tokens`` reached, or room left in the window) is NONE.
+    """
+    total = prompt + completion if prompt is not None and completion is not None else prompt
+    seen = Verdict(Kind.CONTEXT, limit=window, prompt=prompt, completion=completion, requested=total)
+    if finish_reason == "model_context_window_exceeded":
+        return replace(seen, kind=Kind.COMPLETION if completion else Kind.CONTEXT)
+    if prompt is None or prompt <= 0:
+        return NONE
+    if window is not None and prompt > window:  # accepted in silence (z.ai)
+        return seen
+    if finish_reason not in ("length", "max_tokens", "max_output_tokens", "MAX_TOKENS") or completion is None:
+        return NONE
+    if completion <= 0 and max_tokens != 0:  # cut to fill the window (Xiaomi MiMo)
+        return seen if window is None or prompt >= 0.99 * window else NONE
+    reached = max_tokens is not None and completion >= max_tokens
+    if reached or total is None:
+        return NONE
+    if window is not None:  # n_ctx reached while generating (llama.cpp)
+        return replace(seen, kind=Kind.COMPLETION) if total >= window else NONE
+    if max_tokens is None and total >= 1024 and _power_of_two(total) and not _power_of_two(completion):
+        return replace(seen, kind=Kind.COMPLETION, limit=total, doubtful=True)
+    return NONE
+
+
+def plausible_limit(verdict: Verdict) -> int | None:
+    """The limit if it may be learned, tokens: it was exceeded by the numbers beside it, if there are any.
+
+    None for wordings whose number is known to be wrong in some build (vLLM of about 0.15).
+    """
+    limit = verdict.limit
+    if limit is None or not verdict.is_overflow or verdict.doubtful:
+        return None
+    if not SMALLEST_LIMIT <= limit <= LARGEST_LIMIT:
+        return None
+    asked = max((n for n in (verdict.prompt, verdict.requested) if n is not None), default=None)
+    return limit if asked is None or asked >= limit else None
+
+
+def _power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def _by_status(status: int) -> Verdict:
+    if status in (429, 503, 529):
+        return Verdict(Kind.RATE)
+    return Verdict(Kind.PAYLOAD) if status == 413 else NONE
+
+
+# Answers
+
+
+def _classify_success(value: object, *, window: int | None, estimate: int | None) -> Verdict:
+    failure = failure_in(value)
+    if failure is not None:
+        return _judge_inner(failure)
+    if not isinstance(value, dict):
+        return NONE
+    usage = value.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    prompt = _first_int(usage, "prompt_tokens", "input_tokens")
+    if prompt is not None and "prompt_tokens" not in usage:
+        cached = (_first_int(usage, key) for key in ("cache_read_input_tokens", "cache_creation_input_tokens"))
+        prompt += sum(n for n in cached if n is not None)
+    verdict = classify_answer(
+        _finish_reason(value),
+        prompt=prompt,
+        completion=_first_int(usage, "completion_tokens", "output_tokens"),
+        max_tokens=None,
+        window=window,
+    )
+    cut = estimate is not None and prompt is not None and 0 < prompt * 2 <= estimate
+    if cut and not verdict.is_overflow and estimate is not None and estimate >= 2048:  # Ollama cuts in silence
+        return Verdict(Kind.CONTEXT, requested=estimate, doubtful=True)
+    return verdict
+
+
+def _finish_reason(value: dict[str, object]) -> str | None:
+    choices = value.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    details = value.get("incomplete_details")
+    reasons = (
+        choice.get("finish_reason") if isinstance(choice, dict) else None,
+        value.get("stop_reason"),
+        details.get("reason") if isinstance(details, dict) else None,
+    )
+    return next((reason for reason in reasons if isinstance(reason, str)), None)
+
+
+def _first_int(source: dict[str, object], *keys: str) -> int | None:
+    found = (source.get(key) for key in keys)
+    return next((n for n in found if isinstance(n, int) and not isinstance(n, bool)), None)
+
+
+def _judge_inner(failure: object) -> Verdict:
+    report = take_apart(failure)
+    return _judge(report.status or 400, report)
+
+
+# Judging it
+
+
+def _judge(status: int, report: Report) -> Verdict:
+    """The verdict on an error, in the order that the module names."""
+    coded = bool(report.codes & rules.OVERFLOW_CODES)
+    explicit = next((text for text in report.texts if _explicit(text)), None)
+    rated = bool(report.codes & rules.RATE_CODES) or (not coded and any(_rated(text) for text in report.texts))
+    if rated or status in (429, 529) or (status == 503 and not coded and explicit is None):
+        return _rate(report)
+    if status in (401, 402, 403) or report.codes & rules.OTHER_CODES:
+        return NONE
+    if report.codes & rules.PAYLOAD_CODES and explicit is None:
+        return Verdict(Kind.PAYLOAD)
+    if coded or explicit is not None:
+        return _overflow(report, explicit)
+    for text in report.texts:
+        other = _not_overflow(text[: rules.SAID])
+        if other is not None:
+            return other
+    if status == 413 and not any(map(rules.TOKENS.search, report.texts)):
+        return Verdict(Kind.PAYLOAD)
+    generic = next((text for text in report.texts if _generic(text[: rules.SAID], status)), None)
+    return _by_status(status) if generic is None else _overflow(report, generic)
+
+
+def _rated(text: str) -> bool:
+    return next(rules.first(rules.RATE, text), None) is not None
+
+
+def _explicit(text: str) -> bool:
+    """Whether the text has a known wording that is about tokens and not under a condition in its own sentence."""
+    if rules.CHARACTERS.search(text) and not rules.TOKENS.search(text):
+        return False
+    for found in rules.first(rules.PHRASES, text):
+        before = rules.CLAUSE.split(text[max(0, found.start() - 160) : found.start()])[-1]
+        if not rules.CONDITION.search(before):
+            return True
+    return False
+
+
+def _generic(text: str, status: int) -> bool:
+    """Whether a sentence says that something is over a context, or, for client errors, that tokens are too many."""
+    for sentence in rules.SENTENCE.split(text, maxsplit=rules.MOST_SENTENCES):
+        if len(sentence) < rules.SHORTEST_SENTENCE or rules.GUARD.search(sentence):
+            continue
+        if any(rules.chained(sentence, *rule) for rule in rules.GENERIC):
+            return True
+        chinese = rules.CHINESE_TOKENS.search(sentence) and not rules.CHINESE_GUARD.search(sentence)
+        if chinese and any(rules.chained(sentence, *rule) for rule in rules.CHINESE):
+            return True
+    if status not in (400, 413, 422) or rules.GUARD.search(text):
+        return False
+    return rules.LAST_RESORT.search(text) is not None or _outnumbered(text)
+
+
+def _outnumbered(text: str) -> bool:
+    """Whether the text is about tokens and puts a larger number of them beside a limit."""
+    told = read(text) if rules.TOKENS.search(text) else Numbers()
+    asked = told.prompt if told.requested is None else told.requested
+    return told.limit is not None and asked is not None and asked > told.limit >= SMALLEST_LIMIT
+
+
+def _rate(report: Report) -> Verdict:
+    for text in report.texts:
+        limit = rules.RATE_LIMIT.search(text)
+        asked = rules.RATE_REQUESTED.search(text)
+        if limit or asked:
+            number = _group(asked)
+            completion = number if "max_tokens" in text else None
+            return Verdict(Kind.RATE, limit=_group(limit), completion=completion, requested=number)
+    return Verdict(Kind.RATE)
+
+
+def _group(match: re.Match[str] | None) -> int | None:
+    found = next((group for group in match.groups() if group), None) if match else None
+    return None if found is None else int(found)
+
+
+def _not_overflow(text: str) -> Verdict | None:
+    """The verdict on output caps, server settings and sizes that are not tokens; None if it is neither."""
+    batch = rules.BATCH.search(text)
+    if batch:
+        tokens = int(batch.group(1))
+        return Verdict(Kind.NONE, limit=int(batch.group(2)), prompt=tokens, requested=tokens)
+    if any(rules.chained(text, *rule) for rule in rules.CAPS) and not rules.chained(text, *rules.SUMMED):
+        if rules.CAP_GUARD.search(text):
+            return NONE
+        limit = next((n for n in (_group(p.search(text)) for p in rules.CAP_LIMITS) if n is not None), None)
+        asked = _group(rules.CAP_ASKED.search(text))
+        return Verdict(Kind.OUTPUT_CAP, limit=limit, completion=asked, requested=asked)
+    if rules.PAYLOAD.search(text) or (
+        rules.UNITS.search(text) and rules.SIZED.search(text) and not rules.TOKENS.search(text)
+    ):
+        return Verdict(Kind.PAYLOAD)
+    return None
+
+
+def _overflow(report: Report, said: str | None) -> Verdict:
+    texts = report.texts if said is None else dict.fromkeys((said, *report.texts))
+    told, text = max(((read(text), text) for text in texts), key=lambda pair: pair[0].told, default=(Numbers(), ""))
+    fields = dict(report.fields)
+    prompt = fields.get("n_prompt_tokens", told.prompt)
+    verdict = Verdict(
+        Kind.CONTEXT,
+        limit=fields.get("n_ctx", told.limit),
+        prompt=prompt,
+        completion=told.completion,
+        requested=prompt if "n_prompt_tokens" in fields else told.requested,
+        input_limit=rules.INPUT_LIMIT.search(text) is not None,
+        at_least=rules.AT_LEAST.search(text) is not None,
+        doubtful=rules.DOUBTFUL.search(text) is not None,
+    )
+    return replace(verdict, kind=_kind(verdict, report.texts))
+
+
+def _kind(verdict: Verdict, texts: tuple[str, ...]) -> Kind:
+    if verdict.input_limit or verdict.limit is None:
+        would = any("max_tokens would exceed" in text or "max_tokens exceeds the context" in text for text in texts)
+        return Kind.COMPLETION if would else Kind.CONTEXT
+    asks_more = verdict.requested is not None and verdict.requested > verdict.limit
+    fits = verdict.prompt is not None and verdict.prompt < verdict.limit
+    return Kind.COMPLETION if fits and asks_more else Kind.CONTEXT

@@ -1,0 +1,152 @@
+"""Which upstream a request goes to, with whose credential."""
+
+import dataclasses
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from typing import Protocol
+
+from proxy.config import UpstreamSettings
+from proxy.errors import UpstreamUnreachable
+from proxy.keys import Caller
+from proxy.upstream.client import Client, StreamBroken, Target
+
+Headers = Sequence[tuple[bytes, bytes]]
+CREDENTIAL_HEADERS = frozenset({b"authorization", b"api-key", b"x-api-key"})
+CHAT = "/chat/completions"
+
+
+class Answer(Protocol):
+    """An upstream's answer, whoever gives it: the head, and a body that is read once."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    ended: bool
+
+    async def read(self, limit: int | None = None) -> bytes:
+        """The body, or its first ``limit`` bytes with ``ended`` False if there is more."""
+        ...
+
+    def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives, or the rest of it after :meth:`read`."""
+        ...
+
+    def close(self) -> None:
+        """End the answer; at once if it is not at its end."""
+        ...
+
+
+class Provider(Protocol):
+    """An upstream without OpenAI's protocol that is spoken to through a library."""
+
+    async def send(self, *, body: bytes, credential: bytes, headers: Headers) -> Answer:
+        """The answer to a chat request in OpenAI's form, itself in OpenAI's form."""
+        ...
+
+    async def close(self) -> None:
+        """Close what it holds."""
+        ...
+
+
+class Upstreams:
+    """Sends requests to the configured upstreams."""
+
+    def __init__(self, client: Client, providers: Mapping[str, Provider]) -> None:
+        self._client = client
+        self._providers = dict(providers)
+        self._targets: dict[UpstreamSettings, Target] = {}
+
+    async def send(
+        self,
+        upstream: UpstreamSettings,
+        *,
+        caller: Caller,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: bytes | AsyncIterator[bytes] | None,
+        query: bytes = b"",
+        drop: frozenset[bytes] = frozenset(),
+        attempt: int = 0,
+        length: int | None = None,
+    ) -> Answer:
+        """The answer's head, its body unread. ``path`` is what follows ``/v1``.
+
+        Raises ProxyError for an upstream that cannot be reached or does not answer in time.
+        """
+        if upstream.kind == "litellm":
+            provider = self._providers.get(upstream.name)
+            if provider is None or path != CHAT or not isinstance(body, bytes):
+                raise UpstreamUnreachable(f"Upstream {upstream.name!r} answers chat completions only.")
+            return await provider.send(body=body, credential=caller.credential, headers=headers)
+        return await self._client.send(
+            self._target(upstream),
+            method=method,
+            path=path,
+            query=query,
+            headers=with_credential(headers, upstream, caller),
+            body=body,
+            tenant=caller.tenant,
+            attempt=attempt,
+            drop=drop,
+            length=length,
+        )
+
+    async def post(
+        self, upstream: UpstreamSettings, *, caller: Caller, path: str, body: bytes, via: Headers = ()
+    ) -> tuple[int, bytes]:
+        """Status and body of a JSON request of Weir's own, sent with the caller's credential."""
+        headers = [(b"content-type", b"application/json"), *_own_credential(caller), *via]
+        answer = await self.send(
+            upstream, caller=caller, method="POST", path=path, headers=headers, body=body
+        )
+        try:
+            return answer.status, await answer.read()
+        except StreamBroken as error:
+            raise UpstreamUnreachable(str(error)) from None
+        finally:
+            answer.close()
+
+    async def get(self, upstream: UpstreamSettings, *, caller: Caller, url: str, body: bytes | None) -> tuple[int, bytes]:
+        """Status and body of a question to another address of the same upstream."""
+        base, _, path = url.rpartition("/")
+        target = dataclasses.replace(self._target(upstream), base_url=base)
+        headers = with_credential(_own_credential(caller), upstream, caller)
+        answer = await self._client.send(
+            target, method="POST" if body else "GET", path=f"/{path}", headers=headers, body=body, tenant=caller.tenant
+        )
+        try:
+            return answer.status, await answer.read()
+        except StreamBroken as error:
+            raise UpstreamUnreachable(str(error)) from None
+        finally:
+            answer.close()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.close()
+        for provider in self._providers.values():
+            await provider.close()
+
+    def _target(self, upstream: UpstreamSettings) -> Target:
+        target = self._targets.get(upstream)
+        if target is None:
+            target = self._targets[upstream] = Target(
+                name=upstream.name,
+                base_url=upstream.base_url or "",
+                api_key=None if upstream.passes_key else upstream.api_key.get_secret_value(),
+                connect=upstream.timeout.connect,
+                first_byte=upstream.timeout.first_byte,
+                idle=upstream.timeout.idle,
+            )
+        return target
+
+
+def with_credential(headers: Headers, upstream: UpstreamSettings, caller: Caller) -> Headers:
+    """The headers with the credential that goes upstream: a key of Weir's own never does."""
+    if caller.name is None or not upstream.passes_key:
+        return headers
+    kept = [(name, value) for name, value in headers if name.lower() not in CREDENTIAL_HEADERS]
+    return [*kept, *_own_credential(caller)]
+
+
+def _own_credential(caller: Caller) -> list[tuple[bytes, bytes]]:
+    return [(b"authorization", b"Bearer " + caller.credential)] if caller.credential else []

@@ -1,0 +1,173 @@
+"""What Weir believes about a model's window on one upstream, and what it has learned from it.
+
+Beliefs are per scope: the upstream's origin, the model, and the credential, because the same model name has
+another window on another account. Two things are learned: a smaller limit, from an overflow error, and the
+ratio of reported to estimated tokens, from usage.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from urllib.parse import urlsplit
+
+from policies import Budget, ContextSettings, divide
+from policies.tokens import Calibration
+from proxy.config import UpstreamSettings
+from proxy.keys import Caller
+from proxy.learned import LearnedLimits
+from proxy.models import ModelFacts, ModelRegistry
+from proxy.store.records import CalibrationRow, LimitRow
+from proxy.upstream.probe import Fetch, Probe
+
+MOST_SCOPES = 10_000
+SMALLEST_SAMPLE = 400  # under it a template's fixed preamble outweighs the text
+LAST_RESORT_FLOOR = 16_384
+UNKNOWN_WINDOW = 128_000  # four times 32K, the usual output limit
+KNOWN_HOSTS = (".openai.com", ".azure.com", ".anthropic.com", ".googleapis.com", ".mistral.ai", ".x.ai")
+UNSURE = frozenset({"last_resort", "unknown"})
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What is believed for one request: its budget, the model's facts, and the scope they were found under."""
+
+    budget: Budget
+    facts: ModelFacts
+    scope: str
+
+
+def account_of(upstream: UpstreamSettings, caller: Caller) -> str:
+    """The upstream's origin and a hash of the credential that is used there."""
+    credential = caller.credential if upstream.passes_key else b""
+    return f"{upstream.origin} {blake2b(credential, digest_size=8).hexdigest() if credential else '-'}"
+
+
+class Windows:
+    """Windows, learned limits and calibrations of every scope."""
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        limits: LearnedLimits,
+        probe: Probe,
+        fetch: Callable[[UpstreamSettings, Caller], Fetch],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._registry = registry
+        self._limits = limits
+        self._probe = probe
+        self._fetch = fetch
+        self._clock = clock
+        self._calibrations: OrderedDict[str, Calibration] = OrderedDict()
+        self._unsaved: dict[str, Calibration] = {}
+        self._learned: dict[str, LimitRow] = {}
+
+    def restore(self, rows: list[CalibrationRow]) -> None:
+        """Take over calibrations that were stored."""
+        for row in rows:
+            self._calibrations[row.scope] = Calibration.restore(ratio=row.ratio, samples=row.samples)
+
+    def scope(self, model: str, *, upstream: UpstreamSettings, caller: Caller) -> str:
+        """The key that limits and calibrations are learned under."""
+        return f"{account_of(upstream, caller)} {model}"
+
+    async def believe(
+        self,
+        model: str,
+        *,
+        settings: ContextSettings,
+        upstream: UpstreamSettings,
+        caller: Caller,
+        max_tokens: int | None,
+        exact: bool = True,
+    ) -> Belief:
+        """The budget of one request. Asks the upstream for its window where nobody else knows it."""
+        scope = self.scope(model, upstream=upstream, caller=caller)
+        learned = self._limits.get(scope, now=self._clock())
+        facts = await self._facts(model, settings, upstream, caller, learned, max_tokens)
+        calibration = self._calibrations.get(scope) or Calibration()
+        budget = divide(
+            settings,
+            window=_window(facts),
+            max_input=facts.max_input,
+            max_output=facts.max_output,
+            requested=max_tokens,
+            ratio=calibration.ratio,
+            margin=calibration.margin(settings.margin, exact=exact),
+        )
+        return Belief(budget, facts, scope)
+
+    async def _facts(
+        self,
+        model: str,
+        settings: ContextSettings,
+        upstream: UpstreamSettings,
+        caller: Caller,
+        learned: int | None,
+        max_tokens: int | None,
+    ) -> ModelFacts:
+        key = account_of(upstream, caller)
+
+        def merged() -> ModelFacts:
+            return self._registry.facts(
+                model,
+                settings=settings,
+                upstream_facts=self._probe.known(key, model),
+                learned=learned,
+                max_tokens=max_tokens,
+            )
+
+        facts = merged()
+        if settings.window is not None or learned is not None or not _worth_asking(upstream):
+            return facts
+        fetch = self._fetch(upstream, caller)
+        if facts.source in UNSURE and self._probe.is_due(key):
+            await self._probe.ask(key, upstream.base_url or "", model, fetch)
+            return merged()
+        if facts.source != "rule":
+            self._probe.ask_later(key, upstream.base_url or "", model, fetch)
+        return facts
+
+    def learn(self, scope: str, limit: int) -> None:
+        """Remember a window that the upstream named in an error."""
+        row = self._limits.learn(scope, limit, now=self._clock())
+        if row is not None:
+            self._learned[scope] = row
+
+    def calibrate(self, scope: str, *, estimated: int, reported: int) -> Calibration:
+        """Remember what the upstream counted where Weir estimated ``estimated`` (uncalibrated)."""
+        before = self._calibrations.get(scope) or Calibration()
+        if estimated < SMALLEST_SAMPLE:
+            return before
+        after = before.observe(estimated, reported)
+        self._calibrations[scope] = after
+        self._calibrations.move_to_end(scope)
+        if abs(after.ratio - before.ratio) > 0.005 or after.samples <= 3:  # noqa: PLR2004 - what is worth a write
+            self._unsaved[scope] = after
+        if len(self._calibrations) > MOST_SCOPES:
+            self._calibrations.popitem(last=False)
+        return after
+
+    def unsaved(self) -> tuple[list[CalibrationRow], list[LimitRow]]:
+        """Calibrations and limits that changed since the last call."""
+        changed, self._unsaved = self._unsaved, {}
+        learned, self._learned = self._learned, {}
+        rows = [CalibrationRow(scope=s, ratio=c.ratio, samples=c.samples) for s, c in changed.items()]
+        return rows, list(learned.values())
+
+
+def _window(facts: ModelFacts) -> int:
+    if facts.window is None:
+        return UNKNOWN_WINDOW
+    if facts.source == "last_resort":
+        return max(facts.window, LAST_RESORT_FLOOR)
+    return facts.window
+
+
+def _worth_asking(upstream: UpstreamSettings) -> bool:
+    """Whether the upstream may say something of windows: the large providers' listings do not."""
+    host = urlsplit(upstream.base_url or "").hostname
+    return upstream.kind == "openai" and host is not None and not f".{host}".endswith(KNOWN_HOSTS)

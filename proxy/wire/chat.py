@@ -1,0 +1,270 @@
+"""A chat completions request: the client's bytes, and what planning needs to know of them.
+
+Messages are taken as raw slices. A slice leads through an in-memory cache to its digest, tokens and marks, so
+that only messages never seen before are parsed, canonicalised and counted.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from policies import Body, Message, Piece, ToolCall
+from proxy.errors import InvalidRequest
+from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
+
+DIGEST_SIZE = 16
+MARK = "weir"
+KEEP_WORD = "DO_NOT_EVICT"
+WORD_ROLES = frozenset({"system", "developer", "user", "assistant"})
+
+# What real clients change between two sends of the same message.
+NOT_SEMANTIC = frozenset(
+    {
+        "cache_control",
+        "index",
+        "id",
+        "item_id",
+        "call_id",
+        "tool_call_id",
+        "status",
+        "annotations",
+        "parsed",
+        "parsed_arguments",
+        "audio",
+        "provider_specific_fields",
+        "extra_content",
+        "prompt_cache_breakpoint",
+        "reasoning",
+        "reasoning_content",
+        "reasoning_details",
+        "thinking_blocks",
+        MARK,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One request as it came: ``fields`` are raw slices of ``body``, ``messages`` raw slices of that field.
+
+    ``messages`` is None where the request has no array of objects there; such a request is relayed untouched.
+    """
+
+    body: bytes
+    fields: Mapping[str, Raw]
+    messages: Sequence[Raw] | None
+    model: str
+    stream: bool
+    max_tokens: int | None
+
+    def value(self, name: str) -> Any:
+        """One field as Python values, None if it is absent."""
+        raw = self.fields.get(name)
+        return None if raw is None else read_value(raw)
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """The request in ``body``. Raises InvalidJSON or InvalidRequest."""
+    fields = split_object(body)
+    model = read_value(fields["model"]) if "model" in fields else None
+    if model is not None and not isinstance(model, str):
+        raise InvalidRequest("model must be a string.", param="model")
+    raw = fields.get("messages")
+    messages = split_array(raw) if raw is not None else None
+    if messages is not None and not all(
+        bytes(m[:1] if isinstance(m, bytes) else memoryview(m)[:1]) == b"{" for m in messages
+    ):
+        messages = None
+    return ChatRequest(
+        body=body,
+        fields=fields,
+        messages=messages,
+        model=model or "",
+        stream="stream" in fields and read_value(fields["stream"]) is True,
+        max_tokens=_output_limit(fields),
+    )
+
+
+def _output_limit(fields: Mapping[str, Raw]) -> int | None:
+    """The client's ``max_completion_tokens`` or ``max_tokens`` where it is a sensible number."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = read_value(fields[name]) if name in fields else None
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31:
+            return value
+    return None
+
+
+def with_messages(request: ChatRequest, messages: Sequence[Raw], **others: object) -> bytes:
+    """The body with another array of messages, and other values for some scalar fields."""
+    new = {"messages": b"[" + b",".join(messages) + b"]", **{k: write_value(v) for k, v in others.items()}}
+    return replace_fields(request.body, request.fields, new)
+
+
+def with_fields(body: bytes, **values: object) -> bytes:
+    """``body`` with other values for some scalar fields, everything else byte for byte."""
+    return replace_fields(body, split_object(body), {k: write_value(v) for k, v in values.items()})
+
+
+def read_message(raw: Raw) -> Mapping[str, Any]:
+    """One message as a dict; empty if it is no object."""
+    value = read_value(raw)
+    return value if isinstance(value, dict) else {}
+
+
+def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
+    """The planner's view of a message, and whether it carries Weir's own mark, which has to be stripped."""
+    role = value.get("role")
+    role = role if isinstance(role, str) else ""
+    content = value.get("content")
+    message = Message(
+        role=role,
+        digest=digest_of(value),
+        tokens=tokens,
+        call_ids=tuple(_call_ids(value)),
+        answers=_text_or_none(value.get("tool_call_id")),
+        keep=_keep(value, role, content),
+        media=sum(not _is_text(p) for p in content) if isinstance(content, list) else 0,
+    )
+    return message, MARK in value
+
+
+def _call_ids(value: Mapping[str, Any]) -> list[str]:
+    calls = value.get("tool_calls")
+    ids = [str(c.get("id", "")) for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+    legacy = value.get("function_call")
+    return [*ids, f"function:{legacy.get('name', '')}"] if isinstance(legacy, dict) else ids
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, str) or (isinstance(part, dict) and part.get("type") in ("text", "refusal"))
+
+
+def _keep(value: Mapping[str, Any], role: str, content: object) -> bool | None:
+    mark = value.get(MARK)
+    if isinstance(mark, dict) and isinstance(mark.get("keep"), bool):
+        return bool(mark["keep"])
+    if role in WORD_ROLES and KEEP_WORD in _text(content):
+        return True
+    return None
+
+
+def _text(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    texts = (
+        p if isinstance(p, str) else p.get("text") or p.get("refusal") for p in content if isinstance(p, str | dict)
+    )
+    return "\n".join(t for t in texts if isinstance(t, str))
+
+
+def body_of(value: Mapping[str, Any]) -> Body:
+    """What a message says."""
+    calls: list[ToolCall] = []
+    listed = value.get("tool_calls")
+    for call in listed if isinstance(listed, list) else []:
+        if isinstance(call, dict):
+            calls.append(_tool_call(call))
+    legacy = value.get("function_call")
+    if isinstance(legacy, dict):
+        name = str(legacy.get("name", ""))
+        calls.append(ToolCall(f"function:{name}", name, str(legacy.get("arguments", ""))))
+    content = value.get("content")
+    reasoning = value.get("reasoning_content") or value.get("reasoning")
+    return Body(
+        text=_text(content),
+        calls=tuple(calls),
+        reasoning=reasoning if isinstance(reasoning, str) else "",
+        media=sum(not _is_text(p) for p in content) if isinstance(content, list) else 0,
+    )
+
+
+def _tool_call(call: Mapping[str, Any]) -> ToolCall:
+    inner = call.get("function") or call.get("custom")
+    inner = inner if isinstance(inner, dict) else {}
+    arguments = inner.get("arguments", inner.get("input", ""))
+    return ToolCall(
+        str(call.get("id", "")),
+        str(inner.get("name", "")),
+        arguments if isinstance(arguments, str) else json.dumps(arguments),
+    )
+
+
+def digest_of(value: Mapping[str, Any]) -> bytes:
+    """Canonical BLAKE2b digest of a message, 16 bytes.
+
+    A string equals a single text part; null, "" and absent are one; keys that clients change between turns do
+    not count; arguments of tool calls are compared as JSON where they parse.
+    """
+    canonical = {
+        k: _canonical(v) for k, v in value.items() if k not in NOT_SEMANTIC and k not in ("content", "tool_calls")
+    }
+    content = _canonical_content(value.get("content"))
+    calls = value.get("tool_calls")
+    if content:
+        canonical["content"] = content
+    if isinstance(calls, list) and calls:
+        canonical["tool_calls"] = [_canonical_call(c) for c in calls]
+    canonical = {k: v for k, v in canonical.items() if v not in (None, "", [], {})}
+    text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return blake2b(text.encode(), digest_size=DIGEST_SIZE).digest()
+
+
+def _canonical(value: object) -> object:
+    if isinstance(value, dict):
+        return {k: _canonical(v) for k, v in value.items() if k not in NOT_SEMANTIC}
+    if isinstance(value, list):
+        return [_canonical(v) for v in value]
+    return value
+
+
+def _canonical_content(content: object) -> object:
+    if isinstance(content, list):
+        if len(content) == 1 and _is_text(content[0]):
+            return _text(content)
+        return [_canonical(p) for p in content]
+    return content or ""
+
+
+def _canonical_call(call: object) -> object:
+    if not isinstance(call, dict):
+        return call
+    inner = call.get("function") or call.get("custom")
+    if not isinstance(inner, dict):
+        return _canonical(call)
+    arguments = inner.get("arguments", inner.get("input"))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            pass
+    return [inner.get("name"), arguments]
+
+
+def render(pieces: Sequence[Piece], messages: Sequence[Raw], marked: frozenset[int]) -> list[Raw]:
+    """The raw slices of a planned array: the client's own bytes wherever a message was not replaced."""
+    return [_render(piece, messages, marked) for piece in pieces]
+
+
+def _render(piece: Piece, messages: Sequence[Raw], marked: frozenset[int]) -> Raw:
+    if piece.index is None:
+        return write_value({"role": "user", "content": piece.text or ""})
+    raw = messages[piece.index]
+    if piece.text is None:
+        return unmarked(raw) if piece.index in marked else raw
+    value = dict(read_message(raw))
+    value.pop(MARK, None)
+    value["content"] = piece.text
+    return write_value(value)
+
+
+def unmarked(raw: Raw) -> bytes:
+    """A message without Weir's own mark."""
+    return write_value({k: v for k, v in read_message(raw).items() if k != MARK})

@@ -1,0 +1,194 @@
+"""JSON objects and arrays as slices of the bytes they came in.
+
+What Weir does not manage must go up as it came: key order, spelling of numbers, unknown fields. So a body is
+taken apart into raw slices, and only the slice of a managed field is replaced in it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from proxy.errors import InvalidJSON, InvalidRequest
+
+Raw = msgspec.Raw | bytes
+
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
+_SCANNER = json.JSONDecoder()
+_BLANK = " \t\n\r"
+_BLANK_BYTES = b" \t\n\r"
+
+
+def split_object(body: bytes) -> Mapping[str, Raw]:
+    """The fields of a JSON object as slices; of a repeated key the last one counts.
+
+    Raises InvalidJSON if it is not JSON or nested too deeply, InvalidRequest if it is not an object. JSON with
+    lone surrogates, NaN or Infinity, which Python clients send, is taken as it is: the upstream judges it.
+    """
+    try:
+        return _OBJECT.decode(body)
+    except msgspec.DecodeError as error:
+        return _split_leniently(body, error)
+    except RecursionError:
+        raise InvalidJSON("The request body is nested too deeply to be read.") from None
+
+
+def split_array(raw: Raw) -> Sequence[Raw] | None:
+    """The elements of a JSON array as slices; None if it is no array."""
+    try:
+        return _ARRAY.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        text = bytes(raw).decode("utf-8", "replace").strip(_BLANK)
+        if not text.startswith("["):
+            return None
+        try:
+            return _scan_array(text)
+        except (ValueError, RecursionError):
+            return None
+
+
+def _split_leniently(body: bytes, error: Exception) -> Mapping[str, Raw]:
+    try:
+        text = body.decode("utf-8")
+        start = _skip(text, 0)
+        if text[start : start + 1] != "{":
+            json.loads(text)
+            raise InvalidRequest("The request body must be a JSON object with a model and messages.")
+        fields, end = _scan_object(text, start)
+        if _skip(text, end) != len(text):
+            raise ValueError("data after the end of the object")
+    except (ValueError, RecursionError) as reason:
+        detail = str(error) if isinstance(reason, UnicodeDecodeError | RecursionError) else str(reason)
+        raise InvalidJSON(f"The request body is not valid JSON: {detail}.") from None
+    return fields
+
+
+def _skip(text: str, index: int) -> int:
+    while index < len(text) and text[index] in _BLANK:
+        index += 1
+    return index
+
+
+def _scan_object(text: str, start: int) -> tuple[dict[str, bytes], int]:
+    fields: dict[str, bytes] = {}
+    index = _skip(text, start + 1)
+    if text[index : index + 1] == "}":
+        return fields, index + 1
+    while True:
+        key, index = _SCANNER.raw_decode(text, index)
+        index = _skip(text, index)
+        if not isinstance(key, str) or text[index : index + 1] != ":":
+            raise ValueError(f"expected a key and a colon at character {index}")
+        begin = _skip(text, index + 1)
+        _, index = _SCANNER.raw_decode(text, begin)
+        fields[key] = text[begin:index].encode("utf-8", "surrogatepass")
+        index = _skip(text, index)
+        if text[index : index + 1] == "}":
+            return fields, index + 1
+        if text[index : index + 1] != ",":
+            raise ValueError(f"expected a comma at character {index}")
+        index = _skip(text, index + 1)
+
+
+def _scan_array(text: str) -> list[bytes]:
+    items: list[bytes] = []
+    index = _skip(text, 1)
+    while text[index : index + 1] != "]":
+        begin = index
+        _, index = _SCANNER.raw_decode(text, begin)
+        items.append(text[begin:index].encode("utf-8", "surrogatepass"))
+        index = _skip(text, index)
+        if text[index : index + 1] == ",":
+            index = _skip(text, index + 1)
+        elif text[index : index + 1] != "]":
+            raise ValueError(f"expected a comma at character {index}")
+    return items
+
+
+def replace_fields(body: bytes, fields: Mapping[str, Raw], new: Mapping[str, bytes]) -> bytes:
+    """``body`` with the values of some of its fields replaced; a field that it does not have is added at the end.
+
+    Everything between the replaced values stays as it was. A body with repeated keys is written anew from its
+    fields, because a reader takes the last one.
+    """
+    spans = _locate(body, fields)
+    if spans is None:
+        merged = {**{k: bytes(v) for k, v in fields.items()}, **new}
+        return b"{" + b",".join(json.dumps(k).encode() + b":" + v for k, v in merged.items()) + b"}"
+    parts: list[bytes] = []
+    position = 0
+    for key, (begin, end) in spans.items():
+        if key in new:
+            parts += [body[position:begin], new[key]]
+            position = end
+    added = [json.dumps(k).encode() + b":" + v for k, v in new.items() if k not in spans]
+    if not added:
+        return b"".join(parts) + body[position:]
+    close = body.rindex(b"}")
+    comma = b"," if spans else b""
+    return b"".join(parts) + body[position:close] + comma + b",".join(added) + body[close:]
+
+
+def _locate(body: bytes, fields: Mapping[str, Raw]) -> dict[str, tuple[int, int]] | None:
+    """Begin and end of each field's value in ``body``; None if they do not follow one another as expected."""
+    spans: dict[str, tuple[int, int]] = {}
+    index = _skip_bytes(body, 0) + 1
+    for key, value in fields.items():
+        index = _skip_bytes(body, index)
+        if spans:
+            if body[index : index + 1] != b",":
+                return None
+            index = _skip_bytes(body, index + 1)
+        end = _end_of_string(body, index)
+        if end is None or json.loads(body[index:end]) != key:
+            return None
+        index = _skip_bytes(body, end)
+        if body[index : index + 1] != b":":
+            return None
+        begin = _skip_bytes(body, index + 1)
+        raw = bytes(value)
+        if not body.startswith(raw, begin):
+            return None
+        index = begin + len(raw)
+        spans[key] = (begin, index)
+    return spans if body[_skip_bytes(body, index) :].startswith(b"}") else None
+
+
+def _skip_bytes(body: bytes, index: int) -> int:
+    while index < len(body) and body[index] in _BLANK_BYTES:
+        index += 1
+    return index
+
+
+def _end_of_string(body: bytes, index: int) -> int | None:
+    if body[index : index + 1] != b'"':
+        return None
+    index += 1
+    while index < len(body):
+        if body[index] == 0x5C:  # noqa: PLR2004 - a backslash
+            index += 2
+        elif body[index] == 0x22:  # noqa: PLR2004 - a quote
+            return index + 1
+        else:
+            index += 1
+    return None
+
+
+def read_value(raw: Raw) -> object:
+    """One slice as Python values; numbers keep their size. None if it cannot be read at all."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        try:
+            return json.loads(bytes(raw).decode("utf-8", "surrogatepass"))
+        except (ValueError, RecursionError):
+            return None
+
+
+def write_value(value: object) -> bytes:
+    """A value as compact JSON bytes in the order of its keys."""
+    try:
+        return msgspec.json.encode(value)
+    except (msgspec.EncodeError, UnicodeEncodeError, RecursionError, TypeError, ValueError):
+        return json.dumps(value, separators=(",", ":")).encode()
