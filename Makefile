@@ -33,7 +33,7 @@ check: $(VENV)/.installed-dev  ## linters, types, import contracts, docs
 	$(BIN)/python -m pytest -q tests/architecture
 
 rows: $(VENV)/.installed-dev  ## requirement rows that no test carries
-	@$(BIN)/python tests/architecture/rows.py
+	@$(BIN)/python -m tests.architecture.rows
 
 bench: $(VENV)/.installed-dev  ## speed against a relay that does nothing
 	$(BIN)/python -m benchmarks.speed

@@ -94,7 +94,7 @@ class Checkpoint:
         """The subtasks of one status, in order."""
         return tuple(s for s in self.subtasks if s.status is status)
 
-    def advance(self, **changes: Any) -> "Checkpoint":  # noqa: ANN401 - the fields' own types
+    def advance(self, **changes: Any) -> "Checkpoint":
         """A copy with ``changes``; the version grows by one where this checkpoint had been saved."""
         return replace(self, version=self.version + 1 if self.saved_at else self.version, **changes)
 
@@ -134,7 +134,8 @@ class Checkpoint:
         if not isinstance(raw, dict):
             raise InvalidCheckpoint("not a JSON object")
         try:
-            return cls(**{f.name: _read(f.name, raw[f.name]) for f in fields(cls) if f.name in raw})
+            known: dict[str, Any] = {f.name: _read(f.name, raw[f.name]) for f in fields(cls) if f.name in raw}
+            return cls(**known)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise InvalidCheckpoint(f"a field has the wrong type: {error}") from error
 
@@ -209,7 +210,7 @@ def _read(name: str, value: object) -> object:
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise TypeError(f"{name} is not a list")
     if name == "subtasks":
-        return tuple(Subtask(_text(v["text"]), Status(v["status"])) for v in map(_object, value))
+        return tuple(Subtask(_text(v["text"]), Status(_text(v["status"]))) for v in map(_object, value))
     if name == "decisions":
         return tuple(_decision(_object(v)) for v in value)
     if name == "identifiers":

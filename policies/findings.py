@@ -203,7 +203,8 @@ def placeholder(text: str, *, tool: str, arguments: str, ref: str, max_tokens: i
     tokens = counter.count(text)
 
     def line(called: str, found: str) -> str:
-        return f"[weir: result of {called} removed ({tokens} tokens){': ' + found if found else ''}. Full text: recall {ref}]"
+        said = f": {found}" if found else ""
+        return f"[weir: result of {called} removed ({tokens} tokens){said}. Full text: recall {ref}]"
 
     for called in (f"{name}({argument})", f"{name}({argument[:24]})", name):
         room = max_tokens - counter.count(line(called, "")) - 2

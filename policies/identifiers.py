@@ -44,7 +44,10 @@ WEIGHTS: dict[Kind, float] = {
 
 STRONG = frozenset({Kind.CODE, Kind.URL, Kind.EMAIL, Kind.PATH, Kind.DATE, Kind.AMOUNT, Kind.SYMBOL})
 
-_MONTH = r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
+_MONTH = (
+    r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|"
+    r"Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
+)
 _COUNT = (
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty|ninety|hundred)"
 )
@@ -55,6 +58,8 @@ _UNIT = (
 )
 _LITERAL = re.compile(
     rf"""
+    (?:(?={_COUNT}\b|once\b|twice\b)|(?![a-z]{{1,40}}(?:[\s,;!?]|\.\s)))
+    (?:
     (?P<url>\bhttps?://[^\s<>"'`)\]}}]{{3,300}})
   | (?P<email>\b[\w.+-]{{1,64}}@[\w-]{{1,64}}(?:\.[\w-]{{1,24}}){{1,4}})
   | (?P<date>\b\d{{4}}-\d{{2}}-\d{{2}}(?:[T ]\d{{2}}:\d{{2}}(?::\d{{2}})?Z?)?
@@ -66,8 +71,8 @@ _LITERAL = re.compile(
   | (?P<path>(?<![\w/.])(?:~|\.{{1,2}})?(?:/[\w.@+-]{{1,80}}){{1,16}}/?
       | \b[\w@+-][\w.@+-]{{0,60}}(?:/[\w.@+-]{{1,80}}){{1,16}}
       | \b[A-Za-z]:\\[\w\\.-]{{2,160}}
-      | \b[\w-]{{1,60}}(?:\.[\w-]{{1,40}}){{0,3}}\.(?:py|js|jsx|ts|tsx|go|rs|c|cc|cpp|h|hpp|java|kt|rb|php|sh|md|txt|json|jsonl|
-        ya?ml|toml|ini|cfg|conf|lock|xml|html|css|scss|csv|tsv|sql|db|sqlite|log|enc|bin|pdf|png|jpe?g|svg|zip|tar|gz|whl|
+      | \b[\w-]{{1,60}}(?:\.[\w-]{{1,40}}){{0,3}}\.(?:py|js|jsx|ts|tsx|go|rs|c|cc|cpp|h|hpp|java|kt|rb|php|sh|md|
+        txt|jsonl?|ya?ml|toml|ini|cfg|conf|lock|xml|html|css|scss|csv|tsv|sql|db|sqlite|log|enc|bin|pdf|png|jpe?g|svg|zip|tar|gz|whl|
         ipynb|pcap|docx?|xlsx?|pptx?|env|internal|local|proto|tf)\b)
   | (?P<code>\#[A-Za-z]{{0,4}}\d[\w-]{{2,40}}
       | \b(?=[\w-]{{0,60}}\d)(?=[\w-]{{0,60}}[A-Za-z])[A-Za-z0-9][\w-]{{2,90}}\b
@@ -80,26 +85,30 @@ _LITERAL = re.compile(
       | \b\w{{1,40}}(?:\.\w{{1,40}}){{1,6}}\(\) | \b\w{{1,40}}\(\))
   | (?P<number>(?<![\w.])-?\d[\d,]{{0,15}}(?:\.\d{{1,8}})?\b)
   | (?P<quote>"[^"\n]{{2,60}}" | “[^”\n]{{2,60}}” | `[^`\n]{{2,80}}` | \*\*[^*\n]{{2,60}}\*\*)
-  | (?P<name>\b[A-Z][\w'’&-]{{1,30}}(?:\ (?:of|the|de|and|&|at|for)\ (?=[A-Z])|\ (?=[A-Z]))?(?:[A-Z0-9][\w'’&-]{{0,30}})?
-      (?:\ [A-Z0-9][\w'’&-]{{0,30}}){{0,4}})
+  | (?P<name>\b[A-Z][\w'\u2019&-]{{1,30}}(?:\ (?:of|the|de|and|&|at|for)\ (?=[A-Z])|\ (?=[A-Z]))?
+      (?:[A-Z0-9][\w'\u2019&-]{{0,30}})?
+      (?:\ [A-Z0-9][\w'\u2019&-]{{0,30}}){{0,4}})
+    )
     """,
     re.VERBOSE,
 )
+_SHORT = frozenset({"AM", "PM", "EST", "AI", "OK", "FAQ", "TV", "USA", "The", "And"})
 _DIGIT_RUN = re.compile(r"\d+")
 _UPPER_RUN = re.compile(r"[A-Z]+")
 _LOWER_RUN = re.compile(r"[a-z]+")
-_OPENS = re.compile(r"(?:\A|[.!?:]\s{1,2}|\n\W{0,3})\Z")
+_INSIDE = re.compile(r"[a-z0-9,;\u2019'][)\"\u2019]?\s\Z")
 _ORDINAL = re.compile(r"\d{1,3}(?:st|nd|rd|th|s)\Z", re.IGNORECASE)
 
-COMMON_STARTS = frozenset(
-    "the a an i it its this that these those there here he she they we you my your our their his her is are was were "
-    "do does did can could would should will may might must have has had yes no not ok okay sure thanks thank please "
-    "hi hello hey if when while before after as so but and or for from to in on at by with of let also what which who "
-    "how why where however once since although additionally some any all each every both many most more here's it's "
-    "i'm i've i'd i'll you're that's let's great good remember note make use using try consider overall finally first "
-    "second third next then now absolutely certainly congratulations keep be don't never always only get go one "
-    "consider look find check add set take give show ask tell create choose start end".split()
+_STARTS = (
+    "the a an i it its this that these those there here he she they we you my your our their his her is are was "
+    "were do does did can could would should will may might must have has had yes no not ok okay sure thanks "
+    "thank please hi hello hey if when while before after as so but and or for from to in on at by with of let "
+    "also what which who how why where however once since although additionally some any all each every both many "
+    "most more here's it's i'm i've i'd i'll you're that's let's great good remember note make use using try "
+    "consider overall finally first second third next then now absolutely certainly congratulations keep be don't "
+    "never always only get go one look find check add set take give show ask tell create choose start end "
 )
+COMMON_STARTS = frozenset(_STARTS.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,7 @@ def _kind_of(match: re.Match[str], value: str) -> Kind:
     kind = Kind(match.lastgroup or "word")
     if kind is Kind.CODE and _ORDINAL.match(value):
         return Kind.NUMBER
-    if kind is Kind.NAME and len(value) <= 3:
+    if kind is Kind.NAME and (len(value) < 3 or value in _SHORT):
         return Kind.WORD
     return kind
 
@@ -145,10 +154,10 @@ def scan(text: str) -> tuple[Mention, ...]:
             continue
         elif kind is Kind.NAME:
             value, start = _trim_name(value, start)
-            if value.isalpha() and not value.isupper() and _OPENS.search(text, max(0, start - 4), start):
+            if value.isalpha() and not value.isupper() and not _INSIDE.search(text, max(0, start - 4), start):
                 continue
-        value = value.rstrip(".,;:!?-'’")
-        if len(value) > 1 or kind in {Kind.NUMBER}:
+        value = value.rstrip(".,;:!?-'\u2019")
+        if len(value) > 1 or kind is Kind.NUMBER:
             found.append(Mention(value, kind, start))
     return tuple(found)
 

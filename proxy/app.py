@@ -18,7 +18,8 @@ from proxy.config import Config, ConfigError, UpstreamSettings
 from proxy.conversation import Conversations
 from proxy.errors import NotFound
 from proxy.intake import Receive
-from proxy.keys import Caller, Keyring
+from proxy.caller import Caller
+from proxy.keys import Keyring
 from proxy.learned import LearnedLimits
 from proxy.models import ModelRegistry
 from proxy.planning import Planner
@@ -172,6 +173,8 @@ async def _assemble(
     upstreams = Upstreams(Client(instance=instance), providers)
     registry = ModelRegistry(config.models)
     await asyncio.to_thread(registry.load)
+    tokenizer = tokenizer or Tokenizer()
+    await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
     settler = Settler(store, degraded=telemetry.metrics.degraded)
     windows = Windows(
         registry,
@@ -187,7 +190,7 @@ async def _assemble(
         secret=secret,
         registry=registry,
         windows=windows,
-        tokenizer=tokenizer or Tokenizer(),
+        tokenizer=tokenizer,
         planner=Planner(
             transcripts=Transcripts(),
             conversations=Conversations(store, shared=config.listen.workers > 1),

@@ -16,12 +16,12 @@ from typing import Any
 from policies import ContextSettings, Mode, Reply, Summarize, Summary
 from proxy.errors import InvalidRequest, LoopDetected, ProxyError, RequestTooLarge, UpstreamEmpty, UpstreamUnreachable
 from proxy.intake import ClientGone, Receive, read_body, while_connected
-from proxy.keys import Caller
+from proxy.caller import Caller
 from proxy.planning import Job, Planned
 from proxy.relay import MOST_WHOLE, Cut, Opening, Send, is_stream, open_stream, relay_stream, relay_whole
 from proxy.runtime import Runtime
 from proxy.settlement import Outcome, settle
-from proxy.tap import Tap
+from proxy.tap import Tap, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, Plan, Trace
 from proxy.upstream.client import StreamBroken, came_through
 from proxy.upstream.overflow import NONE, Kind, Verdict, classify, classify_event, plausible_limit
@@ -96,7 +96,7 @@ class Exchange:
         try:
             if received.body is not None:
                 outcome.seen = await relay_whole(
-                    self.send, answer, status=answer.status, headers=headers, body=received.body
+                    self.send, answer, status=answer.status, headers=headers, body=received.body, seen=received.seen
                 )
             elif received.chunks is not None:
                 async with aclosing(received.chunks) as chunks:
@@ -133,6 +133,7 @@ class Received:
 
     answer: Answer
     body: bytes | None = None
+    seen: Tap | None = None
     chunks: AsyncGenerator[bytes, None] | None = None
     opening: Opening | None = None
 
@@ -306,16 +307,14 @@ class Call:
         if answer.status == 200 and not body.strip():  # noqa: PLR2004
             answer.close()
             raise UpstreamEmpty("The upstream answered 200 with an empty body.")
-        belief, decision = planned.belief, planned.decision
-        verdict = classify(
-            answer.status,
-            body,
-            window=belief.budget.window if belief is not None else None,
-            estimate=decision.after if decision is not None else None,
-        )
-        if answer.status < 400 and verdict.kind is not Kind.CONTEXT:  # noqa: PLR2004 - an answer that was only cut short
-            verdict = NONE
-        return Received(answer, body=body), verdict
+        seen = read_completion(body) if answer.status < 400 else None  # noqa: PLR2004
+        if seen is not None and seen.said:
+            return Received(answer, body=body, seen=seen), NONE
+        window = planned.belief.budget.window if planned.belief is not None else None
+        verdict = classify(answer.status, body, window=window)
+        if seen is not None and verdict.kind is not Kind.CONTEXT:
+            verdict = NONE  # an answer that was only cut short
+        return Received(answer, body=body, seen=seen), verdict
 
     def _learn(self, verdict: Verdict, planned: Planned) -> None:
         """Remember the limit and the count that an upstream put into its error."""

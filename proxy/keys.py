@@ -4,15 +4,15 @@ A key's secret is never stored: rows and the table in memory hold its HMAC-SHA-2
 secret. Keys made by Weir are 256 random bits, so a slow hash would protect nothing that this does not.
 """
 
-import fnmatch
 import hmac
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from proxy.caller import Caller
 from proxy.config import KeySettings
-from proxy.errors import InvalidAPIKey, ModelNotAllowed
+from proxy.errors import InvalidAPIKey
 from proxy.store.records import KeyRow
 
 PREFIX = "weir-sk-"
@@ -48,36 +48,6 @@ def presented(headers: Mapping[str, str]) -> str:
 def same_secret(given: str, expected: str | None) -> bool:
     """Whether the two are equal, in time that does not depend on where they differ; never for None or ''."""
     return bool(expected) and hmac.compare_digest(given.encode(), (expected or "").encode())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """One key's owner.
-
-    Attributes:
-        tenant: separates this caller's conversations from all others; 32 hex digits.
-        name: the key's name, None for a key that Weir does not know (mode ``open``).
-        policy: the policy the key is bound to, None for the default.
-        models: shell patterns of the models it may use; none means all.
-        allow: which of Weir's headers it may send: ``policy``, ``mode``.
-        credential: what goes upstream where the upstream says ``pass``; empty for keys that Weir made.
-    """
-
-    tenant: str
-    name: str | None = None
-    policy: str | None = None
-    models: tuple[str, ...] = ()
-    allow: frozenset[str] = frozenset()
-    credential: bytes = field(default=b"", repr=False)
-
-    def allows(self, model: str) -> bool:
-        """Whether the key may use ``model``."""
-        return not self.models or any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
-
-    def require(self, model: str) -> None:
-        """Nothing, or ModelNotAllowed."""
-        if not self.allows(model):
-            raise ModelNotAllowed(f"this key may not use the model {model[:200]!r}", param="model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

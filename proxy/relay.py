@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.errors import ProxyError, UpstreamTimeout
-from proxy.tap import StreamTap, Tap, read_completion
+from proxy.tap import StreamTap, Tap
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.upstreams import Answer
 
@@ -105,14 +105,16 @@ async def relay_stream(
     return tap.seen
 
 
-async def relay_whole(send: Send, answer: Answer, *, status: int, headers: Headers, body: bytes) -> Tap:
-    """Send an answer on whose first ``body`` bytes were read; what it says of itself comes back."""
+async def relay_whole(
+    send: Send, answer: Answer, *, status: int, headers: Headers, body: bytes, seen: Tap | None
+) -> Tap:
+    """Send an answer on whose first ``body`` bytes were read; ``seen`` of it, with what else goes by, comes back."""
     await send({"type": "http.response.start", "status": status, "headers": list(headers)})
     if answer.ended:
         await send({"type": "http.response.body", "body": body, "more_body": False})
-        return read_completion(body)
+        return seen or Tap(bytes_seen=len(body))
     await _more(send, body)
-    seen = Tap(bytes_seen=len(body))
+    seen = seen or Tap(bytes_seen=len(body))
     try:
         async for chunk in answer.chunks():
             seen.bytes_seen += len(chunk)

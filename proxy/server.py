@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 _NEVER = float("inf")
 _IDLE, _HEAD, _BODY = range(3)
-_WATCHED = frozenset({b"host", b"transfer-encoding", b"content-length", b"expect"})
+_WATCHED = frozenset({b"host", b"transfer-encoding", b"content-length", b"expect", b"upgrade"})
 _GENERATED = frozenset({b"connection", b"keep-alive", b"transfer-encoding"})
 _HOST = re.compile(rb"[A-Za-z0-9._~%!$&'()*+,;=:\[\]-]*")
 _NOT_IN_NAME = re.compile(rb'[\x00-\x20\x7f()<>@,;:\\"/\[\]?={}]')
@@ -50,7 +50,7 @@ _STATUS = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.en
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WHOLE = 1 << 20
 _READ_AHEAD = 1 << 16
-_PIPELINED = 32
+_PIPELINED = 8
 _PROBES = (0.02, 0.2, 0.5)
 _STARTUP_FAILURE = 3
 
@@ -245,6 +245,7 @@ class Protocol(HttpToolsProtocol):
         self.body_bytes = 0
         self.hosts = 0
         self.coded = False
+        self.offered = False
         self.length: int | None = None
         self.entered = False
         self.running: Cycle | None = None
@@ -432,7 +433,9 @@ class Protocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # An offer (h2c, of the JDK's client) that is not taken up: the request stands, what follows is HTTP/1.1.
+            # An offer (h2c, by the JDK's client) that is not taken up: the request stands, what follows is HTTP/1.1.
+            if self.phase == _BODY:
+                self._resume()
             if rest := data[upgrade.args[0] :]:
                 self.data_received(rest)
                 return
@@ -447,13 +450,20 @@ class Protocol(HttpToolsProtocol):
                 self.loop.time() + (self.limits.body_timeout if body else self.limits.header_timeout),
             )
 
+    def _resume(self) -> None:
+        """Goes on with the body, which llhttp takes for another protocol's bytes: a new parser is told its framing."""
+        self.parser = httptools.HttpRequestParser(_Resumed(self))
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        framing = b"Transfer-Encoding: chunked" if self.coded else b"Content-Length: %d" % (self.length or 0)
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
+
     def on_message_begin(self) -> None:
         """A request's first byte."""
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
         self.hosts = 0
-        self.coded = False
+        self.coded = self.offered = False
         self.length = None
         self.phase = _HEAD
         self.entered = True
@@ -477,6 +487,8 @@ class Protocol(HttpToolsProtocol):
             self.length = int(value)
         elif name == b"expect":
             self.expect_100_continue = value.lower() == b"100-continue"
+        elif name == b"upgrade":
+            self.offered = True
         elif self.coded or value.lower() != b"chunked":
             self._reject(400, InvalidRequest("The only Transfer-Encoding understood is chunked."))
         else:
@@ -520,7 +532,6 @@ class Protocol(HttpToolsProtocol):
         if self.running is None or self.running.response_complete:
             self._begin(cycle, app)
         else:
-            self.flow.pause_reading()
             self.pipeline.appendleft((cycle, app))
 
     def _judge(self, version: str) -> None:
@@ -559,6 +570,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """A request's last byte."""
+        if self.offered and (self.coded or self.length) and self.parser.should_upgrade():
+            return
         cycle = self.cycle
         self.phase = _IDLE
         self.head_bytes = 0
@@ -590,6 +603,33 @@ class Protocol(HttpToolsProtocol):
             self.flow.resume_reading()
             if self.phase == _IDLE:
                 self._wait_until(self.loop.time() + self.limits.keep_alive)
+
+
+class _Resumed:
+    """The callbacks of a parser that goes on inside a request: it passes over the head that tells it the framing."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self._protocol = protocol
+        self._inside = False
+        self.on_body = protocol.on_body
+        self.on_message_complete = protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if self._inside:
+            self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self._inside:
+            self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._inside:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._inside:
+            self._protocol.on_headers_complete()
+        self._inside = True
 
 
 def _disconnect(cycle: Cycle) -> None:

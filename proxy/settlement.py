@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from policies import ContextSettings, Decision, Pressure
 from proxy.config import UpstreamSettings
 from proxy.errors import ProxyError
-from proxy.keys import Caller
+from proxy.caller import Caller
 from proxy.planning import Planned
 from proxy.runtime import Runtime
 from proxy.store.records import ExchangeRow

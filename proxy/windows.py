@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from policies import Budget, ContextSettings, divide
 from policies.tokens import Calibration
 from proxy.config import UpstreamSettings
-from proxy.keys import Caller
+from proxy.caller import Caller
 from proxy.learned import LearnedLimits
 from proxy.models import ModelFacts, ModelRegistry
 from proxy.store.records import CalibrationRow, LimitRow

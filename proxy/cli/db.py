@@ -1,46 +1,55 @@
 """``weir db``: the database's schema."""
 
 import asyncio
-import json
-import sys
-from typing import Any
+from pathlib import Path
 
 import click
 
+from proxy.cli import Failure
+from proxy.cli.config import config_option, json_option, loaded, print_json
+from proxy.config import Flags
 from proxy.store import Store, StoreError
-
-DEFAULT_STORE = "sqlite+aiosqlite:///weir.db"
 
 
 @click.group()
 def db() -> None:
-    """Look after the database."""
+    """Look after the database.
 
-
-@db.command(epilog="Example: weir db upgrade --store sqlite+aiosqlite:///weir.db")
-@click.option("--store", "url", envvar="WEIR_STORE", default=DEFAULT_STORE, show_default=True, help="SQLAlchemy URL.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def upgrade(url: str, *, as_json: bool) -> None:
-    """Bring the database to the newest schema; create it if there is none.
-
-    `weir serve` does the same at its start. Refuses a database that a newer Weir has written.
+    \b
+    Example:
+      weir db upgrade
     """
+
+
+@db.command()
+@config_option
+@click.option("--store", metavar="URL", help="The database; else the configuration's.")
+@json_option
+def upgrade(path: Path | None, store: str | None, as_json: bool) -> None:  # noqa: FBT001 - a flag of the command line
+    """Bring the database to the newest schema, or make a new one; `weir serve` does the same when it starts.
+
+    A database that a newer Weir has written is refused.
+
+    \b
+    Example:
+      weir db upgrade --store sqlite+aiosqlite:///weir.db
+    """
+    url = loaded(path, Flags(store=store)).store.url
     try:
-        facts = asyncio.run(_upgrade(url))
+        schema, journal, notices = asyncio.run(_upgrade(url))
     except StoreError as error:
-        click.echo(json.dumps({"error": str(error)}) if as_json else f"error: {error}", err=not as_json)
-        sys.exit(1)
+        raise Failure(str(error)) from error
     if as_json:
-        click.echo(json.dumps(facts))
+        print_json({"schema": schema, "journal": journal, "notices": list(notices)})
         return
-    for notice in facts["notices"]:
-        click.echo(f"note: {notice}")
-    click.echo(f"schema {facts['schema']}, journal {facts['journal']}: up to date")
+    for notice in notices:
+        click.echo(f"Note: {notice}", err=True)
+    click.echo(f"Schema {schema}, up to date (journal: {journal}).")
 
 
-async def _upgrade(url: str) -> dict[str, Any]:
+async def _upgrade(url: str) -> tuple[str, str, tuple[str, ...]]:
     store = await Store.open(url, visitor=True)
     try:
-        return {"schema": store.schema, "journal": store.journal, "notices": store.notices}
+        return store.schema, store.journal, store.notices
     finally:
         await store.close()

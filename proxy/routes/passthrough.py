@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.errors import LoopDetected, ProxyError, RequestTooLarge
 from proxy.intake import ClientGone, Receive, read_body, while_connected
-from proxy.keys import Caller
+from proxy.caller import Caller
 from proxy.relay import Cut, Send, relay_stream
 from proxy.routes.respond import respond_error
 from proxy.runtime import Runtime

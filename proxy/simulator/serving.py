@@ -50,7 +50,21 @@ class RunningSimulator:
 
 
 class _QuietServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to its host program."""
+    """A uvicorn server that leaves signals to its host program and stops at once when told to."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Accept nothing more and end."""
+        self.should_exit = True
+        self._stop.set()
+
+    async def main_loop(self) -> None:
+        """Serve until :meth:`stop`, without the tick that uvicorn polls its flags with."""
+        await self.on_tick(0)
+        await self._stop.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -109,7 +123,7 @@ async def serve_simulator(
         yield RunningSimulator(simulator, host, listener.getsockname()[1])
     finally:
         simulator.close()
-        server.should_exit = True
+        server.stop()
         await serving
         listener.close()
 

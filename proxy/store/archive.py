@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from proxy.store.ledger import Damage
 from proxy.store.records import Original
-from proxy.store.tables import insert, meta, originals, removed
+from proxy.store.tables import keep_first, meta, originals, removed
 
 AT_ONCE = 500
 MOST_TERMS = 32
@@ -29,6 +29,8 @@ UNINDEX = sa.text(
     "SELECT 'delete', id, tenant, text FROM originals WHERE tenant = :tenant AND ref IN :refs AND text IS NOT NULL "
     "AND id <= (SELECT number FROM meta WHERE name = 'indexed')"
 ).bindparams(sa.bindparam("refs", expanding=True))
+ADD = keep_first(originals)
+HOLD = keep_first(removed)
 WORDS = sa.table("originals_fts", sa.column("rowid", sa.Integer))
 MATCH_SQLITE = (
     sa.select(originals.c.id)
@@ -71,7 +73,7 @@ def hold(connection: sa.Connection, *, tenant: str, branch: str, refs: Iterable[
     """Note that ``branch`` needs the originals with these refs."""
     rows = [{"tenant": tenant, "branch": branch, "ref": ref} for ref in sorted(refs)]
     if rows:
-        connection.execute(insert(connection, removed).on_conflict_do_nothing(), rows)
+        connection.execute(HOLD[connection.dialect.name], rows)
 
 
 def original(connection: sa.Connection, tenant: str, ref: str, damage: Damage) -> Original | None:
@@ -173,7 +175,7 @@ def _add(connection: sa.Connection, tenant: str, given: list[Original], *, at: f
     if not fresh:
         return
     connection.execute(
-        insert(connection, originals).on_conflict_do_nothing(),
+        ADD[connection.dialect.name],
         [
             {
                 "tenant": tenant,

@@ -15,7 +15,7 @@ from proxy.store.archive import add_originals, hold
 from proxy.store.errors import StaleVersion
 from proxy.store.ledger import Damage, add_cut, add_edits, copy_cuts, load_cuts, load_edits, refs_of_cuts
 from proxy.store.records import Branch, Change, ConversationRow
-from proxy.store.tables import branches, conversations, insert
+from proxy.store.tables import branches, conversations, keep_first
 
 FIRST_LOOK = 8
 LATER_LOOKS = 500
@@ -42,6 +42,11 @@ LOOK = sa.text(
 BY_ID = HEADS.where(branches.c.tenant == sa.bindparam("tenant"), branches.c.branch == sa.bindparam("branch"))
 NAMED = sa.select(conversations.c.id).where(
     conversations.c.tenant == sa.bindparam("tenant"), conversations.c.name == sa.bindparam("name")
+)
+ADD_BRANCH = keep_first(branches)
+ADD_CONVERSATION = keep_first(conversations)
+HOMES = sa.select(conversations.c.name, conversations.c.id).where(
+    conversations.c.tenant == sa.bindparam("tenant"), conversations.c.name.in_(sa.bindparam("names", expanding=True))
 )
 ADVANCE = (
     sa.update(branches)
@@ -147,7 +152,7 @@ def open_branch(connection: sa.Connection, change: Change, *, parent: str | None
     rows = [(change.tenant, change.conversation, change.name, "", change.at)]
     home = open_conversations(connection, rows).get((change.tenant, change.name), change.conversation)
     made = connection.execute(
-        insert(connection, branches).on_conflict_do_nothing(),
+        ADD_BRANCH[connection.dialect.name],
         {
             "tenant": change.tenant,
             "branch": change.branch,
@@ -167,7 +172,7 @@ def open_conversations(
 ) -> dict[tuple[str, str], str]:
     """Make sure that conversations of (tenant, id, name, model, time) exist; the id that every (tenant, name) has."""
     connection.execute(
-        insert(connection, conversations).on_conflict_do_nothing(),
+        ADD_CONVERSATION[connection.dialect.name],
         [
             {
                 "tenant": tenant,
@@ -189,12 +194,8 @@ def open_conversations(
     homes: dict[tuple[str, str], str] = {}
     for tenant in {row[0] for row in rows}:
         names = sorted({row[2] for row in rows if row[0] == tenant})
-        found = connection.execute(
-            sa.select(conversations.c.name, conversations.c.id).where(
-                conversations.c.tenant == tenant, conversations.c.name.in_(names)
-            )
-        )
-        homes |= {(tenant, row.name): row.id for row in found}
+        found = connection.execute(HOMES, {"tenant": tenant, "names": names})
+        homes |= {(tenant, name): home for name, home in found}
     return homes
 
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from proxy.store.conversations import open_conversations
 from proxy.store.records import ConversationRow, ExchangeRow
-from proxy.store.tables import branches, chains, conversations, exchanges, insert
+from proxy.store.tables import branches, chains, conversations, exchanges, keep_last
 
 SAME_NAME = (
     "id",
@@ -34,6 +34,12 @@ SAME_NAME = (
     "overhead_ms",
     "duration_ms",
     "attempts",
+)
+TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated"))
+TOUCH_CHAIN = keep_last(chains, replaced=("at",))
+ADD = sa.insert(exchanges)
+KNOWN = sa.select(exchanges.c.id).where(
+    exchanges.c.tenant == sa.bindparam("tenant"), exchanges.c.id.in_(sa.bindparam("ids", expanding=True))
 )
 TOUCH = (
     sa.update(conversations)
@@ -64,7 +70,7 @@ def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
     _touch_chains(connection, rows)
     _touch_conversations(connection, rows, home)
     connection.execute(
-        sa.insert(exchanges),
+        ADD,
         [
             {name: getattr(row, name) for name in SAME_NAME}
             | {
@@ -94,9 +100,7 @@ def _new(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> list[Exchang
     known: set[tuple[str, str]] = set()
     for tenant in {row.tenant for row in rows}:
         ids = [row.id for row in rows if row.tenant == tenant]
-        found = connection.scalars(
-            sa.select(exchanges.c.id).where(exchanges.c.tenant == tenant, exchanges.c.id.in_(ids))
-        )
+        found = connection.scalars(KNOWN, {"tenant": tenant, "ids": ids})
         known |= {(tenant, found_id) for found_id in found}
     return [row for key, row in unique.items() if key not in known]
 
@@ -117,18 +121,7 @@ def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow], home
             "created": row.at,
             "updated": row.at,
         }
-    statement = insert(connection, branches)
-    given = statement.excluded
-    connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=["tenant", "branch"],
-            set_={
-                "longest": sa.case((given.longest > branches.c.longest, given.longest), else_=branches.c.longest),
-                "updated": sa.case((given.updated > branches.c.updated, given.updated), else_=branches.c.updated),
-            },
-        ),
-        [latest[key] for key in sorted(latest)],
-    )
+    connection.execute(TOUCH_BRANCH[connection.dialect.name], [latest[key] for key in sorted(latest)])
 
 
 def _touch_chains(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
@@ -143,15 +136,8 @@ def _touch_chains(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> Non
         for row in rows
         if row.chain_end and row.length > 0
     }
-    if not ends:
-        return
-    statement = insert(connection, chains)
-    connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=["tenant", "hash", "branch"], set_={"at": statement.excluded.at}
-        ),
-        [ends[key] for key in sorted(ends)],
-    )
+    if ends:
+        connection.execute(TOUCH_CHAIN[connection.dialect.name], [ends[key] for key in sorted(ends)])
 
 
 def _touch_conversations(connection: sa.Connection, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:

@@ -7,15 +7,17 @@ import sqlalchemy as sa
 
 from proxy.store.errors import NameTaken
 from proxy.store.records import KeyRow
-from proxy.store.tables import insert, keys, meta
+from proxy.store.tables import keep_first, keys, meta
 
 SECRET_BYTES = 32
+ADD_KEY = keep_first(keys)
+MAKE_SECRET = keep_first(meta)
 
 
 def secret(connection: sa.Connection) -> bytes:
     """The store's own secret, 32 bytes, made on first use."""
     connection.execute(
-        insert(connection, meta).on_conflict_do_nothing(),
+        MAKE_SECRET[connection.dialect.name],
         {"name": "secret", "body": secrets.token_bytes(SECRET_BYTES)},
     )
     return bytes(connection.execute(sa.select(meta.c.body).where(meta.c.name == "secret")).scalar_one())
@@ -29,7 +31,7 @@ def stored_secret(connection: sa.Connection) -> bytes | None:
 def add_key(connection: sa.Connection, key: KeyRow) -> None:
     """Store ``key``; :class:`NameTaken` if its name or its secret is in use."""
     made = connection.execute(
-        insert(connection, keys).on_conflict_do_nothing(),
+        ADD_KEY[connection.dialect.name],
         {
             "name": key.name,
             "digest": key.digest,

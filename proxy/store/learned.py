@@ -5,7 +5,10 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from proxy.store.records import CalibrationRow, LimitRow
-from proxy.store.tables import calibrations, insert, limits
+from proxy.store.tables import calibrations, keep_last, limits
+
+LEARN = keep_last(limits, replaced=("token_limit", "seen", "expires"))
+CALIBRATE = keep_last(calibrations, replaced=("ratio", "samples"))
 
 
 def all_limits(connection: sa.Connection) -> list[LimitRow]:
@@ -16,13 +19,8 @@ def all_limits(connection: sa.Connection) -> list[LimitRow]:
 
 def learn_limit(connection: sa.Connection, row: LimitRow) -> None:
     """Store a learned window in place of what its scope had."""
-    statement = insert(connection, limits)
-    given = statement.excluded
     connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=["scope"],
-            set_={"token_limit": given.token_limit, "seen": given.seen, "expires": given.expires},
-        ),
+        LEARN[connection.dialect.name],
         {"scope": row.scope, "token_limit": row.limit, "seen": row.seen, "expires": row.expires},
     )
 
@@ -35,13 +33,6 @@ def all_calibrations(connection: sa.Connection) -> list[CalibrationRow]:
 
 def save_calibrations(connection: sa.Connection, rows: Sequence[CalibrationRow]) -> None:
     """Store calibrations in place of what their scopes had."""
-    statement = insert(connection, calibrations)
-    given = statement.excluded
     newest = {row.scope: {"scope": row.scope, "ratio": row.ratio, "samples": row.samples} for row in rows}
     if newest:
-        connection.execute(
-            statement.on_conflict_do_update(
-                index_elements=["scope"], set_={"ratio": given.ratio, "samples": given.samples}
-            ),
-            [newest[scope] for scope in sorted(newest)],
-        )
+        connection.execute(CALIBRATE[connection.dialect.name], [newest[scope] for scope in sorted(newest)])

@@ -5,6 +5,8 @@ statement on it names the tenant. What people wrote is kept as exact UTF-8 bytes
 JSON may carry lone surrogates and NUL, which neither database takes as text.
 """
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -69,7 +71,7 @@ conversations = sa.Table(
     sa.Column("tokens_after", sa.BigInteger, nullable=False),
     sa.Column("token_limit", sa.BigInteger, nullable=False),
     sa.Column("zone", sa.Text, nullable=False),
-    sa.Column("actions", PlainText, nullable=False),
+    sa.Column("actions", sa.Text, nullable=False),
     sa.Index("conversations_name", "tenant", "name", unique=True),
     sa.Index("conversations_of_tenant", "tenant", "updated"),
     sa.Index("conversations_updated", "updated"),
@@ -186,7 +188,7 @@ exchanges = sa.Table(
     sa.Column("parent", sa.Text),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("model", PlainText, nullable=False),
-    sa.Column("policy", PlainText, nullable=False),
+    sa.Column("policy", sa.Text, nullable=False),
     sa.Column("chain_end", sa.LargeBinary, nullable=False),
     sa.Column("length", sa.Integer, nullable=False),
     sa.Column("status", sa.Integer, nullable=False),
@@ -196,7 +198,7 @@ exchanges = sa.Table(
     sa.Column("token_limit", sa.BigInteger, nullable=False),
     sa.Column("pressure", sa.Double, nullable=False),
     sa.Column("zone", sa.Text, nullable=False),
-    sa.Column("actions", PlainText, nullable=False),
+    sa.Column("actions", sa.Text, nullable=False),
     sa.Column("usage_prompt", sa.BigInteger),
     sa.Column("usage_completion", sa.BigInteger),
     sa.Column("usage_cached", sa.BigInteger),
@@ -242,8 +244,28 @@ calibrations = sa.Table(
 )
 
 
-def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT that knows ``ON CONFLICT`` in the connection's dialect."""
-    if connection.dialect.name == "postgresql":
-        return postgresql.insert(table)
-    return sqlite.insert(table)
+def keep_first(table: sa.Table) -> dict[str, sa.Insert]:
+    """An INSERT that leaves a row which is there already as it is, for every dialect by name."""
+    return {
+        "sqlite": sqlite.insert(table).on_conflict_do_nothing(),
+        "postgresql": postgresql.insert(table).on_conflict_do_nothing(),
+    }
+
+
+def keep_last(table: sa.Table, *, replaced: Sequence[str] = (), greatest: Sequence[str] = ()) -> dict[str, sa.Insert]:
+    """An INSERT that overwrites some columns of a row which is there already, for every dialect by name.
+
+    ``replaced`` columns take the new value, ``greatest`` ones only if it is greater.
+    """
+
+    def changes(given: sa.ColumnCollection[str, sa.ColumnElement[object]]) -> dict[str, sa.ColumnElement[object]]:
+        return {name: given[name] for name in replaced} | {
+            name: sa.case((given[name] > table.c[name], given[name]), else_=table.c[name]) for name in greatest
+        }
+
+    key = list(table.primary_key.columns)
+    lite, post = sqlite.insert(table), postgresql.insert(table)
+    return {
+        "sqlite": lite.on_conflict_do_update(index_elements=key, set_=changes(lite.excluded)),
+        "postgresql": post.on_conflict_do_update(index_elements=key, set_=changes(post.excluded)),
+    }

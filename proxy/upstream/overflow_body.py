@@ -23,7 +23,8 @@ _DOT: Final = re.compile(r"(?<=\d)\.(?=\d{3} ?tokens?\b)")
 _KILO: Final = re.compile(r"(?<![\w.])(\d{1,6})k(?= ?tokens?\b)")
 _GLUED: Final = re.compile(r"(?<=\d)(?=tokens?\b)")
 _URL: Final = re.compile(r"https?://[^\s\"'<>)]{1,400}")
-_ESCAPE: Final = re.compile(r"\\{1,8}(?:[nrt]|u00(?:22|26|27|60))")
+_ESCAPE: Final = re.compile(r"\\{1,8}[nrt]")
+_UNICODE: Final = re.compile(r"\\{1,8}u([0-9a-fA-F]{4})")
 _QUOTES: Final = re.compile(r"[\\\"'`*\u2018\u2019\u201c\u201d]")
 _SPACE: Final = re.compile(r"\s+")
 _FULL_WIDTH: Final = {0x3000: " "} | {0xFEE0 + code: chr(code) for code in range(0x21, 0x7F)}
@@ -41,8 +42,10 @@ class Report:
 
 def plain(text: str) -> str:
     """The first ``HEAD`` characters in lower case, without quotes, links, separators of thousands and double spaces."""
-    head = _NARROW.sub("", text[:HEAD]).replace("\\u003e", ">").replace("\\u003c", "<")
-    head = _ESCAPE.sub(" ", head) if "\\" in head else head
+    head = text[:HEAD]
+    if "\\" in head:
+        head = _ESCAPE.sub(" ", _UNICODE.sub(lambda match: chr(int(match.group(1), 16)), head))
+    head = _NARROW.sub("", head)
     head = html.unescape(head) if "&" in head else head
     head = head.lower() if head.isascii() else head.translate(_FULL_WIDTH).lower()
     head = _SPACE.sub(" ", _QUOTES.sub("", _URL.sub(" ", head))).replace("(2013)", "")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-SAID: Final = 1536
+SAID: Final = 1024
 """Characters of a message in which a wording that is not in the tables is looked for."""
 
 OVERFLOW_CODES: Final = frozenset(

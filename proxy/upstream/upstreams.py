@@ -6,7 +6,7 @@ from typing import Protocol
 
 from proxy.config import UpstreamSettings
 from proxy.errors import UpstreamUnreachable
-from proxy.keys import Caller
+from proxy.caller import Caller
 from proxy.upstream.client import Client, StreamBroken, Target
 
 Headers = Sequence[tuple[bytes, bytes]]

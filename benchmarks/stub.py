@@ -1,0 +1,162 @@
+"""The upstream of the benchmark: answers at once, as cheaply as Python can, and checks what it was sent.
+
+    python -m benchmarks.stub
+
+Prints ``{"port": N}``. A request whose body is not the one that ``x-bench-digest`` names is answered with 400: the
+proxy under test must have changed nothing. Traces and metrics (OTLP) are swallowed.
+"""
+
+import argparse
+import asyncio
+import json
+
+import uvloop
+import xxhash
+
+CHUNKS = 100
+PACE = 0.01
+CHARS_PER_TOKEN = 4
+_JSON = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+_STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+_END = b"0\r\n\r\n"
+
+
+def digest(body: bytes) -> bytes:
+    """What ``x-bench-digest`` holds for a body."""
+    return xxhash.xxh3_128_hexdigest(body).encode()
+
+
+def completion(size: int) -> bytes:
+    """The answer to a request of ``size`` bytes, not streamed."""
+    prompt = size // CHARS_PER_TOKEN
+    return json.dumps(
+        {
+            "id": "chatcmpl-bench",
+            "object": "chat.completion",
+            "created": 1_700_000_000,
+            "model": "gpt-4o-mini",
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": "The change is in place and the tests pass."},
+                    "logprobs": None,
+                    "finish_reason": "stop",
+                }
+            ],
+            "usage": {"prompt_tokens": prompt, "completion_tokens": 10, "total_tokens": prompt + 10},
+        },
+        separators=(",", ":"),
+    ).encode()
+
+
+def events() -> tuple[bytes, ...]:
+    """The answer to a streamed request: a role, words, the reason of the end, and ``[DONE]`` with the last chunk."""
+    deltas: list[tuple[dict[str, str], str | None]] = [({"role": "assistant", "content": ""}, None)]
+    deltas += [({"content": f" word{i:02d}"}, None) for i in range(CHUNKS - 2)]
+    deltas.append(({}, "stop"))
+    out = [
+        b"data: %b\n\n" % json.dumps(
+            {
+                "id": "chatcmpl-bench",
+                "object": "chat.completion.chunk",
+                "created": 1_700_000_000,
+                "model": "gpt-4o-mini",
+                "system_fingerprint": "fp_bench",
+                "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}],
+            },
+            separators=(",", ":"),
+        ).encode()
+        for delta, reason in deltas
+    ]  # fmt: skip
+    return (*out[:-1], out[-1] + b"data: [DONE]\n\n")
+
+
+_CHUNKED = tuple(b"%x\r\n%b\r\n" % (len(event), event) for event in events())
+
+
+class Upstream(asyncio.Protocol):
+    """One connection; no pipelining, as no proxy pipelines."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._head = b""
+        self._parts: list[bytes] = []
+        self._missing = 0
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._missing:
+            self._parts.append(data)
+            self._missing -= len(data)
+        else:
+            self._head += data
+            end = self._head.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            rest, self._head = self._head[end + 4 :], self._head[:end]
+            if b"transfer-encoding: chunked" in self._head.lower():
+                self._answer_json(400, b'{"error":{"message":"the length was lost on the way"}}')
+                return
+            self._parts = [rest]
+            self._missing = int(_field(self._head, b"content-length") or 0) - len(rest)
+        if not self._missing:
+            self._answer(self._head, b"".join(self._parts))
+
+    def _answer(self, head: bytes, body: bytes) -> None:
+        self._head, self._parts = b"", []
+        target = head.split(b" ", 2)[1]
+        if not target.endswith(b"/chat/completions"):
+            known = target.endswith((b"/traces", b"/metrics"))
+            self._answer_json(200 if known else 404, b"" if known else b"{}")
+        elif digest(body) != _field(head, b"x-bench-digest"):
+            self._answer_json(400, b'{"error":{"message":"the body was changed on the way"}}')
+        elif b'"stream":true' in body[:80]:
+            assert self._transport is not None
+            self._transport.write(_STREAM)
+            self._stream(0)
+        else:
+            self._answer_json(200, completion(len(body)))
+
+    def _answer_json(self, status: int, body: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(_JSON % (status, b"OK" if status == 200 else b"Refused", len(body), body))
+
+    def _stream(self, index: int) -> None:
+        if self._transport is None:
+            return
+        if index == len(_CHUNKED) - 1:
+            self._transport.write(_CHUNKED[index] + _END)
+            return
+        self._transport.write(_CHUNKED[index])
+        if index:
+            self._loop.call_later(PACE, self._stream, index + 1)
+        else:  # the first word follows the role at once, as it does from real servers
+            self._loop.call_soon(self._stream, 1)
+
+
+def _field(head: bytes, name: bytes) -> bytes:
+    lowered = head.lower()
+    start = lowered.find(b"\r\n" + name + b":")
+    if start < 0:
+        return b""
+    end = head.find(b"\r\n", start + 2)
+    return head[start + len(name) + 3 : end if end > 0 else len(head)].strip()
+
+
+async def serve() -> None:
+    """Serve until a signal."""
+    server = await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", 0, backlog=512)
+    print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m benchmarks.stub", description="The benchmark's upstream.").parse_args()
+    uvloop.run(serve())

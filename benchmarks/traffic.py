@@ -1,0 +1,158 @@
+"""What the load generator sends: requests of each case, the same for everyone under test.
+
+A conversation of the ``agent`` case has a long past that stays as it is and two messages more with every request: a
+tool call and its result. When it has grown enough it goes back to its past and on with other content.
+"""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.stub import completion, digest, events
+
+MODEL = "gpt-4o-mini"
+KEY = "sk-bench-0123456789abcdefghijklmnopqrstuvwxyz"
+MESSAGES = 200
+GROWTH = 40
+BYTES_PER_PAIR = 4_120
+TURNS_OF_A_CHAT = 4
+_LINES = 4_000
+_WORDS = (
+    "the service reads request returns value when context window is full and every message that was removed stays in "
+    "archive until someone asks for it again test passes error raised because connection closed before answer file "
+    "module function argument result list order customer refund flight booking change policy allowed not between next"
+).split()
+_TOOLS = json.dumps(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": f"{what} and returns its output as text.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        "path": {"type": "string", "description": "Path inside the repository"},
+                        "limit": {"type": "integer", "description": "Lines to return at most"},
+                    },
+                    "required": ["path"],
+                },
+            },
+        }
+        for name, what in (("read_file", "Reads a file"), ("run_tests", "Runs tests"), ("search", "Searches text"))
+    ],
+    separators=(",", ":"),
+).encode()
+_STREAMED = b"".join(events())
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as bytes, and the body that its answer must have."""
+
+    data: bytes
+    expected: bytes
+
+
+Source = Callable[[], Request]
+
+
+def source(case: str, *, seed: int, messages: int = MESSAGES) -> Source:
+    """The requests of one connection, one by one, without an end. Raises ValueError for an unknown case."""
+    rng = random.Random(f"{case} {seed}")
+    match case:
+        case "small":
+            return _Chats(rng).next
+        case "stream":
+            return _Chats(rng, stream=True).next
+        case "agent":
+            return Conversation(rng, messages=messages).next
+        case "cold":
+            return lambda: Conversation(rng, messages=messages).next()
+    raise ValueError(f"there is no case {case!r}")
+
+
+class Conversation:
+    """One agent's conversation; every request of it has two messages more than the one before."""
+
+    def __init__(self, rng: random.Random, *, messages: int = MESSAGES) -> None:
+        self._rng = rng
+        self._lines = [_line(rng) for _ in range(_LINES // 10)]
+        self._calls = 0
+        opening = [
+            _message("system", "You are a careful engineer. Read before you write; run the tests. " * 8),
+            _message("user", "The nightly build is red since yesterday. Find out why and repair it. " + _line(rng)),
+        ]
+        past = [self._pair() for _ in range((messages - len(opening)) // 2)]
+        self._past = (
+            b'{"model":"%b","stream":false,"temperature":0,"max_tokens":1024,"tools":%b,"messages":[' % (
+                MODEL.encode(), _TOOLS,
+            )
+            + b",".join([*opening, *past])
+        )  # fmt: skip
+        self._grown: list[bytes] = []
+
+    def next(self) -> Request:
+        """The next request."""
+        if 2 * len(self._grown) >= GROWTH:
+            self._grown.clear()
+        self._grown.append(b"," + self._pair())
+        return _whole(b"".join([self._past, *self._grown, b"]}"]))
+
+    def _pair(self) -> bytes:
+        """A tool call and its result, about BYTES_PER_PAIR bytes."""
+        self._calls += 1
+        rng = self._rng
+        thought = " ".join(rng.choices(_WORDS, k=60))
+        call = f"call_{rng.getrandbits(80):020x}"
+        arguments = f'{{\\"path\\": \\"src/{rng.choice(_WORDS)}/{rng.choice(_WORDS)}_{self._calls}.py\\"}}'
+        asked = (
+            f'{{"role":"assistant","content":"{thought}.","tool_calls":[{{"id":"{call}","type":"function",'
+            f'"function":{{"name":"read_file","arguments":"{arguments}"}}}}]}}'
+        )
+        room = BYTES_PER_PAIR - len(asked) - 100
+        taken = [f"# part {self._calls} of {rng.getrandbits(32)}"]
+        while (room := room - len(taken[-1]) - 2) > 0:
+            taken.append(rng.choice(self._lines))
+        result = "\\n".join(taken)
+        return f'{asked},{{"role":"tool","tool_call_id":"{call}","content":"{result}"}}'.encode()
+
+
+class _Chats:
+    """Chats of about 1 KB: a few turns, each request the one before and a turn more; then another chat."""
+
+    def __init__(self, rng: random.Random, *, stream: bool = False) -> None:
+        self._rng = rng
+        self._stream = stream
+        self._messages: list[bytes] = []
+
+    def next(self) -> Request:
+        if not self._messages or len(self._messages) > 2 * (TURNS_OF_A_CHAT - 1):
+            self._messages = [_message("system", "You help customers of an airline. Be brief and kind. " * 8)]
+        else:
+            self._messages.append(_message("assistant", _line(self._rng)))
+        self._messages.append(_message("user", f"{_line(self._rng)} {self._rng.getrandbits(48)}"))
+        head = b'{"model":"%b",%b"max_tokens":256,"messages":[' % (
+            MODEL.encode(),
+            b'"stream":true,' if self._stream else b"",
+        )
+        return _whole(head + b",".join(self._messages) + b"]}", stream=self._stream)
+
+
+def _line(rng: random.Random) -> str:
+    """Some words, without anything that JSON would escape."""
+    return f"{rng.choice(_WORDS)}_{rng.randrange(1000)}: " + " ".join(rng.choices(_WORDS, k=14))
+
+
+def _message(role: str, text: str) -> bytes:
+    return f'{{"role":"{role}","content":"{text}"}}'.encode()
+
+
+def _whole(body: bytes, *, stream: bool = False) -> Request:
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %b\r\n"
+        b"Content-Type: application/json\r\nAccept: application/json\r\nUser-Agent: OpenAI/Python 2.8.0\r\n"
+        b"X-Bench-Digest: %b\r\nContent-Length: %d\r\n\r\n" % (KEY.encode(), digest(body), len(body))
+    )
+    return Request(head + body, _STREAMED if stream else completion(len(body)))

@@ -1,0 +1,74 @@
+"""Thirty-step sessions of about 450 tokens a step against an 8,192-token window: the main job."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.counting import count_message
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from tests.functional.harness import COUNTER, TOOLS, RunningWeir, opening, prefix_reuse, prose, tool_step, weir
+
+STEPS = 30
+
+
+async def drive_agent(target: RunningWeir, *, steps: int = STEPS, start: int = 0, messages: list[Any] | None = None) -> list[Any]:
+    """One user message and a tool step per request; the messages afterwards."""
+    client = target.client()
+    messages = messages if messages is not None else opening()
+    for number in range(start, start + steps):
+        await client.chat.completions.create(model="sim", messages=messages, max_tokens=512, tools=TOOLS)
+        messages += tool_step(number)
+    await client.close()
+    return messages
+
+
+async def drive_chat(target: RunningWeir, *, steps: int = STEPS) -> list[Any]:
+    client = target.client()
+    messages = opening()[:1]
+    for number in range(steps):
+        messages.append({"role": "user", "content": prose(132, seed=2 * number)})
+        await client.chat.completions.create(model="sim", messages=messages, max_tokens=512)
+        messages.append({"role": "assistant", "content": prose(132, seed=2 * number + 1)})
+    await client.close()
+    return messages
+
+
+def sent(simulator: RunningSimulator) -> list[list[dict[str, Any]]]:
+    """The message arrays that reached the upstream, in order."""
+    return [json.loads(s.body)["messages"] for s in simulator.ledger if s.path.endswith("/chat/completions")]
+
+
+def batches(arrays: list[list[dict[str, Any]]]) -> int:
+    """How often a forwarded request did not begin with the one before."""
+    return sum(new[: len(old)] != old for old, new in zip(arrays, arrays[1:], strict=False))
+
+
+def reuse(arrays: list[list[dict[str, Any]]]) -> float:
+    return prefix_reuse(arrays, lambda m: count_message(m, COUNTER, model="sim"))
+
+
+@pytest.mark.requirement("A0.3", "A1.1", "P2", "D25")
+@pytest.mark.parametrize("summarizer", [None, "summariser"])
+@pytest.mark.parametrize("kind", ["agent", "chat"])
+async def test_a_session_that_would_overflow_is_answered_with_few_batches(
+    kind: str, summarizer: str | None, tmp_path: Path, record_property: Any
+) -> None:
+    settings = SimulatorSettings(window=8192, summary_model="summariser")
+    async with (
+        serve_simulator(settings, counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db", summarizer=summarizer) as target,
+    ):
+        await (drive_agent(target) if kind == "agent" else drive_chat(target))
+        seen = [s for s in simulator.ledger if b'"summariser"' not in s.body]
+        summaries = [s for s in simulator.ledger if b'"summariser"' in s.body]
+        arrays = [json.loads(s.body)["messages"] for s in seen]
+    assert [s.status for s in seen] == [200] * STEPS
+    assert batches(arrays) <= 3
+    assert reuse(arrays) >= 0.82
+    assert len(summaries) <= 3
+    if kind == "chat" and summarizer:
+        assert summaries
+    record_property("figures", f"{kind} {summarizer}: batches {batches(arrays)}, reuse {reuse(arrays):.3f}, calls {len(summaries)}")

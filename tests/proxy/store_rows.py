@@ -1,0 +1,128 @@
+"""Rows for the tests of the store."""
+
+from hashlib import blake2b, sha256
+from pathlib import Path
+
+from policies.ledger import Cut, Edit, EditKind
+from proxy.store import Change, ExchangeRow, Original
+
+
+def url(path: Path) -> str:
+    return f"sqlite+aiosqlite:///{path}"
+
+
+def digest(*parts: object) -> bytes:
+    return blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
+def chain(count: int, *, of: str = "a") -> list[bytes]:
+    return [digest(of, j) for j in range(count)]
+
+
+def exchange(
+    number: int,
+    *,
+    tenant: str = "tenant-a",
+    conversation: str = "c1",
+    name: str | None = None,
+    branch: str = "b1",
+    parent: str | None = None,
+    end: bytes = b"",
+    length: int = 0,
+    at: float | None = None,
+) -> ExchangeRow:
+    return ExchangeRow(
+        id=f"{tenant}-{branch}-{number}",
+        tenant=tenant,
+        conversation=conversation,
+        name=name or conversation,
+        branch=branch,
+        parent=parent,
+        at=1000.0 + number if at is None else at,
+        model="gpt-x",
+        policy="balanced",
+        chain_end=end,
+        length=length,
+        status=200,
+        outcome="ok",
+        tokens_before=1000 + number,
+        tokens_after=900 + number,
+        limit=8000,
+        pressure=0.5,
+        zone="green",
+        actions="none",
+        usage_prompt=900,
+        detail={"buckets": {"system": 12}},
+    )
+
+
+def edit(number: int, *, of: str = "a", text: str | None = None, ref: str | None = None) -> Edit:
+    return Edit(
+        digest=digest(of, "message", number),
+        occurrence=0,
+        kind=EditKind.EVICT,
+        text=f"[evicted {number}]" if text is None else text,
+        ref=ref or digest(of, "message", number).hex()[:12],
+        tokens=7,
+        chain=digest(of, number),
+    )
+
+
+def cut(version: int = 1, *, covers: int = 3, of: str = "a") -> Cut:
+    prefix = digest(of, covers - 1)
+    return Cut(
+        covers=covers,
+        prefix=prefix,
+        text=f"summary {version} of {of}",
+        tokens=40,
+        version=version,
+        ref=prefix.hex()[:12],
+        before=(0,),
+        after=(2,),
+        origin="model+extract",
+        narrative="we went on",
+    )
+
+
+def original(number: int, *, of: str = "a", text: str | None = None) -> Original:
+    said = f"output {number} of the tool about src/app{number}.py" if text is None else text
+    return Original(
+        ref=digest(of, "message", number).hex()[:12],
+        role="tool",
+        tokens=50,
+        body=b'{"role": "tool", "content": "%s"}' % said.encode(),
+        text=said,
+    )
+
+
+def change(
+    expected: int = 0,
+    *,
+    tenant: str = "tenant-a",
+    conversation: str = "c1",
+    branch: str = "b1",
+    count: int = 3,
+    of: str | None = None,
+    with_cut: bool = True,
+    at: float = 2000.0,
+) -> Change:
+    """A batch of ``count`` edits on version ``expected``, whose originals are archived and covered by a cut."""
+    of = f"{tenant}{branch}{expected}" if of is None else of
+    originals = tuple(original(i, of=of) for i in range(count))
+    return Change(
+        tenant=tenant,
+        conversation=conversation,
+        name=conversation,
+        branch=branch,
+        expected=expected,
+        at=at,
+        edits=tuple(edit(i, of=of) for i in range(count)),
+        cut=cut(expected + 1, of=of) if with_cut else None,
+        originals=originals,
+        covered=tuple(o.ref for o in originals) if with_cut else (),
+        checkpoint='{"goal": "g%d"}' % expected if with_cut else None,
+    )
+
+
+def sha(body: bytes) -> str:
+    return sha256(body).hexdigest()

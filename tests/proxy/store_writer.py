@@ -1,0 +1,118 @@
+"""A process that writes to a store until it is killed, for tests/proxy/test_store_faults.py.
+
+``store_writer.py crash PATH ROUNDS`` forks a writer per round, kills it with SIGKILL at a random moment and prints
+what had been acknowledged. ``full PATH``, ``hold PATH SECONDS`` and ``readonly PATH`` each show one fault.
+"""
+
+import asyncio
+import json
+import os
+import random
+import resource
+import signal
+import sqlite3
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from proxy.store import Store, StoreError, StoreUnavailable
+from tests.proxy.store_rows import change, exchange, original, url
+
+BIG = "x" * 20_000
+
+
+async def write_on(path: Path, acknowledge: int) -> None:
+    """Commit and record for ever, and say each version once it is acknowledged."""
+    store = await Store.open(url(path))
+    branch = await store.branch("tenant-a", "b1")
+    version = branch.version if branch else 0
+    while True:
+        fresh = change(version, with_cut=True)
+        body = original(0, of=f"big{version}", text=f"{version} {BIG}")
+        version = await store.commit(replace(fresh, originals=(*fresh.originals, body)))
+        os.write(acknowledge, b"%d\n" % version)
+        await store.record([exchange(version, end=version.to_bytes(16, "big"), length=version)])
+
+
+def crash(path: Path, rounds: int) -> None:
+    """Kill one writer per round; print the last acknowledged version of each."""
+    dice, said = random.Random(7), []
+    asyncio.run(prepare(path))
+    for _ in range(rounds):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            asyncio.run(write_on(path, writing))
+        os.close(writing)
+        time.sleep(dice.uniform(0.01, 0.12))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with os.fdopen(reading, "rb") as pipe:
+            lines = [line for line in pipe.read().split(b"\n") if line]
+        said.append(int(lines[-1]) if lines else 0)
+    print(json.dumps(said))
+
+
+async def prepare(path: Path) -> None:
+    """Make the schema, so that no round spends its time on it."""
+    store = await Store.open(url(path))
+    await store.close()
+
+
+async def fill_up(path: Path) -> None:
+    """Commit until the file size limit is met, go on reading, and go on writing when there is room again."""
+    store = await Store.open(url(path))
+    await store.commit(change(0))
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, hard))
+    version, refused = 1, ""
+    while not refused:
+        try:
+            version = await store.commit(
+                replace(change(version), originals=(original(0, of=f"big{version}", text=BIG * 5),))
+            )
+        except StoreUnavailable as error:
+            refused = error.reason
+    found = await store.branch("tenant-a", "b1")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    again = await store.commit(change(version))
+    await store.close()
+    print(json.dumps({"refused": refused, "version": version, "read": found.version if found else 0, "again": again}))
+
+
+def hold(path: Path, seconds: float) -> None:
+    """Hold the write lock."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    print("held", flush=True)
+    time.sleep(seconds)
+    connection.execute("ROLLBACK")
+    connection.close()
+
+
+async def read_only(path: Path) -> None:
+    """Try to open, as somebody who may not write."""
+    if os.geteuid() == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+    try:
+        store = await Store.open(url(path))
+    except StoreError as error:
+        print(json.dumps({"reason": error.reason, "text": str(error)}))
+    else:
+        await store.close()
+        print(json.dumps({"reason": None}))
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["crash", where, times]:
+            crash(Path(where), int(times))
+        case ["full", where]:
+            asyncio.run(fill_up(Path(where)))
+        case ["hold", where, seconds]:
+            hold(Path(where), float(seconds))
+        case ["readonly", where]:
+            asyncio.run(read_only(Path(where)))

@@ -1,0 +1,280 @@
+import base64
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.tokens import CHARS2_5
+from proxy.counting import count_message, count_messages, count_tools, is_blob, json_text
+from proxy.tokenizer import TextCounter, Tokenizer
+
+MODEL = "gpt-4o"
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("QUJD" * 1_000)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.text() | st.sampled_from(["type", "text", "content", "function", "name"]), inner, max_size=4
+        )
+    ),
+    max_leaves=10,
+)
+TYPES = st.sampled_from(["text", "image_url", "tool_result", "tool_use", "refusal", "file", "thinking", "new", 3, None])
+PARTS = st.lists(st.dictionaries(st.sampled_from(["text", "content", "source", "file", "input"]), JSON), max_size=3)
+MESSAGES = st.dictionaries(
+    st.sampled_from(
+        ["role", "content", "name", "tool_calls", "function_call", "audio", "reasoning", "reasoning_details", "refusal"]
+    ),
+    JSON | st.builds(lambda parts, kind: [{**part, "type": kind} for part in parts], PARTS, TYPES),
+)
+TRACK = {
+    "type": "function",
+    "function": {
+        "name": "track_parcel",
+        "description": "Find a parcel by its number.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "number": {"type": "string", "description": "The parcel's number, e.g. 4711."},
+                "unit": {"type": "string", "description": "Unit of the weight", "enum": ["kilogram", "pound"]},
+            },
+            "required": ["number"],
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def counter() -> Iterator[TextCounter]:
+    tokenizer = Tokenizer()
+    yield tokenizer.counter(MODEL)
+    tokenizer.close()
+
+
+def image(size: int) -> str:
+    """Base64 of a PNG header of 1024 x 1024 pixels and `size` more bytes."""
+    return base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 1024, 1024) + bytes(size)).decode()
+
+
+def deep(levels: int) -> Any:
+    value: Any = "end"
+    for _ in range(levels):
+        value = {"content": [value]}
+    return value
+
+
+def test_a_conversation_counts_by_openais_formula(counter: TextCounter) -> None:
+    messages = [
+        {"role": "system", "content": "You route parcels. Answer briefly."},
+        {"role": "system", "name": "dispatcher", "content": "Where is parcel 4711?"},
+        {"role": "user", "content": "It's late; the customer can't wait any longer."},
+    ]
+    keyed = [text for message in messages for text in message.values()]
+    formula = 3 + 3 * len(messages) + sum(map(counter.count, keyed)) + 1
+    assert sum(count_message(m, counter, model=MODEL) for m in messages) + 3 == formula
+
+
+@pytest.mark.parametrize(("model", "init"), [("gpt-4o", 7), ("gpt-5-mini", 7), ("gpt-4", 10), ("gpt-3.5-turbo", 10)])
+def test_tool_definitions_count_by_openais_formula(counter: TextCounter, model: str, init: int) -> None:
+    lines = [
+        "track_parcel:Find a parcel by its number",
+        "number:string:The parcel's number, e.g. 4711",
+        "unit:string:Unit of the weight",
+        "kilogram",
+        "pound",
+    ]
+    one = init + 3 + 2 * 3 + (-3 + 2 * 3) + sum(map(counter.count, lines))
+    assert count_tools([TRACK], None, None, counter, model=model) == one + 12
+    assert count_tools([TRACK, TRACK], None, None, counter, model=model) == 2 * one + 12
+
+
+@pytest.mark.requirement("A2.16")
+@pytest.mark.parametrize(
+    ("extra", "tokens"),
+    [
+        ({"content": "hello world"}, 2),
+        ({"content": [{"type": "text", "text": "hello world"}]}, 2),
+        ({"content": [{"type": "text", "text": "hello"}, {"type": "text", "text": "hello"}]}, 2),
+        ({"content": [{"type": "refusal", "refusal": "hello world"}]}, 2),
+        ({"content": ["hello world"]}, 2),
+        ({"refusal": "hello world"}, 2),
+        ({"name": "alice"}, 2),
+        ({"reasoning_content": "hello world"}, 2),
+        ({"reasoning": "hello world"}, 2),
+        ({"reasoning": "hello world", "reasoning_content": "hello world"}, 2),
+        ({"reasoning_details": [{"type": "reasoning.text", "text": "hello world"}]}, 2),
+        ({"reasoning": "hello world", "reasoning_details": [{"text": "hello world"}]}, 2),
+        ({"tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}, 10),
+        ({"tool_calls": [{"id": "call_1", "type": "custom", "custom": {"name": "f", "input": "hello world"}}]}, 11),
+        ({"tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "f"}}] * 2}, 18),
+        ({"function_call": {"name": "f", "arguments": "{}"}}, 10),
+        ({"content": [{"type": "tool_use", "id": "x", "name": "f", "input": {}}]}, 9),
+        ({"content": [{"type": "tool_result", "tool_use_id": "x", "content": "hello world"}]}, 2),
+        ({"audio": {"id": "audio_1", "transcript": "hello world"}}, 2),
+        ({"audio": {"id": "audio_1"}}, 100),
+        ({"content": [{"type": "image_url", "image_url": {"url": "http://x/y.png", "detail": "low"}}]}, 85),
+    ],
+)
+def test_each_part_of_a_message_costs_something(counter: TextCounter, extra: dict[str, Any], tokens: int) -> None:
+    bare = {"role": "assistant", "content": None}
+    assert count_message(bare, counter, model=MODEL) == 4
+    assert count_message({**bare, **extra}, counter, model=MODEL) == 4 + tokens
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"weir": {"keep": True}},
+        {"cache_control": {"type": "ephemeral"}},
+        {"provider_specific_fields": {"a": "long text " * 50}},
+        {"annotations": [{"type": "url_citation", "url": "https://example.com"}]},
+        {"parsed": {"answer": "long text " * 50}},
+        {"tool_call_id": "call_abcdefghijklmnop"},
+        {"id": "msg_abcdefghijklmnop"},
+    ],
+)
+def test_what_no_model_is_shown_costs_nothing(counter: TextCounter, mark: dict[str, Any]) -> None:
+    assert count_message({"role": "tool", "content": "ok", **mark}, counter, model=MODEL) == 5
+    part = {"type": "unheard_of", "value": "ok"}
+    plain = count_message({"role": "user", "content": [part]}, counter, model=MODEL)
+    if "tool_call_id" not in mark and "id" not in mark:
+        assert count_message({"role": "user", "content": [{**part, **mark}]}, counter, model=MODEL) == plain
+
+
+@pytest.mark.requirement("A2.18")
+@pytest.mark.parametrize("size", [45_000, 1_500_000])
+def test_base64_is_never_counted_as_text(counter: TextCounter, size: int) -> None:
+    data = image(size)
+    url = "data:image/png;base64," + data
+    for part, tokens in (
+        ({"type": "image_url", "image_url": {"url": url}}, 765),
+        ({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}, 765),
+        ({"type": "tool_result", "content": [{"type": "image", "source": {"type": "base64", "data": data}}]}, 765),
+        ({"type": "unheard_of", "payload": {"a": [url], "b": data}}, 24),
+    ):
+        assert count_message({"role": "user", "content": [part]}, counter, model=MODEL) == pytest.approx(
+            4 + tokens, abs=10
+        )
+        flat = count_message({"role": "user", "content": [part]}, counter, model=MODEL, image_tokens=1_000)
+        assert flat == (pytest.approx(28, abs=10) if part["type"] == "unheard_of" else 1_004)
+
+
+def test_long_text_that_only_looks_strange_is_counted(counter: TextCounter) -> None:
+    part = {"type": "unheard_of", "value": "some words, and more " * 200}
+    assert count_message({"role": "user", "content": [part]}, counter, model=MODEL) > 800
+    assert not is_blob("a" * 2_048)
+    assert not is_blob("word " * 2_000)
+    assert is_blob("QUJD" * 600)
+    assert is_blob("data:image/svg+xml;utf8,<svg " + "x y" * 1_000)
+
+
+@pytest.mark.requirement("A2.17")
+@pytest.mark.parametrize("model", ["gpt-4o", "gpt-4", "o3", "claude-sonnet-4-5", "llama-3"])
+def test_the_count_of_tools_grows_with_the_schema(counter: TextCounter, model: str) -> None:
+    def tools(definition: Any) -> int:
+        return count_tools([definition], None, None, counter, model=model)
+
+    def parameters(properties: dict[str, Any]) -> Any:
+        return {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"type": "object", "properties": properties}},
+        }
+
+    address = {"type": "object", "properties": {"street": {"type": "string"}}}
+    grown = [
+        parameters({}),
+        parameters({"a": {"type": "string"}}),
+        parameters({"a": {"type": "string", "description": "a description"}}),
+        parameters({"a": {"type": "string", "description": "a description", "enum": ["one", "two"]}}),
+        parameters({"a": address, "b": {"type": "string", "description": "a description", "enum": ["one", "two"]}}),
+        parameters(
+            {
+                "a": {"type": "array", "items": {"anyOf": [address, {"$defs": {"x": address}}]}},
+                "b": address,
+                "c": address,
+            }
+        ),
+    ]
+    counts = [tools(definition) for definition in grown]
+    assert counts == sorted(set(counts))
+    assert count_tools(None, None, None, counter, model=model) == 0
+    assert count_tools([], [], {"type": "json_object"}, counter, model=model) == 0
+
+
+@pytest.mark.requirement("A2.17")
+@pytest.mark.parametrize("model", ["gpt-4o", "llama-3"])
+def test_legacy_functions_and_a_response_schema_are_counted(counter: TextCounter, model: str) -> None:
+    function = TRACK["function"]
+    legacy = count_tools(None, [function], None, counter, model=model)
+    schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
+    assert legacy > 40
+    assert count_tools(None, [function], schema, counter, model=model) > legacy + 10
+
+
+def test_other_models_are_shown_json(counter: TextCounter) -> None:
+    text = json.dumps(TRACK)
+    assert count_tools([TRACK], None, None, counter, model="llama-3") == counter.count(text)
+    assert count_tools([TRACK], None, None, counter, model="claude-sonnet-4-5") == counter.count(text) + 346
+
+
+@pytest.mark.requirement("A2.15", "A0.79")
+def test_heuristics_count_messages_too() -> None:
+    message = {"role": "user", "content": "x" * 1_000}
+    assert count_message(message, CHARS2_5, model="unknown") == 404
+
+
+async def test_many_messages_count_as_each_one_does(counter: TextCounter) -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "name": "alice", "content": [{"type": "text", "text": "words " * i}, {"type": "new", "n": i}]}
+        for i in range(150)
+    ]
+    messages += [{"role": "assistant", "content": None}, {"role": "assistant", "audio": {"id": "a"}}]
+    counted = await count_messages(messages, counter, model=MODEL)
+    assert counted == [count_message(m, counter, model=MODEL) for m in messages]
+    assert await count_messages([], counter, model=MODEL) == []
+
+
+def test_any_depth_is_counted(counter: TextCounter) -> None:
+    nested = deep(10_000)
+    assert count_message({"role": "user", "content": nested}, counter, model=MODEL) > 10_000
+    assert count_tools([nested], None, None, counter, model="llama-3") > 10_000
+    schema: dict[str, Any] = {}
+    for _ in range(3_000):
+        schema = {"type": "object", "properties": {"inner": schema}}
+    definition = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    assert count_tools([definition], None, None, counter, model=MODEL) > 3_000
+
+
+@given(JSON)
+def test_json_text_reads_back_as_what_it_says(value: Any) -> None:
+    def without(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {k: without(v) for k, v in item.items() if not (isinstance(v, str) and is_blob(v))}
+        if isinstance(item, list):
+            return [without(v) for v in item]
+        return "" if isinstance(item, str) and is_blob(item) else item
+
+    assert repr(json.loads(json_text(value))) == repr(without(value))
+
+
+def test_a_number_of_any_length_has_a_text() -> None:
+    assert 2_900 < len(json_text(10**6_000)) < 6_100
+    assert len(json_text({"a": 2**400_000})) > 100_000
+
+
+@settings(max_examples=150)
+@given(message=MESSAGES | JSON, model=st.sampled_from(["gpt-4o", "claude-opus-4-7", "gemini-3-pro", "x"]))
+def test_no_message_breaks_the_count(message: Any, model: str) -> None:
+    assert count_message(message, CHARS2_5, model=model) >= 4
+
+
+@settings(max_examples=100)
+@given(tools=JSON | st.lists(JSON), response_format=JSON, model=st.sampled_from(["gpt-4", "o3", "claude-4", "x"]))
+def test_no_tools_break_the_count(tools: Any, response_format: Any, model: str) -> None:
+    wrapped = [{"type": "function", "function": {"name": "f", "parameters": {"properties": tools}}}]
+    assert count_tools(tools, wrapped, response_format, CHARS2_5, model=model) >= 0

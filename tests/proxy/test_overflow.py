@@ -1,0 +1,409 @@
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.upstream.overflow import Kind, Verdict, classify, classify_answer, classify_event, plausible_limit
+
+HERE = Path(__file__).parent
+CASES = [json.loads(line) for line in (HERE / "overflow_cases.jsonl").read_text().splitlines()]
+CORPUS = HERE.parents[2] / "shared" / "data" / "overflow_errors.jsonl"
+NUMBERS = ("limit", "prompt", "completion", "requested")
+TPM = (
+    "Request too large for m on tokens per min (TPM): Limit 30000, Requested 48120. "
+    "The input or output tokens must be reduced in order to run successfully."
+)
+
+DOUBTFUL = (  # one vLLM build prints the window less max_tokens
+    "This model's maximum context length is 4096 tokens. However, your request has 5000 input tokens plus 4096 "
+    "'max_tokens'. Please reduce one or the other."
+)
+
+
+def error(message: str, **fields: object) -> bytes:
+    return json.dumps({"error": {"message": message, **fields}}).encode()
+
+
+def answer(finish_reason: str | None, prompt: int, completion: int, content: str = "text") -> bytes:
+    choice = {"index": 0, "finish_reason": finish_reason, "message": {"role": "assistant", "content": content}}
+    return json.dumps(
+        {"choices": [choice], "usage": {"prompt_tokens": prompt, "completion_tokens": completion}}
+    ).encode()
+
+
+@pytest.mark.requirement("P16", "A2.13", "R.46")
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+def test_a_wording_is_recognised_with_its_kind_and_its_numbers(case):
+    verdict = classify(case["status"], case["body"].encode(), window=case.get("window"))
+    assert verdict.kind == case["kind"]
+    for name in NUMBERS:
+        if case["status"] != 200 or name in case:
+            assert getattr(verdict, name) == case.get(name), name
+    for flag in ("input_limit", "at_least"):
+        if flag in case:
+            assert getattr(verdict, flag) is case[flag]
+    if "learn" in case:
+        assert plausible_limit(verdict) is None
+
+
+@pytest.mark.requirement("P16")
+def test_the_cases_hold_enough_of_both_sides():
+    overflows = [case for case in CASES if case["kind"] in ("context", "completion")]
+    assert len(overflows) >= 150
+    assert len(CASES) - len(overflows) >= 150
+    assert {case["kind"] for case in CASES} == set(Kind)
+
+
+@pytest.mark.requirement("P16", "R.46")
+def test_every_recorded_error_body_of_the_field_is_classified_right():
+    if not CORPUS.exists():
+        pytest.skip("the corpus of recorded error bodies is not beside the repository")
+    wrong = []
+    for line in CORPUS.read_text().splitlines():
+        row = json.loads(line)
+        window = row["limit_tokens"] if row["status"] == 200 else None
+        verdict = classify(row["status"], row["body"].encode(), window=window)
+        if verdict.is_overflow != row["is_context_overflow"]:
+            wrong.append((row["id"], verdict.kind))
+        wanted = {name: row[f"{name}_tokens"] for name in NUMBERS if row[f"{name}_tokens"] is not None}
+        wrong += [(row["id"], name) for name, number in wanted.items() if getattr(verdict, name) != number]
+    assert wrong == []
+
+
+@pytest.mark.requirement("P16", "R.46")
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case["status"] == 400 and case["body"].startswith("{")],
+    ids=lambda case: case["id"],
+)
+def test_a_wording_survives_the_envelopes_of_gateways_and_sdks(case):
+    """The same error inside an array, a string, an SDK's dump and a stream, without a helpful status outside."""
+    overflow = case["kind"] in ("context", "completion")
+    body = json.loads(case["body"])
+    dumped = f"Error code: 400 - {body!r}"
+    nested = error("Provider returned error", code=400, metadata={"raw": json.dumps(body), "provider_name": "P"})
+    twice = error(json.dumps({"error": {"message": json.dumps(body)}}), code="400")
+    for wrapped in (json.dumps([body]).encode(), dumped.encode(), nested, twice):
+        assert classify(400, wrapped).is_overflow is overflow, wrapped
+
+
+@pytest.mark.requirement("P16", "R.46")
+@pytest.mark.parametrize(
+    "data",
+    [
+        error("the request exceeds the available context size", n_prompt_tokens=5000, n_ctx=4096),
+        error("Trying to keep the first 5000 tokens. However, the model has a context length of only 4096"),
+        b'{"error":"Cannot truncate prompt with n_keep (5000) >= n_ctx (4096)"}',
+        json.dumps({"type": "error", "error": {"message": "prompt is too long: 5000 tokens > 4096 maximum"}}).encode(),
+        json.dumps(
+            {
+                "object": "chat.completion.chunk",
+                "choices": [{"delta": {"content": ""}, "finish_reason": "error"}],
+                "error": {
+                    "code": 400,
+                    "message": "Input length 5000 exceeds the maximum allowed input length of 4096.",
+                },
+            }
+        ).encode(),
+        b'data: {"error":{"message":"Input length (5000) exceeds model\'s maximum context length (4096)."}}',
+    ],
+)
+def test_an_error_event_inside_a_stream_is_recognised(data):
+    verdict = classify_event(data)
+    assert verdict.is_overflow
+    assert (verdict.prompt, verdict.limit) == (5000, 4096)
+
+
+@pytest.mark.requirement("P16")
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[DONE]",
+        b'{"choices":[{"delta":{"content":"prompt is too long: 5000 tokens > 4096 maximum"}}]}',
+        b'{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":1}}',
+        b'{"choices":[{"delta":{"content":"maximum context length is 4096 tokens',
+        b'{"type":"response.output_text.delta","delta":"This model\'s maximum context length is 4096 tokens"}',
+        b'{"type":"content_block_delta","delta":{"type":"text_delta","text":"prompt is too long"}}',
+        b'{"type":"response.completed","response":{"error":null,"output":[]}}',
+        b'{"choices":[{"delta":{"content":"' + b"context length exceeded " * 4000 + b'"}}]}',
+    ],
+)
+def test_text_of_the_model_in_a_stream_is_never_an_error(data):
+    assert classify_event(data) == Verdict(Kind.NONE)
+
+
+@pytest.mark.requirement("P16")
+def test_an_error_inside_a_stream_that_is_a_rate_limit_is_a_rate_limit():
+    assert classify_event(error("Rate limit reached, too many tokens", code=429)).kind is Kind.RATE
+
+
+@pytest.mark.requirement("A1.16", "P16")
+@pytest.mark.parametrize(
+    ("reason", "prompt", "completion", "max_tokens", "window", "kind"),
+    [
+        ("length", 900, 4096, 4096, 128_000, Kind.NONE),  # the cap the client asked for
+        ("length", 8000, 100, None, 128_000, Kind.NONE),  # a server default, with room left
+        ("length", 8000, 192, 1024, 8192, Kind.COMPLETION),  # the window left less than max_tokens
+        ("length", 8000, 192, None, 8192, Kind.COMPLETION),
+        ("length", 8000, 192, 192, 8192, Kind.NONE),  # both at once: the client got what it asked for
+        ("length", 8150, 0, 1024, 8192, Kind.CONTEXT),  # the upstream cut the prompt to fill the window
+        ("length", 4000, 0, 1024, 8192, Kind.NONE),
+        ("length", 8150, 0, 0, 8192, Kind.NONE),  # a client that only warms the cache
+        ("stop", 9000, 50, 1024, 8192, Kind.CONTEXT),  # accepted in silence
+        ("stop", 8000, 50, 1024, 8192, Kind.NONE),
+        ("model_context_window_exceeded", 8000, 192, 4096, 8192, Kind.COMPLETION),
+        ("model_context_window_exceeded", 9000, 0, 4096, None, Kind.CONTEXT),
+        ("tool_calls", 8000, 10, None, None, Kind.NONE),
+        (None, 8000, None, None, 8192, Kind.NONE),
+        ("length", None, None, None, 8192, Kind.NONE),
+    ],
+)
+def test_an_answer_tells_a_full_window_from_an_ordinary_length_stop(
+    reason, prompt, completion, max_tokens, window, kind
+):
+    verdict = classify_answer(reason, prompt=prompt, completion=completion, max_tokens=max_tokens, window=window)
+    assert verdict.kind is kind
+    if kind is not Kind.NONE:
+        assert verdict.limit == window
+
+
+@pytest.mark.requirement("A1.16", "P16")
+def test_a_whole_answer_is_read_like_its_parts():
+    assert classify(200, answer("length", 8000, 192), window=8192).kind is Kind.COMPLETION
+    assert classify(200, answer("length", 8000, 192), window=32_768).kind is Kind.NONE
+    assert classify(200, answer("stop", 9000, 10), window=8192).kind is Kind.CONTEXT
+    assert classify(200, answer("stop", 9000, 10, "context_length_exceeded"), window=32_768).kind is Kind.NONE
+
+
+@pytest.mark.requirement("P16")
+def test_a_prompt_that_was_counted_far_below_the_estimate_was_cut_in_silence():
+    assert classify(200, answer("stop", 4090, 10), window=131_072, estimate=20_000).kind is Kind.CONTEXT
+    assert classify(200, answer("stop", 17_000, 10), window=131_072, estimate=20_000).kind is Kind.NONE
+    assert plausible_limit(classify(200, answer("stop", 4090, 10), window=131_072, estimate=20_000)) is None
+
+
+@pytest.mark.requirement("P16")
+@pytest.mark.parametrize("status", [400, 413])
+@pytest.mark.parametrize("body", [b"", b" \n", b"400 status code (no body)"])
+def test_an_empty_body_is_an_overflow_only_where_that_is_known_and_likely(status, body):
+    full = {"window": 8192, "estimate": 8000}
+    assert classify(status, body, empty_body_means_overflow=True, **full).kind is Kind.CONTEXT
+    assert not classify(status, body, empty_body_means_overflow=True, window=8192, estimate=4000).is_overflow
+    assert not classify(status, body, empty_body_means_overflow=True).is_overflow
+    assert not classify(status, body, **full).is_overflow
+    assert not classify(500, body, empty_body_means_overflow=True, **full).is_overflow
+
+
+@pytest.mark.requirement("P16", "R.46")
+@pytest.mark.parametrize("status", [400, 413, 422, 429])
+def test_a_request_above_tokens_a_minute_is_no_overflow_under_any_status(status):
+    for body in (error(TPM, type="tokens", code="rate_limit_exceeded"), TPM.encode()):
+        verdict = classify(status, body)
+        assert verdict.kind is Kind.RATE
+        assert (verdict.limit, verdict.requested) == (30_000, 48_120)
+        assert plausible_limit(verdict) is None
+
+
+@pytest.mark.requirement("P16")
+@pytest.mark.parametrize("status", [401, 402, 403, 429, 529])
+def test_some_statuses_are_never_an_overflow(status):
+    assert not classify(status, error("prompt is too long: 5000 tokens > 4096 maximum")).is_overflow
+
+
+@pytest.mark.requirement("A2.13", "D15")
+def test_clamping_is_the_first_cure_where_the_prompt_alone_fits():
+    fits = classify(400, error("input length and `max_tokens` exceed context limit: 150000 + 64000 > 200000"))
+    assert fits.kind is Kind.COMPLETION
+    assert fits.clamp(500) == 49_500
+    assert fits.clamp(50_000) is None
+    tight = classify(400, error("input length and `max_tokens` exceed context limit: 199900 + 64000 > 200000"))
+    assert tight.clamp(99) == 1
+    assert tight.clamp(100) is None
+
+
+@pytest.mark.requirement("A2.13", "D15")
+def test_nothing_is_clamped_where_the_room_is_not_known():
+    at_least = (
+        "This model's maximum context length is 8192 tokens. However, you requested 4096 output tokens and your prompt "
+        "contains at least 4097 input tokens, for a total of at least 8193 tokens."
+    )
+    for message in (
+        "prompt is too long: 210000 tokens > 200000 maximum",
+        "Please reduce the length of the messages or completion.",
+        "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 280000 tokens.",
+        at_least,
+    ):
+        verdict = classify(400, error(message))
+        assert verdict.is_overflow
+        assert verdict.clamp(0) is None
+    assert (
+        classify(400, error("max_tokens is too large: 9000. This model supports at most 4096 completion tokens")).clamp(
+            0
+        )
+        is None
+    )
+
+
+@pytest.mark.requirement("R.48", "A2.13")
+@pytest.mark.parametrize(
+    ("message", "limit"),
+    [
+        ("prompt is too long: 210000 tokens > 200000 maximum", 200_000),
+        ("Your request exceeded model token limit: 131072", 131_072),  # one explicit number suffices
+        ("input length and max_tokens exceed context limit: 150000 + 64000 > 200000", 200_000),
+        ("prompt is too long: 100 tokens > 50 maximum", None),  # no model is that small
+        ("Please reduce the length of the messages or completion.", None),
+        (
+            "The input (3000 tokens) is longer than the model's context length (4096 tokens).",
+            None,
+        ),  # contradicts itself
+        (DOUBTFUL, None),
+        ("max_tokens is too large: 9000. This model supports at most 4096 completion tokens", None),
+    ],
+)
+def test_a_limit_is_learned_only_from_numbers_that_make_sense(message, limit):
+    assert plausible_limit(classify(400, error(message))) == limit
+
+
+@pytest.mark.requirement("R.48")
+def test_a_limit_for_the_input_alone_says_so():
+    verdict = classify(
+        400,
+        error("Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 280000 tokens."),
+    )
+    assert verdict.input_limit
+    assert plausible_limit(verdict) == 272_000
+    assert not classify(400, error("prompt is too long: 210000 tokens > 200000 maximum")).input_limit
+
+
+PIECES = tuple(
+    """maximum context length is |1,|1 |9999999999999 |prompt |input |messages |max_tokens |exceeds |exceeds the models
+too long |input tokens |tokens > |1 > |1 + 1 > |输入超过|prompt is too |sum of prompt length |input token count |rate
+too large for a |[|{|"|'|\\|\\n|total number of tokens (|&amp;|\ufdfa|\u202f1|(1 tokens) |limit: |at least 1 |x|per
+https://a| | .|code: a|max |0|\x00|\u2028|maximum number of |with the requested max input tokens |\uff11|(?:|%
+""".replace("\n", " |").split("|")
+)
+
+
+@pytest.mark.requirement("R.47")
+def test_hostile_error_text_is_read_in_linear_time():
+    """About 2 ms each when measured; the bound is for any machine, and a backtracking pattern takes seconds."""
+    bodies = []
+    for piece in PIECES:
+        text = (piece * 4096)[:4096]
+        bodies += [
+            error(text),
+            text.encode(),
+            error(text + " maximum context length is 8192 tokens"),
+            error(json.dumps({"message": text})),
+        ]
+    started = time.process_time()
+    for body in bodies:
+        classify(400, body)
+        classify_event(body)
+    assert time.process_time() - started < 0.1 * len(bodies)
+
+
+@pytest.mark.requirement("R.47")
+def test_a_longer_message_costs_no_more_than_its_head():
+    """Seconds of CPU for 60 KiB against those for 4 KiB; everything behind the head is left alone."""
+
+    def cost(length: int) -> float:
+        body = error(("prompt exceeds max_tokens context length 1 > 1 " * 2000)[:length])
+        started = time.process_time()
+        for _ in range(10):
+            classify(400, body)
+        return time.process_time() - started
+
+    cost(4096)
+    assert cost(60_000) < 10 * cost(4096) + 0.5
+
+
+@pytest.mark.requirement("R.47")
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"error":' * 20_000,
+        b'{"message":"' + b'\\"{' * 20_000,
+        b'{"error":{"code":' + b"9" * 9000 + b"}}",
+    ],
+)
+def test_a_body_that_is_deep_or_endless_is_no_overflow(body):
+    assert not classify(400, body).is_overflow
+    assert not classify(200, body).is_overflow
+    assert not classify_event(body).is_overflow
+
+
+FIELDS = (
+    "error",
+    "errors",
+    "message",
+    "code",
+    "type",
+    "choices",
+    "usage",
+    "finish_reason",
+    "prompt_tokens",
+    "raw",
+    "n_ctx",
+)
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30) | st.sampled_from(PIECES),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(FIELDS),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@pytest.mark.requirement("R.47", "P16")
+@settings(max_examples=300, deadline=None)
+@given(
+    status=st.integers(),
+    body=st.binary(max_size=400) | JSON_VALUES.map(lambda value: json.dumps(value).encode()),
+    window=st.none() | st.integers(min_value=1, max_value=2_000_000),
+    estimate=st.none() | st.integers(min_value=0, max_value=4_000_000),
+    known=st.booleans(),
+)
+def test_no_body_and_no_status_makes_it_raise(status, body, window, estimate, known):
+    verdict = classify(status, body, window=window, estimate=estimate, empty_body_means_overflow=known)
+    assert isinstance(verdict, Verdict)
+    assert isinstance(classify_event(body), Verdict)
+    for margin in (0, 100):
+        room = verdict.clamp(margin)
+        assert room is None or (verdict.is_overflow and room >= 1)
+    limit = plausible_limit(verdict)
+    assert limit is None or (verdict.is_overflow and limit == verdict.limit)
+
+
+@pytest.mark.requirement("P16")
+@settings(max_examples=200, deadline=None)
+@given(
+    prompt=st.integers(min_value=300, max_value=3_000_000),
+    limit=st.integers(min_value=300, max_value=3_000_000),
+    separated=st.booleans(),
+)
+def test_the_numbers_are_read_whatever_they_are(prompt, limit, separated):
+    over, window = max(prompt, limit) + 1, min(prompt, limit)
+    shown = (f"{over:,}", f"{window:,}") if separated else (str(over), str(window))
+    for template in (
+        "prompt is too long: {0} tokens > {1} maximum",
+        "This model's maximum context length is {1} tokens. However, your messages resulted in {0} tokens.",
+        "The input token count ({0}) exceeds the maximum number of tokens allowed ({1}).",
+        "request ({0} tokens) exceeds the available context size ({1} tokens), try increasing it",
+        "Prompt contains {0} tokens and 0 draft tokens, too large for model with {1} maximum context length",
+        "The input ({0} tokens) is longer than the model's context length ({1} tokens).",
+    ):
+        verdict = classify(400, error(template.format(*shown)))
+        assert verdict.is_overflow
+        assert (verdict.prompt, verdict.limit, plausible_limit(verdict)) == (over, window, window)

@@ -1,0 +1,908 @@
+"""The client's edge, on raw sockets: what a client may send, how long it may take, and how a connection ends."""
+
+import asyncio
+import functools
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from proxy.server import Server, ServerLimits, Shutdown, serve
+
+ROOT = Path(__file__).parents[2]
+SHORT = ServerLimits(header_timeout=0.3, body_timeout=0.5, keep_alive=0.4, stall=0.4, linger=0.2, body_bytes=2_000_000)
+HOST = b"Host: weir\r\n"
+
+
+def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs the test on the loop that the product runs on."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(asyncio.wait_for(test(**fixtures), 20))
+
+    return run
+
+
+class Echo:
+    """An application that answers with what it got, and remembers how each request ended."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.scopes: list[Any] = []
+        self.left: list[float] = []
+        self.release = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scopes.append(scope)
+        body = b""
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.left.append(time.monotonic())
+                return
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        self.bodies.append(body)
+        await self.answer(scope, receive, send, body)
+
+    async def answer(self, scope: Any, receive: Any, send: Any, body: bytes) -> None:
+        match scope["path"]:
+            case "/stream":
+                await self.stream(receive, send, count=5, pause=0.005)
+            case "/silent-stream":
+                await self.stream(receive, send, count=3, pause=0.005, hang=True)
+            case "/flood":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                try:
+                    while True:
+                        await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+                        if not await self.still_there(receive):
+                            return
+                finally:
+                    self.left.append(time.monotonic())
+            case "/slow":
+                await self.wait(receive, send)
+            case "/raises":
+                raise ValueError("on purpose")
+            case "/breaks-off":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b"half", "more_body": True})
+            case _:
+                out = json.dumps({"path": scope["path"], "length": len(body)}).encode()
+                headers = [(b"Content-Type", b"application/json"), (b"Content-Length", str(len(out)).encode())]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await send({"type": "http.response.body", "body": out})
+
+    async def still_there(self, receive: Any) -> bool:
+        """Whether the client has not left; costs one turn of the loop."""
+        task = asyncio.ensure_future(receive())
+        await asyncio.sleep(0)
+        if not task.done():
+            task.cancel()
+            return True
+        return task.result()["type"] != "http.disconnect"
+
+    async def stream(self, receive: Any, send: Any, *, count: int, pause: float, hang: bool = False) -> None:
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for number in range(count):
+            await send({"type": "http.response.body", "body": b"data: %d\n\n" % number, "more_body": True})
+            await asyncio.sleep(pause)
+        if hang:
+            await receive()
+            self.left.append(time.monotonic())
+            return
+        await send({"type": "http.response.body", "body": b""})
+
+    async def wait(self, receive: Any, send: Any) -> None:
+        gone = asyncio.ensure_future(receive())
+        released = asyncio.ensure_future(self.release.wait())
+        await asyncio.wait([gone, released], return_when=asyncio.FIRST_COMPLETED)
+        for task in (gone, released):
+            task.cancel()
+        if not self.release.is_set():
+            self.left.append(time.monotonic())
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+        await send({"type": "http.response.body", "body": b"late"})
+
+
+async def talk(server: Server, data: bytes, *, half_close: bool = False) -> bytes:
+    """Everything the server writes until it closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        writer.write(data)
+        if half_close:
+            writer.write_eof()
+        return await asyncio.wait_for(reader.read(), 5)
+    finally:
+        writer.close()
+
+
+def request(path: str = "/", *, body: bytes = b"", headers: bytes = b"", method: str = "POST") -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\n".encode() + HOST + headers
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+CLOSE = b"Connection: close\r\n"
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def error(answer: bytes) -> dict[str, Any]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower()
+    assert b"x-request-id: " in head
+    parsed: dict[str, Any] = json.loads(body)["error"]
+    assert set(parsed) == {"message", "type", "param", "code"}
+    return parsed
+
+
+async def until(condition: Callable[[], bool], seconds: float = 2.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+# Deadlines
+
+
+@pytest.mark.requirement("R.1", "S.14")
+@on_uvloop
+async def test_headers_that_trickle_in_end_with_408_at_the_deadline() -> None:
+    async with serve(Echo(), lifespan="off", limits=SHORT) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        began = time.monotonic()
+
+        async def trickle() -> None:
+            for byte in b"POST / HTTP/1.1\r\nHost: weir\r\nX-Slow: " + b"a" * 500:
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0.02)
+
+        task = asyncio.create_task(trickle())
+        answer = await asyncio.wait_for(reader.read(), 3)
+        assert status(answer) == 408
+        assert error(answer)["code"] == "invalid_request"
+        assert 0.25 < time.monotonic() - began < 1.0
+        task.cancel()
+        writer.close()
+
+
+@pytest.mark.requirement("R.3")
+@on_uvloop
+async def test_connections_that_say_nothing_are_all_closed() -> None:
+    async with serve(Echo(), lifespan="off", limits=SHORT) as server:
+        answers = await asyncio.gather(*[talk(server, b"") for _ in range(50)])
+        assert [status(answer) for answer in answers] == [408] * 50
+        await until(lambda: not server.server_state.connections)
+
+
+@pytest.mark.requirement("R.2")
+@on_uvloop
+async def test_a_body_that_trickles_in_ends_with_408_and_the_application_sees_a_disconnect() -> None:
+    app = Echo()
+    async with serve(app, lifespan="off", limits=SHORT) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: weir\r\nContent-Length: 1000000\r\n\r\n")
+        began = time.monotonic()
+
+        async def trickle() -> None:
+            while True:
+                writer.write(b"a")
+                await asyncio.sleep(0.02)
+
+        task = asyncio.create_task(trickle())
+        answer = await asyncio.wait_for(reader.read(), 3)
+        task.cancel()
+        writer.close()
+        assert status(answer) == 408
+        assert 0.4 < time.monotonic() - began < 1.2
+        assert app.bodies == []
+        assert len(app.left) == 1
+
+
+@pytest.mark.requirement("R.11")
+@on_uvloop
+async def test_an_idle_connection_is_closed_without_a_word_and_only_after_its_own_timeout() -> None:
+    async with serve(Echo(), lifespan="off", limits=SHORT) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for _ in range(2):
+            writer.write(request())
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert status(head) == 200
+            await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+            await asyncio.sleep(0.25)
+        began = time.monotonic()
+        assert await asyncio.wait_for(reader.read(), 2) == b""
+        assert time.monotonic() - began < 0.5
+        writer.close()
+
+
+@pytest.mark.requirement("R.1")
+@on_uvloop
+async def test_a_long_answer_outlives_every_deadline_of_its_request() -> None:
+    app = Echo()
+    async with serve(app, lifespan="off", limits=SHORT) as server:
+        asyncio.get_running_loop().call_later(0.9, app.release.set)
+        answer = await talk(server, request("/slow", headers=CLOSE))
+        assert status(answer) == 200
+        assert answer.endswith(b"late")
+
+
+# Caps
+
+
+@pytest.mark.requirement("R.15", "S.14")
+@pytest.mark.parametrize(
+    "head",
+    [b"X-Big: " + b"a" * 300_000, b"X-Big: a\r\n" * 101, (b"X-Big: " + b"a" * 2000 + b"\r\n") * 40],
+    ids=["one giant field", "too many fields", "too many bytes"],
+)
+@on_uvloop
+async def test_a_head_above_the_cap_ends_with_431(head: bytes) -> None:
+    app = Echo()
+    async with serve(app, lifespan="off", limits=SHORT) as server:
+        answer = await talk(server, b"GET / HTTP/1.1\r\nHost: weir\r\n" + head + b"\r\n\r\n")
+        assert status(answer) == 431
+        assert error(answer)["code"] == "request_too_large"
+        assert app.scopes == []
+
+
+@pytest.mark.requirement("R.15")
+@on_uvloop
+async def test_a_fifty_megabyte_header_is_not_buffered() -> None:
+    async with serve(Echo(), lifespan="off", limits=SHORT) as server:
+        await talk(server, b"GET / HTTP/1.1\r\nHost: weir\r\n\r\n", half_close=True)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        writer.write(b"GET / HTTP/1.1\r\nHost: weir\r\nX-Big: ")
+        block = b"a" * 65536
+        try:
+            for _ in range(800):
+                writer.write(block)
+                await writer.drain()
+        except OSError:
+            pass
+        answer = await asyncio.wait_for(reader.read(), 3)
+        assert status(answer) == 431
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4 * 1024
+        writer.close()
+
+
+@pytest.mark.requirement("R.15")
+@on_uvloop
+async def test_a_head_just_below_the_cap_and_a_large_body_in_the_same_packet_are_accepted() -> None:
+    app = Echo()
+    async with serve(app, lifespan="off", limits=SHORT) as server:
+        big = b"".join(b"X-Big-%d: " % number + b"a" * 6000 + b"\r\n" for number in range(10))
+        answer = await talk(server, request(headers=big + CLOSE, body=b"b" * 500_000))
+        assert status(answer) == 200
+        assert app.bodies == [b"b" * 500_000]
+
+
+@pytest.mark.requirement("R.12", "R.16")
+@on_uvloop
+async def test_a_declared_body_above_the_cap_ends_with_413_before_any_of_it_is_read_and_without_a_100() -> None:
+    app = Echo()
+    async with serve(app, lifespan="off", limits=SHORT) as server:
+        head = b"POST / HTTP/1.1\r\nHost: weir\r\nExpect: 100-continue\r\nContent-Length: 1073741824\r\n\r\n"
+        answer = await talk(server, head)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert error(answer)["code"] == "request_too_large"
+        assert app.scopes == []
+
+
+@pytest.mark.requirement("R.16")
+@on_uvloop
+async def test_a_client_that_sends_its_oversized_body_anyway_still_reads_the_413() -> None:
+    async with serve(Echo(), lifespan="off", limits=SHORT) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: weir\r\nContent-Length: 8000000\r\n\r\n" + b"b" * 8_000_000)
+        assert status(await asyncio.wait_for(reader.read(), 3)) == 413
+        writer.close()
+
+
+@pytest.mark.requirement("R.16")
+@on_uvloop
+async def test_a_chunked_body_ends_with_413_at_the_cap() -> None:
+    app = Echo()
+    async with serve(app, lifespan="off", limits=SHORT) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: weir\r\nTransfer-Encoding: chunked\r\n\r\n")
+        sent = 0
+        block = b"10000\r\n" + b"b" * 65536 + b"\r\n"
+        try:
+            while sent < 200 * 65536:
+                writer.write(block)
+                await writer.drain()
+                sent += 65536
+        except OSError:
+            pass
+        answer = await asyncio.wait_for(reader.read(), 3)
+        assert status(answer) == 413
+        assert app.bodies == []
+        assert len(app.left) == 1
+        writer.close()
+
+
+@pytest.mark.requirement("R.5")
+@on_uvloop
+async def test_requests_above_the_concurrency_limit_get_503_and_the_others_are_served() -> None:
+    app = Echo()
+    limits = ServerLimits(concurrency=2)
+    async with serve(app, lifespan="off", limits=limits) as server:
+        waiting = [asyncio.create_task(talk(server, request("/slow", headers=CLOSE))) for _ in range(2)]
+        await until(lambda: len(app.scopes) == 2)
+        answer = await talk(server, request())
+        assert status(answer) == 503
+        assert b"retry-after: 1" in answer
+        error(answer)
+        app.release.set()
+        assert [status(one) for one in await asyncio.gather(*waiting)] == [200, 200]
+
+
+# Framing
+
+POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
+ILLEGAL = {
+    "length and chunked": POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunked and length": CHUNKED + b"Content-Length: 5\r\n\r\n0\r\n\r\n",
+    "two equal lengths": POST + b"Content-Length: 1\r\nContent-Length: 1\r\n\r\nx",
+    "two different lengths": POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nxx",
+    "a list of lengths": POST + b"Content-Length: 1, 1\r\n\r\nx",
+    "a signed length": POST + b"Content-Length: +1\r\n\r\nx",
+    "a negative length": POST + b"Content-Length: -1\r\n\r\nx",
+    "a hexadecimal length": POST + b"Content-Length: 0x1\r\n\r\nx",
+    "an empty length": POST + b"Content-Length: \r\n\r\nx",
+    "a length with a gap": POST + b"Content-Length: 1 1\r\n\r\nx",
+    "a length beyond 64 bits": POST + b"Content-Length: 99999999999999999999\r\n\r\nx",
+    "gzip then chunked": POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "chunked twice": POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+    "two coding fields": CHUNKED + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "an unknown coding": POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "identity": POST + b"Transfer-Encoding: identity\r\n\r\n",
+    "chunked on 1.0": b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "bare line feeds": b"GET / HTTP/1.1\nHost: a\n\n",
+    "a folded field": b"GET / HTTP/1.1\r\nHost: a\r\nX-Fold: a\r\n b\r\n\r\n",
+    "a blank before the colon": b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
+    "a carriage return in a value": b"GET / HTTP/1.1\r\nHost: a\r\nX-A: a\rb\r\n\r\n",
+    "a NUL in a value": b"GET / HTTP/1.1\r\nHost: a\r\nX-A: a\0b\r\n\r\n",
+    "an empty name": b"GET / HTTP/1.1\r\nHost: a\r\n: b\r\n\r\n",
+    "an illegal name": b"GET / HTTP/1.1\r\nHost: a\r\nX(A): b\r\n\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n",
+    "a host with a path": b"GET / HTTP/1.1\r\nHost: a/b?c\r\n\r\n",
+    "an unknown version": b"GET / HTTP/9.9\r\nHost: a\r\n\r\n",
+    "the preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "no version": b"GET /\r\n\r\n",
+    "an unknown method": b"G@T / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a tunnel": b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n",
+    "a blank in the target": b"GET /a b HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a chunk size that is none": CHUNKED + b"\r\nzz\r\n\r\n",
+    "a chunk size with 0x": CHUNKED + b"\r\n0x1\r\nx\r\n0\r\n\r\n",
+    "a negative chunk size": CHUNKED + b"\r\n-1\r\nx\r\n0\r\n\r\n",
+    "a chunk longer than its size": CHUNKED + b"\r\n1\r\nxyz\r\n0\r\n\r\n",
+    "a line feed in a chunk extension": CHUNKED + b"\r\n1;a\nb\r\nx\r\n0\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+}
+
+
+@pytest.mark.requirement("R.14", "S.10", "S.11")
+@pytest.mark.parametrize("case", ILLEGAL)
+@on_uvloop
+async def test_illegal_framing_ends_with_400_and_reaches_nobody(case: str) -> None:
+    app = Echo()
+    async with serve(app, lifespan="off", limits=ServerLimits(linger=0.2)) as server:
+        smuggled = request("/smuggled", headers=CLOSE)
+        answer = await talk(server, ILLEGAL[case] + smuggled)
+        assert len(re.findall(rb"HTTP/1\.1 \d", answer)) == 1
+        assert status(answer) == 400
+        assert error(answer)["code"] == "invalid_request"
+        assert app.bodies == []
+
+
+LEGAL = {
+    "chunked": (
+        POST + b"Transfer-Encoding: Chunked\r\n\r\n3;q=1\r\nabc\r\n0\r\nT: 1\r\n\r\n",
+        3,
+    ),
+    "a leading blank line": (b"\r\n" + POST + b"Content-Length: 2\r\n\r\nab", 2),
+    "an absolute target": (b"POST http://evil.example/ HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nab", 2),
+    "no body": (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 0),
+    "an IPv6 host": (b"GET / HTTP/1.1\r\nHost: [::1]:8400\r\n\r\n", 0),
+    "an empty host": (b"GET / HTTP/1.1\r\nHost:\r\n\r\n", 0),
+    "an offer of h2c": (b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 0),
+    "an offer of h2c with chunks": (
+        CHUNKED + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n",
+        3,
+    ),
+    "an offer of h2c with a body": (
+        POST
+        + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\nContent-Length: 2\r\n\r\nab",
+        2,
+    ),
+}
+
+
+@pytest.mark.requirement("R.14", "S.11")
+@pytest.mark.parametrize("case", LEGAL)
+@pytest.mark.parametrize("sliced", [False, True], ids=["whole", "byte by byte"])
+@on_uvloop
+async def test_legal_framing_is_answered_and_the_next_request_too(case: str, sliced: bool) -> None:
+    app = Echo()
+    data, length = LEGAL[case]
+    data += request("/next", headers=CLOSE, body=b"abcd")
+    async with serve(app, lifespan="off") as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        if sliced:
+            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for part in [data[at : at + 1] for at in range(len(data))] if sliced else [data]:
+            writer.write(part)
+            await asyncio.sleep(0)
+        answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+    assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == [b"200", b"200"]
+    assert [len(body) for body in app.bodies] == [length, 4]
+    assert [scope["path"] for scope in app.scopes] == ["/", "/next"]
+
+
+@pytest.mark.requirement("R.14", "S.11")
+@on_uvloop
+async def test_the_body_of_a_request_that_offers_an_upgrade_is_never_taken_for_a_request() -> None:
+    app = Echo()
+    smuggled = request("/smuggled")
+    head = POST + b"Connection: Upgrade\r\nUpgrade: anything\r\nContent-Length: %d\r\n\r\n" % len(smuggled)
+    async with serve(app, lifespan="off") as server:
+        await talk(server, head + smuggled + request("/next", headers=CLOSE))
+    assert [scope["path"] for scope in app.scopes] == ["/", "/next"]
+    assert app.bodies[0] == smuggled
+
+
+@pytest.mark.requirement("R.11")
+@on_uvloop
+async def test_three_pipelined_requests_are_answered_in_order() -> None:
+    async with serve(Echo(), lifespan="off") as server:
+        data = request("/stream") + request("/b", body=b"bb") + request("/c", headers=CLOSE)
+        answer = await talk(server, data)
+        assert answer.count(b"HTTP/1.1 200 OK") == 3
+        assert answer.index(b"data: 4") < answer.index(b'"/b"') < answer.index(b'"/c"')
+
+
+@pytest.mark.requirement("R.11", "R.14")
+@on_uvloop
+async def test_an_illegal_request_behind_a_slow_one_is_refused_after_the_slow_one_is_answered() -> None:
+    app = Echo()
+    async with serve(app, lifespan="off", limits=SHORT) as server:
+        asyncio.get_running_loop().call_later(0.2, app.release.set)
+        answer = await talk(server, request("/slow") + b"GET / HTTP/1.1\r\n\r\n")
+        assert answer.index(b"late") < answer.index(b"HTTP/1.1 400")
+        assert len(app.bodies) == 1
+
+
+@pytest.mark.requirement("R.11", "R.7")
+@on_uvloop
+async def test_a_disconnect_reaches_the_running_application_when_another_request_is_queued() -> None:
+    app = Echo()
+    async with serve(app, lifespan="off") as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request("/slow"))
+        await until(lambda: len(app.bodies) == 1)
+        writer.write(request("/slow"))
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+        await until(lambda: len(app.left) == 1)
+
+
+@pytest.mark.requirement("R.11")
+@on_uvloop
+async def test_a_client_cannot_queue_requests_without_end() -> None:
+    app = Echo()
+    async with serve(app, lifespan="off", limits=SHORT) as server:
+        asyncio.get_running_loop().call_later(0.2, app.release.set)
+        answer = await talk(server, request("/slow") + request("/x") * 200)
+        statuses = re.findall(rb"HTTP/1\.1 (\d+)", answer)
+        assert statuses[-1] == b"431"
+        assert 5 < len(statuses) < 20
+
+
+@pytest.mark.requirement("R.12")
+@on_uvloop
+async def test_a_100_is_sent_when_the_body_is_about_to_be_read() -> None:
+    async with serve(Echo(), lifespan="off") as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n" + CLOSE + b"\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"ab")
+        assert status(await reader.read()) == 200
+        writer.close()
+
+
+@pytest.mark.requirement("R.12", "R.14")
+@on_uvloop
+async def test_an_answer_without_a_100_ends_the_connection_so_that_a_body_is_never_taken_for_a_request() -> None:
+    seen = []
+
+    async def refuses(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["path"])
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    smuggled = request("/smuggled")
+    head = b"POST /a HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(smuggled)
+    async with serve(refuses, lifespan="off", limits=SHORT) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(head)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert status(answer) == 401
+        assert b"connection: close" in answer
+        writer.write(smuggled)
+        assert await reader.read() == b""
+        assert seen == ["/a"]
+        writer.close()
+
+
+@pytest.mark.requirement("R.13")
+@on_uvloop
+async def test_a_stream_to_http_1_0_has_no_chunks_and_ends_with_the_connection() -> None:
+    async with serve(Echo(), lifespan="off") as server:
+        answer = await talk(server, b"GET /stream HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"connection: close" in head
+        assert b"transfer-encoding" not in head.lower()
+        assert body == b"".join(b"data: %d\n\n" % number for number in range(5))
+
+
+@pytest.mark.requirement("R.13")
+@on_uvloop
+async def test_an_answer_of_known_length_to_http_1_0_keeps_it() -> None:
+    async with serve(Echo(), lifespan="off") as server:
+        head, _, body = (await talk(server, b"GET /x HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
+        assert b"Content-Length: %d" % len(body) in head or b"content-length: %d" % len(body) in head
+
+
+@pytest.mark.requirement("R.40")
+@on_uvloop
+async def test_head_and_204_have_no_body_and_no_chunks() -> None:
+    async def empty(scope: Any, receive: Any, send: Any) -> None:
+        code = 204 if scope["method"] == "DELETE" else 200
+        await send({"type": "http.response.start", "status": code, "headers": []})
+        await send({"type": "http.response.body", "body": b"never sent"})
+
+    async with serve(empty, lifespan="off") as server:
+        data = b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\nDELETE / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        answer = await talk(server, data)
+        assert [part[:12] for part in answer.split(b"\r\n\r\n")] == [b"HTTP/1.1 200", b"HTTP/1.1 204", b""]
+        assert b"chunked" not in answer
+
+
+# The answer's head
+
+
+@pytest.mark.requirement("S.13", "S.15", "P4")
+@on_uvloop
+async def test_answers_carry_one_date_no_server_and_the_applications_headers() -> None:
+    async def relays(scope: Any, receive: Any, send: Any) -> None:
+        headers = [
+            (b"date", b"Thu, 01 Jan 1970 00:00:00 GMT"),
+            (b"set-cookie", b"a=1"),
+            (b"set-cookie", b"b=2"),
+            (b"connection", b"keep-alive"),
+            (b"content-length", b"2"),
+        ]
+        await send({"type": "http.response.start", "status": 299, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with serve(relays, lifespan="off") as server:
+        head = (await talk(server, request(headers=CLOSE))).partition(b"\r\n\r\n")[0]
+        lines = head.split(b"\r\n")
+        assert lines[0] == b"HTTP/1.1 299 "
+        assert lines[1:] == [
+            b"date: Thu, 01 Jan 1970 00:00:00 GMT",
+            b"set-cookie: a=1",
+            b"set-cookie: b=2",
+            b"content-length: 2",
+            b"connection: close",
+        ]
+    async with serve(Echo(), lifespan="off") as server:
+        head = (await talk(server, request(headers=CLOSE))).partition(b"\r\n\r\n")[0].lower()
+        assert head.count(b"\r\ndate: ") == 1
+        assert b"server:" not in head
+
+
+@pytest.mark.requirement("S.13")
+@pytest.mark.parametrize("header", [(b"x-a", b"a\r\nset-cookie: b"), (b"x-a\r\nb", b"c"), (b"x-a", b"a\0")])
+@on_uvloop
+async def test_a_header_that_would_split_the_answer_is_never_written(header: tuple[bytes, bytes]) -> None:
+    async def splits(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [header]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serve(splits, lifespan="off") as server:
+        answer = await talk(server, request())
+        assert status(answer) == 500
+        assert b"set-cookie" not in answer
+        assert "ValueError" not in error(answer)["message"]
+
+
+@pytest.mark.requirement("S.19")
+@on_uvloop
+async def test_an_application_that_raises_answers_500_in_openais_shape() -> None:
+    async with serve(Echo(), lifespan="off") as server:
+        answer = await talk(server, request("/raises"))
+        assert status(answer) == 500
+        assert "on purpose" not in error(answer)["message"]
+
+
+@pytest.mark.requirement("R.34")
+@on_uvloop
+async def test_an_answer_that_is_broken_off_never_gets_a_last_chunk() -> None:
+    async with serve(Echo(), lifespan="off") as server:
+        answer = await talk(server, request("/breaks-off"))
+        assert answer.endswith(b"4\r\nhalf\r\n")
+
+
+# Clients that leave, and those that only stop sending
+
+
+@pytest.mark.requirement("R.10")
+@pytest.mark.parametrize("path", ["/x", "/stream", "/slow"])
+@on_uvloop
+async def test_a_half_closed_client_gets_its_whole_answer(path: str) -> None:
+    app = Echo()
+    async with serve(app, lifespan="off") as server:
+        asyncio.get_running_loop().call_later(0.3, app.release.set)
+        answer = await talk(server, request(path), half_close=True)
+        final = answer[answer.index(b"HTTP/1.1 200") :]
+        end = {"/x": b'"length": 0}', "/stream": b"0\r\n\r\n", "/slow": b"late"}[path]
+        assert final.endswith(end)
+        assert re.fullmatch(rb"(HTTP/1\.1 100 Continue\r\n\r\n)*", answer[: answer.index(b"HTTP/1.1 200")])
+        if path == "/stream":
+            sizes = re.findall(rb"([0-9a-f]+)\r\ndata: \d\n\n\r\n", final)
+            assert [int(size, 16) for size in sizes] == [9] * 5
+
+
+@pytest.mark.requirement("R.6", "P5")
+@on_uvloop
+async def test_a_client_that_closes_in_a_silent_stream_is_noticed_within_100_ms() -> None:
+    app = Echo()
+    async with serve(app, lifespan="off") as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request("/silent-stream"))
+        await reader.readuntil(b"data: 2\n\n\r\n")
+        await asyncio.sleep(0.3)
+        closed = time.monotonic()
+        writer.close()
+        await until(lambda: bool(app.left))
+        assert app.left[0] - closed < 0.1
+
+
+@pytest.mark.requirement("R.7")
+@on_uvloop
+async def test_a_client_that_resets_a_stream_is_noticed_at_once() -> None:
+    app = Echo()
+    async with serve(app, lifespan="off") as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request("/silent-stream"))
+        await reader.readuntil(b"data: 2\n\n\r\n")
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        closed = time.monotonic()
+        writer.close()
+        await until(lambda: bool(app.left))
+        assert app.left[0] - closed < 0.1
+
+
+@pytest.mark.requirement("R.8", "P5")
+@on_uvloop
+async def test_a_client_that_closes_before_its_answer_is_noticed_within_a_second() -> None:
+    app = Echo()
+    async with serve(app, lifespan="off") as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request("/slow"))
+        await until(lambda: bool(app.bodies))
+        await asyncio.sleep(0.1)
+        closed = time.monotonic()
+        writer.close()
+        await until(lambda: bool(app.left))
+        assert app.left[0] - closed < 0.2
+
+
+@pytest.mark.requirement("R.4", "R.5")
+@on_uvloop
+async def test_a_client_that_does_not_read_stops_the_stream_and_is_cut_after_the_stall_limit() -> None:
+    app = Echo()
+    async with serve(app, lifespan="off", limits=SHORT) as server:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", server.port))
+        began = time.monotonic()
+        await asyncio.get_running_loop().sock_sendall(sock, request("/flood"))
+        await until(lambda: bool(app.bodies))
+        await until(lambda: any(c.transport.get_write_buffer_size() for c in server.server_state.connections))
+        held = max(c.transport.get_write_buffer_size() for c in server.server_state.connections)
+        assert held < 1 << 20
+        await until(lambda: bool(app.left), 3)
+        assert 0.3 < app.left[0] - began < 2.0
+        sock.close()
+
+
+# Stopping
+
+
+@pytest.mark.requirement("R.73")
+@on_uvloop
+async def test_stopping_drains_first_then_waits_then_cuts_with_a_last_event() -> None:
+    shutdown = Shutdown()
+    seen: list[str] = []
+
+    async def streams(scope: Any, receive: Any, send: Any) -> None:
+        state = scope["state"]["shutdown"]
+        assert state is shutdown
+        if scope["path"] == "/readyz":
+            code = 503 if state.draining.is_set() else 200
+            await send({"type": "http.response.start", "status": code, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        end = 0.3 if scope["path"] == "/short" else 60.0
+        try:
+            await asyncio.wait_for(state.cut.wait(), end)
+        except TimeoutError:
+            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+            return
+        await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
+
+    limits = ServerLimits(notice=0.15, grace=0.6, farewell=1.0)
+    async with serve(streams, lifespan="off", limits=limits, shutdown=shutdown) as server:
+        port = server.port
+        shutdown.callbacks.add(lambda: seen.append("cut"))
+        short = asyncio.create_task(talk(server, request("/short")))
+        long = asyncio.create_task(talk(server, request("/long")))
+        idle_reader, idle_writer = await asyncio.open_connection("127.0.0.1", port)
+        assert status(await talk(server, request("/readyz", headers=CLOSE))) == 200
+        server.should_exit = True
+
+        async def probe() -> bytes:
+            await shutdown.draining.wait()
+            return await talk(server, request("/readyz", headers=CLOSE))
+
+        probing = asyncio.create_task(probe())
+        began = time.monotonic()
+    assert 0.6 < time.monotonic() - began < 2.0
+    assert status(await probing) == 503
+    assert (await short).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert (await long).endswith(b"data: {}\n\n\r\n")
+    assert seen == ["cut"]
+    assert await idle_reader.read() == b""
+    idle_writer.close()
+    with pytest.raises(OSError, match=r"."):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+@pytest.mark.requirement("R.73")
+@on_uvloop
+async def test_an_application_that_ignores_the_end_is_cut_and_the_server_stops() -> None:
+    async def stubborn(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.sleep(60)
+
+    async with serve(stubborn, lifespan="off", limits=ServerLimits(grace=0.1, farewell=0.1)) as server:
+        task = asyncio.create_task(talk(server, request()))
+        await until(lambda: bool(server.server_state.tasks))
+        began = time.monotonic()
+    assert time.monotonic() - began < 1.5
+    assert not (await task).endswith(b"0\r\n\r\n")
+
+
+APP = """
+import asyncio, os, sys
+from proxy.server import ServerLimits, run
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup" and os.environ.get("FAIL"):
+                await send({"type": "lifespan.startup.failed"})
+                return
+            await send({"type": message["type"] + ".complete"})
+            if message["type"] == "lifespan.shutdown":
+                print("stopped", flush=True)
+                return
+    await asyncio.sleep(0.3)
+    body = str(os.getpid()).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+if __name__ == "__main__":
+    import socket
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    sock.listen(128)
+    print(sock.getsockname()[1], flush=True)
+    workers = int(sys.argv[1])
+    target = "served_app:app" if workers > 1 else app
+    sys.exit(run(target, sockets=[sock], workers=workers, limits=ServerLimits(grace=5)))
+"""
+
+
+async def started(tmp_path: Path, workers: int, **environment: str) -> asyncio.subprocess.Process:
+    (tmp_path / "served_app.py").write_text(APP)
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(tmp_path / "served_app.py"),
+        str(workers),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": path, **environment},
+    )
+
+
+async def fetch(port: int) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request(headers=CLOSE))
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return answer
+
+
+@pytest.mark.requirement("R.73")
+@pytest.mark.parametrize("workers", [1, 2])
+@on_uvloop
+async def test_sigterm_lets_an_open_answer_finish_and_ends_with_status_0(tmp_path: Path, workers: int) -> None:
+    process = await started(tmp_path, workers)
+    assert process.stdout is not None
+    port = int(await process.stdout.readline())
+    assert status(await fetch(port)) == 200
+    pending: Awaitable[bytes] = asyncio.ensure_future(fetch(port))
+    await asyncio.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert status(await pending) == 200
+    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert (await process.stdout.read()).split() == [b"stopped"] * workers
+
+
+@pytest.mark.requirement("R.76")
+@on_uvloop
+async def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
+    process = await started(tmp_path, 2)
+    assert process.stdout is not None
+    port = int(await process.stdout.readline())
+    first = int((await fetch(port)).split(b"\r\n\r\n")[1].split(b"\r\n")[1])
+    os.kill(first, signal.SIGKILL)
+    await asyncio.sleep(0.1)
+    answers = await asyncio.gather(*[fetch(port) for _ in range(20)], return_exceptions=True)
+    assert sum(isinstance(answer, bytes) and answer.startswith(b"HTTP/1.1 200") for answer in answers) >= 18
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(process.wait(), 10) == 0
+    await process.stdout.read()
+
+
+@pytest.mark.requirement("R.66")
+@pytest.mark.parametrize("workers", [1, 2])
+@on_uvloop
+async def test_an_application_that_cannot_start_ends_with_status_1(tmp_path: Path, workers: int) -> None:
+    process = await started(tmp_path, workers, FAIL="1")
+    assert process.stdout is not None
+    assert await asyncio.wait_for(process.wait(), 10) == 1
+    await process.stdout.read()

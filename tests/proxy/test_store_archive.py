@@ -1,0 +1,190 @@
+import sqlite3
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proxy.store import Change, Store
+from tests.proxy.store_rows import change, exchange, original, sha, url
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    opened = await Store.open(url(tmp_path / "w.db"))
+    yield opened
+    await opened.close()
+
+
+def raw(path: Path, statement: str, *values: object) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(path, isolation_level=None, timeout=5)
+    try:
+        return connection.execute(statement, values).fetchall()
+    finally:
+        connection.close()
+
+
+def files(path: Path) -> bytes:
+    return b"".join(p.read_bytes() for p in sorted(path.parent.glob(f"{path.name}*")))
+
+
+@pytest.mark.requirement("A0.26")
+async def test_an_evicted_original_comes_back_by_ref_with_the_same_sha(store: Store) -> None:
+    given = change()
+    await store.commit(given)
+    for gone in given.originals:
+        found = await store.original("tenant-a", gone.ref)
+        assert found == gone
+        assert sha(found.body) == sha(gone.body)
+    assert await store.original("tenant-a", "000000000000") is None
+
+
+@pytest.mark.requirement("A0.26")
+async def test_what_a_cut_covers_comes_back_in_order(store: Store) -> None:
+    given = change(count=700)
+    order = tuple(reversed([o.ref for o in given.originals]))
+    await store.commit(replace(given, covered=(*order, "unknown")))
+    assert given.cut is not None
+    found = await store.covered("tenant-a", given.cut.ref)
+    assert [o.ref for o in found] == list(order)
+    assert await store.covered("tenant-a", "unknown") == []
+
+
+async def test_archiving_the_same_message_again_changes_nothing(store: Store) -> None:
+    await store.commit(change(0, of="x"))
+    other = replace(original(0, of="x"), body=b"something else", text="something else")
+    await store.commit(replace(change(1, of="y"), originals=(other,)))
+    assert await store.original("tenant-a", other.ref) == original(0, of="x")
+    assert len(await store.search("tenant-a", "output 0")) == 1
+
+
+@pytest.mark.requirement("A0.26", "A4.25")
+async def test_removed_text_is_found_by_its_words(store: Store) -> None:
+    texts = ["the invoice of Zoë is in src/billing/pay.py", "nothing here", "ERROR 42: cannot open pay.py", ""]
+    gone = tuple(original(n, text=text) for n, text in enumerate(texts))
+    await store.commit(replace(change(), originals=gone))
+
+    async def found(query: str) -> list[str]:
+        return [o.text for o in await store.search("tenant-a", query)]
+
+    assert await found("invoice zoe") == [texts[0]]
+    assert await found("src/billing/pay.py") == [texts[0]]
+    assert set(await found("pay.py")) == {texts[0], texts[2]}
+    assert await found("what was the error 42 about?") == [texts[2]]
+    assert await found("unheard-of") == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    ['"', "'", "*", "a OR", "NEAR(", "text:", "-x", "^", "(", "\0", "   ", "", '"""" AND', "a" * 5000, "{x}: y"],
+)
+async def test_nothing_in_a_search_is_an_operator(store: Store, query: str) -> None:
+    await store.commit(change())
+    assert isinstance(await store.search("tenant-a", query), list)
+
+
+async def test_a_search_sees_what_was_committed_just_before_and_no_more_than_its_limit(store: Store) -> None:
+    for step in range(3):
+        await store.commit(change(step, count=40))
+        assert len(await store.search("tenant-a", "output tool", limit=1000)) == 40 * (step + 1)
+    await store.record([exchange(1)])
+    assert len(await store.search("tenant-a", "output tool")) == 20
+
+
+@pytest.mark.requirement("R.67")
+async def test_a_flipped_bit_in_a_body_is_noticed_and_the_row_set_aside(store: Store, tmp_path: Path) -> None:
+    given = change()
+    await store.commit(given)
+    hurt = given.originals[1]
+    flipped = bytes([hurt.body[0] ^ 1]) + hurt.body[1:]
+    raw(tmp_path / "w.db", "UPDATE originals SET body = ? WHERE ref = ?", flipped, hurt.ref)
+    assert raw(tmp_path / "w.db", "PRAGMA integrity_check") == [("ok",)]
+    assert await store.original("tenant-a", hurt.ref) is None
+    assert store.damaged == 1
+    assert await store.original("tenant-a", hurt.ref) is None
+    assert store.damaged == 1
+    assert raw(tmp_path / "w.db", "SELECT ref FROM originals WHERE quarantined") == [(hurt.ref,)]
+    assert given.cut is not None
+    assert [o.ref for o in await store.covered("tenant-a", given.cut.ref)] == [
+        given.originals[0].ref,
+        given.originals[2].ref,
+    ]
+    assert hurt.ref not in {o.ref for o in await store.search("tenant-a", "output")}
+    await store.commit(replace(change(1), originals=(hurt,)))
+    assert await store.original("tenant-a", hurt.ref) == hurt
+    assert hurt.ref in {o.ref for o in await store.search("tenant-a", "output")}
+
+
+@pytest.mark.requirement("R.67")
+@pytest.mark.parametrize(
+    ("statement", "edits", "cuts", "checkpoints"),
+    [
+        ("UPDATE edits SET text = CAST('[evicted 7]' AS BLOB) WHERE position = 1", 2, 1, 1),
+        ("UPDATE edits SET tokens = tokens + 1 WHERE position = 0", 2, 1, 1),
+        ("UPDATE cuts SET text = CAST('summary 9' AS BLOB)", 3, 0, 0),
+        ("UPDATE cuts SET covers = covers + 1", 3, 0, 0),
+        ("UPDATE cuts SET stays = 'nonsense'", 3, 0, 0),
+        ("UPDATE cuts SET body = CAST('{}' AS BLOB)", 3, 1, 0),
+    ],
+)
+async def test_a_damaged_edit_or_cut_counts_as_absent(
+    store: Store, tmp_path: Path, statement: str, edits: int, cuts: int, checkpoints: int
+) -> None:
+    await store.commit(change())
+    raw(tmp_path / "w.db", statement)
+    branch = await store.branch("tenant-a", "b1")
+    row = await store.conversation("tenant-a", "c1")
+    assert branch is not None
+    assert row is not None
+    assert (len(branch.edits), len(branch.cuts), len(await store.checkpoints(row))) == (edits, cuts, checkpoints)
+    assert store.damaged >= 1
+
+
+async def test_with_digests_only_no_body_reaches_the_disk(tmp_path: Path) -> None:
+    store = await Store.open(url(tmp_path / "w.db"), content="digest")
+    given = replace(change(), originals=(original(0, text="the canary sings at dawn"),))
+    await store.commit(given)
+    await store.record([exchange(1)])
+    assert await store.original("tenant-a", given.originals[0].ref) is None
+    assert await store.search("tenant-a", "canary") == []
+    stored = raw(tmp_path / "w.db", "SELECT hex(sha), size, body, text FROM originals")
+    assert stored == [(sha(given.originals[0].body).upper(), len(given.originals[0].body), None, None)]
+    assert b"canary" not in files(tmp_path / "w.db")
+    await store.close()
+    store = await Store.open(url(tmp_path / "w.db"))
+    await store.commit(replace(given, expected=1, edits=(), cut=None))
+    assert await store.original("tenant-a", given.originals[0].ref) == given.originals[0]
+    assert len(await store.search("tenant-a", "canary")) == 1
+    await store.close()
+
+
+@pytest.mark.requirement("S.6")
+async def test_a_deleted_conversation_leaves_no_trace_in_any_file(store: Store, tmp_path: Path) -> None:
+    def told(conversation: str, word: str) -> Change:
+        given = change(conversation=conversation, branch=conversation, of=conversation)
+        return replace(
+            given,
+            edits=tuple(replace(e, text=f"[{word} was here]") for e in given.edits),
+            originals=tuple(original(n, of=conversation, text=f"{word} {n}") for n in range(3)),
+            checkpoint=f'{{"goal": "{word}"}}',
+        )
+
+    await store.commit(told("c1", "xylophone"))
+    await store.commit(told("c2", "bassoon"))
+    shared = original(0, of="c2", text="bassoon 0")
+    await store.commit(replace(told("c1", "xylophone"), expected=1, cut=None, originals=(shared,), edits=()))
+    await store.record([exchange(1, conversation="c1", branch="c1"), exchange(2, conversation="c2", branch="c2")])
+    assert len(await store.search("tenant-a", "xylophone")) == 3
+    assert b"xylophone" in files(tmp_path / "w.db")
+    row = await store.conversation("tenant-a", "c1")
+    assert row is not None
+    assert await store.delete(row) is True
+    assert await store.delete(row) is False
+    assert b"xylophone" not in files(tmp_path / "w.db")
+    assert await store.branch("tenant-a", "c1") is None
+    assert await store.original("tenant-a", shared.ref) == shared
+    assert len(await store.search("tenant-a", "bassoon")) == 3
+    for table in ("conversations", "branches", "edits", "cuts", "exchanges"):
+        assert len(raw(tmp_path / "w.db", f"SELECT DISTINCT tenant FROM {table}")) == 1
+    assert raw(tmp_path / "w.db", "SELECT count(*) FROM exchanges") == [(1,)]
+    assert raw(tmp_path / "w.db", "INSERT INTO originals_fts (originals_fts) VALUES ('integrity-check')") == []

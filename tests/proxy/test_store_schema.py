@@ -1,0 +1,335 @@
+import json
+import logging
+import re
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from click.testing import CliRunner
+from sqlalchemy.dialects import postgresql
+
+from proxy.cli.db import db
+from proxy.store import CorruptStore, KeyRow, LimitRow, SchemaTooNew, Store, StoreError, StoreUnavailable
+from proxy.store import archive, conversations, exchanges, keys, learned, migrations, schema
+from proxy.store.engine import Database
+from proxy.store.files import has_wal_reset_bug, journal_for
+from proxy.store.tables import metadata
+from tests.proxy.store_rows import change, exchange, url
+
+
+@pytest.mark.requirement("P9")
+async def test_the_migrations_make_exactly_the_tables_that_the_code_knows(tmp_path: Path) -> None:
+    store = await Store.open(url(tmp_path / "w.db"))
+    await store.close()
+
+    def ours(_: object, name: str | None, kind: str, *__: object) -> bool:
+        return not (kind == "table" and (name or "").startswith("originals_fts"))
+
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'w.db'}")
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"include_object": ours, "compare_type": True})
+        assert compare_metadata(context, metadata) == []
+    engine.dispose()
+
+
+def test_the_code_knows_every_revision_and_its_order() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(migrations.HERE))
+    script = ScriptDirectory.from_config(config)
+    assert tuple(reversed([r.revision for r in script.walk_revisions()])) == schema.REVISIONS
+    assert script.get_current_head() == schema.HEAD
+
+
+@pytest.mark.requirement("R.67")
+async def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "w.db"
+    await (await Store.open(url(path))).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    for read_only in (False, True):
+        with pytest.raises(SchemaTooNew, match="9999.*update Weir"):
+            await Store.open(url(path), read_only=read_only)
+    connection = sqlite3.connect(path)
+    assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("9999",)]
+    connection.close()
+
+
+@pytest.mark.requirement("R.67")
+async def test_garbage_and_foreign_files_are_refused_and_left_alone(tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage.db"
+    garbage.write_bytes(b"this is not a database at all" * 200)
+    with pytest.raises(CorruptStore):
+        await Store.open(url(garbage))
+    assert garbage.read_bytes() == b"this is not a database at all" * 200
+    foreign = tmp_path / "foreign.db"
+    with sqlite3.connect(foreign) as connection:
+        connection.execute("CREATE TABLE recipes (name)")
+    connection.close()
+    with pytest.raises(CorruptStore, match="other program"):
+        await Store.open(url(foreign))
+
+
+@pytest.mark.requirement("R.66")
+async def test_a_store_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="cannot be written"):
+        await Store.open(url(tmp_path / "no" / "such" / "w.db"))
+    with pytest.raises(StoreUnavailable, match="no database"):
+        await Store.open(url(tmp_path / "none.db"), read_only=True)
+    assert not (tmp_path / "none.db").exists()
+    with pytest.raises(StoreError, match="cannot be a mysql"):
+        await Store.open("mysql://u:secret@h/d")
+    with pytest.raises(StoreError, match="cannot be read"):
+        await Store.open("nonsense")
+
+
+async def test_the_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "with space?and#signs%41.db"
+    store = await Store.open(f"sqlite+aiosqlite:///{path}".replace("?", "%3F").replace("#", "%23"))
+    await store.record([exchange(1)])
+    await store.close()
+    found = [p for p in tmp_path.iterdir() if p.name.startswith("with space")]
+    assert found
+    assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in found)
+
+
+@pytest.mark.requirement("R.69")
+@pytest.mark.parametrize(
+    ("version", "buggy"),
+    [
+        ((3, 6, 23), False),
+        ((3, 7, 0), True),
+        ((3, 40, 1), True),
+        ((3, 44, 5), True),
+        ((3, 44, 6), False),
+        ((3, 44, 9), False),
+        ((3, 45, 0), True),
+        ((3, 50, 6), True),
+        ((3, 50, 7), False),
+        ((3, 51, 0), True),
+        ((3, 51, 2), True),
+        ((3, 51, 3), False),
+        ((3, 54, 1), False),
+    ],
+)
+def test_the_gate_knows_the_versions_with_the_wal_reset_bug(version: tuple[int, int, int], buggy: bool) -> None:
+    assert has_wal_reset_bug(version) is buggy
+    assert journal_for(version, shared=False) == "wal"
+    assert journal_for(version, shared=True) == ("delete" if buggy else "wal")
+
+
+@pytest.mark.requirement("R.69")
+@pytest.mark.skipif(not has_wal_reset_bug(sqlite3.sqlite_version_info), reason="this SQLite is safe")
+async def test_several_processes_never_share_a_wal_on_an_affected_sqlite(tmp_path: Path) -> None:
+    path = tmp_path / "w.db"
+    server = await Store.open(url(path))
+    assert (server.journal, server.notices) == ("wal", ())
+    for shared in (False, True):
+        with pytest.raises(StoreUnavailable, match="another Weir"):
+            await Store.open(url(path), shared=shared)
+    await server.close()
+    workers = [await Store.open(url(path), shared=True) for _ in range(3)]
+    assert {w.journal for w in workers} == {"delete"}
+    assert "rollback journal" in workers[0].notices[0]
+    with pytest.raises(StoreUnavailable, match="another Weir"):
+        await Store.open(url(path))
+    for worker in workers:
+        await worker.close()
+    server = await Store.open(url(path))
+    assert server.journal == "wal"
+    await server.close()
+
+
+@pytest.mark.requirement("R.69")
+async def test_a_visitor_and_a_checkpoint_exclude_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "w.db"
+    server = await Store.open(url(path))
+    await server.commit(change(0))
+    visitor = await Store.open(url(path), visitor=True)
+    key = KeyRow(name="bot", digest="d", policy=None, models=(), allow=(), created=1.0)
+    await visitor.add_key(key)
+    await server.commit(change(1))
+    assert await server.checkpoint() is False
+    assert await visitor.checkpoint() is False
+    with pytest.raises(StoreUnavailable, match="another weir command"):
+        await Store.open(url(path), visitor=True, busy_timeout=0.05)
+    wal = Path(f"{path}-wal")
+    assert wal.stat().st_size > 0
+    await visitor.close()
+    assert await server.list_keys() == [key]
+    assert await server.checkpoint() is True
+    assert wal.stat().st_size == 0
+    await server.close()
+
+
+async def test_the_wal_does_not_grow_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "w.db"
+    store = await Store.open(url(path))
+    largest = 0
+    for step in range(24):
+        await store.commit(change(step, count=60, with_cut=False, of="x" * 9000 + str(step)))
+        await store.record([exchange(step, end=bytes([step]) * 60_000, length=step + 1)] * 1)
+        await store.record([exchange(100 + step * 10 + n, end=bytes([n]) * 90_000, length=1) for n in range(9)])
+        largest = max(largest, Path(f"{path}-wal").stat().st_size)
+    assert path.stat().st_size > 16 << 20
+    assert largest < 8 << 20
+    await store.close()
+
+
+async def test_a_reader_sees_commits_and_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "w.db"
+    server = await Store.open(url(path))
+    reader = await Store.open(url(path), read_only=True)
+    await server.commit(change(0))
+    branch = await reader.branch("tenant-a", "b1")
+    assert branch is not None
+    assert branch.version == 1
+    await reader.ping()
+    for write in (reader.commit(change(1)), reader.record([exchange(1)]), reader.secret()):
+        with pytest.raises(StoreUnavailable) as refused:
+            await write
+        assert refused.value.reason == "read_only"
+    await reader.close()
+    await server.close()
+
+
+async def test_a_store_in_memory_lives_as_long_as_it_is_open() -> None:
+    store = await Store.open("sqlite+aiosqlite://")
+    assert store.journal == "memory"
+    await store.commit(change(0))
+    await store.record([exchange(1)])
+    await store.ping()
+    assert len(await store.conversations(None)) == 1
+    await store.close()
+    with pytest.raises(StoreUnavailable):
+        await store.ping()
+
+
+@pytest.mark.requirement("R.68")
+async def test_a_database_that_lost_its_wal_is_noticed_once(tmp_path: Path) -> None:
+    path = tmp_path / "w.db"
+    store = await Store.open(url(path))
+    await store.commit(change(0))
+    await store.checkpoint()
+    copy = path.read_bytes()
+    await store.commit(change(1))
+    await store.record([exchange(1)])
+    await store.close()
+    Path(f"{path}-wal").unlink(missing_ok=True)
+    path.write_bytes(copy)
+    store = await Store.open(url(path))
+    assert "2 commits are missing" in store.notices[0]
+    branch = await store.branch("tenant-a", "b1")
+    assert branch is not None
+    assert branch.version == 1
+    await store.close()
+    store = await Store.open(url(path))
+    assert store.notices == ()
+    await store.close()
+
+
+@pytest.mark.requirement("S.2")
+async def test_no_file_and_no_log_has_the_plain_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    path = tmp_path / "w.db"
+    store = await Store.open(url(path))
+    body = "what the customer said about the zeppelin"
+    await store.commit(change(0, of=body))
+    await store.search("tenant-a", "zeppelin")
+    await store.learn_limit(LimitRow(scope="https://api|m|0123abcd", limit=1, seen=1, expires=1.0))
+    secret = await store.secret()
+    assert secret not in path.name.encode()
+    assert "zeppelin" not in caplog.text
+    await store.close()
+
+
+@pytest.mark.requirement("S.2")
+async def test_an_error_tells_no_content(tmp_path: Path) -> None:
+    store = await Store.open(url(tmp_path / "w.db"))
+    with pytest.raises(StoreError) as refused:
+        await store.record([exchange(1, tenant=None)])  # type: ignore[arg-type]  # what a bug would do
+    text = f"{refused.value!r} {refused.value.__cause__!r}"
+    assert "gpt-x" not in text
+    assert "INSERT" not in text
+    assert refused.value.__suppress_context__
+    await store.close()
+
+
+def statements() -> Iterator[tuple[str, sa.ClauseElement]]:
+    for module in (archive, conversations, exchanges, keys, learned):
+        for name, value in vars(module).items():
+            if isinstance(value, sa.ClauseElement) and name.isupper():
+                yield f"{module.__name__}.{name}", value
+            if isinstance(value, dict) and name.isupper() and "postgresql" in value:
+                yield f"{module.__name__}.{name}", value["postgresql"]
+
+
+@pytest.mark.parametrize(("name", "statement"), list(statements()))
+def test_every_prepared_statement_can_be_written_for_postgresql(name: str, statement: sa.ClauseElement) -> None:
+    assert str(statement.compile(dialect=postgresql.dialect())), name
+
+
+TENANTED = ("conversations", "branches", "chains", "edits", "cuts", "originals", "removed", "exchanges")
+
+
+@pytest.mark.requirement("S.1", "P7")
+async def test_every_statement_on_conversations_names_the_tenant(tmp_path: Path) -> None:
+    store = await Store.open(url(tmp_path / "w.db"))
+    database: Database = store._database
+    seen: list[str] = []
+
+    def listen(engine: sa.Engine) -> None:
+        sa.event.listen(engine, "before_cursor_execute", lambda *a: seen.append(a[2]))
+
+    for lane in (database._reader, database._writer):
+        listen(lane._engine)
+    given = change(0)
+    await store.record([exchange(1, end=b"x" * 16, length=1)])
+    await store.commit(given)
+    found = await store.find("tenant-a", [b"x" * 16])
+    assert found is not None
+    assert given.cut is not None
+    await store.fork(found, branch="b2", keep_edits=found.edits, keep_cuts=found.cuts, at=1.0)
+    await store.named("tenant-a", "c1")
+    await store.original("tenant-a", given.originals[0].ref)
+    await store.covered("tenant-a", given.cut.ref)
+    await store.search("tenant-a", "output")
+    await store.conversations("tenant-a")
+    row = await store.conversation("tenant-a", "c1")
+    assert row is not None
+    await store.timeline(row)
+    await store.checkpoints(row)
+    await store.delete(row)
+    await store.close()
+    ours = [s for s in seen if re.search(rf"\b({'|'.join(TENANTED)})\b", s)]
+    assert len(ours) > 25
+    indexing = ("max(originals.id)", "WHERE originals.id >", "originals_fts (rowid, tenant, text)")
+    unscoped = [s for s in ours if not scoped(s) and not any(part in s for part in indexing)]
+    assert unscoped == []
+
+
+def scoped(statement: str) -> bool:
+    if statement.startswith("INSERT") and "SELECT" not in statement:
+        return "tenant" in statement
+    return re.search(r"tenant = \?", statement) is not None
+
+
+def test_weir_db_upgrade_makes_a_database_and_is_quiet_the_second_time(tmp_path: Path) -> None:
+    runner = CliRunner()
+    there = url(tmp_path / "w.db")
+    for _ in range(2):
+        result = runner.invoke(db, ["upgrade", "--store", there])
+        assert (result.exit_code, result.output) == (0, f"Schema {schema.HEAD}, up to date (journal: delete).\n")
+    told = runner.invoke(db, ["upgrade", "--store", there, "--json"])
+    assert json.loads(told.output) == {"schema": schema.HEAD, "journal": "delete", "notices": []}
+    failed = runner.invoke(db, ["upgrade", "--store", url(tmp_path / "no" / "w.db")])
+    assert failed.exit_code == 1
+    assert "cannot be written" in failed.output
+    assert "Example:" in runner.invoke(db, ["upgrade", "--help"]).output

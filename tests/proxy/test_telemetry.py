@@ -1,0 +1,851 @@
+"""Traces, metrics and the log, as their readers see them: a collector, a scraper, an operator's eye."""
+
+import gc
+import io
+import itertools
+import json
+import logging
+import math
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from proxy.telemetry import ExchangeLine, Metrics, QueuedLog, Telemetry, TelemetrySettings, Trace, log_exchange, names
+from proxy.telemetry.logs import redact
+from proxy.telemetry.metrics import Counter, Histogram
+from proxy.telemetry.spans import (
+    NULL_TRACE,
+    AttemptSpan,
+    ExchangeTrace,
+    NullSpan,
+    NullTrace,
+    PlanSpan,
+    SummarizerSpan,
+    is_baggage,
+)
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+CLIENT_CONTEXT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+CANARIES = (
+    "sk-canary0123456789abcdef",
+    "weir-sk-canary_0123456789",
+    "AIzaSyCANARYcanaryCANARYcanary-0123456",
+    "canary.token.value-123",
+    "Y2FuYXJ5OmNhbmFyeXNlY3JldA==",
+)
+
+
+class Spans:
+    """Telemetry with an exporter in memory; the clock advances a millisecond per reading."""
+
+    def __init__(self, **environment: str) -> None:
+        ticks = itertools.count(1_700_000_000_000_000_000, 1_000_000)
+        self.exporter = InMemorySpanExporter()
+        self.telemetry = Telemetry.create(
+            TelemetrySettings(service_version="1.2.3", environment=environment),
+            span_exporter=self.exporter,
+            clock=lambda: next(ticks),
+        )
+
+    def start(self, *headers: tuple[bytes, bytes]) -> Trace:
+        return self.telemetry.exchange("POST", "/v1/chat/completions", headers, client="192.0.2.7", request_id="req-1")
+
+    def finished(self) -> tuple[ReadableSpan, ...]:
+        self.telemetry.flush()
+        return self.exporter.get_finished_spans()
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.finished() if span.name == name]
+
+    @property
+    def root(self) -> ReadableSpan:
+        (root,) = self.named("POST /v1/chat/completions")
+        return root
+
+
+@pytest.fixture
+def spans() -> Iterator[Spans]:
+    found = Spans()
+    yield found
+    assert found.telemetry.shutdown()
+
+
+def tree(spans: tuple[ReadableSpan, ...], *shown: str) -> str:
+    """The spans as an indented text: kind, name, error, those attributes of ``shown`` that are present."""
+    by_parent: dict[int | None, list[ReadableSpan]] = {}
+    ids = {span.context.span_id for span in spans}
+    for span in spans:
+        parent = span.parent.span_id if span.parent is not None and span.parent.span_id in ids else None
+        by_parent.setdefault(parent, []).append(span)
+
+    def lines(parent: int | None, depth: int) -> Iterator[str]:
+        for span in sorted(by_parent.get(parent, []), key=lambda s: s.start_time or 0):
+            attributes = span.attributes or {}
+            details = [f"{name.rsplit('.', 1)[-1]}={attributes[name]!s}" for name in shown if name in attributes]
+            error = ["ERROR"] if span.status.status_code.name == "ERROR" else []
+            yield " ".join(["  " * depth + span.kind.name, span.name, *error, *details])
+            yield from lines(span.context.span_id, depth + 1)
+
+    return "\n".join(lines(None, 0))
+
+
+def identify(trace: Trace, **changed: object) -> None:
+    known = {"conversation": "chat-7", "tenant": "t1", "policy": "support", "model": "gpt-5-mini", "derived": False}
+    trace.identify(**{**known, **changed})  # type: ignore[arg-type]
+
+
+def a_pass(trace: Trace) -> None:
+    identify(trace)
+    with trace.plan() as plan:
+        plan.decide("pass", before=500, after=500, limit=8000, pressure=0.0625, zone="green")
+    attempt = trace.attempt("gpt-5-mini", "openai", "api.openai.com", 443, 1, request={"stream": True, "n": 1})
+    attempt.first_chunk()
+    attempt.answered(
+        200, response_model="gpt-5-mini-2026", response_id="c-1", finish_reasons=["stop"], input_tokens=500
+    )
+    trace.end(200)
+
+
+@pytest.mark.requirement("P15")
+def test_a_pass_is_a_server_span_with_a_plan_and_one_call(spans: Spans) -> None:
+    a_pass(spans.start((b"user-agent", b"OpenAI/Python 2.0")))
+    shown = (names.HTTP_STATUS, names.ACTION, names.REQUEST_STREAM, names.FINISH_REASONS, names.USAGE_INPUT)
+    assert tree(spans.finished(), *shown) == (
+        "SERVER POST /v1/chat/completions status_code=200 action=pass\n"
+        "  INTERNAL weir context.plan action=pass\n"
+        "  CLIENT chat gpt-5-mini status_code=200 stream=True finish_reasons=('stop',) input_tokens=500"
+    )
+    root = dict(spans.root.attributes or {})
+    assert root["user_agent.original"] == "OpenAI/Python 2.0"
+    assert root["client.address"] == "192.0.2.7"
+    assert root["weir.policy"] == "support"
+    assert "gen_ai.request.choice.count" not in (spans.named("chat gpt-5-mini")[0].attributes or {})
+    assert spans.root.resource.attributes["service.version"] == "1.2.3"
+
+
+@pytest.mark.requirement("P15")
+def test_an_eviction_shows_each_layer_with_its_tokens(spans: Spans) -> None:
+    trace = spans.start()
+    identify(trace)
+    with trace.plan() as plan:
+        at = 1_700_000_000_050_000_000
+        plan.layer("dedupe", before=7900, after=7600, units=2, started_ns=at, ended_ns=at + 1000)
+        plan.layer("evict", before=7600, after=4100, units=12, ref="ab12", started_ns=at + 1000, ended_ns=at + 9000)
+        plan.decide("evict", before=7900, after=4100, limit=8000, pressure=0.5125, zone="yellow")
+    trace.attempt("gpt-5-mini", "openai").answered(200)
+    trace.end(200)
+    shown = (names.BEFORE, names.AFTER, names.UNITS, names.REF)
+    assert tree(spans.finished(), *shown) == (
+        "SERVER POST /v1/chat/completions before=7900 after=4100\n"
+        "  INTERNAL weir context.plan before=7900 after=4100\n"
+        "    INTERNAL weir context.layer dedupe before=7900 after=7600 units=2\n"
+        "    INTERNAL weir context.layer evict before=7600 after=4100 units=12 ref=ab12\n"
+        "  CLIENT chat gpt-5-mini"
+    )
+    (layer,) = spans.named("weir context.layer evict")
+    assert (layer.end_time or 0) - (layer.start_time or 0) == 8000
+
+
+@pytest.mark.requirement("P13", "P15")
+def test_a_compaction_shows_the_summariser_under_the_plan(spans: Spans) -> None:
+    trace = spans.start()
+    identify(trace)
+    with trace.plan() as plan:
+        with trace.summarizer("gpt-5-nano", "openai") as call:
+            call.usage(input_tokens=3000, output_tokens=250)
+        with trace.summarizer("gpt-5-nano", "openai") as call:
+            call.fail("too_short")
+        plan.layer("compact", before=7900, after=2500, units=30)
+        plan.decide("compact", before=7900, after=2500, limit=8000, pressure=0.3125, zone="green")
+    trace.attempt("gpt-5-mini", "openai", compacted=True).answered(200)
+    trace.end(200)
+    shown = (names.SUMMARIZER, names.USAGE_INPUT, names.USAGE_OUTPUT, names.ERROR_TYPE, names.CONVERSATION_COMPACTED)
+    assert tree(spans.finished(), *shown) == (
+        "SERVER POST /v1/chat/completions\n"
+        "  INTERNAL weir context.plan\n"
+        "    INTERNAL weir context.layer compact\n"
+        "    CLIENT chat gpt-5-nano summarizer=True input_tokens=3000 output_tokens=250\n"
+        "    CLIENT chat gpt-5-nano ERROR summarizer=True type=too_short\n"
+        "  CLIENT chat gpt-5-mini compacted=True"
+    )
+
+
+@pytest.mark.requirement("P15")
+def test_an_overflow_is_a_failed_attempt_and_a_second_plan_before_the_retry(spans: Spans) -> None:
+    trace = spans.start()
+    identify(trace)
+    with trace.plan() as plan:
+        plan.decide("pass", before=7000, after=7000, limit=8000, pressure=0.875, zone="orange")
+    trace.attempt("gpt-5-mini", "openai").failed("context_length_exceeded", status=400)
+    with trace.plan() as plan:
+        plan.layer("evict", before=7000, after=3000, units=9)
+        plan.decide("evict", before=7000, after=3000, limit=4000, pressure=0.75, zone="orange")
+    trace.attempt("gpt-5-mini", "openai", number=2, compacted=True).answered(200)
+    trace.end(200)
+    shown = (names.HTTP_STATUS, names.ERROR_TYPE, names.HTTP_RESENDS, names.CONVERSATION_COMPACTED, names.LIMIT)
+    assert tree(spans.finished(), *shown) == (
+        "SERVER POST /v1/chat/completions status_code=200 limit=4000\n"
+        "  INTERNAL weir context.plan limit=8000\n"
+        "  CLIENT chat gpt-5-mini ERROR status_code=400 type=context_length_exceeded\n"
+        "  INTERNAL weir context.plan limit=4000\n"
+        "    INTERNAL weir context.layer evict\n"
+        "  CLIENT chat gpt-5-mini status_code=200 resend_count=1 compacted=True"
+    )
+
+
+@pytest.mark.requirement("P15")
+def test_a_client_that_left_is_noted_but_is_no_error(spans: Spans) -> None:
+    trace = spans.start()
+    identify(trace)
+    attempt = trace.attempt("gpt-5-mini", "openai")
+    attempt.first_chunk()
+    attempt.answered(200, output_tokens=12, error_type="client_disconnect")
+    attempt.failed("too_late")
+    trace.end(None, "client_disconnect")
+    trace.event("too_late")
+    trace.end(500)
+    assert tree(spans.finished(), names.ERROR_TYPE, names.USAGE_OUTPUT) == (
+        "SERVER POST /v1/chat/completions type=client_disconnect\n"
+        "  CLIENT chat gpt-5-mini type=client_disconnect output_tokens=12"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "failed"),
+    [(200, None, False), (400, "context_length_exceeded", False), (502, "upstream_empty", True), (503, None, True)],
+)
+def test_a_server_span_is_an_error_only_from_500(spans: Spans, status: int, error: str | None, failed: bool) -> None:
+    trace = spans.start()
+    trace.end(status, error)
+    assert (spans.root.status.status_code.name == "ERROR") is failed
+    assert (spans.root.attributes or {}).get("error.type") == (error or (str(status) if failed else None))
+
+
+def test_what_is_still_open_ends_with_the_exchange(spans: Spans) -> None:
+    trace = spans.start()
+    trace.attempt("gpt-5-mini", "openai")
+    trace.end(500)
+    (call,) = spans.named("chat gpt-5-mini")
+    assert call.end_time == spans.root.end_time
+
+
+@pytest.mark.requirement("P15")
+def test_the_conversation_is_on_every_span_even_on_those_that_began_before_it_was_known(spans: Spans) -> None:
+    trace = spans.start()
+    with trace.plan() as plan:
+        plan.layer("evict", before=2, after=1, units=1)
+        identify(trace, derived=True)
+    trace.end(200)
+    for span in spans.finished():
+        attributes = span.attributes or {}
+        assert attributes["gen_ai.conversation.id"] == attributes["session.id"] == "chat-7"
+        assert attributes["weir.conversation.derived"] is True
+
+
+@pytest.mark.parametrize("name", ["x" * 201, "gespräch", "a\nb"])
+def test_a_name_that_viewers_would_drop_is_hashed(spans: Spans, name: str) -> None:
+    trace = spans.start()
+    identify(trace, conversation=name)
+    trace.end(200)
+    assert re.fullmatch("[0-9a-f]{32}", str((spans.root.attributes or {})["session.id"]))
+
+
+@pytest.mark.requirement("A0.17")
+def test_all_seven_pressure_values_are_on_every_trace(spans: Spans) -> None:
+    trace = spans.start()
+    with trace.plan() as plan:
+        plan.decide(
+            "pass", before=68_000, after=68_000, limit=128_000, pressure=0.53125, zone="yellow", velocity=12_000.04
+        )
+    trace.end(200)
+    found = {k: v for k, v in (spans.root.attributes or {}).items() if k.startswith("ctx.pressure.")}
+    assert found == {
+        "ctx.pressure.current_tokens": 68_000,
+        "ctx.pressure.max_tokens": 128_000,
+        "ctx.pressure.utilization_pct": 53.1,
+        "ctx.pressure.zone": "yellow",
+        "ctx.pressure.velocity_tokens_per_turn": 12_000.0,
+        "ctx.pressure.turns_until_red": -1.0,
+        "ctx.pressure.source": "client_estimated",
+    }
+
+
+@pytest.mark.requirement("A0.18")
+def test_events_carry_the_fields_of_the_table_and_no_others(spans: Spans) -> None:
+    trace = spans.start()
+    trace.event("zone_change", old="green", new="orange", body="the user's words")
+    trace.end(200)
+    (event,) = spans.root.events
+    assert event.name == "weir.zone_change"
+    assert dict(event.attributes or {}) == {"weir.zone.old": "green", "weir.zone.new": "orange"}
+
+
+@pytest.mark.requirement("P15")
+def test_the_clients_trace_is_joined_and_handed_on(spans: Spans) -> None:
+    state = b"vendor=a:1,other=b"
+    trace = spans.start((b"traceparent", CLIENT_CONTEXT), (b"tracestate", state), (b"baggage", b"user.id=42"))
+    attempt = trace.attempt("gpt-5-mini", "openai")
+    header = attempt.traceparent()
+    handed = attempt.propagation()
+    attempt.answered(200)
+    trace.end(200)
+    (call,) = spans.named("chat gpt-5-mini")
+    assert spans.root.parent is not None
+    assert spans.root.parent.is_remote
+    assert f"{spans.root.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert trace.trace_id == "0af7651916cd43dd8448eb211c80319c" == f"{call.context.trace_id:032x}"
+    assert header == (b"traceparent", b"00-0af7651916cd43dd8448eb211c80319c-%016x-01" % call.context.span_id)
+    assert handed == (header, (b"tracestate", state))
+    assert call.context.trace_state.to_header() == state.decode()
+
+
+@pytest.mark.requirement("S.18")
+def test_baggage_is_neither_read_nor_handed_on(spans: Spans) -> None:
+    trace = spans.start((b"baggage", b"user.id=canary,session.id=canary"), (b"uberctx-user", b"canary"))
+    attempt = trace.attempt("gpt-5-mini", "openai")
+    assert [name for name, _ in attempt.propagation()] == [b"traceparent"]
+    trace.end(200)
+    assert not any("canary" in str(dict(span.attributes or {})) for span in spans.finished())
+    assert [is_baggage(n) for n in (b"baggage", b"uberctx-user", b"traceparent")] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"garbage",
+        b"00-00000000000000000000000000000000-b7ad6b7169203331-01",
+        b"00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+        b"ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        b"00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+        b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more",
+        b"00-+af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b716920_331-01",
+    ],
+)
+def test_a_broken_context_starts_a_new_trace_without_its_state(spans: Spans, header: bytes) -> None:
+    trace = spans.start((b"traceparent", header), (b"tracestate", b"vendor=a"))
+    assert [name for name, _ in trace.attempt("m", "openai").propagation()] == [b"traceparent"]
+    trace.end(200)
+    assert spans.root.parent is None
+    assert trace.trace_id != "0af7651916cd43dd8448eb211c80319c"
+
+
+def test_a_later_version_of_the_context_may_have_more_fields(spans: Spans) -> None:
+    trace = spans.start((b"traceparent", b"cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-what-else"))
+    assert trace.trace_id == "0af7651916cd43dd8448eb211c80319c"
+    trace.end(200)
+
+
+def test_a_client_that_does_not_sample_is_not_recorded_but_keeps_its_trace_id(spans: Spans) -> None:
+    trace = spans.start((b"traceparent", CLIENT_CONTEXT[:-2] + b"00"))
+    assert trace.attempt("gpt-5-mini", "openai").traceparent() is None
+    trace.end(200)
+    assert trace.trace_id == "0af7651916cd43dd8448eb211c80319c"
+    assert spans.finished() == ()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "argument", "kept"),
+    [("always_off", "", 0), ("parentbased_traceidratio", "0.0", 0), ("traceidratio", "1.0", 50), ("nonsense", "", 50)],
+)
+def test_the_standard_sampler_variables_decide_for_new_traces(sampler: str, argument: str, kept: int) -> None:
+    spans = Spans(OTEL_TRACES_SAMPLER=sampler, OTEL_TRACES_SAMPLER_ARG=argument)
+    for _ in range(50):
+        spans.start().end(200)
+    assert len(spans.finished()) == kept
+    assert spans.telemetry.shutdown()
+
+
+@pytest.mark.requirement("S.16")
+def test_no_span_carries_an_attribute_outside_the_table_or_a_secret(spans: Spans) -> None:
+    for secret in (*CANARIES[:3], f"Bearer {CANARIES[3]}"):
+        trace = spans.start((b"user-agent", f"agent {secret}".encode()), (b"authorization", secret.encode()))
+        identify(trace, model=secret, policy=secret, conversation=secret)
+        request = {"temperature": 0.5, "stop": [secret], "messages": [secret], "api_key": secret, "user": secret}
+        attempt = trace.attempt(secret, secret, secret, 443, 2, request=request)
+        attempt.answered(401, response_model=secret, response_id=secret, finish_reasons=[secret], error_type=secret)
+        trace.event(secret, reason=secret)
+        trace.end(500, secret)
+    for span in spans.finished():
+        assert set(span.attributes or {}) <= names.ATTRIBUTES
+        everything = span.to_json() + repr(span.events)
+        assert not any(secret in everything for secret in CANARIES)
+        assert all(set(event.attributes or {}) <= names.ATTRIBUTES for event in span.events)
+
+
+def test_attribute_values_and_children_are_bounded(spans: Spans) -> None:
+    trace = spans.start((b"user-agent", b"x" * 100_000))
+    identify(trace, model="m" * 100_000)
+    with trace.plan() as plan:
+        for _ in range(500):
+            plan.layer("evict", before=2, after=1, units=1)
+            trace.event("degraded", reason="r" * 10_000)
+    trace.attempt("m", "openai", request={"stop": ["s" * 9_000] * 99, "seed": 2**70}).answered(200)
+    trace.end(200)
+    found = spans.finished()
+    assert len(found) <= 65
+    assert len(spans.root.events) <= 32
+    assert max(len(str(v)) for span in found for v in (span.attributes or {}).values()) <= 8 * 300
+
+
+@pytest.mark.parametrize(
+    ("real", "null"), [(ExchangeTrace, NullTrace), *((s, NullSpan) for s in (PlanSpan, SummarizerSpan, AttemptSpan))]
+)
+def test_a_trace_that_is_off_has_every_method_of_one_that_is_on(real: type, null: type) -> None:
+    internal = {"child", "now", "parent", "plan_open", "root", "set", "attributes", "ended", "error", "events", "id"}
+    internal |= {"kind", "name", "started", "trace"}
+    wanted = {name for name in dir(real) if not name.startswith("_")} - internal
+    assert wanted <= set(dir(null))
+
+
+@pytest.mark.requirement("A0.139")
+def test_without_an_endpoint_a_trace_does_nothing_costs_nothing_and_starts_no_thread() -> None:
+    before = threading.active_count()
+    telemetry = Telemetry.create(TelemetrySettings())
+    assert telemetry.exchange("POST", "/v1/chat/completions", []) is NULL_TRACE
+    a_pass(telemetry.exchange("POST", "/v1/chat/completions", [(b"traceparent", CLIENT_CONTEXT)]))
+    assert telemetry.exchange("POST", "/", []).attempt("m", "openai").traceparent() is None
+    assert threading.active_count() == before
+    assert best_of(lambda: telemetry.exchange("POST", "/", []), 2000) < 2e-6
+    assert telemetry.shutdown()
+
+
+def best_of(work: object, times: int, *, rounds: int = 7) -> float:
+    """Seconds per call, of the best round."""
+    assert callable(work)
+    best = math.inf
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            started = time.perf_counter()
+            for _ in range(times):
+                work()
+            best = min(best, (time.perf_counter() - started) / times)
+    finally:
+        gc.enable()
+    return best
+
+
+class Collector(BaseHTTPRequestHandler):
+    """An OTLP/HTTP receiver that decodes with the official messages."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.received.append((self.path, body))  # type: ignore[attr-defined]
+        self.send_response(self.server.status)  # type: ignore[attr-defined]
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def collector(status: int = 200) -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    server.received = []  # type: ignore[attr-defined]
+    server.status = status  # type: ignore[attr-defined]
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.requirement("P15", "A0.139")
+@pytest.mark.parametrize("suffix", ["", "/", "/v1/traces"])
+def test_a_collector_receives_the_spans_and_the_metrics_over_otlp(suffix: str) -> None:
+    with collector() as server:
+        environment = {"OTEL_SERVICE_NAME": "edge", "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=a%20b"}
+        endpoint = f"http://127.0.0.1:{server.server_port}{suffix}"
+        telemetry = Telemetry.create(TelemetrySettings(otlp_endpoint=endpoint, environment=environment))
+        a_pass(telemetry.exchange("POST", "/v1/chat/completions", [(b"traceparent", CLIENT_CONTEXT)]))
+        telemetry.metrics.request(outcome="pass", policy="support")
+        telemetry.metrics.overhead(0.0007)
+        assert telemetry.shutdown()
+        received: list[tuple[str, bytes]] = server.received  # type: ignore[attr-defined]
+    traces = [ExportTraceServiceRequest.FromString(body) for path, body in received if path == "/v1/traces"]
+    spans = [s for t in traces for r in t.resource_spans for scope in r.scope_spans for s in scope.spans]
+    assert sorted(s.name for s in spans) == ["POST /v1/chat/completions", "chat gpt-5-mini", "weir context.plan"]
+    assert {s.trace_id.hex() for s in spans} == {"0af7651916cd43dd8448eb211c80319c"}
+    resource = {a.key: a.value.string_value for a in traces[0].resource_spans[0].resource.attributes}
+    assert resource["service.name"] == "edge"
+    assert resource["deployment.environment.name"] == "a b"
+    points = [ExportMetricsServiceRequest.FromString(body) for path, body in received if path == "/v1/metrics"]
+    metrics = {m.name: m for p in points for r in p.resource_metrics for s in r.scope_metrics for m in s.metrics}
+    assert metrics["weir.requests"].sum.data_points[0].as_int == 1
+    assert metrics["weir.overhead"].histogram.data_points[0].bucket_counts[3] == 1
+
+
+@contextmanager
+def black_hole() -> Iterator[int]:
+    """A port that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield server.getsockname()[1]
+
+
+@contextmanager
+def closed_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    yield port
+
+
+@contextmanager
+def failing() -> Iterator[int]:
+    with collector(500) as server:
+        yield server.server_port
+
+
+@pytest.mark.requirement("R.77", "A0.139")
+@pytest.mark.parametrize("where", [black_hole, closed_port, failing])
+def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object) -> None:
+    assert callable(where)
+    with where() as port:
+        environment = {"OTEL_BSP_MAX_QUEUE_SIZE": "300", "OTEL_BSP_SCHEDULE_DELAY": "10"}
+        telemetry = Telemetry.create(
+            TelemetrySettings(otlp_endpoint=f"http://127.0.0.1:{port}", environment=environment)
+        )
+        slowest = 0.0
+        for _ in range(1000):
+            started = time.thread_time()
+            a_pass(telemetry.exchange("POST", "/v1/chat/completions", []))
+            slowest = max(slowest, time.thread_time() - started)
+        started = time.monotonic()
+        telemetry.shutdown()
+        assert time.monotonic() - started < 2.5
+        assert slowest < 0.05
+        if where is not failing:
+            assert telemetry.dropped >= 3000 - 2 * 300
+    text = telemetry.metrics.render().decode()
+    assert sum(value for name, _, value in samples(text) if name == "weir_telemetry_dropped_total") == telemetry.dropped
+
+
+@pytest.mark.requirement("R.77")
+def test_the_process_exits_although_the_collector_never_answers() -> None:
+    script = (
+        "import sys\nfrom proxy.telemetry import Telemetry, TelemetrySettings\n"
+        "t = Telemetry.create(TelemetrySettings(otlp_endpoint=sys.argv[1]))\n"
+        "t.exchange('POST', '/', []).end(200)\nt.metrics.overflow()\nprint(t.shutdown(0.3))\n"
+    )
+    with black_hole() as port:
+        started = time.monotonic()
+        run = subprocess.run(
+            [sys.executable, "-c", script, f"http://127.0.0.1:{port}"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+    assert run.stdout.strip() == "False"
+    assert time.monotonic() - started < 8
+
+
+def test_switches_in_the_environment_turn_signals_off() -> None:
+    for variables in ({"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}):
+        settings = TelemetrySettings(otlp_endpoint="http://127.0.0.1:9", environment=variables)
+        assert settings.endpoint("traces") is None
+    own = TelemetrySettings(environment={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318/x/"})
+    assert own.endpoint("metrics") == "http://a:4318/x/v1/metrics"
+    own = TelemetrySettings(environment={"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://a/t"})
+    assert (own.endpoint("traces"), own.endpoint("metrics")) == ("http://a/t", None)
+
+
+SAMPLE = re.compile(
+    r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (\S+)'
+)
+LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"')
+
+
+def samples(text: str) -> list[tuple[str, dict[str, str], float]]:
+    """The samples of a Prometheus text; raises AssertionError where a scraper would refuse it."""
+    assert text.endswith("\n")
+    found: list[tuple[str, dict[str, str], float]] = []
+    declared: dict[str, str] = {}
+    current = ""
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            current = line.split(" ", 3)[2]
+            assert current not in declared, "a family may come once"
+        elif line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name == current
+            declared[name] = kind
+        else:
+            match = SAMPLE.fullmatch(line)
+            assert match, line
+            name, labels, value = match.groups()
+            family = re.sub("_(bucket|sum|count)$", "", name) if declared[current] == "histogram" else name
+            assert family == current, line
+            found.append((name, {k: unescape(v) for k, v in LABEL.findall(labels or "")}, float(value)))
+    keys = [(name, tuple(sorted(labels.items()))) for name, labels, _ in found]
+    assert len(keys) == len(set(keys)), "a series may come once"
+    return found
+
+
+def unescape(value: str) -> str:
+    return re.sub(r"\\(.)", lambda m: {"n": "\n"}.get(m[1], m[1]), value)
+
+
+@pytest.mark.requirement("A0.139")
+def test_the_metrics_text_is_what_a_scraper_expects() -> None:
+    metrics = Metrics()
+    nasty = 'a"b\\c\nd\ud800é'
+    metrics.request(outcome=nasty, policy="support")
+    metrics.tokens(before=900, after=300)
+    metrics.action("evict", count=12)
+    metrics.pressure(0.88, zone="orange")
+    metrics.overflow()
+    metrics.retry("context_length_exceeded")
+    metrics.summarizer("ok")
+    metrics.degraded("store")
+    metrics.store("commit", 0.002)
+    metrics.overhead(0.0005)
+    metrics.overhead(3.0)
+    metrics.overhead(math.nan)
+    metrics.answered(
+        provider="openai",
+        model="m",
+        seconds=1.28,
+        address="h",
+        port=443,
+        input_tokens=300,
+        output_tokens=9,
+        first_chunk=0.2,
+    )
+    found = samples(metrics.render().decode())
+    by_name = {(name, *labels.values()): value for name, labels, value in found}
+    assert by_name["weir_requests_total", 'a"b\\c\nd?é', "support"] == 1
+    assert by_name["weir_tokens_total", "saved"] == 600
+    assert by_name["weir_actions_total", "evict"] == 12
+    assert by_name["weir_overhead_seconds_bucket", "0.0005"] == 1
+    assert by_name["weir_overhead_seconds_bucket", "1"] == 1
+    assert by_name["weir_overhead_seconds_bucket", "+Inf"] == by_name["weir_overhead_seconds_count",] == 2
+    assert by_name["weir_overhead_seconds_sum",] == pytest.approx(3.0005)
+    assert {name for name, _, _ in found} >= {
+        "gen_ai_client_token_usage_bucket",
+        "gen_ai_client_operation_duration_seconds_sum",
+        "gen_ai_client_operation_time_to_first_chunk_seconds_count",
+        "weir_pressure_bucket",
+        "weir_overflows_total",
+        "weir_retries_total",
+        "weir_summarizer_calls_total",
+        "weir_degraded_total",
+        "weir_store_latency_seconds_count",
+    }
+    for name, labels, value in found:
+        if name.endswith("_bucket") and labels["le"] == "+Inf":
+            rest = {k: v for k, v in labels.items() if k != "le"}
+            family = [(lb["le"], v) for n, lb, v in found if n == name and {k: lb[k] for k in lb if k != "le"} == rest]
+            assert [v for _, v in family] == sorted(v for _, v in family), "buckets are cumulative"
+            assert family[-1] == ("+Inf", value)
+
+
+def test_an_empty_registry_is_a_valid_text() -> None:
+    assert samples(Metrics().render().decode()) == []
+
+
+def test_series_above_the_cap_go_to_other_and_nothing_is_lost() -> None:
+    counter = Counter(names.REQUESTS, most=100)
+    histogram = Histogram(names.PRESSURE, most=100)
+    for number in range(5000):
+        counter.add(1, (f"o{number}" + "x" * 1000, "p"))
+        histogram.record(0.5, (f"z{number}",))
+    assert len(counter.read()) == len(histogram.read()) == 100
+    assert sum(counter.read().values()) == 5000
+    assert counter.read()["other", "other"] == 4901
+    assert sum(sum(d.counts) for d in histogram.read().values()) == 5000
+    assert max(len(label) for key in counter.read() for label in key) <= 128
+
+
+def test_counting_from_several_threads_loses_nothing() -> None:
+    metrics = Metrics()
+
+    def count() -> None:
+        for _ in range(5000):
+            metrics.overflow()
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ("weir_overflows_total", {}, 20_000.0) in samples(metrics.render().decode())
+
+
+def test_a_record_costs_less_than_five_microseconds() -> None:
+    metrics = Metrics()
+    assert best_of(lambda: metrics.request(outcome="pass", policy="balanced"), 2000) < 5e-6
+    assert best_of(lambda: metrics.overhead(0.0007), 2000) < 5e-6
+
+
+def line(before: int, after: int, **more: object) -> ExchangeLine:
+    known = {"request": "req-1", "usable": 168_000, "zone": "orange", "status": 200, "outcome": "managed"}
+    return ExchangeLine(tokens_before=before, tokens_after=after, **{**known, **more})  # type: ignore[arg-type]
+
+
+CTX = re.compile(
+    r"ctx tokens=(\d+) used=(\d+\.\d)% usable=(\d+) zone=\w+( overflow=yes)?"
+    r"(?: scan=(\d+)/(\d+))?(?: removed=(\d+))?(?: sufficient=(\d+)->(\d+))? request=req-1 .*"
+)
+
+
+@pytest.mark.requirement("A3.14", "A3.15")
+def test_the_log_line_has_the_numbers_of_each_step() -> None:
+    calm = CTX.fullmatch(line(45_000, 45_000).text())
+    more = CTX.fullmatch(line(125_000, 125_000).text())
+    full = CTX.fullmatch(
+        line(148_000, 93_000, overflow=True, scanned=95_000, prunable=55_000, removed=12, trace="ab").text()
+    )
+    assert calm
+    assert more
+    assert full
+    assert (calm[2], more[2], full[2]) == ("26.8", "74.4", "88.1")
+    assert calm[8] is None
+    assert full.groups()[3:] == (" overflow=yes", "95000", "55000", "12", "148000", "93000")
+    assert "trace=ab" in full[0]
+
+
+@contextmanager
+def logger_to(stream: io.StringIO, **options: object) -> Iterator[tuple[logging.Logger, QueuedLog]]:
+    handler = QueuedLog(stream, **options)  # type: ignore[arg-type]
+    logger = logging.getLogger("weir.test.exchange")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(handler)
+    yield logger, handler
+    logger.removeHandler(handler)
+    handler.stop()
+
+
+def test_a_value_cannot_forge_a_field_or_a_line() -> None:
+    stream = io.StringIO()
+    with logger_to(stream) as (logger, _):
+        log_exchange(logger, line(1, 1, conversation="x status=500\nctx tokens=9", model='a"b'))
+        logger.warning("upstream said: %s", "no\n2026-01-01 ERROR forged\rx")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert r'conversation="x status=500\nctx tokens=9"' in lines[0]
+    assert lines[2].startswith("    ")
+
+
+@pytest.mark.requirement("A3.14")
+def test_the_json_log_has_request_conversation_and_trace_ids_and_no_unknown_field() -> None:
+    stream = io.StringIO()
+    with logger_to(stream, form="json") as (logger, _):
+        log_exchange(logger, line(148_000, 93_000, conversation="chat-7", trace="0af7", overhead_ms=0.7))
+        log_exchange(logger, line(1, 1, status=502, error="upstream_empty"))
+    first, second = (json.loads(text) for text in stream.getvalue().splitlines())
+    assert (first["request"], first["conversation"], first["trace"]) == ("req-1", "chat-7", "0af7")
+    assert first["used_pct"] == 88.1
+    assert (first["level"], second["level"]) == ("info", "warning")
+    assert second["error"] == "upstream_empty"
+    allowed = {"time", "level", "logger", "message", "used_pct", *ExchangeLine.__slots__}
+    assert set(first) | set(second) <= allowed
+
+
+class Stuck(io.StringIO):
+    """A stream that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.released.wait()
+        return super().write(text)
+
+
+def test_a_log_that_nobody_reads_drops_lines_and_holds_up_nobody() -> None:
+    stream = Stuck()
+    with logger_to(stream, capacity=50) as (logger, handler):
+        started = time.monotonic()
+        for _ in range(1000):
+            log_exchange(logger, line(1, 1))
+        assert time.monotonic() - started < 2
+        assert handler.dropped >= 1000 - 52
+        assert not handler.stop(timeout=0.1)
+        stream.released.set()
+    assert len(stream.getvalue().splitlines()) == 1000 - handler.dropped
+
+
+@pytest.mark.requirement("S.16")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Incorrect API key provided: {0}. You can find yours at",
+        '{{"error": {{"message": "invalid x-api-key: {0}"}}}}',
+        "Authorization: Bearer {3}",
+        "headers={{'authorization': 'Bearer {3}', 'x-api-key': '{3}'}}",
+        "headers=[(b'authorization', b'Bearer {3}'), (b'x-api-key', b'{3}')]",
+        "authorization: Basic {4}",
+        "GET https://generativelanguage.googleapis.com/v1?key={3}&alt=sse failed",
+        "cannot connect to https://user:{3}@host/v1",
+        "AIza in text {2}!",
+        "key {1} is revoked; {0}, {2}",
+        '{{"api_key": "{3}"}}',
+        '"{{\\"api_key\\": \\"{3}\\"}}"',
+        "password={3} client_secret: {3}",
+        "BEARER  {3}",
+    ],
+)
+def test_redact_finds_every_canary(text: str) -> None:
+    shown = redact(text.format(*CANARIES))
+    assert "canary" not in shown.lower()
+    assert "Y2FuYXJ5" not in shown
+    assert "[redacted]" in shown
+
+
+@pytest.mark.parametrize(
+    "text", ["risk-based task-force", "tokens=148000", "the key: window", "https://host/v1?a=b", "disk-1"]
+)
+def test_redact_leaves_ordinary_words_alone(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.requirement("S.16")
+@pytest.mark.parametrize("form", ["line", "json"])
+def test_a_traceback_with_a_key_in_it_is_written_without_the_key(form: str) -> None:
+    stream = io.StringIO()
+    with logger_to(stream, form=form) as (logger, _):
+        try:
+            int(f"https://u:{CANARIES[3]}@host?key={CANARIES[0]}")
+        except ValueError:
+            logger.exception("failed with %s", {"x-api-key": CANARIES[3], "k": CANARIES[2]})
+        log_exchange(logger, line(1, 1, error=f"Bearer {CANARIES[3]}", model=CANARIES[1]))
+    text = stream.getvalue()
+    assert "ValueError" in text
+    assert not any(secret in text for secret in CANARIES)
+
+
+@pytest.mark.requirement("S.27")
+@pytest.mark.parametrize(
+    "piece", ["sk-", "key=", "bearer ", "://", "api-key:'", "a", " ", '\\"', "basic A", "sk", "://a"]
+)
+def test_redact_is_linear_in_hostile_text(piece: str) -> None:
+    def seconds(size: int) -> float:
+        text = (piece * size)[:size]
+        return best_of(lambda: redact(text, limit=size), 1, rounds=3)
+
+    assert seconds(200_000) < 0.5
+    assert len(redact(piece * 100_000)) <= 8192

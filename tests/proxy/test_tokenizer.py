@@ -1,0 +1,304 @@
+import asyncio
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import quantiles
+from typing import Self
+
+import pytest
+import tiktoken
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import proxy.tokenizer
+from policies.tokens import CHARS2_5, CHARS4
+from proxy.tokenizer import Tokenizer, Vocabulary, encoding_name, installed_estimators, pieces, vocabulary_directories
+
+ENCODINGS = ("o200k_base", "cl100k_base")
+FILES = {
+    name: hashlib.sha1(f"https://openaipublic.blob.core.windows.net/encodings/{name}.tiktoken".encode()).hexdigest()
+    for name in ENCODINGS
+}
+SAMPLES = [
+    "",
+    " ",
+    "Hello, world! It's 12345 o'clock.\r\n\tdef f(x):\n        return x  \n\n",
+    "<|endoftext|><|im_start|>user<|endofprompt|>",
+    "naïve café 你好。世界 こんにちは 👩‍👩‍👧‍👦 Z͑ͫ̓ͪ̂ͫ",
+    "\x00\ufffe\u2028" * 50,
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Iterator[Tokenizer]:
+    made = Tokenizer()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module", params=ENCODINGS)
+def reference(request: pytest.FixtureRequest) -> tiktoken.Encoding:
+    """tiktoken's own encoding, loaded its own way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_CACHE_DIR", str(vocabulary_directories()[0]))
+        return tiktoken.get_encoding(request.param)
+
+
+class Lag:
+    """The longest waits of the event loop while something else is awaited, in seconds."""
+
+    async def __aenter__(self) -> Self:
+        self.waits: list[float] = []
+        self._task = asyncio.create_task(self._probe())
+        await asyncio.sleep(0.01)
+        return self
+
+    async def _probe(self) -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.001)
+            self.waits.append(time.perf_counter() - before)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+
+
+@pytest.mark.requirement("D10")
+@pytest.mark.parametrize(
+    ("model", "encoding"),
+    [
+        ("gpt-4o", "o200k_base"),
+        ("gpt-4o-mini-2024-07-18", "o200k_base"),
+        ("gpt-4.1-nano", "o200k_base"),
+        ("gpt-4.5-preview", "o200k_base"),
+        ("gpt-5", "o200k_base"),
+        ("gpt-5.4-mini", "o200k_base"),
+        ("o1", "o200k_base"),
+        ("o3-mini", "o200k_base"),
+        ("o4-mini", "o200k_base"),
+        ("chatgpt-4o-latest", "o200k_base"),
+        ("ft:gpt-4o:org::id", "o200k_base"),
+        ("gpt-4", "cl100k_base"),
+        ("GPT-4-Turbo", "cl100k_base"),
+        ("gpt-4-0613", "cl100k_base"),
+        ("openai/gpt-4", "cl100k_base"),
+        ("openrouter/openai/gpt-4:free", "cl100k_base"),
+        ("azure/gpt-35-turbo", "cl100k_base"),
+        ("gpt-3.5-turbo-16k", "cl100k_base"),
+        ("ft:gpt-3.5-turbo:org", "cl100k_base"),
+        ("text-embedding-3-small", "cl100k_base"),
+        ("claude-sonnet-4-5", "o200k_base"),
+        ("", "o200k_base"),
+    ],
+)
+def test_the_encoding_follows_the_model(model: str, encoding: str, tokenizer: Tokenizer) -> None:
+    assert encoding_name(model) == encoding
+    assert tokenizer.counter(model).name == encoding
+
+
+@pytest.mark.requirement("D10", "A0.79")
+def test_a_configured_name_selects_the_estimator(tokenizer: Tokenizer) -> None:
+    text = "one two three four five six"
+    counts = {name: tokenizer.counter(name).count(text) for name in (*ENCODINGS, "chars4", "chars2.5")}
+    assert counts == {"o200k_base": 6, "cl100k_base": 6, "chars4": CHARS4.count(text), "chars2.5": CHARS2_5.count(text)}
+    assert tokenizer.counter("chars2.5").count("x" * 333_333) == 133_333
+    assert tokenizer.counter("o200k_base").is_exact
+    assert not tokenizer.counter("chars4").is_exact
+
+
+@pytest.mark.requirement("R.23")
+@pytest.mark.parametrize("text", SAMPLES)
+def test_counts_are_those_of_tiktoken(tokenizer: Tokenizer, reference: tiktoken.Encoding, text: str) -> None:
+    assert tokenizer.counter(reference.name).count(text) == len(reference.encode(text, disallowed_special=()))
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(st.characters(codec=None)))
+def test_no_text_breaks_the_count(tokenizer: Tokenizer, text: str) -> None:
+    count = tokenizer.counter("gpt-4o").count(text)
+    assert 0 <= count <= len(text.encode("utf-8", "surrogatepass"))
+    assert bool(count) == bool(text)
+
+
+def test_lone_surrogates_are_counted(tokenizer: Tokenizer, reference: tiktoken.Encoding) -> None:
+    text = "broken \ud83d here \udc00" * 20
+    assert tokenizer.counter(reference.name).count(text) == len(reference.encode(text, disallowed_special=()))
+
+
+def test_the_pieces_of_a_long_text_count_exactly_what_the_whole_does(
+    tokenizer: Tokenizer, reference: tiktoken.Encoding
+) -> None:
+    source = Path(proxy.tokenizer.__file__).read_text()
+    prose = "The quick brown fox, at 10:30, jumped over 17 lazy dogs; they didn't care. "
+    for text in (source * (450_000 // len(source)), prose * 6_000):
+        parts = list(pieces(text))
+        assert len(parts) > 4
+        assert "".join(parts) == text
+        assert tokenizer.counter(reference.name).count(text) == len(reference.encode_ordinary(text))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.text(min_size=1, max_size=30), st.integers(49_990, 250_000))
+def test_pieces_are_short_and_lose_nothing(text: str, length: int) -> None:
+    whole = (text * (length // len(text) + 1))[:length]
+    parts = list(pieces(whole))
+    assert "".join(parts) == whole
+    assert max(map(len, parts)) <= 50_000
+    assert all(parts)
+
+
+@pytest.mark.requirement("R.22")
+@pytest.mark.parametrize("run", [" ", "a", "的", "\ud800"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+async def test_a_million_of_anything_is_counted(tokenizer: Tokenizer, encoding: str, run: str) -> None:
+    counter = tokenizer.counter(encoding)
+    await counter.load()
+    text = (run * 1_000_000)[:1_000_000]
+    before = time.perf_counter()
+    (count,) = await counter.count_many([text])
+    assert 100 < count <= len(text.encode("utf-8", "surrogatepass"))
+    assert time.perf_counter() - before < 6
+
+
+@pytest.mark.requirement("R.22")
+def test_a_run_that_tiktoken_refuses_is_counted_in_halves(tokenizer: Tokenizer) -> None:
+    source = tokenizer.counter("o200k_base")._source
+    assert isinstance(source, Vocabulary)
+    assert source.count("load") == 1
+    assert source._encoding is not None
+    blanks = " " * 2_000_000
+    with pytest.raises(BaseException, match=r"[Ss]tack"):  # a panic in Rust is no Exception
+        source._encoding.encode_ordinary(blanks)
+    assert source.count(blanks) == pytest.approx(tokenizer.counter("o200k_base").count(blanks), rel=0.02)
+
+
+@pytest.mark.requirement("R.22", "S.26")
+async def test_three_megabytes_of_chinese_leave_the_event_loop_alone(tokenizer: Tokenizer) -> None:
+    counter = tokenizer.counter("gpt-4o")
+    await counter.load()
+    text = "".join(chr(0x4E00 + (i * 7_919) % 20_000) for i in range(1_000_000))
+    before = time.perf_counter()
+    async with Lag() as lag:
+        counts = await counter.count_many([text[:10], text, "hello"])
+    assert counts[0] == counter.count(text[:10])
+    assert counts[1] > 1_000_000
+    assert counts[2] == 1
+    assert time.perf_counter() - before > 0.2, "too fast for the probe to prove anything"
+    assert quantiles(lag.waits, n=50)[-1] < 0.05
+    assert max(lag.waits) < 0.25
+
+
+async def test_many_texts_count_as_each_one_does(tokenizer: Tokenizer) -> None:
+    texts = [f"message {i}: " + "word " * (i * 37 % 500) for i in range(200)] + ["x y " * 60_000, ""]
+    for name in ("gpt-4o", "gpt-4", "chars4"):
+        counter = tokenizer.counter(name)
+        assert await counter.count_many(texts) == [counter.count(text) for text in texts]
+        assert await counter.count_many([]) == []
+
+
+async def test_little_text_is_counted_without_a_thread() -> None:
+    tokenizer = Tokenizer()
+    counter = tokenizer.counter("gpt-4o")
+    counter.count("loads the vocabulary here")
+    before = set(threading.enumerate())
+    assert await counter.count_many(["word " * 800, "a", ""]) == [801, 1, 0]
+    assert set(threading.enumerate()) <= before
+    tokenizer.close()
+
+
+async def test_the_first_count_loads_off_the_event_loop_however_short_it_is() -> None:
+    tokenizer = Tokenizer()
+    counter = tokenizer.counter("gpt-4o")
+    before = set(threading.enumerate())
+    ready = [counter.is_ready]
+    assert await counter.count_many(["hello"]) == [1]
+    ready.append(counter.is_ready)
+    assert ready == [False, True]
+    assert set(threading.enumerate()) - before
+    tokenizer.close()
+
+
+def test_threads_that_count_at_the_same_time_share_one_vocabulary() -> None:
+    tokenizer = Tokenizer()
+    counter = tokenizer.counter("gpt-4o")
+    counts: list[int] = []
+    threads = [threading.Thread(target=lambda: counts.append(counter.count("hello world"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts == [2] * 8
+    tokenizer.close()
+
+
+@pytest.mark.requirement("D10")
+async def test_without_a_vocabulary_characters_are_counted_and_the_reason_is_told(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(directories=[tmp_path])
+    counter = tokenizer.counter("gpt-4o")
+    reasons = [counter.reason]
+    await counter.load()
+    reasons.append(counter.reason)
+    assert reasons[0] is None
+    assert str(tmp_path) in (reasons[1] or "")
+    assert not counter.is_exact
+    assert counter.count("x" * 100) == 40
+    assert await counter.count_many(["x" * 100, "y" * 200_000]) == [40, 80_000]
+    tokenizer.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", b"IQ== 0\n"])
+def test_a_damaged_vocabulary_is_not_used(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / FILES["o200k_base"]).write_bytes(damage)
+    alone, backed = Tokenizer(directories=[tmp_path]), Tokenizer(cache_dir=tmp_path)
+    assert alone.counter("gpt-4o").count("hello world") == 4
+    assert "intact" in (alone.counter("gpt-4o").reason or "")
+    assert backed.counter("gpt-4o").count("hello world") == 2
+    alone.close()
+    backed.close()
+
+
+def test_the_users_own_cache_is_looked_at_first(tmp_path: Path) -> None:
+    shipped = vocabulary_directories()[0] / FILES["cl100k_base"]
+    (tmp_path / FILES["cl100k_base"]).symlink_to(shipped)
+    assert vocabulary_directories(tmp_path)[0] == tmp_path
+    tokenizer = Tokenizer(directories=[tmp_path])
+    assert tokenizer.counter("gpt-4").count("hello world") == 2
+    assert tokenizer.counter("gpt-4").reason is None
+    tokenizer.close()
+
+
+def test_counting_imports_no_litellm_and_leaves_the_environment_alone() -> None:
+    script = (
+        "import os, sys; before = dict(os.environ)\n"
+        "from proxy.tokenizer import Tokenizer\n"
+        "t = Tokenizer(); assert t.counter('gpt-4o').count('hello world') == 2; t.close()\n"
+        "assert dict(os.environ) == before; assert 'litellm' not in sys.modules; assert 'requests' not in sys.modules\n"
+    )
+    root = Path(proxy.tokenizer.__file__).parents[1]
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, env=os.environ, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.requirement("A1.6")
+async def test_an_estimator_from_an_entry_point_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "words.py").write_text(
+        "class Words:\n    def count(self, text):\n        return len(text.split()) if text != 'bad' else 1 / 0\n"
+    )
+    meta = tmp_path / "words-1.0.dist-info"
+    meta.mkdir()
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: words\nVersion: 1.0\n")
+    (meta / "entry_points.txt").write_text("[weir.estimators]\nwords = words:Words\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tokenizer = Tokenizer(estimators=installed_estimators())
+    counter = tokenizer.counter("words")
+    assert counter.count("four words are here") == 4
+    assert await counter.count_many(["a b", "c " * 10_000]) == [2, 10_000]
+    assert counter.count("bad") == CHARS2_5.count("bad")
+    tokenizer.close()
