@@ -200,7 +200,7 @@ def forward(messages: Chat, budget: int, *, counter: O200k, fill: bool = True) -
     return [*front, *tail]
 
 
-def keep_last(messages: Chat, budget: int, *, counter: O200k, fill: bool = True) -> list[str]:  # noqa: ARG001 - called like forward
+def keep_last(messages: Chat, budget: int, *, counter: O200k, fill: bool = True) -> list[str]:
     """The sliding window: head, then as many of the newest messages as fit."""
     head = next((i for i, m in enumerate(messages) if m["role"] not in {"system", "developer"}), len(messages))
     used = sum(size(m, counter) for m in messages[:head])

@@ -18,11 +18,60 @@ GROWTH = 40
 BYTES_PER_PAIR = 4_120
 TURNS_OF_A_CHAT = 4
 _LINES = 4_000
-_WORDS = (
-    "the service reads request returns value when context window is full and every message that was removed stays in "
-    "archive until someone asks for it again test passes error raised because connection closed before answer file "
-    "module function argument result list order customer refund flight booking change policy allowed not between next"
-).split()
+_WORDS = [
+    "the",
+    "service",
+    "reads",
+    "request",
+    "returns",
+    "value",
+    "when",
+    "context",
+    "window",
+    "is",
+    "full",
+    "and",
+    "every",
+    "message",
+    "that",
+    "was",
+    "removed",
+    "stays",
+    "in",
+    "archive",
+    "until",
+    "someone",
+    "asks",
+    "for",
+    "it",
+    "again",
+    "test",
+    "passes",
+    "error",
+    "raised",
+    "because",
+    "connection",
+    "closed",
+    "before",
+    "answer",
+    "file",
+    "module",
+    "function",
+    "argument",
+    "result",
+    "list",
+    "order",
+    "customer",
+    "refund",
+    "flight",
+    "booking",
+    "change",
+    "policy",
+    "allowed",
+    "not",
+    "between",
+    "next",
+]
 _TOOLS = json.dumps(
     [
         {

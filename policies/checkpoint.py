@@ -103,7 +103,7 @@ class Checkpoint:
         return replace(self, saved_at=at)
 
     def validate(self) -> Verdict:
-        """Errors (no goal, a version or window below 1, an identical constraint twice) and warnings."""
+        """Errors (no goal, a version or window below 1) and warnings."""
         errors: list[str] = []
         if not self.goal.strip():
             errors.append("no goal")

@@ -7,7 +7,7 @@ of 100 tokens and one of 4,000. The text never exceeds its budget by the given c
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp
 
 from policies.checkpoint import Checkpoint, Identifier
@@ -98,9 +98,19 @@ def extract(
     rules, talk = _spoken(said, stale=stale, end=end, shown=shown, brief=max_tokens < BRIEF_BELOW)
     facts = list(_facts(sources, end=end, retired=_retired(said, stale=stale)))
     text = fit(rules, talk, facts, max_tokens=max_tokens, counter=counter, known=known) if max_tokens > 0 else ""
-    return Extract(
-        text, counter.count(text) if text else 0, _checkpoint(rules, facts, text, goal=goal, previous=previous)
-    )
+    base = _without(previous, said=said, stale=stale)
+    checkpoint = _checkpoint(rules, facts, text, goal=goal, previous=base)
+    return Extract(text, counter.count(text) if text else 0, checkpoint)
+
+
+def _without(
+    previous: Checkpoint | None, *, said: Sequence[Sentence], stale: dict[int, Successor]
+) -> Checkpoint | None:
+    """The previous checkpoint without the constraints that the user has surely replaced since."""
+    if previous is None:
+        return None
+    replaced = {said[index].text for index, newer in stale.items() if newer.sure}
+    return replace(previous, constraints=tuple(c for c in previous.constraints if c not in replaced))
 
 
 def _normal(text: str) -> str:

@@ -106,8 +106,8 @@ def _echoes(text: str, material: str) -> bool:
 
 
 def _loops(text: str) -> bool:
-    lines = [line.strip() for line in text.splitlines() if len(line.strip()) > 8]  # noqa: PLR2004
-    return len(lines) >= 8 and len(set(lines)) * 3 < len(lines)  # noqa: PLR2004
+    lines = [line.strip() for line in text.splitlines() if len(line.strip()) > 8]
+    return len(lines) >= 8 and len(set(lines)) * 3 < len(lines)
 
 
 def _chunks(lines: Sequence[Line], budget: int, counter: TokenCounter) -> list[list[tuple[str, str]]]:

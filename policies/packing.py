@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from policies.findings import clip
 from policies.identifiers import literals
 from policies.tokens import TokenCounter
 
@@ -124,6 +123,7 @@ def fit(
     counter: TokenCounter,
     known: set[str],
 ) -> str:
+    """The rendered pieces that tell most within ``max_tokens``; empty where not even one fits whole."""
     costs: dict[str, int] = {}
     budget, best = max_tokens, ""
     for _ in range(5):
@@ -141,12 +141,7 @@ def fit(
             budget -= tokens - max_tokens + 2
         if budget <= 0:
             break
-    return best or _last_resort(rules, max_tokens=max_tokens, counter=counter)
-
-
-def _last_resort(rules: Sequence[Piece], *, max_tokens: int, counter: TokenCounter) -> str:
-    first = max(rules, key=lambda p: (p.score, p.order), default=None)
-    return clip(first.text, max_tokens=max_tokens, counter=counter) if first else ""
+    return best
 
 
 def _render(chosen: Iterable[Piece]) -> str:

@@ -27,7 +27,7 @@ from policies.tokens import TokenCounter
 class Action(StrEnum):
     """What is to be done with a request: forward as it came, with known edits, or with new ones."""
 
-    PASS = "pass"
+    PASS = "pass"  # noqa: S105 - a word, not a password
     REPLAY = "replay"
     EDIT = "edit"
 

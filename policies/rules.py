@@ -19,7 +19,7 @@ _RULE_LABEL = re.compile(
 )
 _STATE_LABEL = re.compile(r"fact|goal|state|decision|todo|status|next|note|update|reminder|context|info|fyi")
 
-RULE_THRESHOLD = 2.0
+RULE_THRESHOLD = 1.6
 _STRONG: tuple[tuple[re.Pattern[str], float], ...] = tuple(
     (re.compile("|".join(alternatives), re.IGNORECASE), weight)
     for weight, alternatives in (
@@ -337,7 +337,7 @@ def rule_grade(sentence: str) -> float:
     if _IMPERATIVE.match(body):
         grade += 0.8
     if sentence.rstrip().endswith("?"):
-        grade *= 0.8 if _POLITE.search(body) else 0.35
+        grade *= 1.0 if _POLITE.search(body) else 0.35
     elif _REQUEST.search(body) and grade < 3:
         grade *= 0.7
     if len(sentence) > 300:

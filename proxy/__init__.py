@@ -1,0 +1,1 @@
+"""The shell of Weir: sockets, database, tokenizer, telemetry, configuration."""

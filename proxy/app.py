@@ -14,11 +14,11 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from proxy.caller import Caller
 from proxy.config import Config, ConfigError, UpstreamSettings
 from proxy.conversation import Conversations
 from proxy.errors import NotFound
 from proxy.intake import Receive
-from proxy.caller import Caller
 from proxy.keys import Keyring
 from proxy.learned import LearnedLimits
 from proxy.models import ModelRegistry

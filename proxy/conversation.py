@@ -7,15 +7,19 @@ own way with the shared past. Names only label.
 """
 
 import asyncio
+import logging
 import secrets
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from policies import Cut, Edit, Known, Message
 from proxy.store import Store, StoreError
 from proxy.store.records import Branch
+
+log = logging.getLogger("weir.conversation")
 
 REWRITTEN_END = 2
 MOST_ENDS = 400_000
@@ -74,9 +78,10 @@ class Conversations:
     against the store on every request.
     """
 
-    def __init__(self, store: Store | None, *, shared: bool = False) -> None:
+    def __init__(self, store: Store | None, *, shared: bool = False, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._shared = shared
+        self._clock = clock
         self._ends: OrderedDict[bytes, tuple[str, int]] = OrderedDict()
         self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
@@ -87,7 +92,8 @@ class Conversations:
         """The thread that ``chain`` continues, or a new one. Raises StoreError only if nothing was found in memory."""
         answered = any(m.role == "assistant" for m in messages)
         found = self._in_memory(chain)
-        if self._store is not None and answered and (found is None or self._shared):
+        strays = found is None or found.length < min(found.thread.branch.longest, len(chain))
+        if self._store is not None and answered and (strays or self._shared):
             found = await self._in_store(tenant, chain, found)
         recognised = (
             await self._begin(tenant, name) if found is None else await self._continue(found, chain, messages, name)
@@ -178,7 +184,26 @@ class Conversations:
             cuts=(),
         )
         known = Known(edits=thread.known.edits, cuts=cuts)
+        if known.triggered and name is None:
+            branch = await self._store_fork(thread.branch, branch, known)
         return Recognised(Thread(branch, known, parent=thread.branch.branch), length)
+
+    async def _store_fork(self, parent: Branch, branch: Branch, known: Known) -> Branch:
+        """The branch as stored; as it is in memory where the store cannot be written."""
+        if self._store is None:
+            return branch
+        try:
+            stored = await self._store.fork(
+                parent,
+                branch=branch.branch,
+                keep_edits=tuple(known.edits.values()),
+                keep_cuts=known.cuts,
+                at=self._clock(),
+            )
+        except StoreError as error:
+            log.warning("a fork of a conversation could not be stored: %s", error)
+            return branch
+        return replace(branch, version=stored.version)
 
     async def _conversation_named(self, tenant: str, name: str) -> str | None:
         known = self._names.get((tenant, name))

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies import ContextSettings, Mode, Reply, Summarize, Summary
+from proxy.caller import Caller
 from proxy.errors import InvalidRequest, LoopDetected, ProxyError, RequestTooLarge, UpstreamEmpty, UpstreamUnreachable
 from proxy.intake import ClientGone, Receive, read_body, while_connected
-from proxy.caller import Caller
 from proxy.planning import Job, Planned
 from proxy.relay import MOST_WHOLE, Cut, Opening, Send, is_stream, open_stream, relay_stream, relay_whole
 from proxy.runtime import Runtime
@@ -282,13 +282,13 @@ class Call:
         except ProxyError as error:
             span.failed(error.code)
             raise
-        if answer.status >= 400:  # noqa: PLR2004
+        if answer.status >= 400:
             span.failed("context_length_exceeded" if verdict.is_overflow else str(answer.status), status=answer.status)
         return received, verdict
 
     async def _look(self, answer: Answer, planned: Planned) -> tuple[Received, Verdict]:
         """Read as much of an answer as tells whether it is an overflow, before anything goes to the client."""
-        if is_stream(answer) and answer.status < 400:  # noqa: PLR2004
+        if is_stream(answer) and answer.status < 400:
             chunks = answer.chunks()
             if self.job is None:
                 return Received(answer, chunks=chunks), NONE
@@ -304,10 +304,10 @@ class Call:
         except StreamBroken as error:
             answer.close()
             raise UpstreamUnreachable(str(error)) from None
-        if answer.status == 200 and not body.strip():  # noqa: PLR2004
+        if answer.status == 200 and not body.strip():
             answer.close()
             raise UpstreamEmpty("The upstream answered 200 with an empty body.")
-        seen = read_completion(body) if answer.status < 400 else None  # noqa: PLR2004
+        seen = read_completion(body) if answer.status < 400 else None
         if seen is not None and seen.said:
             return Received(answer, body=body, seen=seen), NONE
         window = planned.belief.budget.window if planned.belief is not None else None

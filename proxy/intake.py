@@ -10,7 +10,7 @@ from proxy.errors import RequestTooLarge
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
-class ClientGone(Exception):  # noqa: N818 - not an error of ours
+class ClientGone(Exception):
     """The client closed its connection before it had its answer."""
 
 

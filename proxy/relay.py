@@ -23,7 +23,7 @@ MOST_WHOLE = 8 * 1024 * 1024
 EVENT_STREAM = b"text/event-stream"
 
 
-class Cut(Exception):  # noqa: N818 - the connection is cut on purpose
+class Cut(Exception):
     """The answer to the client ended before its end; its connection has to be closed."""
 
 

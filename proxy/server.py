@@ -787,8 +787,8 @@ async def serve(
     try:
         yield server
     finally:
-        server.should_exit = True
-        await ticking
+        ticking.cancel()
+        await asyncio.wait([ticking])
         await server.shutdown()
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from policies import ContextSettings, Decision, Pressure
+from proxy.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.errors import ProxyError
-from proxy.caller import Caller
 from proxy.planning import Planned
 from proxy.runtime import Runtime
 from proxy.store.records import ExchangeRow
@@ -51,7 +51,7 @@ class Outcome:
         """The outcome's label for metrics and rows."""
         if self.error is not None:
             return self.error
-        if self.status is None or self.status >= 400:  # noqa: PLR2004
+        if self.status is None or self.status >= 400:
             return f"upstream_{self.status}"
         if self.seen is not None and self.seen.error is not None:
             return "error_in_stream"

@@ -65,7 +65,7 @@ class Summarizer:
             return Failed(error.code)
         except Exception as error:  # noqa: BLE001 - whatever a summariser does, the request goes on without it
             return Failed(f"error_{type(error).__name__}")
-        return _reply(content) if status == 200 else Failed(f"status_{status}")  # noqa: PLR2004
+        return _reply(content) if status == 200 else Failed(f"status_{status}")
 
     def _note(self, key: str, *, failed: bool) -> None:
         if not failed:

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from policies import Budget, ContextSettings, divide
 from policies.tokens import Calibration
-from proxy.config import UpstreamSettings
 from proxy.caller import Caller
+from proxy.config import UpstreamSettings
 from proxy.learned import LearnedLimits
 from proxy.models import ModelFacts, ModelRegistry
 from proxy.store.records import CalibrationRow, LimitRow
@@ -145,7 +145,7 @@ class Windows:
         after = before.observe(estimated, reported)
         self._calibrations[scope] = after
         self._calibrations.move_to_end(scope)
-        if abs(after.ratio - before.ratio) > 0.005 or after.samples <= 3:  # noqa: PLR2004 - what is worth a write
+        if abs(after.ratio - before.ratio) > 0.005 or after.samples <= 3:
             self._unsaved[scope] = after
         if len(self._calibrations) > MOST_SCOPES:
             self._calibrations.popitem(last=False)

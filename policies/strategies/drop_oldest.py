@@ -10,7 +10,7 @@ NOTE = "[weir: {count} earlier messages were removed to fit the context window; 
 
 def drop_oldest(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
     """The draft with as many of the oldest units dropped as it takes to reach ``target`` tokens."""
-    transcript, head = draft.transcript, draft.transcript.head
+    head = draft.transcript.head
     verbatim = bounds.protection.verbatim
     present = {p.index: p.tokens for p in draft.pieces if p.index is not None}
     covered = draft.active_cut.covers if draft.active_cut else 0

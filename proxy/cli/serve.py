@@ -13,7 +13,7 @@ import click
 from proxy.app import create_app
 from proxy.cli import Failure
 from proxy.cli.config import config_option, loaded
-from proxy.config import Config, Flags, environment, handed_down, hand_down
+from proxy.config import Config, Flags, environment, hand_down, handed_down
 from proxy.server import App, ServerLimits, run
 from proxy.simulator.serving import run_simulator
 from proxy.simulator.settings import SimulatorSettings
@@ -65,7 +65,9 @@ def worker_app() -> App:
 def _run(config: Config, path: Path | None, flags: Flags) -> int:
     listen = config.listen
     if listen.workers > 1:
-        hand_down(path, replace(flags, upstream=flags.upstream or _only_base(config) if config.simulate else flags.upstream))
+        hand_down(
+            path, replace(flags, upstream=flags.upstream or _only_base(config) if config.simulate else flags.upstream)
+        )
         app: App | str = "proxy.cli.serve:worker_app"
     else:
         app = _app(config, path, flags)

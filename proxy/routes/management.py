@@ -59,7 +59,7 @@ class Management:
             data = [{"ref": o.ref, "role": o.role, "tokens": o.tokens, "text": o.text[:2000]} for o in found]
             await respond_json(send, {"data": data})
         elif path[0] == "conversations" and len(path) in (2, 3):
-            await self._conversation(send, store, tenant, path[1], path[2] if len(path) > 2 else "")  # noqa: PLR2004
+            await self._conversation(send, store, tenant, path[1], path[2] if len(path) > 2 else "")
         else:
             raise NotFound(f"There is nothing at {scope['path']}.")
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, MutableMapping
 from contextlib import aclosing
 from typing import Any
 
+from proxy.caller import Caller
 from proxy.errors import LoopDetected, ProxyError, RequestTooLarge
 from proxy.intake import ClientGone, Receive, read_body, while_connected
-from proxy.caller import Caller
 from proxy.relay import Cut, Send, relay_stream
 from proxy.routes.respond import respond_error
 from proxy.runtime import Runtime

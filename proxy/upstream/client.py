@@ -108,10 +108,20 @@ class _Wire(ResponseHandler):
             self.heard = True
         super().data_received(data)
 
+    def set_exception(self, exc: BaseException, *cause: Any) -> None:
+        """An error ends also the body under way, which aiohttp leaves waiting after an illegal chunk."""
+        super().set_exception(exc, *cause)
+        self._break()
+
+    def _break(self) -> None:
+        payload = self._payload
+        if payload is not None and not payload.is_eof() and payload.exception() is None:
+            payload.set_exception(aiohttp.ClientPayloadError("broken off"))
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """A reset breaks also an answer that only the end of the connection delimits; aiohttp takes it for the end."""
-        if exc is not None and self._payload is not None and not self._payload.is_eof():
-            self._payload.set_exception(aiohttp.ClientPayloadError("connection reset"))
+        if exc is not None:
+            self._break()
         super().connection_lost(exc)
 
 
@@ -365,11 +375,11 @@ class Client:
             if (copied := _copied(name)) is not None and name not in skip
         ]
         if target.api_key is not None:
-            fields.append(("Authorization", f"Bearer {target.api_key}"))
-        fields.append(("Via", self._via))
+            fields.append(("authorization", f"Bearer {target.api_key}"))
+        fields.append(("via", self._via))
         result = CIMultiDict(fields)
-        if attempt and (key := result.get("Idempotency-Key")) is not None:
-            result["Idempotency-Key"] = f"{key}-{attempt}"
+        if attempt and (key := result.get("idempotency-key")) is not None:
+            result["idempotency-key"] = f"{key}-{attempt}"
         return result
 
     def _pool(self, target: Target, tenant: str) -> tuple[aiohttp.ClientSession, _Connector]:
@@ -512,7 +522,8 @@ def _copied(name: bytes) -> str | None:
     lowered = name.lower()
     if lowered in _NOT_COPIED or lowered.startswith(_PRIVATE):
         return None
-    return name.decode("latin-1")
+    # aiohttp keeps fields of one name apart only if all of them are spelled alike.
+    return lowered.decode("latin-1")
 
 
 @functools.lru_cache(maxsize=512)

@@ -86,6 +86,6 @@ async def _json(fetch: Fetch, url: str, body: bytes | None = None) -> Any:
     """The JSON at ``url``, None for anything else: a probe that fails is no event."""
     try:
         status, content = await asyncio.wait_for(fetch("POST" if body else "GET", url, body), PATIENCE)
-        return json.loads(content[:MOST_BODY]) if status == 200 else None  # noqa: PLR2004
+        return json.loads(content[:MOST_BODY]) if status == 200 else None
     except Exception:  # noqa: BLE001 - whatever an unknown server does to this question must not matter
         return None

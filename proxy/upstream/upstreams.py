@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
+from proxy.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.errors import UpstreamUnreachable
-from proxy.caller import Caller
 from proxy.upstream.client import Client, StreamBroken, Target
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -95,9 +95,7 @@ class Upstreams:
     ) -> tuple[int, bytes]:
         """Status and body of a JSON request of Weir's own, sent with the caller's credential."""
         headers = [(b"content-type", b"application/json"), *_own_credential(caller), *via]
-        answer = await self.send(
-            upstream, caller=caller, method="POST", path=path, headers=headers, body=body
-        )
+        answer = await self.send(upstream, caller=caller, method="POST", path=path, headers=headers, body=body)
         try:
             return answer.status, await answer.read()
         except StreamBroken as error:
@@ -105,7 +103,9 @@ class Upstreams:
         finally:
             answer.close()
 
-    async def get(self, upstream: UpstreamSettings, *, caller: Caller, url: str, body: bytes | None) -> tuple[int, bytes]:
+    async def get(
+        self, upstream: UpstreamSettings, *, caller: Caller, url: str, body: bytes | None
+    ) -> tuple[int, bytes]:
         """Status and body of a question to another address of the same upstream."""
         base, _, path = url.rpartition("/")
         target = dataclasses.replace(self._target(upstream), base_url=base)

@@ -4,6 +4,7 @@ Messages are taken as raw slices. A slice leads through an in-memory cache to it
 that only messages never seen before are parsed, canonicalised and counted.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -167,11 +168,8 @@ def _text(content: object) -> str:
 
 def body_of(value: Mapping[str, Any]) -> Body:
     """What a message says."""
-    calls: list[ToolCall] = []
     listed = value.get("tool_calls")
-    for call in listed if isinstance(listed, list) else []:
-        if isinstance(call, dict):
-            calls.append(_tool_call(call))
+    calls = [_tool_call(c) for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
     legacy = value.get("function_call")
     if isinstance(legacy, dict):
         name = str(legacy.get("name", ""))
@@ -241,10 +239,8 @@ def _canonical_call(call: object) -> object:
         return _canonical(call)
     arguments = inner.get("arguments", inner.get("input"))
     if isinstance(arguments, str):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            pass
     return [inner.get("name"), arguments]
 
 

@@ -57,7 +57,7 @@ def _split_leniently(body: bytes, error: Exception) -> Mapping[str, Raw]:
             raise InvalidRequest("The request body must be a JSON object with a model and messages.")
         fields, end = _scan_object(text, start)
         if _skip(text, end) != len(text):
-            raise ValueError("data after the end of the object")
+            raise ValueError("data after the end of the object")  # noqa: TRY301
     except (ValueError, RecursionError) as reason:
         detail = str(error) if isinstance(reason, UnicodeDecodeError | RecursionError) else str(reason)
         raise InvalidJSON(f"The request body is not valid JSON: {detail}.") from None
@@ -166,9 +166,9 @@ def _end_of_string(body: bytes, index: int) -> int | None:
         return None
     index += 1
     while index < len(body):
-        if body[index] == 0x5C:  # noqa: PLR2004 - a backslash
+        if body[index] == 0x5C:
             index += 2
-        elif body[index] == 0x22:  # noqa: PLR2004 - a quote
+        elif body[index] == 0x22:
             return index + 1
         else:
             index += 1

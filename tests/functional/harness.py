@@ -93,8 +93,17 @@ class WeirProcess:
     async def start(self) -> None:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "WEIR_", "OTEL_"))}
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "proxy", "serve", "--port", str(self.port), *self.arguments,
-            cwd=ROOT, env={**clean, **self.env}, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+            sys.executable,
+            "-m",
+            "proxy",
+            "serve",
+            "--port",
+            str(self.port),
+            *self.arguments,
+            cwd=ROOT,
+            env={**clean, **self.env},
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
         )
         for _ in range(400):
             assert self.process.returncode is None, "weir ended while starting"
@@ -125,16 +134,48 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-WORDS = (
-    "alpha bravo charlie delta server request file module path value index error result class function import "
-    "token window buffer stream client proxy cache ledger archive commit branch table query schema field number"
-).split()
+WORDS = [
+    "alpha",
+    "bravo",
+    "charlie",
+    "delta",
+    "server",
+    "request",
+    "file",
+    "module",
+    "path",
+    "value",
+    "index",
+    "error",
+    "result",
+    "class",
+    "function",
+    "import",
+    "token",
+    "window",
+    "buffer",
+    "stream",
+    "client",
+    "proxy",
+    "cache",
+    "ledger",
+    "archive",
+    "commit",
+    "branch",
+    "table",
+    "query",
+    "schema",
+    "field",
+    "number",
+]
 
 
 def prose(count: int, *, seed: int) -> str:
     """``count`` words, some of them numbers; the same seed gives the same text."""
     rng = random.Random(seed)
-    return " ".join(rng.choice(WORDS) + (f" {rng.randint(10, 9999)}" if rng.random() < 0.2 else "") for _ in range(count))
+    return " ".join(
+        rng.choice(WORDS) + (f" {rng.randint(10, 9999)}" if rng.random() < 0.2 else "") for _ in range(count)
+    )
 
 
 def tool_step(number: int, *, words: int = 280, text: str | None = None) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Thirty-step sessions of about 450 tokens a step against an 8,192-token window: the main job."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from tests.functional.harness import COUNTER, TOOLS, RunningWeir, opening, prefi
 STEPS = 30
 
 
-async def drive_agent(target: RunningWeir, *, steps: int = STEPS, start: int = 0, messages: list[Any] | None = None) -> list[Any]:
+async def drive_agent(
+    target: RunningWeir, *, steps: int = STEPS, start: int = 0, messages: list[Any] | None = None
+) -> list[Any]:
     """One user message and a tool step per request; the messages afterwards."""
     client = target.client()
     messages = messages if messages is not None else opening()
@@ -43,7 +46,7 @@ def sent(simulator: RunningSimulator) -> list[list[dict[str, Any]]]:
 
 def batches(arrays: list[list[dict[str, Any]]]) -> int:
     """How often a forwarded request did not begin with the one before."""
-    return sum(new[: len(old)] != old for old, new in zip(arrays, arrays[1:], strict=False))
+    return sum(new[: len(old)] != old for old, new in pairwise(arrays))
 
 
 def reuse(arrays: list[list[dict[str, Any]]]) -> float:
@@ -71,4 +74,6 @@ async def test_a_session_that_would_overflow_is_answered_with_few_batches(
     assert len(summaries) <= 3
     if kind == "chat" and summarizer:
         assert summaries
-    record_property("figures", f"{kind} {summarizer}: batches {batches(arrays)}, reuse {reuse(arrays):.3f}, calls {len(summaries)}")
+    record_property(
+        "figures", f"{kind} {summarizer}: batches {batches(arrays)}, reuse {reuse(arrays):.3f}, calls {len(summaries)}"
+    )

@@ -4,9 +4,9 @@ import hmac
 import pytest
 from pydantic import SecretStr
 
+from proxy.caller import Caller
 from proxy.config import KeySettings
 from proxy.errors import InvalidAPIKey, ModelNotAllowed
-from proxy.caller import Caller
 from proxy.keys import Keyring, create_secret, key_digest, presented, same_secret
 from proxy.store.records import KeyRow
 

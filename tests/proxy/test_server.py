@@ -779,7 +779,6 @@ async def test_stopping_drains_first_then_waits_then_cuts_with_a_last_event() ->
         long = asyncio.create_task(talk(server, request("/long")))
         idle_reader, idle_writer = await asyncio.open_connection("127.0.0.1", port)
         assert status(await talk(server, request("/readyz", headers=CLOSE))) == 200
-        server.should_exit = True
 
         async def probe() -> bytes:
             await shutdown.draining.wait()
@@ -898,7 +897,6 @@ async def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     await process.stdout.read()
 
 
-@pytest.mark.requirement("R.66")
 @pytest.mark.parametrize("workers", [1, 2])
 @on_uvloop
 async def test_an_application_that_cannot_start_ends_with_status_1(tmp_path: Path, workers: int) -> None:

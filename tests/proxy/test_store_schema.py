@@ -16,8 +16,22 @@ from click.testing import CliRunner
 from sqlalchemy.dialects import postgresql
 
 from proxy.cli.db import db
-from proxy.store import CorruptStore, KeyRow, LimitRow, SchemaTooNew, Store, StoreError, StoreUnavailable
-from proxy.store import archive, conversations, exchanges, keys, learned, migrations, schema
+from proxy.store import (
+    CorruptStore,
+    KeyRow,
+    LimitRow,
+    SchemaTooNew,
+    Store,
+    StoreError,
+    StoreUnavailable,
+    archive,
+    conversations,
+    exchanges,
+    keys,
+    learned,
+    migrations,
+    schema,
+)
 from proxy.store.engine import Database
 from proxy.store.files import has_wal_reset_bug, journal_for
 from proxy.store.tables import metadata
