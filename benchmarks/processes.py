@@ -103,12 +103,13 @@ class Running:
 
 
 @contextmanager
-def companion(name: str, *arguments: str, cores: frozenset[int], log: Path) -> Iterator[Running]:
+def companion(module: str, *arguments: str, name: str, cores: frozenset[int], home: Path) -> Iterator[Running]:
     """A module of this package as a process; its port is in the first line that it prints, unless it reads jobs."""
+    log = home / f"{name}.log"
     with log.open("w") as errors:
-        running = _start(name, [sys.executable, "-m", f"benchmarks.{name}", *arguments], cores=cores, errors=errors)
+        running = _start(name, [sys.executable, "-m", f"benchmarks.{module}", *arguments], cores=cores, errors=errors)
         try:
-            if name != "load":
+            if module != "load":
                 assert running.process.stdout is not None
                 line = running.process.stdout.readline()
                 if not line:

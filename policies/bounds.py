@@ -4,12 +4,13 @@
 ``room`` = trigger - fixed; a batch shrinks the request to ``low_water`` = fixed + L * room.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.budget import Budget
 from policies.messages import ToolCall, Transcript
 from policies.protection import Protection, protect
-from policies.replay import Known
+from policies.replay import Known, tokens_kept_verbatim
 from policies.settings import ContextSettings, Shape
 from policies.tokens import TokenCounter
 from policies.turns import Unit, answered_calls, units
@@ -62,9 +63,24 @@ class Bounds:
         usable = self.budget.room_for(self.budget.usable)
         return max(64, min(int(self.settings.ingest_cap_share * usable), self.settings.ingest_cap))
 
+    def sides(self, stays: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Positions of covered messages (``stays``: their indices) in front of a summary and behind it.
+
+        The newest user message stands behind, with what follows it, so that nothing changes its order.
+        """
+        head, current = self.transcript.head, self.protection.current
+        late = len(self.transcript.messages) if current is None or current == self.protection.task else current
+        return tuple(i - head for i in stays if i < late), tuple(i - head for i in stays if i >= late)
+
     def calls(self) -> dict[int, ToolCall]:
         """For each tool result the call that it answers, by the result's index. Reads every step's call."""
         return answered_calls(self.transcript, self.steps)
+
+
+def trigger_for(settings: ContextSettings, budget: Budget) -> int:
+    """Where a batch starts: the shape's share of U, or of the provider's input limit where that is smaller."""
+    usable = budget.usable if budget.max_input is None else min(budget.usable, budget.max_input)
+    return min(budget.room_for(settings.shape_for(budget.window).trigger * usable), budget.soft_limit)
 
 
 def bounds_for(
@@ -81,16 +97,15 @@ def bounds_for(
     messages = transcript.messages
     steps = units(messages, transcript.head)
     protection = protect(messages, steps)
-    shape = settings.shape_for(budget.window)
-    trigger = budget.room_for(shape.trigger * budget.usable)
+    trigger = trigger_for(settings, budget)
     if ceiling is not None:
         trigger = min(trigger, ceiling)
-    fixed = sum(messages[i].tokens for i in protection.verbatim) + transcript.tools + transcript.priming
+    fixed = tokens_kept_verbatim(transcript, known, protection) + transcript.tools + transcript.priming
     return Bounds(
         transcript=transcript,
         settings=settings,
         budget=budget,
-        shape=shape,
+        shape=settings.shape_for(budget.window),
         known=known,
         counter=counter,
         steps=steps,

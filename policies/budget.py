@@ -38,11 +38,20 @@ class Budget:
 
     def estimate(self, tokens: int) -> int:
         """Uncalibrated tokens as what the upstream would report."""
-        return math.ceil(tokens * self.ratio)
+        return math.ceil(round(tokens * self.ratio, 6))
+
+    def estimate_each(self, buckets: Mapping[str, int]) -> dict[str, int]:
+        """Uncalibrated tokens by bucket as what the upstream would report; they sum to the estimate of the total."""
+        result: dict[str, int] = {}
+        before = 0
+        for name, tokens in buckets.items():
+            result[name] = self.estimate(before + tokens) - self.estimate(before)
+            before += tokens
+        return result
 
     def room_for(self, tokens: float) -> int:
         """The uncalibrated tokens that stay within ``tokens`` even if the estimate errs by the margin."""
-        return max(0, math.floor(tokens / (self.ratio * (1 + self.margin))))
+        return max(0, math.floor(round(tokens / (self.ratio * (1 + self.margin)), 6)))
 
     @property
     def hard_limit(self) -> int:
@@ -62,6 +71,11 @@ class Budget:
     def fits(self, tokens: int) -> bool:
         """Whether uncalibrated ``tokens`` leave reserve and headroom free."""
         return tokens <= self.soft_limit
+
+    def history_budget(self, buckets: Mapping[str, int]) -> int:
+        """What W - R - H leaves for history and tool outputs beside the other buckets, calibrated, at least 0."""
+        others = sum(tokens for name, tokens in buckets.items() if name not in ("history", "tool_outputs"))
+        return max(0, self.window - self.reserve - self.headroom - others)
 
     def base(self, settings: ContextSettings) -> int:
         """The denominator of pressure that the policy asks for, tokens."""

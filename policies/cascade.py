@@ -1,6 +1,6 @@
 """Layers in order, cheapest first, until the request is small enough; then the rungs below them.
 
-A layer runs only while the draft is above its target. What it did is kept if it achieved what the layer asks
+What the client marked as dispensable goes before any layer. A layer runs only while the draft is above its target. What it did is kept if it achieved what the layer asks
 for (``min_savings``, ``must_reach``), else dropped, so that the next layer starts from where it started. If
 the layers do not get the request under what may be forwarded, the rungs do: the same compaction once more
 with a quarter of the room, the oldest units dropped with a note, the middle of the newest message clipped.
@@ -17,7 +17,7 @@ from policies.strategies.clip import clip
 from policies.strategies.compact import compact
 from policies.strategies.dedupe import dedupe
 from policies.strategies.drop_oldest import drop_oldest
-from policies.strategies.evict import evict
+from policies.strategies.evict import evict, evict_marked
 from policies.strategies.ingest_cap import ingest_cap
 
 STRATEGIES: dict[str, Callable[[Draft, Bounds], Draft]] = {
@@ -44,6 +44,10 @@ class LayerReport:
 def run_layers(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerReport, ...]]]:
     """The draft after every layer that was needed, and what each did."""
     reports: list[LayerReport] = []
+    done = evict_marked(draft, bounds)
+    if done is not draft:
+        reports.append(_report("evict", draft, done, kept=True))
+        draft = done
     for layer in bounds.settings.layers:
         if draft.tokens <= _target(layer, bounds):
             break
@@ -69,10 +73,10 @@ def run_rungs(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerRepo
     if draft.tokens > target:
         done = drop_oldest(draft, bounds, target=target)
         reports.append(_report("drop_oldest", draft, done, kept=done.tokens < draft.tokens))
-        draft = done if done.tokens < draft.tokens else draft
+        draft = done
     if draft.tokens > target:
         done = clip(draft, bounds, target=target)
-        reports.append(_report("clip", draft, done, kept=True))
+        reports.append(_report("clip", draft, done, kept=done.tokens < draft.tokens))
         draft = done
     return draft, tuple(reports)
 
@@ -91,10 +95,10 @@ def _target(layer: Layer, bounds: Bounds) -> int:
 
 def _pays(layer: Layer, before: Draft, after: Draft, bounds: Bounds) -> bool:
     saved = before.tokens - after.tokens
-    if saved < layer.min_savings * bounds.budget.window / bounds.budget.ratio:
+    if saved <= 0 or saved < layer.min_savings * bounds.budget.window / bounds.budget.ratio:
         return False
     if layer.must_reach is None:
-        return saved > 0
+        return True
     return after.tokens <= bounds.low_water + layer.must_reach * (bounds.trigger - bounds.low_water)
 
 

@@ -16,6 +16,8 @@ from policies.prompts import SYSTEM, VERSION, ask, render_transcript
 from policies.tokens import TokenCounter
 
 SHORTEST = 20
+SMALLEST_CHUNK = 200
+LABEL_TOKENS = 8
 MOST_CHUNKS = 6
 LONGEST_LINE = 600
 PROMPT_OVERHEAD = 260
@@ -47,7 +49,8 @@ def take_notes(
     lines: Sequence[Line], *, previous: str, max_tokens: int, max_input: int, counter: TokenCounter
 ) -> Flow[Notes]:
     """Notes of at most ``max_tokens`` on ``lines`` that extend ``previous``."""
-    chunks = _chunks(lines, max(200, max_input - PROMPT_OVERHEAD - max_tokens), counter)
+    room = max(SMALLEST_CHUNK, max_input - PROMPT_OVERHEAD - max_tokens)
+    chunks = _chunks(lines, max(SMALLEST_CHUNK, room - counter.count(previous)), counter)
     parts: list[str] = []
     calls = 0
     for number, chunk in enumerate(chunks):
@@ -60,7 +63,9 @@ def take_notes(
         parts.append(text)
     if len(parts) == 1:
         return Notes(parts[0], calls)
-    material = render_transcript([(f"notes on part {n}", part) for n, part in enumerate(parts, 1)])
+    each = room // len(parts) - LABEL_TOKENS
+    merged = [(f"notes on part {n}", clip_middle(p, each, counter=counter, ref="")) for n, p in enumerate(parts, 1)]
+    material = render_transcript(merged)
     reply = yield Summarize(SYSTEM, ask(material, max_tokens, merge=True), max_tokens, VERSION)
     text, failure = judge(reply, material=material, max_tokens=max_tokens, counter=counter)
     return Notes("" if failure else text, calls + 1, failure)
@@ -116,7 +121,7 @@ def _chunks(lines: Sequence[Line], budget: int, counter: TokenCounter) -> list[l
     used = 0
     for line in lines:
         text = clip_middle(line.text, min(LONGEST_LINE, budget // 2), counter=counter, ref="")
-        tokens = counter.count(text) + 8
+        tokens = counter.count(f"[{line.origin}] {text}") + LABEL_TOKENS
         if used + tokens > budget and chunks[-1]:
             chunks.append([])
             used = 0

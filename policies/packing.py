@@ -10,6 +10,8 @@ EXPONENT = 0.5
 PROBABLY_STALE = 0.3
 RULE_SHARE = 0.30
 USER_SHARE = 0.15
+NAMED = "the user named:"
+"""The heading of bare literals, which are never worth saying twice."""
 HEADINGS = {"brief": "User said:", "rule": "User rules:", "user": "User said:", "fact": "Facts:"}
 
 
@@ -110,7 +112,7 @@ def _pack(rules: Sequence[Piece], talk: Sequence[Piece], facts: Sequence[Piece],
     for piece in later:
         if budget - pack.used < 3:
             return
-        if not (piece.after and pack.waits(piece)):
+        if piece.group != NAMED and not (piece.after and pack.waits(piece)):
             pack.add(piece, limit=budget)
 
 

@@ -6,7 +6,7 @@ group → budget → replay ledger → pressure → (pass | cascade) → rungs �
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.bounds import Bounds, bounds_for
+from policies.bounds import Bounds, bounds_for, trigger_for
 from policies.budget import Budget
 from policies.cascade import LayerReport, run_layers, run_rungs
 from policies.draft import Draft, Piece, untouched
@@ -97,7 +97,7 @@ def plan(
         yield Offload()
         draft = ingest_cap(draft, bounds, new_only=True)
     trail: tuple[LayerReport, ...] = ()
-    if draft.tokens > min(bounds.trigger, bounds.hard_limit) or not bounds.soft_fits(draft.tokens):
+    if draft.tokens > bounds.trigger and not _is_repeat(draft, bounds):
         yield Offload()
         draft, trail = yield from run_layers(draft, bounds)
         if draft.tokens > bounds.hard_limit:
@@ -118,8 +118,14 @@ def trim(transcript: Transcript, *, settings: ContextSettings, budget: Budget, c
 
 
 def _is_small(transcript: Transcript, settings: ContextSettings, budget: Budget) -> bool:
-    share = settings.shape_for(budget.window).trigger
-    return transcript.tokens <= budget.room_for(share * budget.usable)
+    return transcript.tokens <= trigger_for(settings, budget)
+
+
+def _is_repeat(draft: Draft, bounds: Bounds) -> bool:
+    """Whether all of it was sent before: what was decided then holds as long as it may be forwarded."""
+    known = bounds.known
+    seen = known.triggered and known.length == len(bounds.transcript.chain)
+    return seen and bounds.ceiling is None and draft.tokens <= bounds.hard_limit
 
 
 def _has_large_new_result(bounds: Bounds) -> bool:
@@ -130,11 +136,10 @@ def _has_large_new_result(bounds: Bounds) -> bool:
 
 def _checked(draft: Draft, bounds: Bounds) -> Draft:
     if draft.tokens > bounds.hard_limit:
-        buckets = {name: bounds.budget.estimate(tokens) for name, tokens in draft.buckets().items()}
         raise BudgetUnreachable(
             window=bounds.budget.window,
             reserve=bounds.budget.reserve,
-            buckets=buckets,
+            buckets=bounds.budget.estimate_each(draft.buckets()),
             protected=bounds.budget.estimate(bounds.fixed),
         )
     broken = broken_rules(draft)
@@ -172,7 +177,7 @@ def _decide(
         limit=budget.usable,
         raw_after=after,
         pressure=pressure,
-        buckets={name: budget.estimate(tokens) for name, tokens in draft.buckets().items()} if changed else {},
+        buckets=budget.estimate_each(draft.buckets()) if changed else {},
         applied=draft.applied if changed else {},
         edits=tuple(draft.edits.values()),
         cut=draft.cut,

@@ -5,7 +5,8 @@ head                        system and developer messages, wherever they stand
 task                        the first user message: the original goal
 pinned                      marked ``keep: true`` or, in user and assistant text, by word
 current                     the newest user message
-active                      the newest unit: open tool calls and results nobody has read
+active                      the newest unit, and the newest step where the model has said nothing since:
+                            open tool calls and results nobody has read
 ==========================  ==========================================================
 
 A step with a pinned message stays whole, so that calls keep their results.
@@ -50,6 +51,17 @@ def protect(messages: Sequence[Message], steps: Sequence[Unit]) -> Protection:
         head=frozenset(i for i, m in enumerate(messages) if m.is_head),
         task=first_user(messages),
         current=last_user(messages),
-        active=frozenset(steps[-1].indices) if steps else frozenset(),
+        active=_active(messages, steps),
         pinned=frozenset(pinned),
     )
+
+
+def _active(messages: Sequence[Message], steps: Sequence[Unit]) -> frozenset[int]:
+    found = set(steps[-1].indices) if steps else set()
+    for unit in reversed(steps):
+        first = messages[unit.start]
+        if first.call_ids or first.is_result:
+            return frozenset(found.union(unit.indices))
+        if first.role == "assistant":
+            break
+    return frozenset(found)

@@ -1,17 +1,20 @@
 """Applying what was decided before: the same edits on the same messages, byte for byte.
 
 A cut applies where its exact prefix is in the chain and nothing protected would disappear in it. An edit
-applies to the message with its digest and occurrence. Onto protected content it applies only where the
-chain up to that message is still the one it was made on: the same text may come back as the newest result.
+applies to the message with its digest and occurrence. Onto protected content it applies only if it shortened
+the message while that was protected, and where the chain up to it is still the one it was made on: the same
+text may come back as the newest result, and a rewound conversation reads again what was evicted later.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from policies.draft import Draft, untouched
-from policies.ledger import Cut, Edit
+from policies.ledger import Cut, Edit, EditKind
 from policies.messages import Transcript, count_occurrences
 from policies.protection import Protection
+
+SHORTENED = frozenset({EditKind.INGEST_CAP, EditKind.CLIP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,12 @@ def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Pr
     """The newest cut whose prefix is there and that hides nothing protected."""
     head = transcript.head
     chain = transcript.chain
+    guarded = protection.all if cuts else frozenset()
     for cut in reversed(cuts):
         if not 0 < cut.covers <= len(chain) or chain[cut.covers - 1] != cut.prefix:
             continue
         hidden = set(range(head, head + cut.covers)) - {head + p for p in (*cut.before, *cut.after)}
-        needed = protection.active | {i for i in (protection.task, protection.current) if i is not None}
-        if not hidden & (needed | protection.head):
+        if not hidden & guarded:
             return cut
     return None
 
@@ -58,6 +61,17 @@ def _with_cut(transcript: Transcript, cut: Cut | None) -> Draft:
     return draft if cut is None else replace(draft.with_cut(cut), cut=None)
 
 
+def tokens_kept_verbatim(transcript: Transcript, known: Known, protection: Protection) -> int:
+    """Uncalibrated tokens of the messages that stay word for word, as known edits have left them."""
+    occurrences = transcript.occurrences or count_occurrences(transcript.messages)
+    total = 0
+    for index in protection.verbatim:
+        edit = known.edits.get((transcript.messages[index].digest, occurrences[index]))
+        holds = edit is not None and _holds(transcript, index, edit, protection)
+        total += edit.tokens if edit is not None and holds else transcript.messages[index].tokens
+    return total
+
+
 def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protection: Protection) -> Draft:
     transcript = draft.transcript
     occurrences = transcript.occurrences or count_occurrences(transcript.messages)
@@ -70,12 +84,15 @@ def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protectio
         edit = edits.get((transcript.messages[index].digest, occurrences[index]))
         if edit is None:
             continue
-        if index in guarded and not _same_history(transcript, index, edit):
+        if index in guarded and not _holds(transcript, index, edit, protection):
             continue
         found[index] = edit
     return draft.with_edits(found, new=False)
 
 
-def _same_history(transcript: Transcript, index: int, edit: Edit) -> bool:
+def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protection) -> bool:
+    """Whether an edit still stands on a message that is protected now."""
     position = index - transcript.head
+    if edit.kind not in SHORTENED or (edit.kind is not EditKind.CLIP and index in protection.pinned):
+        return False
     return position >= 0 and bool(edit.chain) and transcript.chain[position] == edit.chain

@@ -259,7 +259,7 @@ _TALK = re.compile(
 CHANGE = re.compile(
     r"\b(?:now|update[ds]?|change[ds]?|moved|switched|new|instead|no longer|rotated|retired|rebased|"
     r"renamed|replaced?|replaces|actually|correction|corrected|from now on|going forward|rather|"
-    r"revised|previous(?:ly)?|used to|postponed|migrated|raised|lowered|scratch that|current(?:ly)?|"
+    r"revised|previous(?:ly)?|used to|postponed|migrated|raised|lowered|scratch that|"
     r"latest|recently|as of)\b",
     re.IGNORECASE,
 )
@@ -270,7 +270,7 @@ _STOPS = (
     "those i me my we our us you your he she they them their his her as so if then than not no never always do "
     "does don't will would can could should must may might have has had just also any all every each only still "
     "now new old please get got about into over under out up down there here what which who when where how more "
-    "most very really one some keep use user wants stay project current currently update updated moved changed "
+    "most very really one some keep use user wants stay current currently update updated moved changed "
     "day today going go let way lately think thinking thought learn learning interested interest particularly "
     "especially recommend wondering want wanted like try trying definitely resources help find good great "
     "speaking "

@@ -13,7 +13,7 @@ ATTRIBUTES: dict[str, frozenset[str]] = {
     name: frozenset(words.split())
     for name, words in {
         "money": "budget cap capped spend spending cost costs expense expenses ceiling price limit dollars euros",
-        "date": "deadline date due launch release ship ships shipping schedule scheduled timing freeze",
+        "date": "deadline date due ship ships shipping schedule scheduled timing",
         "codename": "codename code-name named called calling label designated designation alias",
         "timezone": "timezone time-zone times timestamp timestamps clock clocks utc pacific gmt",
         "owner": "on-call oncall owner owns pager rotation duty escalation assignee",
@@ -23,7 +23,7 @@ ATTRIBUTES: dict[str, frozenset[str]] = {
         "phase": "phase stage milestone progress",
         "next": "next",
         "style": "style tone answers answer replies reply responses response",
-        "secret": "code password passcode pin secret token vault",
+        "secret": "code password passcode vault",
         "region": "region zone hosted",
         "address": "url endpoint host address lives",
         "language": "language languages examples",
@@ -111,7 +111,8 @@ def _replaces(old: _Frame, new: _Frame, *, pair: tuple[Sentence, Sentence], freq
         common = scopes_old & scopes_new
         if old.values & new.values:
             return None
-        if common or not scopes_old or not scopes_new or (attributes & _SINGULAR and not _distinct(only_old, only_new)):
+        single = attributes & (_SINGULAR if differs else {"style"})
+        if common or (single and not _distinct(only_old, only_new)):
             return True
     if _distinct(only_old, only_new) or not shared or pair[0].label != pair[1].label:
         return None
@@ -126,7 +127,7 @@ def _replaces(old: _Frame, new: _Frame, *, pair: tuple[Sentence, Sentence], freq
 
 NEAREST = 6
 """How many earlier statements with the same word are looked at."""
-_SINGULAR = frozenset({"codename", "timezone", "owner", "branch", "style", "secret", "phase"})
+_SINGULAR = frozenset({"codename", "timezone", "owner", "branch", "style", "phase"})
 _CONTRASTS: tuple[frozenset[str], ...] = tuple(
     frozenset(_stem(w) for w in words.split())
     for words in (

@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from proxy.caller import Caller
 from proxy.config import Config, ConfigError, UpstreamSettings
@@ -50,6 +49,61 @@ TEND_EVERY = 30.0
 DAY = 86_400.0
 
 
+class App:
+    """Weir as an ASGI application; ``runtime`` is there while it runs."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        telemetry: Telemetry,
+        tokenizer: Tokenizer | None,
+        providers: Mapping[str, Provider],
+        reload: Callable[[], Config] | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.runtime: Runtime | None = None
+        self._parts = (config, telemetry, tokenizer, providers, clock)
+        self._reload = reload
+        self._served: dict[str, Any] = {}
+        self._router = Router(routes=self._routes(), lifespan=self._lifespan)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request, or go through the lifespan."""
+        await self._router(scope, receive, send)
+
+    def _routes(self) -> list[Route]:
+        def served(name: str) -> Any:
+            return _Served(self._served, name)
+
+        return [
+            Route("/v1/chat/completions", served("chat"), methods=["POST"]),
+            Route("/v1/{rest:path}", served("passthrough"), methods=ANY_METHOD),
+            Route("/healthz", served("health"), methods=["GET"]),
+            Route("/readyz", served("health"), methods=["GET"]),
+            Route("/metrics", served("health"), methods=["GET"]),
+            Route("/weir/{rest:path}", served("management"), methods=ANY_METHOD),
+            Route("/{rest:path}", _Nothing(), methods=ANY_METHOD),
+        ]
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Any) -> AsyncIterator[None]:
+        config, telemetry, tokenizer, providers, clock = self._parts
+        async with running(
+            config, telemetry=telemetry, tokenizer=tokenizer, providers=providers, clock=clock
+        ) as runtime:
+            self.runtime = runtime
+            self._served.update(
+                chat=ChatCompletions(runtime),
+                passthrough=Passthrough(runtime),
+                health=Health(runtime),
+                management=Management(runtime),
+            )
+            with _reloading(runtime, self._reload):
+                yield
+        await asyncio.to_thread(telemetry.shutdown)
+
+
 def create_app(
     config: Config,
     *,
@@ -58,40 +112,9 @@ def create_app(
     providers: Mapping[str, Provider] | None = None,
     reload: Callable[[], Config] | None = None,
     clock: Callable[[], float] = time.time,
-) -> Starlette:
+) -> App:
     """Weir as an ASGI application. ``reload`` reads the configuration anew; it is called on SIGHUP."""
-    holder: dict[str, Any] = {}
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with running(
-            config, telemetry=telemetry, tokenizer=tokenizer, providers=providers or {}, clock=clock
-        ) as runtime:
-            app.state.runtime = runtime
-            holder.update(
-                chat=ChatCompletions(runtime),
-                passthrough=Passthrough(runtime),
-                health=Health(runtime),
-                management=Management(runtime),
-            )
-            with _reloading(runtime, reload):
-                yield
-
-    def served(name: str) -> Any:
-        return _Served(holder, name)
-
-    return Starlette(
-        lifespan=lifespan,
-        routes=[
-            Route("/v1/chat/completions", served("chat"), methods=["POST"]),
-            Route("/v1/{rest:path}", served("passthrough"), methods=ANY_METHOD),
-            Route("/healthz", served("health"), methods=["GET"]),
-            Route("/readyz", served("health"), methods=["GET"]),
-            Route("/metrics", served("health"), methods=["GET"]),
-            Route("/weir/{rest:path}", served("management"), methods=ANY_METHOD),
-            Route("/{rest:path}", _Nothing(), methods=ANY_METHOD),
-        ],
-    )
+    return App(config, telemetry=telemetry, tokenizer=tokenizer, providers=providers or {}, reload=reload, clock=clock)
 
 
 class _Served:

@@ -6,6 +6,7 @@ An overflow from the upstream runs the middle of the line again with a harder ta
 byte went to the client.
 """
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, MutableMapping, Sequence
@@ -15,7 +16,15 @@ from typing import Any
 
 from policies import ContextSettings, Mode, Reply, Summarize, Summary
 from proxy.caller import Caller
-from proxy.errors import InvalidRequest, LoopDetected, ProxyError, RequestTooLarge, UpstreamEmpty, UpstreamUnreachable
+from proxy.errors import (
+    InvalidRequest,
+    LoopDetected,
+    ProxyError,
+    RequestTooLarge,
+    ShuttingDown,
+    UpstreamEmpty,
+    UpstreamUnreachable,
+)
 from proxy.intake import ClientGone, Receive, read_body, while_connected
 from proxy.planning import Job, Planned
 from proxy.relay import MOST_WHOLE, Cut, Opening, Send, is_stream, open_stream, relay_stream, relay_whole
@@ -49,9 +58,31 @@ class Exchange:
     send: Send
     id: str = field(default_factory=lambda: f"req_{secrets.token_hex(12)}")
     started: float = field(default_factory=time.perf_counter)
+    task: "asyncio.Future[None] | None" = None
+    answer: Answer | None = None
+    stopping: bool = False
 
     async def run(self) -> None:
         """Answer the client, whatever happens."""
+        shutdown = self.scope.get("state", {}).get("shutdown")
+        if shutdown is None:
+            await self._run()
+            return
+        shutdown.callbacks.add(self._stop)
+        try:
+            await self._run()
+        finally:
+            shutdown.callbacks.discard(self._stop)
+
+    def _stop(self) -> None:
+        """The process ends: cut the answer, or the wait for it."""
+        self.stopping = True
+        if self.answer is not None:
+            self.answer.close()
+        elif self.task is not None:
+            self.task.cancel()
+
+    async def _run(self) -> None:
         headers: Sequence[tuple[bytes, bytes]] = self.scope["headers"]
         client = self.scope.get("client")
         trace = self.runtime.telemetry.exchange(
@@ -61,9 +92,16 @@ class Exchange:
         outcome = Outcome(id=self.id, started=self.started, trace=trace, query=query)
         try:
             body = await read_body(self.receive, limit=self.runtime.config.limits.body)
-            await while_connected(self.receive, self._answer(body, headers, outcome))
+            self.task = asyncio.ensure_future(self._answer(body, headers, outcome))
+            await while_connected(self.receive, self.task)
         except ClientGone:
             outcome.gone()
+        except asyncio.CancelledError:
+            if not self.stopping:
+                raise
+            error = ShuttingDown("The proxy is stopping; please send the request again.")
+            outcome.refused(error)
+            await self._refuse(error, outcome)
         except Cut as cut:
             outcome.cut(str(cut))
         except ProxyError as error:
@@ -90,7 +128,8 @@ class Exchange:
 
     async def _relay(self, call: "Call", received: "Received") -> None:
         """Send the answer on and take note of how it went."""
-        answer, outcome = received.answer, call.outcome
+        self.answer = answer = received.answer
+        outcome = call.outcome
         outcome.status = answer.status
         headers = self._headers(answer, outcome)
         try:
@@ -101,11 +140,22 @@ class Exchange:
             elif received.chunks is not None:
                 async with aclosing(received.chunks) as chunks:
                     outcome.seen = await relay_stream(
-                        self.send, status=answer.status, headers=headers, opening=received.opening, chunks=chunks
+                        self.send,
+                        status=answer.status,
+                        headers=headers,
+                        opening=received.opening,
+                        chunks=chunks,
+                        explain=self._explain,
                     )
         finally:
             answer.close()
             call.learn_from(outcome.seen)
+
+    def _explain(self, error: Exception) -> ProxyError:
+        """What a client is told whose stream broke off."""
+        if self.stopping:
+            return ShuttingDown("The proxy is stopping; please send the request again.")
+        return error if isinstance(error, ProxyError) else UpstreamUnreachable(str(error))
 
     def _headers(self, answer: Answer, outcome: Outcome) -> list[tuple[bytes, bytes]]:
         kept = [
@@ -318,24 +368,22 @@ class Call:
 
     def _learn(self, verdict: Verdict, planned: Planned) -> None:
         """Remember the limit and the count that an upstream put into its error."""
-        belief, decision = planned.belief, planned.decision
+        belief = planned.belief
         if belief is None:
             return
         limit = plausible_limit(verdict)
         if limit is not None:
             self.runtime.windows.learn(belief.scope, limit)
-        if verdict.prompt is not None and decision is not None and not verdict.at_least:
-            self.runtime.windows.calibrate(belief.scope, estimated=decision.raw_after, reported=verdict.prompt)
+        if verdict.prompt is not None and planned.sent is not None and not verdict.at_least:
+            self.runtime.windows.calibrate(belief.scope, estimated=planned.sent, reported=verdict.prompt)
 
     def learn_from(self, seen: Tap | None) -> None:
         """Calibrate by what the upstream says the forwarded request took."""
         planned = self.outcome.planned
         if seen is None or seen.usage is None or seen.usage.prompt is None or planned is None:
             return
-        if planned.belief is not None and planned.decision is not None:
-            self.runtime.windows.calibrate(
-                planned.belief.scope, estimated=planned.decision.raw_after, reported=seen.usage.prompt
-            )
+        if planned.belief is not None and planned.sent is not None:
+            self.runtime.windows.calibrate(planned.belief.scope, estimated=planned.sent, reported=seen.usage.prompt)
 
     async def _ask(self, effect: Summarize) -> Reply:
         """Have the summariser write; the request's own model and upstream where the policy says ``same``."""

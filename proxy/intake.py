@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from proxy.errors import RequestTooLarge
@@ -31,12 +31,11 @@ async def read_body(receive: Receive, *, limit: int) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do ``work`` and cancel it as soon as the client has gone. Raises ClientGone then.
+async def while_connected(receive: Receive, task: "asyncio.Future[None]") -> None:
+    """Wait for ``task``, and cancel it as soon as the client has gone. Raises ClientGone then.
 
     An answer that is not streamed is never cancelled by the server itself, so this is what closes the upstream.
     """
-    task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_until_gone(receive))
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)

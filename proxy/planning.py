@@ -44,13 +44,17 @@ Believe = Callable[[], Awaitable[Belief]]
 
 @dataclass(slots=True)
 class Planned:
-    """What goes up, and everything that the rest of the exchange has to know of how it came about."""
+    """What goes up, and everything that the rest of the exchange has to know of how it came about.
+
+    ``sent`` are the uncalibrated tokens of what goes up.
+    """
 
     body: bytes
     decision: Decision | None = None
     reading: Reading | None = None
     recognised: Recognised | None = None
     belief: Belief | None = None
+    sent: int | None = None
     degraded: list[str] = field(default_factory=list)
 
     @property
@@ -92,7 +96,7 @@ class Planner:
         """A smaller plan after the upstream refused ``before``; None if it cannot be made smaller."""
         if before.reading is None or before.recognised is None or before.belief is None:
             return None
-        sent = before.decision.raw_after if before.decision else before.reading.transcript.tokens
+        sent = before.sent or before.reading.transcript.tokens
         planned = replace(before, degraded=list(before.degraded), decision=None)
         try:
             planned.belief = await job.believe()
@@ -183,10 +187,12 @@ class Planner:
         """The bytes to forward: the client's own, unless there is something to change."""
         request, reading, decision = job.request, planned.reading, planned.decision
         planned.body = request.body
+        planned.sent = reading.transcript.tokens if reading is not None else None
         if reading is None or request.messages is None:
             return
         pieces = decision.pieces if decision is not None and job.settings.mode is Mode.ENFORCE else None
-        if pieces is not None:
+        if pieces is not None and decision is not None:
+            planned.sent = decision.raw_after
             planned.body = with_messages(request, render(pieces, request.messages, reading.marked))
         elif reading.marked:
             raws = request.messages

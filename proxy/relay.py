@@ -75,11 +75,12 @@ async def relay_stream(
     headers: Headers,
     opening: Opening | None,
     chunks: AsyncGenerator[bytes, None],
-    tapped: bool = True,
+    explain: Callable[[Exception], ProxyError] | None = None,
 ) -> Tap:
     """Send a stream on; what was seen of it comes back. Raises Cut if it broke off.
 
-    A stream that is not ``tapped`` may be anything: nothing is read of it, and no event is added to it.
+    ``explain`` says what the client is told of that, as an event. Without it the stream may be anything: nothing
+    is read of it, and nothing is added to it.
     """
     tap = StreamTap()
     await send({"type": "http.response.start", "status": status, "headers": list(headers)})
@@ -94,12 +95,12 @@ async def relay_stream(
                     tap.feed(chunk)
                     await _more(send, chunk)
         async for chunk in chunks:
-            if tapped:
+            if explain is not None:
                 tap.feed(chunk)
             await _more(send, chunk)
     except (StreamBroken, UpstreamTimeout) as error:
-        if tapped:
-            await _more(send, error_event(error))
+        if explain is not None:
+            await _more(send, b"\n\ndata: " + explain(error).body() + b"\n\n")
         raise Cut(str(error)) from error
     await send({"type": "http.response.body", "body": b"", "more_body": False})
     return tap.seen
@@ -127,17 +128,3 @@ async def relay_whole(
 
 async def _more(send: Send, chunk: bytes) -> None:
     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-
-def error_event(error: Exception) -> bytes:
-    """The server-sent event that tells a client that its stream broke off."""
-    failure = error if isinstance(error, ProxyError) else BrokenAnswer(str(error))
-    return b"\n\ndata: " + failure.body() + b"\n\n"
-
-
-class BrokenAnswer(ProxyError):
-    """The upstream's answer ended before its end."""
-
-    status = 502
-    code = "upstream_unreachable"
-    kind = "api_connection_error"

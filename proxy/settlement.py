@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from policies import ContextSettings, Decision, Pressure
+from policies import ContextSettings, Decision, Mode, Pressure
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.errors import ProxyError
@@ -93,6 +93,8 @@ class Outcome:
     def actions(self) -> str:
         """The value of ``x-weir-actions``: what was done to this request, ``none`` if nothing was."""
         decision, parts = self.decision, []
+        if self.settings is not None and self.settings.mode is Mode.OBSERVE:
+            parts.append("observe=1")
         if decision is not None:
             parts += [f"{name}={count}" for name, count in sorted(decision.applied.items())]
         if self.clamped:

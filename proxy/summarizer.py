@@ -107,7 +107,7 @@ def _reply(content: bytes) -> Reply:
         answer = msgspec.json.decode(content[:MOST_ANSWER])
         choice = answer["choices"][0]
         message = choice["message"]
-    except (msgspec.DecodeError, RecursionError, KeyError, IndexError, TypeError):
+    except (ValueError, RecursionError, KeyError, IndexError, TypeError):
         return Failed("not_an_answer")
     if not isinstance(message, dict):
         return Failed("not_an_answer")

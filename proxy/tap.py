@@ -120,7 +120,7 @@ class StreamTap:
     def _read(self, data: bytes, name: bytes) -> None:
         try:
             value = msgspec.json.decode(data)
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return
         if isinstance(value, dict) and (value.get("error") or name == b"error"):
             self.seen.error = self.seen.error or data
@@ -134,7 +134,7 @@ def read_completion(body: bytes) -> Tap:
     if len(body) <= MOST_READ:
         try:
             value = msgspec.json.decode(body)
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return seen
         seen.read(value)
         if isinstance(value, dict) and value.get("error"):

@@ -69,7 +69,7 @@ class Transcripts:
         new = [(key, read_message(raw)) for key, raw in zip(keys, raws, strict=True) if key not in self._seen]
         counts = await count_messages([value for _, value in new], counter, model=model)
         for (key, value), tokens in zip(new, counts, strict=True):
-            self._seen[key] = message_of(value, tokens)
+            self._seen[key] = message_of(value, tokens) if value else (_unreadable(key[0], tokens), False)
 
     async def _count_tools(
         self, request: ChatRequest, *, seed: int, kind: str, model: str, counter: TextCounter
@@ -91,6 +91,11 @@ class Transcripts:
             if len(self._tools) > MOST_TOOL_SETS:
                 self._tools.popitem(last=False)
         return known
+
+
+def _unreadable(digest: bytes, tokens: int) -> Message:
+    """A message that is no JSON object to us: the upstream judges it, nothing is done to it."""
+    return Message(role="", digest=digest, tokens=tokens)
 
 
 class _Bodies:

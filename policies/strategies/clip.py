@@ -8,13 +8,15 @@ from policies.ledger import Edit, EditKind
 
 SMALLEST = 64
 SLACK = 8
+RESULT_WEIGHT = 2
+LEAST_CLIPPED = 0.25
 
 
 def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
     """The draft with the largest of its newest messages shortened until it is at ``target`` tokens.
 
-    Only text is shortened, first tool results of the newest unit, then the newest user message; system
-    messages and tool definitions never.
+    Only text is shortened: tool results of the newest unit, the newest user message, the task; system messages
+    and tool definitions never. A result counts twice its size in the order, since it can be asked for again.
     """
     for index in _candidates(draft, bounds):
         excess = draft.tokens - target
@@ -25,15 +27,19 @@ def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
 
 
 def _candidates(draft: Draft, bounds: Bounds) -> list[int]:
-    """Newest tool results, largest first, then user messages that may be clipped, largest first."""
-    messages = draft.transcript.messages
-    present = {p.index: p.tokens for p in draft.pieces if p.index is not None}
-    newest = [i for i in bounds.protection.active if i in present and not messages[i].is_head]
-    results = sorted((i for i in newest if messages[i].is_result), key=lambda i: -present[i])
-    others = {i for i in newest if messages[i].role == "user"}
-    if bounds.protection.current is not None:
-        others.add(bounds.protection.current)
-    return results + sorted((i for i in others if i in present), key=lambda i: -present[i])
+    """Indices of the messages that may be clipped, the weightiest first."""
+    messages, protection = draft.transcript.messages, bounds.protection
+    newest = {i for i in protection.active if messages[i].is_result or messages[i].role == "user"}
+    if protection.current is not None:
+        newest.add(protection.current)
+    if protection.task is not None and protection.task not in protection.pinned:
+        newest.add(protection.task)
+    weights = {
+        p.index: p.tokens * (RESULT_WEIGHT if messages[p.index].is_result else 1)
+        for p in draft.pieces
+        if p.index in newest
+    }
+    return sorted(weights, key=lambda i: (-weights[i], i))
 
 
 def _shortened(draft: Draft, bounds: Bounds, index: int, excess: int) -> dict[int, Edit]:
@@ -41,7 +47,10 @@ def _shortened(draft: Draft, bounds: Bounds, index: int, excess: int) -> dict[in
     piece = next(p for p in draft.pieces if p.index == index)
     if transcript.messages[index].media:
         return {}
-    allowed = max(SMALLEST, piece.tokens - excess - SLACK)
+    allowed = piece.tokens - excess - SLACK
+    if index not in bounds.protection.active:  # it stays for good: leave room for what follows, or it is cut every time
+        allowed = min(allowed, int(piece.tokens * (1 - LEAST_CLIPPED)))
+    allowed = max(SMALLEST, allowed)
     if allowed >= piece.tokens:
         return {}
     text = transcript.read(index).text

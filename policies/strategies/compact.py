@@ -1,7 +1,7 @@
 """Replacing older history by a summary: what code extracts, and beside it the notes of a model if one is set.
 
 The result is head, task, pinned messages, summary, newest user message where it was covered, kept tail. The
-tail is whole units from the end, worth a share of room; the newest unit always stays, its tool results cut in
+tail is whole units from the end, worth a share of room; the newest step always stays, its tool results cut in
 the middle where they would take more than a third of what is left. The extract is made anew from the
 originals at every batch, so nothing drifts; the summary's bytes are stored and never change between batches.
 """
@@ -59,7 +59,7 @@ def _tail_start(draft: Draft, bounds: Bounds, budget: int) -> int:
     """Index of the first message of the kept tail."""
     tokens = {p.index: p.tokens for p in draft.pieces if p.index is not None}
     verbatim = bounds.protection.verbatim
-    start = bounds.steps[-1].start if bounds.steps else len(draft.transcript.messages)
+    start = min(bounds.protection.active, default=len(draft.transcript.messages))
     for unit in reversed(bounds.steps):
         if unit.start >= start:
             budget -= sum(tokens.get(i, 0) for i in unit.indices if i not in verbatim)
@@ -132,13 +132,10 @@ def _cut(draft: Draft, bounds: Bounds, *, start: int, gone: list[int], extracted
     transcript, head = draft.transcript, draft.transcript.head
     prefix = transcript.chain[start - head - 1]
     hidden = set(gone)
-    current = bounds.protection.current
-    stays = [i for i in range(head, start) if i not in hidden]
-    late = current if current is not None and current != bounds.protection.task else None
+    before, after = bounds.sides([i for i in range(head, start) if i not in hidden])
     version = (bounds.known.cuts[-1].version if bounds.known.cuts else 0) + 1
     ref = prefix.hex()[:12]
     text = render_summary(extracted, narrative=notes.text, version=version, ref=ref, removed=len(gone))
-    origin = "extract" if not notes.text else ("previous+extract" if notes.failure else "model+extract")
     return Cut(
         covers=start - head,
         prefix=prefix,
@@ -146,30 +143,37 @@ def _cut(draft: Draft, bounds: Bounds, *, start: int, gone: list[int], extracted
         tokens=MESSAGE_OVERHEAD + bounds.counter.count(text),
         version=version,
         ref=ref,
-        before=tuple(i - head for i in stays if i != late),
-        after=tuple(i - head for i in stays if i == late),
-        origin=origin,
+        before=before,
+        after=after,
+        origin=_origin(draft, notes),
         narrative=notes.text,
     )
 
 
+def _origin(draft: Draft, notes: Notes) -> str:
+    """How the summary's text was made."""
+    if not notes.text:
+        return "extract"
+    if notes.calls and not notes.failure:
+        return "model+extract"
+    return draft.cut.origin if draft.cut is not None else "previous+extract"
+
+
 def _cut_newest_step(draft: Draft, bounds: Bounds) -> Draft:
-    """The draft with the newest unit's tool results cut where they take more than a third of what is left."""
-    if not bounds.steps:
-        return draft
+    """The draft with the newest step's tool results cut where they take more than a third of what is left."""
     left = bounds.trigger - bounds.fixed - (draft.cut.tokens if draft.cut else 0)
     tokens = {p.index: p.tokens for p in draft.pieces if p.index is not None}
-    results = [i for i in bounds.steps[-1].indices if draft.transcript.messages[i].is_result]
+    pinned, messages = bounds.protection.pinned, draft.transcript.messages
+    results = [i for i in bounds.protection.active if messages[i].is_result and i not in pinned]
     allowed = max(SMALLEST_STEP, int(left * LARGEST_STEP))
-    if sum(tokens[i] for i in results) <= allowed:
-        return draft
     edits: dict[int, Edit] = {}
-    each = allowed // len(results)
-    for index in results:
-        message = draft.transcript.messages[index]
-        if tokens[index] <= each or message.keep:
+    for number, index in enumerate(sorted(results, key=lambda i: (tokens[i], i))):
+        each = allowed // (len(results) - number)
+        allowed -= min(tokens[index], each)
+        if tokens[index] <= each or messages[index].media:
             continue
-        text = clip_middle(_read(bounds, index).text, each - MESSAGE_OVERHEAD, counter=bounds.counter, ref=message.ref)
+        ref = messages[index].ref
+        text = clip_middle(_read(bounds, index).text, each - MESSAGE_OVERHEAD, counter=bounds.counter, ref=ref)
         edit = replace_content(draft.transcript, index, text, kind=EditKind.INGEST_CAP, counter=bounds.counter)
         if edit.tokens < tokens[index]:
             edits[index] = edit

@@ -9,30 +9,37 @@ NOTE = "[weir: {count} earlier messages were removed to fit the context window; 
 
 
 def drop_oldest(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
-    """The draft with as many of the oldest units dropped as it takes to reach ``target`` tokens."""
-    head = draft.transcript.head
-    verbatim = bounds.protection.verbatim
+    """The draft with as many of the oldest units dropped as it takes to reach ``target`` tokens.
+
+    A summary goes with what it stands for. The draft comes back as it is where the note would not pay.
+    """
+    transcript, head = draft.transcript, draft.transcript.head
+    kept = bounds.protection.all
     present = {p.index: p.tokens for p in draft.pieces if p.index is not None}
-    covered = draft.active_cut.covers if draft.active_cut else 0
-    excess = draft.tokens - target - (draft.active_cut.tokens if draft.active_cut else 0)
-    start = head + covered
+    longest = NOTE.format(count=len(transcript.messages), ref="0" * 12)
+    excess = draft.tokens - target + MESSAGE_OVERHEAD + bounds.counter.count(longest)
+    start = head
+    if draft.active_cut is not None:
+        excess -= draft.active_cut.tokens
+        start += draft.active_cut.covers
     for unit in bounds.steps[:-1]:
         if excess <= 0:
             break
         if unit.start < start:
             continue
-        excess -= sum(present.get(i, 0) for i in unit.indices if i not in verbatim)
+        excess -= sum(present.get(i, 0) for i in unit.indices if i not in kept)
         start = unit.stop
     if start == head:
         return draft
-    return draft.with_cut(_note(draft, bounds, start))
+    dropped = draft.with_cut(_note(draft, bounds, start))
+    return dropped if dropped.tokens < draft.tokens else draft
 
 
 def _note(draft: Draft, bounds: Bounds, start: int) -> Cut:
     transcript, head = draft.transcript, draft.transcript.head
-    protection = bounds.protection
-    late = protection.current if protection.current != protection.task else None
-    stays = [i for i in range(head, start) if i in protection.verbatim]
+    kept = bounds.protection.all
+    stays = [i for i in range(head, start) if i in kept]
+    before, after = bounds.sides(stays)
     prefix = transcript.chain[start - head - 1]
     text = NOTE.format(count=start - head - len(stays), ref=prefix.hex()[:12])
     return Cut(
@@ -42,8 +49,8 @@ def _note(draft: Draft, bounds: Bounds, start: int) -> Cut:
         tokens=MESSAGE_OVERHEAD + bounds.counter.count(text),
         version=(bounds.known.cuts[-1].version if bounds.known.cuts else 0) + 1,
         ref=prefix.hex()[:12],
-        before=tuple(i - head for i in stays if i != late),
-        after=tuple(i - head for i in stays if i == late),
+        before=before,
+        after=after,
         origin="drop_oldest",
         narrative=draft.active_cut.narrative if draft.active_cut else "",
     )

@@ -20,7 +20,7 @@ def ingest_cap(draft: Draft, bounds: Bounds, *, new_only: bool = False) -> Draft
         if index is None or index < first_new or piece.text is not None or piece.tokens <= cap:
             continue
         message = transcript.messages[index]
-        if not message.is_result or message.keep or message.media:
+        if not message.is_result or index in bounds.protection.pinned or message.media:
             continue
         text = transcript.read(index).text
         shortened = clip_middle(text, cap - 4, counter=bounds.counter, ref=message.ref)

@@ -1,5 +1,6 @@
 """Every other ``/v1/*``, any method: relayed untouched, streaming both ways."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import aclosing
@@ -55,9 +56,8 @@ class Passthrough:
             model = _model_in(body) if has_body and self._has_to_look(caller) else ""
             if model:
                 caller.require(model)
-            await while_connected(
-                receive, self._forward(scope, send, caller, model, body if has_body else None, request_id=request_id)
-            )
+            work = self._forward(scope, send, caller, model, body if has_body else None, request_id=request_id)
+            await while_connected(receive, asyncio.ensure_future(work))
             return
         parts = _parts(receive, runtime.config.limits.body)
         await self._forward(scope, send, caller, "", parts, length=length, request_id=request_id)
@@ -92,9 +92,7 @@ class Passthrough:
             headers.append((b"x-request-id", request_id.encode()))
         try:
             async with aclosing(answer.chunks()) as chunks:
-                await relay_stream(
-                    send, status=answer.status, headers=headers, opening=None, chunks=chunks, tapped=False
-                )
+                await relay_stream(send, status=answer.status, headers=headers, opening=None, chunks=chunks)
         finally:
             answer.close()
 

@@ -28,7 +28,7 @@ def split_object(body: bytes) -> Mapping[str, Raw]:
     """
     try:
         return _OBJECT.decode(body)
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # msgspec.DecodeError, or UnicodeDecodeError for a key
         return _split_leniently(body, error)
     except RecursionError:
         raise InvalidJSON("The request body is nested too deeply to be read.") from None
@@ -38,7 +38,7 @@ def split_array(raw: Raw) -> Sequence[Raw] | None:
     """The elements of a JSON array as slices; None if it is no array."""
     try:
         return _ARRAY.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         text = bytes(raw).decode("utf-8", "replace").strip(_BLANK)
         if not text.startswith("["):
             return None
@@ -179,7 +179,7 @@ def read_value(raw: Raw) -> object:
     """One slice as Python values; numbers keep their size. None if it cannot be read at all."""
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):  # msgspec.DecodeError, UnicodeDecodeError
         try:
             return json.loads(bytes(raw).decode("utf-8", "surrogatepass"))
         except (ValueError, RecursionError):

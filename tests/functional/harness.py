@@ -1,6 +1,8 @@
 """Weir on a real port in front of a real upstream, inside the test's loop or as a process of its own."""
 
 import asyncio
+import contextlib
+import json
 import os
 import random
 import signal
@@ -18,8 +20,12 @@ from proxy.app import create_app
 from proxy.config import Flags, load_config
 from proxy.runtime import Runtime
 from proxy.server import ServerLimits, serve
+from proxy.simulator.ledger import Seen
+from proxy.simulator.serving import RunningSimulator
+from proxy.summarizer import Summarizer
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.tokenizer import Tokenizer
+from proxy.wire.chat import digest_of
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = Tokenizer()
@@ -32,6 +38,7 @@ class RunningWeir:
 
     base_url: str
     runtime: Runtime
+    clients: list[openai.AsyncOpenAI] = field(default_factory=list)
 
     @property
     def root(self) -> str:
@@ -39,8 +46,9 @@ class RunningWeir:
         return self.base_url.removesuffix("/v1")
 
     def client(self, key: str = "sk-test", **options: Any) -> openai.AsyncOpenAI:
-        """A real client of it that does not retry."""
-        return openai.AsyncOpenAI(base_url=self.base_url, api_key=key, **{"max_retries": 0, **options})
+        """A real client of it that does not retry; it is closed with it."""
+        self.clients.append(openai.AsyncOpenAI(base_url=self.base_url, api_key=key, **{"max_retries": 0, **options}))
+        return self.clients[-1]
 
 
 @asynccontextmanager
@@ -56,8 +64,12 @@ async def weir(
     env: Mapping[str, str] = {},
     telemetry: Telemetry | None = None,
     limits: ServerLimits = ServerLimits(),
+    asking: Summarizer | None = None,
 ) -> AsyncIterator[RunningWeir]:
-    """Weir in front of ``upstream``, with a database file, or in memory without one."""
+    """Weir in front of ``upstream``, with a database file, or in memory without one.
+
+    ``asking`` takes the place of its summarizer, for another patience or another clock.
+    """
     url = f"sqlite+aiosqlite:///{store}" if store is not None else "sqlite+aiosqlite:///:memory:"
     path = None
     if yaml is not None:
@@ -74,7 +86,14 @@ async def weir(
     config = load_config(path, env=env, flags=flags)
     app = create_app(config, telemetry=telemetry or Telemetry.create(TelemetrySettings()), tokenizer=TOKENIZER)
     async with serve(app, limits=limits) as server:
-        yield RunningWeir(f"http://127.0.0.1:{server.port}/v1", app.state.runtime)
+        if asking is not None:
+            app.runtime.summarizer = asking
+        running = RunningWeir(f"http://127.0.0.1:{server.port}/v1", app.runtime)
+        try:
+            yield running
+        finally:
+            for client in running.clients:
+                await client.close()
 
 
 @dataclass(slots=True)
@@ -85,10 +104,31 @@ class WeirProcess:
     port: int
     env: Mapping[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
+    log: list[str] = field(default_factory=list)
+    reader: asyncio.Task[None] | None = None
+    clients: list[openai.AsyncOpenAI] = field(default_factory=list)
 
     @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def root(self) -> str:
+        """The address without ``/v1``."""
+        return self.base_url.removesuffix("/v1")
+
+    async def __aenter__(self) -> "WeirProcess":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in self.clients:
+            await client.close()
+        await self.stop()
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        async for line in stream:
+            self.log.append(line.decode(errors="replace").rstrip())
 
     async def start(self) -> None:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "WEIR_", "OTEL_"))}
@@ -103,10 +143,12 @@ class WeirProcess:
             cwd=ROOT,
             env={**clean, **self.env},
             stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
         )
+        assert self.process.stderr is not None
+        self.reader = asyncio.create_task(self._read(self.process.stderr))
         for _ in range(400):
-            assert self.process.returncode is None, "weir ended while starting"
+            assert self.process.returncode is None, f"weir ended while starting: {self.log}"
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", self.port)
             except OSError:
@@ -121,10 +163,14 @@ class WeirProcess:
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(how)
             await self.process.wait()
-        self.process = None
+        if self.reader is not None:
+            await self.reader
+        self.process = self.reader = None
 
     def client(self, key: str = "sk-test", **options: Any) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=self.base_url, api_key=key, **{"max_retries": 0, **options})
+        """A real client of it that does not retry; it outlives a restart."""
+        self.clients.append(openai.AsyncOpenAI(base_url=self.base_url, api_key=key, **{"max_retries": 0, **options}))
+        return self.clients[-1]
 
 
 def free_port() -> int:
@@ -221,3 +267,118 @@ def prefix_reuse(bodies: list[list[dict[str, Any]]], count: Any) -> float:
             reused += size
         before = messages
     return reused / total if total else 1.0
+
+
+@dataclass(slots=True)
+class Talk:
+    """One conversation as its client has it: the client resends everything and adds about 450 tokens a turn."""
+
+    client: openai.AsyncOpenAI
+    messages: list[dict[str, Any]] = field(default_factory=opening)
+    model: str = "sim"
+    seed: int = 0
+    mark: str = ""
+    turns: int = 0
+    headers: list[Mapping[str, str]] = field(default_factory=list)
+
+    async def ask(self, messages: list[dict[str, Any]] | None = None, **options: Any) -> Any:
+        """The parsed answer to one request; its headers are kept."""
+        given = {"max_tokens": 512, "model": self.model, **options}
+        raw = await self.client.chat.completions.with_raw_response.create(messages=messages or self.messages, **given)
+        self.headers.append(dict(raw.headers))
+        return raw.parse()
+
+    async def agent(self, steps: int, **options: Any) -> None:
+        """``steps`` requests, a tool step after each."""
+        for _ in range(steps):
+            await self.ask(tools=TOOLS, **options)
+            self.add_step()
+
+    async def chat(self, turns: int, **options: Any) -> None:
+        """``turns`` requests, each with a new user message, an answer after each."""
+        for _ in range(turns):
+            self.add_question()
+            await self.ask(**options)
+            self.add_answer()
+
+    def grow(self, turns: int, *, kind: str = "chat") -> None:
+        """Add ``turns`` turns that Weir has not been asked about."""
+        for _ in range(turns):
+            if kind == "chat":
+                self.add_question()
+                self.add_answer()
+            else:
+                self.add_step()
+
+    def add_step(self) -> None:
+        """A tool step, as if the model had made it."""
+        self.turns += 1
+        text = f"{self.mark} {prose(280, seed=100_000 + 1000 * self.seed + self.turns)}"
+        self.messages += tool_step(1000 * self.seed + self.turns, text=text)
+
+    def add_question(self) -> None:
+        """A user message."""
+        self.turns += 1
+        text = f"{self.mark} {prose(132, seed=200_000 + 1000 * self.seed + self.turns)}"
+        self.messages.append({"role": "user", "content": text})
+
+    def add_answer(self) -> None:
+        """An assistant message."""
+        text = f"{self.mark} {prose(132, seed=300_000 + 1000 * self.seed + self.turns)}"
+        self.messages.append({"role": "assistant", "content": text})
+
+    def actions(self) -> list[str]:
+        """``x-weir-actions`` of every answer, in order."""
+        return [h["x-weir-actions"] for h in self.headers]
+
+
+def answered(simulator: RunningSimulator, model: str = "sim") -> list[Seen]:
+    """The requests of one model that reached the upstream, in order."""
+    return [s for s in simulator.answered() if s.model == model]
+
+
+def arrays_of(seen: list[Seen]) -> list[list[dict[str, Any]]]:
+    """The message arrays of requests."""
+    return [json.loads(s.body)["messages"] for s in seen]
+
+
+def begins_with(array: list[dict[str, Any]], before: list[dict[str, Any]]) -> bool:
+    """Whether a forwarded array begins with an earlier one."""
+    return array[: len(before)] == before
+
+
+def batches(arrays: list[list[dict[str, Any]]]) -> int:
+    """How often a forwarded request did not begin with the one before."""
+    return sum(not begins_with(new, old) for old, new in zip(arrays, arrays[1:], strict=False))
+
+
+def canonical(arrays: list[list[dict[str, Any]]]) -> list[list[bytes]]:
+    """The same arrays as digests that ignore what clients change between turns."""
+    return [[digest_of(m) for m in array] for array in arrays]
+
+
+@asynccontextmanager
+async def tcp_tap(port: int) -> AsyncIterator[tuple[int, list[bytearray]]]:
+    """A port that leads to ``port``, and what each connection to it has sent."""
+    sent: list[bytearray] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, into: bytearray | None) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                if into is not None:
+                    into += data
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        record = bytearray()
+        sent.append(record)
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pump(reader, back, record), pump(there, writer, None))
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], sent
+    finally:
+        server.close()

@@ -885,9 +885,8 @@ async def test_closing_an_answer_closes_the_upstream_at_once_even_in_the_middle_
             closed = time.monotonic()
             answer.close()
             answer.close()
-            wire = served.wires[-1]
-            await until(lambda wire=wire: wire.left is not None)
-            assert (wire.left or 0) - closed < 0.4
+            await until(lambda: served.wires[-1].left is not None)
+            assert (served.wires[-1].left or 0) - closed < 0.4
 
 
 @pytest.mark.requirement("R.6")

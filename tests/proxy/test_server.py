@@ -94,7 +94,7 @@ class Echo:
         if not task.done():
             task.cancel()
             return True
-        return task.result()["type"] != "http.disconnect"
+        return bool(task.result()["type"] != "http.disconnect")
 
     async def stream(self, receive: Any, send: Any, *, count: int, pause: float, hang: bool = False) -> None:
         headers = [(b"content-type", b"text/event-stream")]

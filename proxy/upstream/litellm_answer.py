@@ -1,0 +1,263 @@
+"""Answers that come through litellm, as bytes of OpenAI's protocol."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any
+
+from proxy.errors import ProxyError, UpstreamTimeout
+from proxy.upstream.client import StreamBroken
+from proxy.upstream.litellm_failure import Headers, Refusal, relayed
+
+JSON = (b"content-type", b"application/json")
+EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+DONE = b"data: [DONE]\n\n"
+
+Plain = dict[str, Any]
+Explain = Callable[[BaseException], Refusal | ProxyError]
+Abort = Callable[[], Coroutine[Any, Any, None]]
+
+
+class WholeAnswer:
+    """An answer whose body is here already."""
+
+    __slots__ = ("_rest", "ended", "headers", "status")
+
+    def __init__(self, status: int, body: bytes, *, headers: Headers = ()) -> None:
+        self.status = status
+        self.headers: Headers = (JSON, *headers)
+        self.ended = False
+        self._rest = body
+
+    async def read(self, limit: int | None = None) -> bytes:
+        """The body, or its first ``limit`` bytes with ``ended`` False if there is more."""
+        end = len(self._rest) if limit is None else limit
+        body, self._rest = self._rest[:end], self._rest[end:]
+        self.ended = not self._rest
+        return body
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """What of the body was not read yet, in one piece."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            yield rest
+        self.ended = True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class StreamedAnswer:
+    """A stream of litellm's as server-sent events, each sent on as it comes.
+
+    ``received`` counts the bytes that came over the wire, so that a stream of which litellm shows nothing for a
+    while (Anthropic's pings) is not taken for a silent one; ``abort`` ends the provider's stream.
+    """
+
+    def __init__(
+        self,
+        stream: AsyncIterator[Any],
+        first: Any,
+        *,
+        upstream: str,
+        idle: float,
+        explain: Explain,
+        received: Callable[[], int],
+        abort: Abort,
+    ) -> None:
+        self.status = 200
+        self.headers: Headers = (EVENTS, *relayed(provider_headers(stream).items()))
+        self.ended = False
+        self._stream = stream
+        self._first: Any = first
+        self._rest = b""
+        self._name = f"Upstream {upstream!r}"
+        self._explain = explain
+        self._abort = abort
+        self._silence = Silence(idle, received=received, end=self.close)
+        self._closing: asyncio.Task[None] | None = None
+
+    async def read(self, limit: int | None = None) -> bytes:
+        """The body, or its first ``limit`` bytes with ``ended`` False if there is more; raises as ``chunks``."""
+        body = b""
+        async for chunk in self.chunks():
+            body += chunk
+            if limit is not None and len(body) > limit:
+                self._rest, body = body[limit:], body[:limit]
+                self.ended = False
+                break
+        return body
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The events as they arrive; UpstreamTimeout after ``idle`` seconds of silence, StreamBroken if it is cut off.
+
+        An error that the provider states inside its stream is the last event.
+        """
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            yield rest
+        while True:
+            try:
+                chunk = await self._next()
+            except StopAsyncIteration:
+                break
+            except Exception as error:  # noqa: BLE001 - whatever litellm raises becomes an event or an error of Weir's
+                yield self._failed(error)
+                self.ended = True
+                return
+            if is_invented_end(self._stream, chunk):
+                self.close()
+                raise StreamBroken(f"{self._name} broke off its answer.")
+            yield event(chunk_body(chunk))
+        self._silence.stop()
+        yield DONE
+        self.ended = True
+
+    async def _next(self) -> Any:
+        first, self._first = self._first, None
+        if first is not None:
+            return first
+        if self._closing is not None:
+            raise StreamBroken(f"{self._name} broke off its answer.")
+        with self._silence:
+            return await anext(self._stream)
+
+    def _failed(self, error: Exception) -> bytes:
+        """The event that states the provider's error; raises StreamBroken or UpstreamTimeout for a broken stream."""
+        self.close()
+        if self._silence.broken:
+            raise UpstreamTimeout(f"{self._name} sent nothing for {self._silence.seconds:g} seconds.") from None
+        told = error if isinstance(error, StreamBroken) else self._explain(error)
+        if isinstance(told, Refusal):
+            return event(told.body())
+        if isinstance(told, UpstreamTimeout):
+            raise told from None
+        raise StreamBroken(f"{self._name} broke off its answer.") from None
+
+    def close(self) -> None:
+        """End the answer; at once, with the provider's stream, if it is not at its end."""
+        self._silence.stop()
+        if not self.ended and self._closing is None:
+            self._closing = asyncio.ensure_future(self._abort())
+
+
+class Silence:
+    """Around each wait for the provider; calls ``end`` when nothing arrived for ``seconds`` of waiting."""
+
+    def __init__(self, seconds: float, *, received: Callable[[], int], end: Callable[[], None]) -> None:
+        self.seconds = seconds
+        self.broken = False
+        self._received = received
+        self._end = end
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None
+        self._bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        self._since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.seconds, self._look)
+
+    def __exit__(self, *_: object) -> None:
+        self._since = None
+
+    def _look(self) -> None:
+        now, count = self._loop.time(), self._received()
+        if self._since is None or count != self._bytes:
+            self._bytes = count
+            self._since = None if self._since is None else now
+        left = self.seconds if self._since is None else self._since + self.seconds - now
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+            return
+        self._timer = None
+        self.broken = True
+        self._end()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def is_invented_end(stream: Any, chunk: Any) -> bool:
+    """Whether litellm made up the finish reason of a stream that ended without one (it says ``stop``)."""
+    ends = any(getattr(choice, "finish_reason", None) for choice in chunk.choices)
+    known = getattr(stream, "received_finish_reason", "") or getattr(stream, "intermittent_finish_reason", None)
+    return ends and known is None
+
+
+def provider_headers(reply: Any) -> Mapping[str, Any]:
+    """The headers of the provider's answer that litellm keeps beside it, some with the prefix ``llm_provider-``."""
+    hidden = getattr(reply, "_hidden_params", None) or {}
+    headers = hidden.get("additional_headers") if isinstance(hidden, dict) else None
+    return headers if isinstance(headers, dict) else {}
+
+
+def event(data: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + data + b"\n\n"
+
+
+def completion_body(reply: Any) -> bytes:
+    """A whole completion in OpenAI's form; litellm's empty fields are left out."""
+    plain = _present(reply.model_dump())
+    plain["choices"] = [_choice(choice, "message") for choice in plain.get("choices", ())]
+    plain["usage"] = _usage(plain["usage"]) if "usage" in plain else None
+    return _bytes(_present(plain))
+
+
+def chunk_body(chunk: Any) -> bytes:
+    """One chunk of a streamed completion in OpenAI's form; the one that holds the usage has no choices."""
+    plain = _present(chunk.model_dump())
+    choices = [_choice(choice, "delta") for choice in plain.get("choices", ())]
+    usage = plain.pop("usage", None)
+    if usage is not None:
+        plain["usage"] = _usage(usage)
+        choices = [choice for choice in choices if choice["delta"] or choice["finish_reason"]]
+    plain["choices"] = choices
+    return _bytes(plain)
+
+
+def _choice(choice: Plain, said: str) -> Plain:
+    """A choice with the keys that OpenAI always sends, null or not."""
+    plain = _present(choice)
+    spoken = _present(plain.pop(said, None) or {})
+    fields = _present(spoken.pop("provider_specific_fields", None) or {})
+    if fields:
+        spoken["provider_specific_fields"] = fields
+    if "tool_calls" in spoken:
+        spoken["tool_calls"] = [_call(call, whole=said == "message") for call in spoken["tool_calls"]]
+    if said == "message":
+        spoken = {"role": "assistant", "content": None, **spoken}
+    kept = {key: plain[key] for key in plain if key not in ("index", "finish_reason", "logprobs")}
+    return {
+        "index": plain.get("index", 0),
+        said: spoken,
+        "logprobs": plain.get("logprobs"),
+        "finish_reason": plain.get("finish_reason"),
+        **kept,
+    }
+
+
+def _call(call: Plain, *, whole: bool) -> Plain:
+    plain = _present(call)
+    if "function" in plain:
+        plain["function"] = _present(plain["function"])
+    if whole:
+        plain.pop("index", None)
+    return plain
+
+
+def _usage(usage: Plain) -> Plain:
+    return {key: _present(value) if isinstance(value, dict) else value for key, value in _present(usage).items()}
+
+
+def _present(plain: Mapping[str, Any]) -> Plain:
+    return {key: value for key, value in plain.items() if value is not None}
+
+
+def _bytes(plain: Plain) -> bytes:
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")

@@ -1,0 +1,228 @@
+"""Weir believes in 32K, the upstream has 8K: the request is made smaller and sent again before the client sees a byte."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from proxy.simulator.dialects import WORDINGS
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.settings import Dialect, SimulatorSettings
+from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, arrays_of, batches, opening, weir
+
+BELIEVED, REAL = 32_768, 8_192
+EARLIER, STEPS = 8, 20
+NUMBERLESS = ("openai-no-numbers", "groq", "bedrock")
+WITH_LIMIT = tuple(name for name in WORDINGS if name not in NUMBERLESS and name != "anthropic")
+
+
+def limits(talk: Talk) -> list[int]:
+    """``limit`` of ``x-weir-tokens`` of every answer, in order."""
+    return [int(h["x-weir-tokens"].rpartition("limit=")[2]) for h in talk.headers]
+
+
+def attempts(simulator: RunningSimulator, model: str) -> list[int]:
+    """How many upstream calls it took to answer each request, in order."""
+    counts, calls = [], 0
+    for seen in answered(simulator, model):
+        calls += 1
+        if seen.status == 200:
+            counts.append(calls)
+            calls = 0
+    return counts
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[RunningSimulator]:
+    async with serve_simulator(SimulatorSettings(window=REAL), counter=COUNTER) as simulator:
+        yield simulator
+
+
+@pytest.mark.requirement("P16", "A0.3", "D15", "R.46", "R.48")
+@pytest.mark.parametrize("wording", WITH_LIMIT)
+async def test_the_real_window_is_learned_from_the_first_refusal(wording: str, upstream: RunningSimulator) -> None:
+    headers = {"x-sim-fault": f"wording:{wording}"}
+    async with weir(upstream.base_url, window=BELIEVED) as target:
+        talk = Talk(target.client())
+        talk.grow(EARLIER, kind="agent")
+        await talk.agent(STEPS, extra_headers=headers)
+    counts = attempts(upstream, "sim")
+    assert len(counts) == STEPS
+    assert max(counts) <= 3
+    assert sum(n > 1 for n in counts) == 1, "the window was overflown a second time"
+    assert limits(talk)[0] > 20_000
+    assert limits(talk)[-1] < REAL
+    assert batches(arrays_of([s for s in answered(upstream) if s.status == 200])) <= 3
+
+
+@pytest.mark.requirement("P16", "A0.3", "D15", "R.46")
+@pytest.mark.parametrize("wording", NUMBERLESS)
+async def test_a_refusal_without_numbers_is_survived_every_time(wording: str, upstream: RunningSimulator) -> None:
+    async with weir(upstream.base_url, window=BELIEVED) as target:
+        talk = Talk(target.client())
+        talk.grow(EARLIER, kind="agent")
+        await talk.agent(STEPS, extra_headers={"x-sim-fault": f"wording:{wording}"})
+    counts = attempts(upstream, "sim")
+    assert len(counts) == STEPS
+    assert max(counts) <= 3
+    assert batches(arrays_of([s for s in answered(upstream) if s.status == 200])) <= 3
+
+
+@pytest.mark.requirement("P16", "R.46", "R.48")
+@pytest.mark.parametrize("dialect", [Dialect.OPENAI, Dialect.VLLM, Dialect.LLAMACPP])
+async def test_a_streaming_session_survives_the_refusal_as_status_and_as_first_event(dialect: Dialect) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=REAL, dialect=dialect), counter=COUNTER) as simulator,
+        weir(simulator.base_url, window=BELIEVED) as target,
+    ):
+        for fault, model in (("", "by-status"), ("overflow_in_stream", "by-event")):
+            talk = Talk(target.client(), model=model)
+            talk.grow(EARLIER, kind="agent")
+            for _ in range(10):
+                text = await streamed(talk, headers={"x-sim-fault": fault} if fault else {})
+                assert text.startswith("Understood.")
+                talk.add_step()
+            calls = answered(simulator, model)
+            assert len(calls) == 11, "one replay, and no second overflow"
+            assert {s.status for s in calls} == ({200} if fault else {200, 400})
+
+
+async def streamed(talk: Talk, headers: dict[str, str]) -> str:
+    """The text of a streamed answer to the talk's messages."""
+    stream = await talk.client.chat.completions.create(
+        model=talk.model, messages=talk.messages, max_tokens=512, stream=True, tools=TOOLS, extra_headers=headers
+    )
+    return "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
+
+
+@pytest.mark.requirement("P16", "P9")
+async def test_a_learned_window_survives_a_restart(upstream: RunningSimulator, tmp_path: Path) -> None:
+    for number in range(2):
+        async with weir(upstream.base_url, tmp_path / "w.db", window=BELIEVED) as target:
+            talk = Talk(target.client(), opening(seed=number), seed=number)
+            talk.grow(14, kind="agent")
+            await talk.agent(4)
+    statuses = [s.status for s in answered(upstream)]
+    assert statuses.count(400) == 1
+    assert statuses[-4:] == [200] * 4
+
+
+@pytest.mark.requirement("P16", "P9")
+async def test_a_learned_window_is_on_disk_before_the_process_could_be_killed(
+    upstream: RunningSimulator, tmp_path: Path
+) -> None:
+    async with weir(upstream.base_url, tmp_path / "w.db", window=BELIEVED) as target:
+        talk = Talk(target.client())
+        talk.grow(16, kind="agent")
+        await talk.agent(1)
+        await target.runtime.settler.flush()
+        store = target.runtime.store
+        assert store is not None
+        assert [row.limit for row in await store.limits()] == [REAL]
+
+
+@pytest.mark.requirement("P5", "R.46")
+async def test_an_error_event_after_content_is_relayed_and_not_retried(upstream: RunningSimulator) -> None:
+    async with weir(upstream.base_url, window=BELIEVED) as target:
+        talk = Talk(target.client())
+        talk.grow(4, kind="agent")
+        stream = await talk.client.chat.completions.create(
+            model="sim",
+            messages=talk.messages,
+            stream=True,
+            extra_headers={"x-sim-fault": "error_in_stream_after_content:3"},
+        )
+        text = ""
+        with pytest.raises(openai.APIError, match="maximum context length"):
+            async for chunk in stream:
+                text += chunk.choices[0].delta.content or ""
+        assert text
+    assert len(answered(upstream)) == 1
+
+
+@pytest.mark.requirement("P16", "R.46")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_rate_limit_that_speaks_of_tokens_is_relayed_untouched_and_not_retried(
+    stream: bool, upstream: RunningSimulator
+) -> None:
+    fault = {"x-sim-fault": "429:7"}
+    async with weir(upstream.base_url, window=BELIEVED) as target:
+        direct = openai.AsyncOpenAI(base_url=upstream.base_url, api_key="sk-test", max_retries=0)
+        bodies, waits = [], []
+        for client in (direct, target.client()):
+            with pytest.raises(openai.RateLimitError) as caught:
+                await client.chat.completions.create(
+                    model="sim", messages=opening(), stream=stream, extra_headers=fault
+                )
+            bodies.append(caught.value.response.content)
+            waits.append(caught.value.response.headers["retry-after"])
+        await direct.close()
+    assert bodies[0] == bodies[1]
+    assert waits == ["7", "7"]
+    assert len(answered(upstream)) == 2
+
+
+@pytest.mark.requirement("P16", "D15", "R.48")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("wording", ["openai-no-numbers", "vllm"])
+async def test_an_upstream_that_always_refuses_is_asked_three_times_at_most(wording: str, stream: bool) -> None:
+    settings = SimulatorSettings(window=64, wording=wording)
+    async with (
+        serve_simulator(settings, counter=COUNTER) as simulator,
+        weir(simulator.base_url, window=BELIEVED) as target,
+    ):
+        talk = Talk(target.client())
+        talk.grow(12, kind="agent")
+        with pytest.raises(openai.BadRequestError) as caught:
+            await talk.client.chat.completions.create(model="sim", messages=talk.messages, stream=stream)
+        calls = answered(simulator)
+    assert 2 <= len(calls) <= 3
+    sizes = [len(s.body) for s in calls]
+    assert sizes == sorted(sizes, reverse=True)
+    said = json.dumps(caught.value.body)
+    assert "context" in said
+
+
+@pytest.mark.requirement("P16", "A0.3")
+async def test_only_the_answer_is_shortened_where_only_prompt_plus_answer_is_too_large(
+    upstream: RunningSimulator,
+) -> None:
+    async with weir(upstream.base_url, window=BELIEVED) as target:
+        talk = Talk(target.client())
+        talk.grow(14, kind="agent")
+        answer = await talk.ask(tools=TOOLS, max_tokens=2_000)
+        assert answer.choices[0].finish_reason == "stop"
+    first, second = answered(upstream)
+    assert (first.status, second.status) == (400, 200)
+    one, two = (json.loads(s.body) for s in (first, second))
+    assert second.body == first.body.replace(b'"max_tokens":2000', b'"max_tokens":%d' % two["max_tokens"])
+    assert REAL - 64 <= second.prompt_tokens + two["max_tokens"] <= REAL
+    assert one["messages"] == two["messages"] == as_sent(talk.messages)
+    assert "clamp=1" in talk.actions()[-1]
+    assert "retry=1" in talk.actions()[-1]
+
+
+def as_sent(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as they come out of the SDK."""
+    return list(json.loads(json.dumps(messages)))
+
+
+@pytest.mark.requirement("P16", "D15")
+async def test_weir_names_the_buckets_where_the_learned_window_cannot_hold_what_is_protected(
+    upstream: RunningSimulator,
+) -> None:
+    """A window of 600 tokens is believed once it is stated, and the second try is refused without the upstream."""
+    target: RunningWeir
+    async with weir(upstream.base_url, window=BELIEVED) as target:
+        talk = Talk(target.client())
+        talk.grow(12, kind="agent")
+        talk.messages[0]["content"] *= 8
+        with pytest.raises(openai.BadRequestError) as caught:
+            await talk.ask(extra_headers={"x-sim-fault": "window:600"})
+    assert caught.value.code == "context_length_exceeded"
+    assert isinstance(caught.value.body, dict)
+    assert set(caught.value.body["weir"]) >= {"window", "reserve", "buckets"}
+    assert len(answered(upstream)) == 1

@@ -1,0 +1,427 @@
+"""What holds for every array of messages, every window and every history of a conversation."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from policies.budget import BUCKETS, Budget, divide
+from policies.draft import Piece
+from policies.effects import Done, Failed, Flow, Offload, Reply, Summarize, Summary
+from policies.errors import BudgetUnreachable
+from policies.ledger import EditKind
+from policies.messages import Message, ToolCall, Transcript
+from policies.planner import Action, Decision, plan, trim
+from policies.replay import Known, replay
+from policies.protection import protect
+from policies.settings import ContextSettings
+from policies.tokens import CHARS4
+from policies.turns import units
+from tests.policies.play import Said, assistant, remember, result, system, talk, user, words
+
+FEW = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+MANY = settings(FEW, max_examples=150)
+SMALLEST_CLIPPED = 96
+LONGEST_NOTE = 64
+GOOD_NOTES = "Goal: ship it. " + " ".join(f"Step {n} was done in src/part_{n}.py with code E{n}77." for n in range(12))
+
+# -- conversations ---------------------------------------------------------------------------------------------------
+
+SIZES = st.sampled_from([0, 1, 12, 40, 90, 200, 500, 1_500, 6_000])
+NAMES = st.sampled_from(["alpha", "order #A17-9 of Ada", "src/main.py line 12", '{"id": "X-55", "price": 12.5}'])
+TEXTS = st.builds(lambda size, name: words(size, name) if size else "", SIZES, NAMES)
+MARKS = st.sampled_from([None, None, None, None, True, False])
+CALLS = st.sampled_from(["call_0", "call_1", "c-77"])
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[Said]:
+    """An assistant message with one to three parallel calls, answered in any order, by old and new conventions."""
+    if draw(st.integers(0, 5)) == 0:
+        call = ToolCall("function:look", "look", '{"at": 1}')
+        return [assistant(draw(TEXTS), call), result(draw(TEXTS), None)]
+    ids = [f"{draw(CALLS)}.{n}" for n in range(draw(st.integers(1, 3)))]
+    calls = [ToolCall(i, draw(st.sampled_from(["look", "get_user"])), '{"id": "u_1"}') for i in ids]
+    said = assistant(draw(TEXTS), *calls, keep=draw(MARKS))
+    return [said, *(result(draw(TEXTS), i, keep=draw(MARKS)) for i in draw(st.permutations(ids)))]
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> list[Said]:
+    """One thing that happens in a conversation: mostly legal, at times what real clients do send."""
+    kind = draw(st.sampled_from(["user", "user", "assistant", "step", "step", "step", "system", "orphan", "odd"]))
+    if kind == "user":
+        return [user(draw(TEXTS), keep=draw(MARKS), media=draw(st.sampled_from([0, 0, 0, 1])))]
+    if kind == "assistant":
+        return [assistant(draw(TEXTS), keep=draw(MARKS))]
+    if kind == "system":
+        return [system(draw(TEXTS))]
+    if kind == "orphan":
+        return [result(draw(TEXTS), "nobody", keep=draw(MARKS))]
+    if kind == "odd":
+        return [Said(draw(st.sampled_from(["ipython", "developer", "latest_reminder"])), draw(TEXTS))]
+    return draw(steps())
+
+
+@st.composite
+def conversations(draw: st.DrawFn, *, most: int = 14, legal: bool = False) -> list[list[Said]]:
+    """What happens in a conversation, event by event; some events happen twice; the last step may be open."""
+    happened = [[system(draw(TEXTS))]] if draw(st.booleans()) else []
+    if legal:
+        happened.append([user(draw(TEXTS))])
+    for _ in range(draw(st.integers(0, most))):
+        again = happened and draw(st.integers(0, 6)) == 0
+        happened.append(draw(st.sampled_from(happened)) if again else draw(turns()))
+    if legal:
+        happened = [e for e in happened if e[0].role not in ("tool", "function")]
+    if happened and len(happened[-1]) > 1 and draw(st.booleans()):
+        happened[-1] = happened[-1][: draw(st.integers(1, len(happened[-1]) - 1))]
+    return happened
+
+
+def flat(happened: Sequence[Sequence[Said]]) -> list[Said]:
+    return [said for event in happened for said in event]
+
+
+@st.composite
+def budgets(draw: st.DrawFn, smallest: int = 200) -> Budget:
+    window = draw(st.sampled_from([n for n in (200, 700, 2_000, 4_096, 8_192, 16_000, 40_000) if n >= smallest]))
+    return divide(
+        ContextSettings(),
+        window=window,
+        max_input=draw(st.sampled_from([None, None, window * 2 // 3])),
+        requested=draw(st.sampled_from([None, 1, 100, window])),
+        ratio=draw(st.sampled_from([1.0, 1.0, 0.8, 1.37])),
+        margin=draw(st.sampled_from([0.0, 0.05])),
+    )
+
+
+POLICIES = st.sampled_from([ContextSettings(), ContextSettings(), ContextSettings(summarizer="small")])
+REPLIES: st.SearchStrategy[Reply] = st.sampled_from([Summary(GOOD_NOTES), Failed("timeout"), Summary("")])
+
+
+@dataclass
+class Shell:
+    """The least that a shell does: runs the flow, keeps the ledger, knows how much of a chain it has seen."""
+
+    budget: Budget
+    policy: ContextSettings
+    answer: Reply
+    known: Known
+    ends: set[bytes]
+
+    def decide(self, transcript: Transcript, *, ceiling: int | None = None) -> Decision:
+        seen = [j + 1 for j, link in enumerate(transcript.chain) if link in self.ends]
+        known = replace(self.known, length=max(seen, default=0))
+        decision = run(self.flow(transcript, known, ceiling), self.answer)
+        self.known = remember(known, decision, transcript)
+        self.ends.update(transcript.chain[-1:])
+        return decision
+
+    def flow(self, transcript: Transcript, known: Known, ceiling: int | None = None) -> Flow[Decision]:
+        return plan(transcript, settings=self.policy, budget=self.budget, known=known, counter=CHARS4, ceiling=ceiling)
+
+
+def shell(budget: Budget, policy: ContextSettings | None = None, answer: Reply | None = None) -> Shell:
+    return Shell(budget, policy or ContextSettings(), answer or Failed("none"), Known(), set())
+
+
+def run(flow: Flow[Decision], answer: Reply) -> Decision:
+    reply: Reply | None = None
+    while True:
+        try:
+            asked = next(flow) if reply is None else flow.send(reply)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        reply = Done() if isinstance(asked, Offload) else answer
+
+
+def pieces_of(decision: Decision, transcript: Transcript) -> tuple[Piece, ...]:
+    if decision.pieces is not None:
+        return decision.pieces
+    return tuple(Piece(i, m.tokens) for i, m in enumerate(transcript.messages))
+
+
+def sent(decision: Decision, transcript: Transcript) -> list[tuple[bytes, str | None]]:
+    """The array that goes up after the head, each message by its digest and what replaces it."""
+    return [
+        (b"" if p.index is None else transcript.messages[p.index].digest, p.text)
+        for p in pieces_of(decision, transcript)
+        if p.index is None or p.index >= transcript.head
+    ]
+
+
+def complaints(messages: Sequence[Message | None]) -> Iterator[str]:
+    """What a strict upstream says about an array; None stands for a summary, which is a user message."""
+    if not messages:
+        yield "no messages"
+    open_calls: list[str] = []
+    for n, message in enumerate(messages):
+        if message is not None and message.is_result:
+            name = next((c for c in open_calls if message.answers in (None, c)), None)
+            if name is None:
+                yield f"message {n} answers no call"
+            else:
+                open_calls.remove(name)
+            continue
+        if open_calls:
+            yield f"message {n} comes before the results of {open_calls}"
+        open_calls = list(message.call_ids) if message is not None else []
+    if open_calls:
+        yield f"the calls {open_calls} have no results"
+    spoken = [m for m in messages if m is None or not m.is_head]
+    if spoken and spoken[0] is not None and spoken[0].role != "user":
+        yield "the first message is not a user's"
+
+
+def smallest_possible(transcript: Transcript) -> int:
+    """Tokens that nothing may take away: protected messages, the clippable ones as small as clipping makes them."""
+    messages = transcript.messages
+    protection = protect(messages, units(messages, transcript.head))
+    total = transcript.tools + transcript.priming + LONGEST_NOTE
+    for i in protection.all:
+        message = messages[i]
+        whole = i in protection.head or message.media or (i in protection.pinned and i not in protection.active)
+        clippable = not whole and (message.is_result or message.role == "user")
+        if i == protection.current and not message.media:
+            clippable = True
+        total += min(message.tokens, SMALLEST_CLIPPED) if clippable else message.tokens
+    return total
+
+
+# -- one request -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("P12", "A2.12", "D3", "A0.51")
+@MANY
+@given(conversations(), budgets(), POLICIES, REPLIES)
+def test_what_is_forwarded_fits_or_the_error_says_why_not(
+    happened: list[list[Said]], budget: Budget, policy: ContextSettings, answer: Reply
+) -> None:
+    transcript = talk(flat(happened), tools=20)
+    try:
+        decision = shell(budget, policy, answer).decide(transcript)
+    except BudgetUnreachable as error:
+        assert set(error.buckets) == set(BUCKETS)
+        assert sum(error.buckets.values()) > budget.estimate(budget.hard_limit)
+        assert 0 < error.protected <= sum(error.buckets.values())
+        assert (error.window, error.reserve) == (budget.window, budget.reserve)
+        assert smallest_possible(transcript) > budget.hard_limit, "clipping would have made it fit"
+        return
+    pieces = pieces_of(decision, transcript)
+    assert decision.raw_after == sum(p.tokens for p in pieces) + transcript.tools + transcript.priming
+    assert budget.hard_fits(decision.raw_after)
+    assert decision.raw_after <= transcript.tokens
+    assert decision.after == budget.estimate(decision.raw_after)
+    if decision.pieces is not None:
+        assert sum(decision.buckets.values()) == decision.after
+    for piece in pieces:
+        assert piece.text is None or piece.tokens == 4 + CHARS4.count(piece.text), "tokens are what a recount gives"
+
+
+@pytest.mark.requirement("P3", "A0.52", "A2.9", "D9")
+@MANY
+@given(conversations(legal=True), budgets(), POLICIES, REPLIES)
+def test_what_was_valid_stays_valid(
+    happened: list[list[Said]], budget: Budget, policy: ContextSettings, answer: Reply
+) -> None:
+    transcript = talk(flat(happened))
+    before = list(complaints(transcript.messages))
+    try:
+        decision = shell(budget, policy, answer).decide(transcript)
+    except BudgetUnreachable:
+        return
+    pieces = pieces_of(decision, transcript)
+    after = list(complaints([None if p.index is None else transcript.messages[p.index] for p in pieces]))
+    assert len(after) <= len(before), after
+    assert all(p.text is None or p.text.strip() for p in pieces), "nothing is replaced by nothing"
+    indices = [p.index for p in pieces if p.index is not None]
+    assert indices == sorted(set(indices)), "what stays, stays in order"
+
+
+@pytest.mark.requirement("A0.38", "A0.50", "A2.7", "D9")
+@MANY
+@given(conversations(), budgets(), POLICIES)
+def test_protected_content_survives_word_for_word(
+    happened: list[list[Said]], budget: Budget, policy: ContextSettings
+) -> None:
+    transcript = talk(flat(happened))
+    protection = protect(transcript.messages, units(transcript.messages, transcript.head))
+    try:
+        decision = shell(budget, policy).decide(transcript)
+    except BudgetUnreachable:
+        return
+    pieces = {p.index: p for p in pieces_of(decision, transcript)}
+    assert protection.all <= set(pieces)
+    clipped = {i for i, p in pieces.items() if p.kind is EditKind.CLIP}
+    newest = protection.active | {i for i in (protection.task, protection.current) if i is not None}
+    assert clipped <= newest - protection.head
+    for i in protection.verbatim - clipped:
+        assert pieces[i].text is None
+    for i in protection.active - clipped:
+        assert pieces[i].kind in (None, EditKind.INGEST_CAP)
+
+
+@pytest.mark.requirement("A0.55", "D25", "P2")
+@FEW
+@given(conversations(), budgets(), POLICIES, REPLIES)
+def test_planning_twice_is_a_no_op_and_the_same_input_gives_the_same_output(
+    happened: list[list[Said]], budget: Budget, policy: ContextSettings, answer: Reply
+) -> None:
+    transcript = talk(flat(happened))
+    proxy = shell(budget, policy, answer)
+    try:
+        first = proxy.decide(transcript)
+    except BudgetUnreachable:
+        return
+    assert shell(budget, policy, answer).decide(talk(flat(happened))) == first
+    known = proxy.known
+    second = proxy.decide(transcript)
+    assert second.action is (Action.PASS if first.action is Action.PASS else Action.REPLAY)
+    assert second.pieces == first.pieces
+    assert not second.is_new
+    assert (known.edits, known.cuts) == (proxy.known.edits, proxy.known.cuts)
+
+
+@pytest.mark.requirement("A0.55")
+@FEW
+@given(conversations(), budgets())
+def test_nothing_that_came_in_is_changed(happened: list[list[Said]], budget: Budget) -> None:
+    transcript, untouched = talk(flat(happened)), talk(flat(happened))
+    proxy = shell(budget)
+    known = Known()
+    try:
+        run(proxy.flow(transcript, known), Failed("none"))
+    except BudgetUnreachable:
+        pass
+    assert known == Known()
+    assert transcript.messages == untouched.messages
+    assert [transcript.read(i) for i in range(len(transcript.messages))] == [
+        untouched.read(i) for i in range(len(untouched.messages))
+    ]
+
+
+@pytest.mark.requirement("P6")
+@FEW
+@given(conversations(legal=True), budgets())
+def test_a_trimmed_request_fits_and_is_never_larger(happened: list[list[Said]], budget: Budget) -> None:
+    transcript = talk(flat(happened))
+    try:
+        decision = trim(transcript, settings=ContextSettings(), budget=budget, counter=CHARS4)
+    except BudgetUnreachable:
+        assert smallest_possible(transcript) > budget.hard_limit
+        return
+    assert decision.raw_after <= min(transcript.tokens, budget.hard_limit)
+    after = [None if p.index is None else transcript.messages[p.index] for p in pieces_of(decision, transcript)]
+    assert len(list(complaints(after))) <= len(list(complaints(transcript.messages)))
+
+
+@pytest.mark.requirement("A2.13", "A2.25")
+@FEW
+@given(conversations(), budgets(smallest=700), st.sampled_from([0.8, 0.5]))
+def test_a_refused_request_becomes_smaller_or_cannot(happened: list[list[Said]], budget: Budget, share: float) -> None:
+    transcript = talk(flat(happened))
+    proxy = shell(budget)
+    try:
+        first = proxy.decide(transcript)
+    except BudgetUnreachable:
+        return
+    ceiling = int(first.raw_after * share)
+    try:
+        harder = proxy.decide(transcript, ceiling=ceiling)
+    except BudgetUnreachable:
+        assert smallest_possible(transcript) > ceiling
+        return
+    assert harder.raw_after <= ceiling
+
+
+# -- a conversation --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("D25", "P2", "A0.96")
+@FEW
+@given(conversations(most=30), budgets(smallest=700), POLICIES, REPLIES)
+def test_between_two_batches_each_array_begins_with_the_one_before(
+    happened: list[list[Said]], budget: Budget, policy: ContextSettings, answer: Reply
+) -> None:
+    head = next((n for n, e in enumerate(happened) if e[0].role not in ("system", "developer")), len(happened))
+    proxy = shell(budget, policy, answer)
+    before: list[tuple[bytes, str | None]] | None = None
+    for stop in range(head + 1, len(happened) + 1):
+        transcript = talk(flat(happened[:stop]))
+        try:
+            decision = proxy.decide(transcript)
+        except BudgetUnreachable:
+            before = None
+            continue
+        now = sent(decision, transcript)
+        if before is not None and not decision.trail:
+            assert now[: len(before)] == before
+        if decision.trail and decision.is_new:
+            replayed = replay(transcript, replace(proxy.known, edits={}, cuts=()), protect(transcript.messages, ()))
+            assert decision.raw_after <= replayed.tokens
+        before = now
+
+
+@pytest.mark.requirement("P1", "A0.38", "P3")
+@FEW
+@given(
+    conversations(most=16, legal=True), conversations(most=6, legal=True), st.data(), budgets(smallest=700), POLICIES
+)
+def test_rewinds_and_rewritten_histories_get_no_cut_whose_prefix_is_gone(
+    happened: list[list[Said]], other: list[list[Said]], data: st.DataObject, budget: Budget, policy: ContextSettings
+) -> None:
+    proxy = shell(budget, policy)
+    for _ in range(5):
+        edited = list(happened)
+        what = data.draw(st.sampled_from(["grow", "rewind", "rewrite", "drop", "mark", "splice"]))
+        if edited and what != "grow":
+            at = data.draw(st.integers(0, len(edited) - 1))
+            if what == "rewind":
+                edited = edited[: at + 1]
+            elif what == "rewrite":
+                edited[at] = [user("changed my mind")]
+            elif what == "drop":
+                del edited[at]
+            elif what == "mark":
+                edited[at] = [replace(said, keep=data.draw(st.sampled_from([True, False]))) for said in edited[at]]
+            else:
+                edited = [*edited[:at], *other]
+        transcript = talk(flat(edited))
+        protection = protect(transcript.messages, units(transcript.messages, transcript.head))
+        cuts = {c.text: c for c in proxy.known.cuts}
+        try:
+            decision = proxy.decide(transcript)
+        except BudgetUnreachable:
+            continue
+        for piece in pieces_of(decision, transcript):
+            cut = cuts.get(piece.text or "") if piece.index is None else None
+            assert cut is None or transcript.chain[cut.covers - 1] == cut.prefix
+        pieces = {p.index: p for p in pieces_of(decision, transcript)}
+        assert protection.all <= set(pieces)
+        for i in protection.verbatim:
+            assert pieces[i].kind in (None, EditKind.CLIP)
+        for i in protection.active:
+            assert pieces[i].kind in (None, EditKind.CLIP, EditKind.INGEST_CAP)
+        after = [None if p.index is None else transcript.messages[p.index] for p in pieces_of(decision, transcript)]
+        assert len(list(complaints(after))) <= len(list(complaints(transcript.messages)))
+        assert decision.raw_after <= transcript.tokens
+
+
+@pytest.mark.requirement("D25", "A0.96")
+@FEW
+@given(conversations(), budgets())
+def test_every_token_is_in_exactly_one_bucket(happened: list[list[Said]], budget: Budget) -> None:
+    transcript = talk(flat(happened), tools=33)
+    assume(transcript.messages)
+    proxy = shell(budget)
+    try:
+        proxy.decide(transcript)
+    except BudgetUnreachable:
+        return
+    draft = replay(transcript, proxy.known, protect(transcript.messages, units(transcript.messages, transcript.head)))
+    assert tuple(draft.buckets()) == BUCKETS
+    assert sum(draft.buckets().values()) == draft.tokens
+    assert all(tokens >= 0 for tokens in draft.buckets().values())
