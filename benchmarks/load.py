@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -212,14 +213,11 @@ async def run(job: dict[str, Any], known: dict[tuple[Any, ...], Source]) -> dict
     if job.get("pulse"):
         _, pulse = await loop.create_connection(Pulse, "127.0.0.1", job["port"])
     started = perf_counter()
-    connections = [
-        (
-            await loop.create_connection(
-                lambda make=make: Connection(make, tally, until=until, most=job.get("most")), "127.0.0.1", job["port"]
-            )
-        )[1]
-        for make in sources
-    ]
+    connections = []
+    for make in sources:
+        factory = partial(Connection, make, tally, until=until, most=job.get("most"))
+        connections.append((await loop.create_connection(factory, "127.0.0.1", job["port"]))[1])
+        await asyncio.sleep(job.get("spread", 0.0) / len(sources))
     _, late = await asyncio.wait([c.done for c in connections], timeout=job["seconds"] + PATIENCE)
     for _ in late:
         tally.fail(f"no answer within {PATIENCE:g} seconds")

@@ -73,10 +73,11 @@ class Bench:
 
     def in_turns(self, subjects: Sequence[Running], case: str, *, label: str, connections: int, **more: Any) -> None:
         """``rounds`` rounds of each subject, one after the other, every second time the other way round."""
-        seconds = STREAM_SECONDS if case == "stream" else self.seconds
+        seconds = self.seconds
+        if case == "stream":
+            seconds, more = STREAM_SECONDS, {**more, "spread": 0.8 * STREAM_SECONDS}
         for subject in subjects:
-            warm = max(WARM_UP, seconds)
-            self.measure(subject, case, label=f"{label} (warm-up)", connections=connections, seconds=warm, **more)
+            self.measure(subject, case, label=f"{label} (warm-up)", connections=connections, seconds=WARM_UP, **more)
         for turn in range(self.rounds):
             for subject in subjects if turn % 2 == 0 else reversed(subjects):
                 self.measure(subject, case, label=label, connections=connections, seconds=seconds, **more)
@@ -192,7 +193,7 @@ def _figures(
     """Figures per case and the targets they are held against."""
     rows = [_row(bench, label, subject) for label, subject in _measured(bench)]
     targets = [
-        Target(f"{case}: CPU per request, × the floor", median(ratios), MOST_RATIO[case], "×")
+        Target(f"{case}: CPU per request over the floor's", median(ratios), MOST_RATIO[case], "times")
         for case in cases
         if case in MOST_RATIO and (ratios := bench.ratios(case, "weir"))
     ]
@@ -209,7 +210,7 @@ def _figures(
                 "growth: 400 messages over 200",
                 median(b / a for a, b in zip(short, long, strict=True)),
                 MOST_GROWTH,
-                "×",
+                "times",
             )
         )
     if "cold" in cases:
@@ -242,7 +243,9 @@ def _added(bench: Bench, label: str, key: str) -> float:
 
 def _row(bench: Bench, label: str, subject: str) -> dict[str, Any]:
     ratios = bench.ratios(label, subject) if subject != "direct" else []
-    headers = next((s["headers"] for s in bench.samples if s["label"] == label and s["subject"] == subject), {})
+    headers: dict[str, str] = next(
+        (s["headers"] for s in bench.samples if s["label"] == label and s["subject"] == subject), {}
+    )
     return {
         "case": label,
         "subject": subject,
@@ -267,7 +270,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         "subject",
         "requests",
         "CPU ms",
-        "× floor",
+        "/ floor",
         "range",
         "p50 ms",
         "p99 ms",

@@ -1,9 +1,10 @@
 """Layers in order, cheapest first, until the request is small enough; then the rungs below them.
 
-What the client marked as dispensable goes before any layer. A layer runs only while the draft is above its target. What it did is kept if it achieved what the layer asks
-for (``min_savings``, ``must_reach``), else dropped, so that the next layer starts from where it started. If
-the layers do not get the request under what may be forwarded, the rungs do: the same compaction once more
-with a quarter of the room, the oldest units dropped with a note, the middle of the newest message clipped.
+What the client marked as dispensable goes before any layer. A layer runs only while the draft is above its
+target. What it did is kept if it achieved what the layer asks for (``min_savings``, ``must_reach``), else
+dropped, so that the next layer starts from where it started. If the layers do not get the request under what
+may be forwarded, the rungs do: the same compaction once more with a quarter of the room, the oldest units
+dropped with a note, the middle of the newest message clipped.
 """
 
 from collections.abc import Callable

@@ -135,12 +135,14 @@ def _has_large_new_result(bounds: Bounds) -> bool:
 
 
 def _checked(draft: Draft, bounds: Bounds) -> Draft:
+    transcript, guarded = draft.transcript, bounds.protection.all
     if draft.tokens > bounds.hard_limit:
+        protected = sum(p.tokens for p in draft.pieces if p.index in guarded)
         raise BudgetUnreachable(
             window=bounds.budget.window,
             reserve=bounds.budget.reserve,
             buckets=bounds.budget.estimate_each(draft.buckets()),
-            protected=bounds.budget.estimate(bounds.fixed),
+            protected=bounds.budget.estimate(protected + transcript.tools + transcript.priming),
         )
     broken = broken_rules(draft)
     if broken:

@@ -21,7 +21,7 @@ from proxy.store.records import Branch
 
 log = logging.getLogger("weir.conversation")
 
-REWRITTEN_END = 2
+REWRITTEN_END = 4  # aider's two messages about files, its rules behind the newest message, and that message
 MOST_ENDS = 400_000
 MOST_BRANCHES = 20_000
 
@@ -82,7 +82,7 @@ class Conversations:
         self._store = store
         self._shared = shared
         self._clock = clock
-        self._ends: OrderedDict[bytes, tuple[str, int]] = OrderedDict()
+        self._ends: OrderedDict[bytes, tuple[str, bool]] = OrderedDict()
         self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
 
@@ -91,7 +91,7 @@ class Conversations:
     ) -> Recognised:
         """The thread that ``chain`` continues, or a new one. Raises StoreError only if nothing was found in memory."""
         answered = any(m.role == "assistant" for m in messages)
-        found = self._in_memory(chain)
+        found = self._in_memory(chain, messages)
         strays = found is None or found.length < min(found.thread.branch.longest, len(chain))
         if self._store is not None and answered and (strays or self._shared):
             found = await self._in_store(tenant, chain, found)
@@ -117,12 +117,17 @@ class Conversations:
             fresh = thread_from(branch)
             thread.branch, thread.known = replace(fresh.branch, longest=thread.branch.longest), fresh.known
 
-    def _in_memory(self, chain: Sequence[bytes]) -> Recognised | None:
+    def _in_memory(self, chain: Sequence[bytes], messages: Sequence[Message]) -> Recognised | None:
+        """The thread of the longest prefix that a request ended at, or came near to before a user message that is
+        another one now: clients rewrite the newest user message from turn to turn."""
+        head = len(messages) - len(chain)
         for length in range(len(chain), 0, -1):
-            end = self._ends.get(chain[length - 1])
-            if end is not None and end[0] in self._threads:
-                self._threads.move_to_end(end[0])
-                return Recognised(self._threads[end[0]], length)
+            branch, is_end = self._ends.get(chain[length - 1], ("", False))
+            if branch not in self._threads:
+                continue
+            if is_end or (length < len(chain) and messages[head + length].role == "user"):
+                self._threads.move_to_end(branch)
+                return Recognised(self._threads[branch], length)
         return None
 
     async def _in_store(self, tenant: str, chain: Sequence[bytes], found: Recognised | None) -> Recognised | None:
@@ -221,8 +226,10 @@ class Conversations:
         self._threads[branch.branch] = thread
         self._threads.move_to_end(branch.branch)
         self._names[(branch.tenant, branch.name)] = branch.conversation
+        for link in chain[-1 - REWRITTEN_END : -1]:
+            self._ends.setdefault(link, (branch.branch, False))
         if chain:
-            self._ends[chain[-1]] = (branch.branch, len(chain))
+            self._ends[chain[-1]] = (branch.branch, True)
             self._ends.move_to_end(chain[-1])
         _bound(self._ends, MOST_ENDS)
         _bound(self._threads, MOST_BRANCHES)

@@ -45,7 +45,7 @@ MOST_RETRIES = 2
 SMALLEST_OUTPUT = 16
 CLAMP_MARGIN = 8
 DROPPED = frozenset({b"accept-encoding", b"baggage"})
-NOT_RELAYED = frozenset({b"content-length", b"transfer-encoding", b"connection"})
+NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 
 
 @dataclass(slots=True)

@@ -61,7 +61,7 @@ async def open_stream(chunks: AsyncGenerator[bytes, None]) -> Opening:
             return opening
         opening.held.append(chunk)
         tap.feed(chunk)
-        if tap.seen.error is not None:
+        if tap.seen.error is not None and not tap.seen.said:
             opening.error = tap.seen.error
         if opening.error is not None or tap.seen.said or tap.seen.finished:
             return opening

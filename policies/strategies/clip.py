@@ -9,7 +9,7 @@ from policies.ledger import Edit, EditKind
 SMALLEST = 64
 SLACK = 8
 RESULT_WEIGHT = 2
-LEAST_CLIPPED = 0.25
+LEAST_CLIPPED = 0.5
 
 
 def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:

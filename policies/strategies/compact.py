@@ -19,7 +19,7 @@ from policies.messages import Body, ToolCall
 from policies.narrative import Line, Notes, take_notes
 from policies.summary import render_summary
 
-SUMMARY_OVERHEAD = 90
+SLACK = 8
 SMALLEST_ROOM_FOR_NOTES = 2_000
 LARGEST_STEP = 1 / 3
 SMALLEST_STEP = 200
@@ -35,24 +35,42 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
     gone = [i for i in covered if i not in bounds.protection.verbatim]
     if not gone:
         return draft
-    sources = _sources(gone, bounds)
     budget = min(int(share * bounds.shape.extract * bounds.room), bounds.shape.extract_max)
-    visible = [
-        _read(bounds, i).text
-        for i in range(draft.transcript.head, len(draft.transcript.messages))
-        if i not in set(gone)
-    ]
+    newest = _too_large_results(draft, bounds, allowed=_newest_allowance(bounds, budget))
+    read = {*gone, *newest}
     made = extract(
-        sources,
-        max_tokens=max(0, budget - SUMMARY_OVERHEAD),
+        _sources(sorted(read), bounds),
+        max_tokens=max(0, budget - _summary_overhead(draft, bounds)),
         counter=bounds.counter,
         goal=_goal(bounds),
-        visible=visible,
+        visible=[
+            _read(bounds, i).text for i in range(draft.transcript.head, len(draft.transcript.messages)) if i not in read
+        ],
     )
     notes = yield from _notes(draft, gone, bounds, share=share)
     cut = _cut(draft, bounds, start=start, gone=gone, extracted=made.text, notes=notes)
     checkpoint = replace(made.checkpoint, narrative=notes.text, version=cut.version)
-    return _cut_newest_step(draft.with_cut(cut, checkpoint=checkpoint.to_json()), bounds)
+    compacted = draft.with_cut(cut, checkpoint=checkpoint.to_json())
+    return _cut_newest_step(compacted, bounds, newest, allowed=_newest_allowance(bounds, cut.tokens))
+
+
+def _summary_overhead(draft: Draft, bounds: Bounds) -> int:
+    """Tokens of a summary message around its extract."""
+    empty = render_summary("", version=10, ref="0" * 12, removed=len(draft.transcript.messages))
+    return MESSAGE_OVERHEAD + bounds.counter.count(empty) + SLACK
+
+
+def _newest_allowance(bounds: Bounds, summary: int) -> int:
+    """What the newest step's tool results may take beside a summary of so many tokens."""
+    return max(SMALLEST_STEP, int((bounds.trigger - bounds.fixed - summary) * LARGEST_STEP))
+
+
+def _too_large_results(draft: Draft, bounds: Bounds, *, allowed: int) -> list[int]:
+    """The newest step's tool results if together they take more than is allowed: they will be cut in the middle."""
+    tokens = {p.index: p.tokens for p in draft.pieces if p.index is not None}
+    pinned, messages = bounds.protection.pinned, draft.transcript.messages
+    results = [i for i in bounds.protection.active if messages[i].is_result and i not in pinned]
+    return sorted(results) if sum(tokens[i] for i in results) > allowed else []
 
 
 def _tail_start(draft: Draft, bounds: Bounds, budget: int) -> int:
@@ -159,13 +177,10 @@ def _origin(draft: Draft, notes: Notes) -> str:
     return draft.cut.origin if draft.cut is not None else "previous+extract"
 
 
-def _cut_newest_step(draft: Draft, bounds: Bounds) -> Draft:
-    """The draft with the newest step's tool results cut where they take more than a third of what is left."""
-    left = bounds.trigger - bounds.fixed - (draft.cut.tokens if draft.cut else 0)
+def _cut_newest_step(draft: Draft, bounds: Bounds, results: list[int], *, allowed: int) -> Draft:
+    """The draft with these tool results cut in the middle; what small ones leave over, larger ones may take."""
     tokens = {p.index: p.tokens for p in draft.pieces if p.index is not None}
-    pinned, messages = bounds.protection.pinned, draft.transcript.messages
-    results = [i for i in bounds.protection.active if messages[i].is_result and i not in pinned]
-    allowed = max(SMALLEST_STEP, int(left * LARGEST_STEP))
+    messages = draft.transcript.messages
     edits: dict[int, Edit] = {}
     for number, index in enumerate(sorted(results, key=lambda i: (tokens[i], i))):
         each = allowed // (len(results) - number)

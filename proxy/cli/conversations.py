@@ -100,7 +100,7 @@ def list_conversations(path: Path | None, store: str | None, limit: int, *, as_j
 @click.option("--timeline", is_flag=True, help=f"One line per request, the newest {REQUESTS_SHOWN}.")
 @click.option("--checkpoint", is_flag=True, help="The newest checkpoint: what stands for the compacted history.")
 @click.option("--removed", is_flag=True, help="Every message that was removed, with the ref that --ref takes.")
-@click.option("--ref", help="One removed message in full, as the client sent it.")
+@click.option("--ref", help="The text of one removed message in full; with --json as it was sent.")
 @config_option
 @store_option
 @json_option
@@ -120,7 +120,7 @@ def show(
     \b
     Example:
       weir conversations show support-4711 --removed
-      weir conversations show support-4711 --ref m-53b7e2
+      weir conversations show support-4711 --ref 74e67f258338
     """
     if sum((timeline, checkpoint, removed, ref is not None)) > 1:
         raise click.UsageError("--timeline, --checkpoint, --removed and --ref are asked one at a time")

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from proxy.cli import Failure
 from proxy.cli.config import console, json_option, print_json
-from proxy.cli.conversations import Removed, kinds_of, opened_to_read, removed_from, removed_line
+from proxy.cli.conversations import COMPACT, Removed, kinds_of, opened_to_read, removed_from, removed_line
 from proxy.cli.playback import MAX_TOKENS, SUMMARIZER, Batch, Demonstration, Result, Tally, playing
 from proxy.cli.recording import load_recording
 from proxy.config import ConfigError
@@ -138,7 +138,8 @@ def _view(show: Demonstration, result: Result, screen: Console) -> Iterator[View
     """A live picture on a terminal, else lines."""
     screen.print(
         f"{show.steps} requests of a recorded agent run, {MAX_TOKENS} tokens for each answer, "
-        f"a model with a window of {show.window:,} tokens"
+        f"a model with a window of {show.window:,} tokens",
+        soft_wrap=True,
     )
     if not screen.is_terminal:
         yield PlainView(show, result, screen)
@@ -180,7 +181,7 @@ class PlainView:
             self._screen.print(Text(line), soft_wrap=True)
         if number % PLAIN_EVERY == 0 or number == self._show.steps:
             counts = f"{self._result.direct.answered} {DIRECT}, {self._result.managed.answered} {MANAGED}"
-            self._screen.print(f"request {number:>3} of {self._show.steps}: answered {counts}")
+            self._screen.print(f"request {number:>3} of {self._show.steps}: answered {counts}", soft_wrap=True)
 
 
 class LiveView:
@@ -229,10 +230,10 @@ def _print_end(show: Demonstration, result: Result, gone: list[Removed]) -> None
     out.print(Text(f"Removed, and kept word for word: {removed_line(gone)}."))
     if not result.managed.last.answered:
         out.print(Text(f"The last request through Weir was not answered: {result.managed.last.message}"))
-    for label, command in (("See it", _look(show, result)), ("Next", _next(show))):
-        click.echo(f"{label}:")
-        for line in command:
-            click.echo(f"  {line}")
+    click.echo("".join(f"  {line}\n" for line in _look(show, result, gone)), nl=False)
+    click.echo("Next:")
+    click.echo(f"  {command_name()} serve --upstream https://api.openai.com/v1  # or any server that speaks its API")
+    click.echo("  export OPENAI_BASE_URL=http://127.0.0.1:8400/v1  # then start your agent as ever")
 
 
 def _rows(result: Result) -> Iterator[tuple[str, str, str]]:
@@ -243,16 +244,14 @@ def _rows(result: Result) -> Iterator[tuple[str, str, str]]:
     yield "Weir's own time per request, median", "-", f"{result.overhead:.1f} ms"
 
 
-def _look(show: Demonstration, result: Result) -> tuple[str, ...]:
-    base = f"{command_name()} conversations show {result.conversation}"
-    return tuple(f"{base} {what} --store {shlex.quote(show.url)}" for what in ("--removed", "--checkpoint"))
-
-
-def _next(show: Demonstration) -> tuple[str, ...]:
-    return (
-        f"{command_name()} serve --upstream https://api.openai.com/v1   (or --window {show.window} for a small model)",
-        "export OPENAI_BASE_URL=http://127.0.0.1:8400/v1   (then start your agent as ever)",
-    )
+def _look(show: Demonstration, result: Result, gone: list[Removed]) -> Iterator[str]:
+    """The commands that show what Weir did, as far as there is something to show."""
+    options = [("--timeline", bool(result.conversation)), ("--removed", bool(gone))]
+    options.append(("--checkpoint", any(COMPACT in each.how for each in gone)))
+    for option, is_there in options:
+        if is_there:
+            base = f"{command_name()} conversations show {result.conversation}"
+            yield f"{base} {option} --store {shlex.quote(show.url)}"
 
 
 def command_name() -> str:

@@ -128,7 +128,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Result:
-    """Both sides, and what Weir did."""
+    """Both sides, and what Weir did; ``conversation`` is the name it gave, empty where it kept none."""
 
     direct: Tally = field(default_factory=Tally)
     managed: Tally = field(default_factory=Tally)
@@ -136,11 +136,7 @@ class Result:
     summaries: int = 0
     summary_tokens: int = 0
     overheads: list[float] = field(default_factory=list)
-
-    @property
-    def conversation(self) -> str:
-        """The name that Weir gave the conversation, empty before the first answer."""
-        return self.managed.last.headers.get("x-weir-conversation", "")
+    conversation: str = ""
 
     @property
     def overhead(self) -> float:
@@ -219,7 +215,8 @@ class Playback:
         asked = [seen for seen in self._simulator.answered() if seen.model == SUMMARIZER]
         result.summaries, result.summary_tokens = len(asked), sum(seen.prompt_tokens for seen in asked)
         if sent.answered:
-            result.overheads.append(float(sent.headers.get("x-weir-overhead-ms", "0")))
+            result.overheads.append(float(sent.headers["x-weir-overhead-ms"]))
+            result.conversation = sent.headers.get("x-weir-conversation", result.conversation)
         if sent.stable:
             return None
         tokens = dict(part.split("=") for part in sent.headers["x-weir-tokens"].split(";"))

@@ -29,6 +29,9 @@ UNINDEX = sa.text(
     "SELECT 'delete', id, tenant, text FROM originals WHERE tenant = :tenant AND ref IN :refs AND text IS NOT NULL "
     "AND id <= (SELECT number FROM meta WHERE name = 'indexed')"
 ).bindparams(sa.bindparam("refs", expanding=True))
+KNOWN = sa.select(originals.c.ref, sa.or_(originals.c.quarantined, originals.c.body.is_(None)).label("lacking")).where(
+    originals.c.tenant == sa.bindparam("tenant"), originals.c.ref.in_(sa.bindparam("refs", expanding=True))
+)
 ADD = keep_first(originals)
 HOLD = keep_first(removed)
 WORDS = sa.table("originals_fts", sa.column("rowid", sa.Integer))
@@ -161,12 +164,7 @@ def forget_words(connection: sa.Connection) -> None:
 
 def _add(connection: sa.Connection, tenant: str, given: list[Original], *, at: float, full: bool) -> None:
     known = {
-        row.ref: row.lacking
-        for row in connection.execute(
-            sa.select(
-                originals.c.ref, sa.or_(originals.c.quarantined, originals.c.body.is_(None)).label("lacking")
-            ).where(originals.c.tenant == tenant, originals.c.ref.in_([o.ref for o in given]))
-        )
+        row.ref: row.lacking for row in connection.execute(KNOWN, {"tenant": tenant, "refs": [o.ref for o in given]})
     }
     lacking = [o.ref for o in given if full and known.get(o.ref)]
     if lacking:

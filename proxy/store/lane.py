@@ -27,7 +27,7 @@ Begin = Literal["BEGIN", "BEGIN IMMEDIATE"]
 READS_AT_ONCE = 16
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)  # aiosqlite logs what it runs, and a result is somebody's conversation
 class _Job:
     work: Callable[[], object]
     future: "asyncio.Future[Any]"

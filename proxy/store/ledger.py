@@ -15,6 +15,8 @@ from proxy.store.tables import branches, cuts, edits
 Damage = Callable[[str, str, str], None]
 KINDS = {str(kind): kind for kind in EditKind}
 
+ADD_EDITS = sa.insert(edits)
+ADD_CUTS = sa.insert(cuts)
 LATEST_CUT = sa.select(sa.func.max(cuts.c.version)).where(
     cuts.c.tenant == sa.bindparam("tenant"), cuts.c.branch == sa.bindparam("branch")
 )
@@ -74,7 +76,7 @@ def add_edits(connection: sa.Connection, *, tenant: str, branch: str, version: i
             }
         )
     if rows:
-        connection.execute(sa.insert(edits), rows)
+        connection.execute(ADD_EDITS, rows)
 
 
 def add_cut(connection: sa.Connection, change: Change) -> None:
@@ -88,7 +90,7 @@ def add_cut(connection: sa.Connection, change: Change) -> None:
         raise StoreError(f"checkpoint {cut.version} is not newer than {latest}", reason="version")
     body = change.checkpoint or ""
     row = _cut_row(cut, at=change.at) | {"covered": json.dumps(change.covered), "body": body, "body_sha": _sha(body)}
-    connection.execute(sa.insert(cuts), key | row)
+    connection.execute(ADD_CUTS, key | row)
 
 
 def copy_cuts(
@@ -112,7 +114,7 @@ def copy_cuts(
         if old is not None:
             row |= {"at": old.at, "covered": old.covered, "body": old.body, "body_sha": old.body_sha}
         rows.append(row)
-    connection.execute(sa.insert(cuts), rows)
+    connection.execute(ADD_CUTS, rows)
 
 
 def covered_refs(connection: sa.Connection, tenant: str, ref: str) -> tuple[str, ...]:

@@ -182,6 +182,14 @@ class Silence:
             self._timer = None
 
 
+async def first_of(stream: Any) -> Any:
+    """The first chunk of a stream; StopAsyncIteration if it ended before it began, and what litellm raises."""
+    first = await anext(stream)
+    if is_invented_end(stream, first):
+        raise StopAsyncIteration
+    return first
+
+
 def is_invented_end(stream: Any, chunk: Any) -> bool:
     """Whether litellm made up the finish reason of a stream that ended without one (it says ``stop``)."""
     ends = any(getattr(choice, "finish_reason", None) for choice in chunk.choices)

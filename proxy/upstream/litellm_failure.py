@@ -7,6 +7,7 @@ of the exception, and is taken from there.
 
 import ast
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Any
 import aiohttp
 
 from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
+
+log = logging.getLogger("weir.upstream")
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -46,6 +49,7 @@ class Library:
     litellm: Any
     httpx: Any
     openai: Any
+    lines: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,11 @@ class Reader:
         unreached = self._unreached(causes)
         if unreached is not None:
             return unreached
+        name = f"Upstream {self.upstream!r}"
+        if any(isinstance(cause, StopAsyncIteration) for cause in causes):
+            return UpstreamUnreachable(f"{name} broke off its answer before it began.")
+        if any(isinstance(cause, json.JSONDecodeError) for cause in causes):
+            return UpstreamUnreachable(f"{name} sent an answer that cannot be read.")
         stated = next((cause for cause in causes if _states_status(cause)), None)
         if stated is not None:
             return self._refusal(_status(stated, causes), _text(stated), causes, secret)
@@ -89,11 +98,13 @@ class Reader:
         if refused is not None:
             text = _ADVICE.sub("", _PREFIX.sub("", str(getattr(refused, "message", "")))).strip()
             return self._refusal(_number(refused), text, causes, secret)
-        text = f"Upstream {self.upstream!r} could not be asked: the request could not be put into its form."
-        return UpstreamUnreachable(text)
+        log.warning(
+            "litellm could not serve upstream %s: %s", self.upstream, ", ".join(type(c).__name__ for c in causes)
+        )
+        return UpstreamUnreachable(f"{name} could not be asked: the request could not be put into its form.")
 
     def _unreached(self, causes: tuple[BaseException, ...]) -> UpstreamUnreachable | UpstreamTimeout | None:
-        """For a connection that was not made, was lost or stayed silent; None where it is not the connection's fault."""
+        """For a connection that was not made, was lost or stayed silent; None where it is not its fault."""
         httpx, openai, name = self.library.httpx, self.library.openai, f"Upstream {self.upstream!r}"
         if any(isinstance(cause, httpx.ConnectTimeout) for cause in causes):
             return UpstreamUnreachable(f"{name} could not be connected to within {self.connect:g} seconds.")
@@ -104,10 +115,6 @@ class Reader:
         if any(isinstance(cause, httpx.TransportError | ConnectionError) for cause in causes):
             return UpstreamUnreachable(f"{name} closed the connection without an answer.")
         return None
-
-    def nothing_came(self) -> UpstreamUnreachable:
-        """For a stream that ended before its first word."""
-        return UpstreamUnreachable(f"Upstream {self.upstream!r} broke off its answer before it began.")
 
     def _is_answered(self, cause: BaseException) -> bool:
         """Whether the exception holds a response that came over the wire."""

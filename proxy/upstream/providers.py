@@ -12,28 +12,27 @@ like are refused, else a client could have the operator's key sent elsewhere (CV
 import asyncio
 import contextlib
 import importlib
-import json
 import logging
 import os
-import re
 import ssl
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
 from proxy.config import UpstreamSettings
-from proxy.errors import InvalidJSON, InvalidRequest, ProxyError, UpstreamTimeout
+from proxy.errors import ProxyError, UpstreamEmpty, UpstreamTimeout
 from proxy.upstream.litellm_answer import (
     StreamedAnswer,
     WholeAnswer,
     completion_body,
-    is_invented_end,
+    first_of,
     provider_headers,
 )
 from proxy.upstream.litellm_failure import Library, Reader, Refusal, relayed
+from proxy.upstream.litellm_request import copied_headers, decoded, translated
 from proxy.upstream.upstreams import Answer, Headers, Provider
 
 _ENVIRONMENT = {
@@ -52,33 +51,13 @@ _SWITCHES: dict[str, object] = {
     "drop_params": False,
     "modify_params": False,
     "num_retries": None,
+    "disable_aiohttp_trust_env": True,
     "enable_anthropic_prompt_caching": False,
     "REPEATED_STREAMING_CHUNK_LIMIT": sys.maxsize,
 }
 _CALLBACKS = ("callbacks", "input_callback", "success_callback", "failure_callback", "service_callback")
 _LOGGERS = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
 
-_STANDARD = frozenset(
-    {
-        *("messages", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls"),
-        *("functions", "function_call", "temperature", "top_p", "n", "stop", "seed", "user"),
-        *("max_tokens", "max_completion_tokens", "modalities", "prediction", "audio", "response_format"),
-        *("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs"),
-        *("reasoning_effort", "verbosity", "thinking", "web_search_options", "service_tier"),
-        *("safety_identifier", "store", "prompt_cache_key", "prompt_cache_retention", "context_management"),
-    }
-)
-"""The fields of a chat request that litellm takes by name and translates."""
-
-_NOT_A_FIELD = re.compile(
-    r"_.*|(?:litellm|mock|aws|azure|vertex|google|gcp|gcs|s3|watsonx|wx|oci|sap|databricks|snowflake|sagemaker)_.*"
-    r"|.*(?:api_|base_url|endpoint|credential|secret|password|access_token|token_file|proxy|header|callback).*"
-    r"|(?:json_mode|is_vertex_request|deployment_id|model_list|shared_session|client|timeout|project|region|location"
-    r"|organization|drop_params|additional_drop_params|enable_json_schema_validation)"
-)
-"""Names that steer litellm or its connection in one of its providers, so that no client may set them."""
-
-_COPIED = frozenset({b"traceparent", b"tracestate", b"anthropic-beta", b"http-referer", b"x-title"})
 _SDK = frozenset({"openai", "azure", "azure_text", "text-completion-openai", "custom_openai", "mistral", "openrouter"})
 _NO_KEY = "no-key"
 _POOLS = 256
@@ -93,6 +72,8 @@ def providers_for(upstreams: Iterable[UpstreamSettings]) -> dict[str, Provider]:
     if not wanted:
         return {}
     library = _load()
+    for provider in {str(upstream.provider) for upstream in wanted}:
+        _rehearse(library, provider)
     return {upstream.name: LitellmProvider(upstream, library=library) for upstream in wanted}
 
 
@@ -106,7 +87,18 @@ def _load() -> Library:
         setattr(litellm, name, [])
     for name in _LOGGERS:
         logging.getLogger(name).disabled = True
-    return Library(litellm, importlib.import_module("httpx"), importlib.import_module("openai"))
+    others = (importlib.import_module(name) for name in ("httpx", "openai", "proxy.upstream.litellm_line"))
+    return Library(litellm, *others)
+
+
+def _rehearse(library: Library, provider: str) -> None:
+    """Has litellm load now what it would load on the first request; with its own mock, nothing is sent."""
+    message = {"role": "user", "content": "-"}
+    with contextlib.suppress(Exception):  # the first request will say what is wrong with the provider
+        library.litellm.completion(
+            f"{provider}/-", messages=[message], api_key=_NO_KEY, mock_response="-", _skip_mcp_handler=True
+        )
+        importlib.import_module("litellm.litellm_core_utils.default_encoding")
 
 
 class LitellmProvider:
@@ -131,9 +123,9 @@ class LitellmProvider:
     async def send(self, *, body: bytes, credential: bytes, headers: Headers) -> Answer:
         """The answer to a chat request, its first chunk read if it is a stream, so that its status is the true one.
 
-        Raises UpstreamUnreachable, UpstreamTimeout, InvalidRequest.
+        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamEmpty, InvalidRequest.
         """
-        request = _decoded(body)
+        request = decoded(body)
         key = self._key(credential)
         line = self._line(credential)
         arguments = {**self._arguments(request, headers), **self._connection(key, line)}
@@ -142,12 +134,10 @@ class LitellmProvider:
                 reply = await self._library.litellm.acompletion(**arguments)
                 if not request.get("stream"):
                     return WholeAnswer(200, completion_body(reply), headers=relayed(provider_headers(reply).items()))
-                first = await anext(reply)
+                first = await first_of(reply)
         except asyncio.CancelledError:
             await line.abort()
             raise
-        except StopAsyncIteration:
-            raise self._reader.nothing_came() from None
         except Exception as error:  # noqa: BLE001 - whatever litellm raises becomes an answer or an error of Weir's
             await line.abort()
             if limit.expired():
@@ -155,13 +145,12 @@ class LitellmProvider:
                 raise UpstreamTimeout(
                     f"Upstream {self._upstream.name!r} did not begin to answer within {seconds}."
                 ) from None
+            if line.empty:
+                raise UpstreamEmpty(f"Upstream {self._upstream.name!r} answered 200 with an empty body.") from None
             return self._failed(error, key)
-        if is_invented_end(reply, first):
-            await line.abort()
-            raise self._reader.nothing_came()
         return self._streamed(reply, first, line, key)
 
-    def _streamed(self, reply: Any, first: Any, line: "Line", key: str) -> StreamedAnswer:
+    def _streamed(self, reply: Any, first: Any, line: Any, key: str) -> StreamedAnswer:
         def explain(error: BaseException) -> Refusal | ProxyError:
             return self._reader.read(error, secret=key)
 
@@ -192,7 +181,7 @@ class LitellmProvider:
             return self._upstream.api_key.get_secret_value()
         return credential.decode("latin-1") or _NO_KEY
 
-    def _connection(self, key: str, line: "Line") -> dict[str, Any]:
+    def _connection(self, key: str, line: Any) -> dict[str, Any]:
         """The arguments that say where and how to ask; the last word over whatever a client sent."""
         arguments: dict[str, Any] = {
             "api_key": key or None,
@@ -208,26 +197,13 @@ class LitellmProvider:
         return arguments
 
     def _arguments(self, request: dict[str, Any], headers: Headers) -> dict[str, Any]:
-        """The client's fields as litellm takes them: by name what it translates, all others as they are."""
-        fields = {name: value for name, value in request.items() if value is not None}
-        model = str(fields.pop("model", ""))
-        prefix = f"{self._name}/"
-        arguments: dict[str, Any] = {"model": model if model.startswith(prefix) else prefix + model}
-        arguments |= {name: fields.pop(name) for name in _STANDARD & fields.keys()}
-        if copied := _copied(headers):
+        """What litellm is called with, where and how to ask not included; InvalidRequest."""
+        arguments = translated(request, provider=self._name, compatible=self._compatible, owned=self._owned)
+        if copied := copied_headers(headers):
             arguments["extra_headers"] = copied
-        if self._compatible:
-            return {**arguments, "extra_body": fields} if fields else arguments
-        metadata = fields.pop("metadata", None)
-        if isinstance(metadata, dict) and isinstance(metadata.get("user_id"), str):
-            arguments["metadata"] = {"user_id": metadata["user_id"]}
-        for name in fields:
-            if _NOT_A_FIELD.fullmatch(name) or self._owned(name):
-                text = f"The field {name[:80]!r} cannot be sent to upstream {self._upstream.name!r}."
-                raise InvalidRequest(text, param=name[:80])
-        return {**arguments, **fields}
+        return arguments
 
-    def _line(self, credential: bytes) -> "Line":
+    def _line(self, credential: bytes) -> Any:
         """A line through the connections of one credential; two credentials share none."""
         pool = self._pools.get(credential)
         if pool is None:
@@ -239,7 +215,7 @@ class LitellmProvider:
                 )
             )
         self._pools.move_to_end(credential)
-        line = Line(pool.transport, self._library.httpx, connect=self._timeout.connect)
+        line = self._library.lines.Line(pool.transport, connect=self._timeout.connect)
         pool.lines.add(line)
         self._evict()
         return line
@@ -269,64 +245,4 @@ class Pool:
     """The connections of one credential, and the calls that use them."""
 
     transport: Any
-    lines: "WeakSet[Line]" = field(default_factory=WeakSet)
-
-
-class Line:
-    """One call's way to the provider: never taken twice, and can be broken off.
-
-    It stands in the place of an httpx transport. litellm asks again, on a new connection, after a connection was lost
-    with a request on it; here that error looks like one of those after which it does not.
-    """
-
-    def __init__(self, pool: Any, httpx: Any, *, connect: float) -> None:
-        self._pool = pool
-        self._httpx = httpx
-        self._timeout = {"connect": connect, "read": None, "write": None, "pool": None}
-        self._response: Any = None
-        self._asking = True
-
-    @property
-    def busy(self) -> bool:
-        """Whether a response is awaited or under way."""
-        return self._asking if self._response is None else not self._response.is_closed
-
-    async def handle_async_request(self, request: Any) -> Any:
-        """The provider's response, its body unread."""
-        request.extensions = {**request.extensions, "timeout": self._timeout}
-        try:
-            self._response = await self._pool.handle_async_request(request)
-        except (self._httpx.ConnectError, self._httpx.RemoteProtocolError) as error:
-            self._asking = False
-            raise self._httpx.NetworkError("connection lost", request=request) from error
-        return self._response
-
-    async def aclose(self) -> None:
-        """Nothing: the connections outlive the call."""
-
-    def received(self) -> int:
-        """Bytes of the response's body that have come so far."""
-        return self._response.num_bytes_downloaded if self._response is not None else 0
-
-    async def abort(self) -> None:
-        """End the response; at once, with its connection, unless it has come to its end."""
-        self._asking = False
-        if self._response is not None:
-            with contextlib.suppress(Exception):  # it is given up; how it ends is nobody's business
-                await self._response.aclose()
-
-
-def _decoded(body: bytes) -> dict[str, Any]:
-    try:
-        request = json.loads(body)
-    except (ValueError, RecursionError):
-        raise InvalidJSON("The body is not JSON.") from None
-    if not isinstance(request, dict):
-        raise InvalidRequest("The body must be a JSON object.")
-    return request
-
-
-def _copied(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The client's headers that go on: where its trace stands, and what it wants of the provider."""
-    lowered = ((name.lower(), value) for name, value in headers)
-    return {name.decode(): value.decode("latin-1") for name, value in lowered if name in _COPIED}
+    lines: WeakSet[Any] = field(default_factory=WeakSet)

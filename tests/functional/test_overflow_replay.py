@@ -11,11 +11,11 @@ import pytest
 from proxy.simulator.dialects import WORDINGS
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import Dialect, SimulatorSettings
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, arrays_of, batches, opening, weir
+from tests.functional.harness import COUNTER, TOOLS, Talk, answered, arrays_of, batches, opening, weir
 
 BELIEVED, REAL = 32_768, 8_192
-EARLIER, STEPS = 8, 20
-NUMBERLESS = ("openai-no-numbers", "groq", "bedrock")
+NUMBERLESS = ("openai-no-numbers", "groq", "bedrock", "vllm-0.15")  # the last one states wrong numbers in some builds
+PROMPT_ONLY = ("openai-gpt5", "llamacpp", "mistral", "gemini", "xai")  # these servers count no answer in advance
 WITH_LIMIT = tuple(name for name in WORDINGS if name not in NUMBERLESS and name != "anthropic")
 
 
@@ -42,32 +42,54 @@ async def upstream() -> AsyncIterator[RunningSimulator]:
 
 
 @pytest.mark.requirement("P16", "A0.3", "D15", "R.46", "R.48")
+@pytest.mark.parametrize("dialect", [Dialect.OPENAI, Dialect.VLLM, Dialect.LLAMACPP])
+async def test_twenty_of_twenty_requests_are_answered_in_a_window_four_times_smaller_than_believed(
+    dialect: Dialect,
+) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=REAL, dialect=dialect), counter=COUNTER) as simulator,
+        weir(simulator.base_url, window=BELIEVED) as target,
+    ):
+        talk = Talk(target.client())
+        talk.grow(6, kind="agent")
+        await talk.agent(20)
+    counts = attempts(simulator, "sim")
+    assert len(counts) == 20
+    assert sorted(counts) == [1] * 19 + [2], "one replay, and the window was not overflown again"
+    assert limits(talk)[0] > 20_000
+    assert limits(talk)[-1] < REAL
+    assert batches(arrays_of([s for s in answered(simulator) if s.status == 200])) <= 3
+
+
+@pytest.mark.requirement("P16", "R.46", "R.48")
 @pytest.mark.parametrize("wording", WITH_LIMIT)
 async def test_the_real_window_is_learned_from_the_first_refusal(wording: str, upstream: RunningSimulator) -> None:
     headers = {"x-sim-fault": f"wording:{wording}"}
     async with weir(upstream.base_url, window=BELIEVED) as target:
         talk = Talk(target.client())
-        talk.grow(EARLIER, kind="agent")
-        await talk.agent(STEPS, extra_headers=headers)
+        talk.grow(14, kind="agent")
+        await talk.agent(6, extra_headers=headers, max_tokens=16 if wording in PROMPT_ONLY else 512)
     counts = attempts(upstream, "sim")
-    assert len(counts) == STEPS
-    assert max(counts) <= 3
+    assert len(counts) == 6
+    assert max(counts) == 2
     assert sum(n > 1 for n in counts) == 1, "the window was overflown a second time"
     assert limits(talk)[0] > 20_000
     assert limits(talk)[-1] < REAL
-    assert batches(arrays_of([s for s in answered(upstream) if s.status == 200])) <= 3
 
 
-@pytest.mark.requirement("P16", "A0.3", "D15", "R.46")
+@pytest.mark.requirement("P16", "R.46")
 @pytest.mark.parametrize("wording", NUMBERLESS)
-async def test_a_refusal_without_numbers_is_survived_every_time(wording: str, upstream: RunningSimulator) -> None:
+async def test_a_refusal_without_a_number_to_trust_is_survived_every_time(
+    wording: str, upstream: RunningSimulator
+) -> None:
     async with weir(upstream.base_url, window=BELIEVED) as target:
         talk = Talk(target.client())
-        talk.grow(EARLIER, kind="agent")
-        await talk.agent(STEPS, extra_headers={"x-sim-fault": f"wording:{wording}"})
+        talk.grow(14, kind="agent")
+        await talk.agent(18, extra_headers={"x-sim-fault": f"wording:{wording}"})
     counts = attempts(upstream, "sim")
-    assert len(counts) == STEPS
+    assert len(counts) == 18
     assert max(counts) <= 3
+    assert sum(n > 1 for n in counts) >= 2
     assert batches(arrays_of([s for s in answered(upstream) if s.status == 200])) <= 3
 
 
@@ -78,15 +100,15 @@ async def test_a_streaming_session_survives_the_refusal_as_status_and_as_first_e
         serve_simulator(SimulatorSettings(window=REAL, dialect=dialect), counter=COUNTER) as simulator,
         weir(simulator.base_url, window=BELIEVED) as target,
     ):
-        for fault, model in (("", "by-status"), ("overflow_in_stream", "by-event")):
-            talk = Talk(target.client(), model=model)
-            talk.grow(EARLIER, kind="agent")
-            for _ in range(10):
+        for seed, (fault, model) in enumerate((("", "by-status"), ("overflow_in_stream", "by-event"))):
+            talk = Talk(target.client(), opening(seed=10 * seed), model=model, seed=seed)
+            talk.grow(14, kind="agent")
+            for _ in range(7):
                 text = await streamed(talk, headers={"x-sim-fault": fault} if fault else {})
                 assert text.startswith("Understood.")
                 talk.add_step()
             calls = answered(simulator, model)
-            assert len(calls) == 11, "one replay, and no second overflow"
+            assert len(calls) == 8, "one replay, and no second overflow"
             assert {s.status for s in calls} == ({200} if fault else {200, 400})
 
 
@@ -110,20 +132,6 @@ async def test_a_learned_window_survives_a_restart(upstream: RunningSimulator, t
     assert statuses[-4:] == [200] * 4
 
 
-@pytest.mark.requirement("P16", "P9")
-async def test_a_learned_window_is_on_disk_before_the_process_could_be_killed(
-    upstream: RunningSimulator, tmp_path: Path
-) -> None:
-    async with weir(upstream.base_url, tmp_path / "w.db", window=BELIEVED) as target:
-        talk = Talk(target.client())
-        talk.grow(16, kind="agent")
-        await talk.agent(1)
-        await target.runtime.settler.flush()
-        store = target.runtime.store
-        assert store is not None
-        assert [row.limit for row in await store.limits()] == [REAL]
-
-
 @pytest.mark.requirement("P5", "R.46")
 async def test_an_error_event_after_content_is_relayed_and_not_retried(upstream: RunningSimulator) -> None:
     async with weir(upstream.base_url, window=BELIEVED) as target:
@@ -133,6 +141,7 @@ async def test_an_error_event_after_content_is_relayed_and_not_retried(upstream:
             model="sim",
             messages=talk.messages,
             stream=True,
+            tools=TOOLS,
             extra_headers={"x-sim-fault": "error_in_stream_after_content:3"},
         )
         text = ""
@@ -215,7 +224,6 @@ async def test_weir_names_the_buckets_where_the_learned_window_cannot_hold_what_
     upstream: RunningSimulator,
 ) -> None:
     """A window of 600 tokens is believed once it is stated, and the second try is refused without the upstream."""
-    target: RunningWeir
     async with weir(upstream.base_url, window=BELIEVED) as target:
         talk = Talk(target.client())
         talk.grow(12, kind="agent")

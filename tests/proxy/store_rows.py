@@ -120,7 +120,7 @@ def change(
         cut=cut(expected + 1, of=of) if with_cut else None,
         originals=originals,
         covered=tuple(o.ref for o in originals) if with_cut else (),
-        checkpoint='{"goal": "g%d"}' % expected if with_cut else None,
+        checkpoint=f'{{"goal": "g{expected}"}}' if with_cut else None,
     )
 
 

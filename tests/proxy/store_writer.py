@@ -36,7 +36,7 @@ async def write_on(path: Path, acknowledge: int) -> None:
 
 
 def crash(path: Path, rounds: int) -> None:
-    """Kill one writer per round; print the last acknowledged version of each."""
+    """Kill one writer per round, soon after its n-th acknowledgement; print the last acknowledged version of each."""
     dice, said = random.Random(7), []
     asyncio.run(prepare(path))
     for _ in range(rounds):
@@ -46,12 +46,15 @@ def crash(path: Path, rounds: int) -> None:
             os.close(reading)
             asyncio.run(write_on(path, writing))
         os.close(writing)
-        time.sleep(dice.uniform(0.01, 0.12))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        with os.fdopen(reading, "rb") as pipe:
-            lines = [line for line in pipe.read().split(b"\n") if line]
-        said.append(int(lines[-1]) if lines else 0)
+        with os.fdopen(reading, "rb", buffering=0) as pipe:
+            wanted, heard = dice.randrange(5), b""
+            while heard.count(b"\n") < wanted:
+                heard += pipe.read(100)
+            time.sleep(dice.uniform(0, 0.02))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            heard += pipe.readall()
+        said.append(int(heard.split()[-1]) if heard else 0)
     print(json.dumps(said))
 
 

@@ -435,9 +435,8 @@ async def test_the_first_bytes_of_an_answer_can_be_read_and_the_rest_relayed() -
     head = b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n" % len(body)
     async with upstream(once(head + body)) as (served, target, client):
         answer = await post(client, target)
-        first = await answer.read(4096)
-        assert first == body[:4096]
-        assert not answer.ended
+        first, ended = await answer.read(4096), answer.ended
+        assert (first, ended) == (body[:4096], False)
         rest = b"".join([chunk async for chunk in answer.chunks()])
         assert first + rest == body
         assert answer.ended

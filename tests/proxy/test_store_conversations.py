@@ -148,7 +148,7 @@ async def test_of_two_concurrent_commits_one_wins_and_the_other_stores_nothing(t
 
 
 @pytest.mark.requirement("A0.105", "P8")
-async def test_a_hundred_racing_appends_are_all_kept_with_retries(store: Store) -> None:
+async def test_forty_racing_appends_are_all_kept_with_retries(store: Store) -> None:
     async def append(number: int) -> None:
         expected = 0
         while True:
@@ -159,11 +159,11 @@ async def test_a_hundred_racing_appends_are_all_kept_with_retries(store: Store) 
             else:
                 return
 
-    await asyncio.gather(*(append(n) for n in range(100)))
+    await asyncio.gather(*(append(n) for n in range(40)))
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None
-    assert branch.version == 100
-    assert len(branch.edits) == 100
+    assert branch.version == 40
+    assert len(branch.edits) == 40
 
 
 @pytest.mark.requirement("A0.105")

@@ -1,0 +1,198 @@
+"""One message larger than the window, and one that only looks large."""
+
+import base64
+import json
+import re
+import struct
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from proxy.wire.raw import split_array, split_object
+from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, opening, prose, weir
+
+WINDOW = 8192
+NOTE = re.compile(r"left out here; full text: recall ([0-9a-f]{12})\]")
+BIG_WORDS = 12_500
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[RunningSimulator]:
+    async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
+        yield simulator
+
+
+class Recorder:
+    """What the SDK puts on the wire."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.http = httpx.AsyncClient(event_hooks={"request": [self._note]}, timeout=60)
+
+    async def _note(self, request: httpx.Request) -> None:
+        self.bodies.append(request.content)
+
+    def message(self, index: int) -> bytes:
+        """The bytes of one message of the newest request."""
+        raws = split_array(split_object(self.bodies[-1])["messages"])
+        assert raws is not None
+        return bytes(raws[index])
+
+
+async def read_blob(target: RunningWeir, ref: str, key: str = "sk-test") -> bytes:
+    """An original, page by page."""
+    body, cursor = b"", "0"
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as http:
+        while True:
+            page = await http.get(f"{target.root}/weir/blobs/{ref}", params={"cursor": cursor})
+            assert page.status_code == 200, page.text
+            body += page.content
+            if "x-weir-cursor" not in page.headers:
+                assert int(page.headers["x-weir-size"]) == len(body)
+                return body
+            cursor = page.headers["x-weir-cursor"]
+
+
+def big_step(text: str) -> list[dict[str, Any]]:
+    call = {"id": "call_big", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_big", "content": text},
+    ]
+
+
+async def forwarded_and_restored(
+    upstream: RunningSimulator, database: Path, *, earlier: int, added: list[dict[str, Any]]
+) -> tuple[str, Any]:
+    """The newest message as it was forwarded, after its original was read back byte for byte."""
+    recorder = Recorder()
+    async with weir(upstream.base_url, database) as target, recorder.http:
+        talk = Talk(target.client(http_client=recorder.http))
+        await talk.agent(earlier)
+        talk.messages += added
+        answer = await talk.ask(tools=TOOLS)
+        assert answer.choices[0].message.content.startswith("Understood.")
+        seen = answered(upstream)[-1]
+        newest = seen.json()["messages"][-1]
+        (ref,) = NOTE.findall(newest["content"])
+        assert await read_blob(target, ref) == recorder.message(-1)
+        async with httpx.AsyncClient(headers={"authorization": "Bearer sk-other"}) as http:
+            assert (await http.get(f"{target.root}/weir/blobs/{ref}")).status_code == 404
+        # The next turn replays the same cut, and the clipped message is not read as a new one.
+        talk.add_step()
+        await talk.ask(tools=TOOLS)
+        again = answered(upstream)[-1].json()["messages"]
+        if added[-1]["role"] == "user":
+            assert newest in again
+    assert {s.status for s in answered(upstream)} == {200}
+    return newest["content"], seen
+
+
+@pytest.mark.requirement("A0.3", "P12", "A0.26")
+@pytest.mark.parametrize("earlier", [0, 6])
+@pytest.mark.parametrize("role", ["tool", "user"])
+async def test_a_newest_message_of_20_000_tokens_is_clipped_and_kept_in_full(
+    role: str, earlier: int, upstream: RunningSimulator, tmp_path: Path
+) -> None:
+    text = "BEGINNING " + prose(BIG_WORDS, seed=3) + " END"
+    assert COUNTER.count(text) > 18_000
+    added = big_step(text) if role == "tool" else [{"role": "user", "content": text}]
+    clipped, seen = await forwarded_and_restored(upstream, tmp_path / "w.db", earlier=earlier, added=added)
+    assert clipped.startswith("BEGINNING ")
+    assert clipped.endswith(" END")
+    assert seen.prompt_tokens + 512 <= WINDOW
+
+
+@pytest.mark.requirement("A0.3", "P12", "R.22")
+@pytest.mark.parametrize("role", ["tool", "user"])
+async def test_three_megabytes_of_chinese_are_clipped_and_kept_in_full(
+    role: str, upstream: RunningSimulator, tmp_path: Path
+) -> None:
+    rng = Random(5)
+    text = "".join(chr(rng.randint(0x4E00, 0x9FA5)) for _ in range(1_000_000))
+    assert len(text.encode()) == 3_000_000
+    added = big_step(text) if role == "tool" else [{"role": "user", "content": text}]
+    clipped, seen = await forwarded_and_restored(upstream, tmp_path / "w.db", earlier=2, added=added)
+    assert clipped[:50] == text[:50]
+    assert clipped[-50:] == text[-50:]
+    assert seen.prompt_tokens + 512 <= WINDOW
+
+
+@pytest.mark.requirement("P12", "A0.3")
+async def test_a_tool_result_and_a_question_that_are_both_too_large_are_both_clipped(
+    upstream: RunningSimulator, tmp_path: Path
+) -> None:
+    async with weir(upstream.base_url, tmp_path / "w.db") as target:
+        talk = Talk(target.client(), opening()[:1])
+        talk.messages.append({"role": "user", "content": "Find the bug. " + prose(5_000, seed=8)})
+        talk.messages += big_step(prose(5_000, seed=9))
+        await talk.ask(tools=TOOLS)
+        (seen,) = answered(upstream)
+        messages = seen.json()["messages"]
+        assert [m["role"] for m in messages] == ["system", "user", "assistant", "tool"]
+        assert NOTE.search(messages[1]["content"])
+        assert NOTE.search(messages[3]["content"])
+        assert seen.status == 200
+
+
+def png(width: int, height: int) -> str:
+    """A data URL of a PNG that does not compress: noise."""
+    rng = Random(7)
+    rows = b"".join(b"\0" + rng.randbytes(3 * width) for _ in range(height))
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    picture = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(picture).decode()
+
+
+@pytest.mark.requirement("P11", "A0.3")
+async def test_an_image_is_counted_by_its_size_in_pixels_and_costs_a_fitting_session_nothing(
+    upstream: RunningSimulator,
+) -> None:
+    url = png(128, 118)
+    assert 58_000 < len(url) < 64_000
+    assert COUNTER.count(url) > WINDOW * 3
+    recorder = Recorder()
+    async with weir(upstream.base_url) as target, recorder.http:
+        parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": url}}]
+        talk = Talk(target.client(http_client=recorder.http), [*opening(), {"role": "user", "content": parts}])
+        await talk.agent(8)
+    assert talk.actions() == ["none"] * 8
+    assert [s.body for s in answered(upstream)] == recorder.bodies
+    before = int(talk.headers[0]["x-weir-tokens"].split(";")[0].removeprefix("before="))
+    assert before < 1_200
+
+
+@pytest.mark.requirement("P11")
+async def test_a_message_with_an_image_leaves_the_window_whole_and_comes_back_whole(
+    upstream: RunningSimulator, tmp_path: Path
+) -> None:
+    url = png(128, 118)
+    async with weir(upstream.base_url, tmp_path / "w.db") as target:
+        parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": url}}]
+        talk = Talk(target.client(), opening()[:1], seed=4)
+        talk.grow(1)
+        talk.messages += [{"role": "user", "content": parts}, {"role": "assistant", "content": "Noise."}]
+        talk.grow(12)
+        await talk.chat(2)
+        arrays = [json.dumps(s.json()["messages"]) for s in answered(upstream)]
+        assert talk.actions()[-1] == "compact=1"
+        assert url not in arrays[-1]
+        assert target.runtime.store is not None
+        found = await target.runtime.store.search(next(iter_tenants(target)), "What is this")
+        assert any(url.encode() in original.body for original in found)
+
+
+def iter_tenants(target: RunningWeir) -> Any:
+    """The tenants of the conversations that Weir holds in memory."""
+    return (thread.branch.tenant for thread in target.runtime.planner.conversations._threads.values())

@@ -1,0 +1,295 @@
+"""Which conversation a request belongs to, seen from outside: what is forwarded, and in how many batches."""
+
+import asyncio
+import copy
+import json
+import sqlite3
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from tests.functional.harness import (
+    COUNTER,
+    TOOLS,
+    RunningWeir,
+    Talk,
+    answered,
+    arrays_of,
+    batches,
+    begins_with,
+    canonical,
+    opening,
+    prose,
+    tcp_tap,
+    weir,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """A Weir and the upstream behind it."""
+
+    simulator: RunningSimulator
+    target: RunningWeir
+    database: Path
+
+    def talk(self, model: str, *, seed: int, mark: str = "", start: list[dict[str, Any]] | None = None) -> Talk:
+        """A conversation whose requests can be told by their model."""
+        return Talk(self.target.client(), start or opening(), model=model, seed=seed, mark=mark)
+
+    def arrays(self, model: str) -> list[list[dict[str, Any]]]:
+        """What was forwarded for one model, all of it answered with 200."""
+        seen = answered(self.simulator, model)
+        assert {s.status for s in seen} == {200}
+        return arrays_of(seen)
+
+    def rows(self, query: str) -> list[Any]:
+        """What the database says, once everything is written."""
+        with sqlite3.connect(f"file:{self.database}?mode=ro", uri=True) as connection:
+            found = connection.execute(query).fetchall()
+        connection.close()
+        return found
+
+
+@pytest.fixture
+async def both(tmp_path: Path) -> AsyncIterator[Both]:
+    settings = SimulatorSettings(window=8192, summary_model="summariser")
+    async with (
+        serve_simulator(settings, counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser") as target,
+    ):
+        yield Both(simulator, target, tmp_path / "w.db")
+
+
+def names(talk: Talk) -> set[str]:
+    """The conversations that a talk's requests were counted to."""
+    return {h["x-weir-conversation"] for h in talk.headers}
+
+
+@pytest.mark.requirement("P1", "P2", "R.26")
+async def test_two_conversations_that_begin_alike_never_mix_and_cost_no_more_batches_than_alone(both: Both) -> None:
+    alone = both.talk("alone", seed=1, mark="zebra", start=opening(seed=40))
+    await alone.agent(24)
+    first, second = both.talk("first", seed=1, mark="zebra"), both.talk("second", seed=2, mark="gnu")
+    for _ in range(24):
+        await first.agent(1)
+        await second.agent(1)
+    one, two = both.arrays("first"), both.arrays("second")
+    assert len(one) == len(two) == 24
+    assert "gnu" not in json.dumps(one)
+    assert "zebra" not in json.dumps(two)
+    assert "zebra" in json.dumps(one)
+    allowed = batches(both.arrays("alone"))
+    assert 1 <= batches(one) <= allowed
+    assert 1 <= batches(two) <= allowed
+    assert len(names(first) | names(second)) <= 3
+
+
+@pytest.mark.requirement("P1", "P2", "R.25")
+async def test_a_rewound_conversation_keeps_its_edits_and_goes_on_without_another_batch(both: Both) -> None:
+    talk = both.talk("sim", seed=1)
+    await talk.agent(17)
+    assert talk.actions()[-1] != "none"
+    edited = both.arrays("sim")[-1]
+    sent = len(talk.messages) - 2
+    talk.messages = talk.messages[: sent - 6]
+    talk.seed = 9
+    talk.add_step()
+    await talk.agent(3)
+    after = both.arrays("sim")[17:]
+    assert begins_with(after[0], edited[:-6]), "what is left of the history was forwarded differently"
+    assert batches(after) == 0
+
+
+@pytest.mark.requirement("P1", "P2", "R.25")
+async def test_two_continuations_of_one_history_share_its_edits_and_not_their_contents(both: Both) -> None:
+    talk = both.talk("sim", seed=1)
+    await talk.agent(17)
+    edited = both.arrays("sim")[-1]
+    past = talk.messages[:-8]
+    forks = [both.talk(f"fork{n}", seed=20 + n, mark=mark, start=[*past]) for n, mark in enumerate(("zebra", "gnu"))]
+    for fork in forks:
+        fork.add_step()
+    for _ in range(8):
+        for fork in forks:
+            await fork.agent(1)
+    one, two = both.arrays("fork0"), both.arrays("fork1")
+    assert "gnu" not in json.dumps(one)
+    assert "zebra" not in json.dumps(two)
+    for arrays in (one, two):
+        assert begins_with(arrays[0], edited[: len(past) - 2])
+        assert batches(arrays) <= 1
+
+
+def respelled(messages: list[dict[str, Any]], turn: int) -> list[dict[str, Any]]:
+    """The same messages as another client, or the same one a turn later, would write them."""
+    made = copy.deepcopy(messages)
+    for index, message in enumerate(made):
+        if message["role"] == "assistant":
+            message["content"] = None if turn % 2 else ""
+            for call in message["tool_calls"]:
+                separators = (",", ":") if turn % 2 else (", ", ": ")
+                call["function"]["arguments"] = json.dumps(
+                    json.loads(call["function"]["arguments"]), separators=separators
+                )
+        elif (index + turn) % 2:
+            message["content"] = [{"type": "text", "text": message["content"]}]
+    last = made[-1]
+    text = last["content"] if isinstance(last["content"], str) else last["content"][0]["text"]
+    last["content"] = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]
+    return made
+
+
+@pytest.mark.requirement("P1", "P2", "P11")
+async def test_a_client_that_spells_its_history_differently_every_turn_stays_one_conversation(both: Both) -> None:
+    talk = both.talk("sim", seed=1)
+    for turn in range(24):
+        await talk.ask(respelled(talk.messages, turn), tools=TOOLS)
+        talk.add_step()
+    arrays = both.arrays("sim")
+    assert len(names(talk)) == 1
+    assert talk.actions()[-1] != "none"
+    assert batches(canonical(arrays)) <= 2  # type: ignore[arg-type]  # digests stand for messages
+
+
+@pytest.mark.requirement("P1", "P2")
+@pytest.mark.parametrize("moving_files", [False, True])
+async def test_a_client_that_rewrites_its_last_user_message_every_turn_keeps_its_edits(
+    moving_files: bool, both: Both
+) -> None:
+    """Aider puts rules behind the newest user message, and its files before it; both have moved a turn later."""
+    talk = both.talk("sim", seed=1, start=opening()[:1])
+    files = [
+        {"role": "user", "content": "I have added these files to the chat.\n" + prose(60, seed=77)},
+        {"role": "assistant", "content": "Ok, any changes I propose will be to those files."},
+    ]
+    tail = 3 if moving_files else 1
+    for _ in range(26):
+        talk.add_question()
+        *history, newest = talk.messages
+        sent = [
+            *history,
+            *(files if moving_files else []),
+            {**newest, "content": newest["content"] + "\n# Rules: be brief."},
+        ]
+        await talk.ask(sent)
+        talk.add_answer()
+    arrays = both.arrays("sim")
+    thrash = sum(new[: len(old) - tail] != old[:-tail] for old, new in zip(arrays, arrays[1:], strict=False))
+    assert talk.actions()[-1] != "none"
+    assert 1 <= thrash <= 3
+    assert len(names(talk)) <= 2, "nothing but the very first request shares no message with what follows"
+
+
+@pytest.mark.requirement("P1")
+async def test_title_requests_under_the_same_session_id_do_not_disturb_the_conversation(both: Both) -> None:
+    header = {"x-session-id": "ses_0001"}
+    talk = both.talk("sim", seed=1)
+    title = [{"role": "system", "content": "You write titles."}]
+    for _ in range(20):
+        await talk.ask(tools=TOOLS, extra_headers=header)
+        asked = [*title, talk.messages[1]]
+        await talk.ask(asked, model="title", max_tokens=32, extra_headers=header)
+        talk.add_step()
+    assert {len(a) for a in both.arrays("title")} == {2}
+    assert 1 <= batches(both.arrays("sim")) <= 2
+    assert names(talk) == {"ses_0001"}
+
+
+@pytest.mark.requirement("P1", "P2")
+async def test_the_same_body_sent_twice_is_forwarded_twice_alike_and_changes_nothing(both: Both) -> None:
+    talk = both.talk("sim", seed=1)
+    for _ in range(22):
+        await talk.ask(tools=TOOLS)
+        await talk.ask(tools=TOOLS)
+        talk.add_step()
+    seen = answered(both.simulator, "sim")
+    assert {s.status for s in seen} == {200}
+    assert all(first.body == again.body for first, again in zip(seen[::2], seen[1::2], strict=True))
+    assert 1 <= batches(arrays_of(seen)) <= 2
+
+
+@pytest.mark.requirement("P7", "P1", "R.26", "S.4", "S.5")
+async def test_two_tenants_with_the_same_conversation_share_no_row_and_no_connection(tmp_path: Path) -> None:
+    database = tmp_path / "w.db"
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        tcp_tap(simulator.port) as (port, connections),
+    ):
+        async with weir(f"http://127.0.0.1:{port}/v1", database) as target:
+            talks = [Talk(target.client(key), model=key, seed=1) for key in ("sk-one", "sk-two")]
+            for _ in range(17):
+                for talk in talks:
+                    await talk.agent(1)
+            async with httpx.AsyncClient(base_url=target.root) as http:
+                one, two = ({"authorization": f"Bearer {key}"} for key in ("sk-one", "sk-two"))
+                (mine,) = (await http.get("/weir/conversations", headers=one)).json()["data"]
+                (other,) = (await http.get("/weir/conversations", headers=two)).json()["data"]
+                assert mine["id"] != other["id"]
+                assert (await http.get(f"/weir/conversations/{mine['id']}", headers=two)).status_code == 404
+                third = await http.get("/weir/conversations", headers={"authorization": "Bearer sk-three"})
+                assert third.json()["data"] == []
+        arrays = [arrays_of(answered(simulator, key)) for key in ("sk-one", "sk-two")]
+        assert arrays[0] == arrays[1]
+        assert talks[0].actions()[-1] == talks[1].actions()[-1] != "none"
+        keys = [{key for key in (b"sk-one", b"sk-two") if key in sent} for sent in connections]
+    assert all(len(found) <= 1 for found in keys)
+    assert {b"sk-one"} in keys
+    assert {b"sk-two"} in keys
+    with sqlite3.connect(database) as connection:
+        tables = [t for (t,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            columns = [c[1] for c in connection.execute(f"PRAGMA table_info({table})")]
+            if "tenant" not in columns or table.startswith("sqlite_"):
+                continue
+            counts = connection.execute(f"SELECT tenant, count(*) FROM {table} GROUP BY tenant").fetchall()
+            assert len(counts) in (0, 2), table
+            assert len({n for _, n in counts}) <= 1, table
+    connection.close()
+    raw = database.read_bytes() + Path(f"{database}-wal").read_bytes() if Path(f"{database}-wal").exists() else b""
+    assert b"sk-one" not in raw
+
+
+@pytest.mark.requirement("P8", "P2", "R.24", "R.51")
+async def test_twenty_parallel_requests_at_the_trigger_make_one_batch_with_one_summary(both: Both) -> None:
+    talk = both.talk("sim", seed=1, start=opening()[:1])
+    talk.grow(13)
+    talk.add_question()
+    await talk.ask()
+    while talk.actions()[-1] == "none":
+        edge = [*talk.messages]
+        talk.add_answer()
+        talk.add_question()
+        await talk.ask()
+    # The request before was the last without an edit: a second conversation gets just as far, then 20 go at once.
+    both.simulator.forget()
+    twin = both.talk("twin", seed=1, start=[{"role": "system", "content": "Another."}, *copy.deepcopy(edge[1:])])
+    twin.messages[1]["content"] = "!" + twin.messages[1]["content"][1:]
+    await twin.ask()
+    assert twin.actions() == ["none"]
+    twin.turns = talk.turns - 1
+    twin.add_answer()
+    twin.add_question()
+    asked = [
+        twin.messages if n % 2 else [*twin.messages[:-1], {"role": "user", "content": prose(132, seed=n)}]
+        for n in range(20)
+    ]
+    await asyncio.gather(*(twin.ask(messages) for messages in asked))
+    arrays = both.arrays("twin")[1:]
+    assert len(arrays) == 20
+    assert twin.actions()[1:] == ["compact=1"] * 20
+    assert len({json.dumps(a[:-1]) for a in arrays}) == 1, "not all requests got the same batch"
+    assert len(answered(both.simulator, "summariser")) == 1
+    await both.target.runtime.settler.flush()
+    conversation = twin.headers[-1]["x-weir-conversation"]
+    versions = both.rows(
+        "SELECT b.version FROM branches b JOIN conversations c ON c.id = b.conversation AND c.tenant = b.tenant "
+        f"WHERE c.name = '{conversation}'"
+    )
+    assert versions == [(1,)]
