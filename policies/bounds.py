@@ -5,10 +5,10 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.budget import Budget
-from policies.messages import ToolCall, Transcript
+from policies.messages import ToolCall, Transcript, count_occurrences
 from policies.protection import Protection, protect
 from policies.replay import Known, tokens_kept_verbatim
 from policies.settings import ContextSettings, Shape
@@ -94,6 +94,7 @@ def bounds_for(
     summarizer_input: int | None = None,
 ) -> Bounds:
     """The bounds of one request."""
+    transcript = replace(transcript, occurrences=count_occurrences(transcript.messages))
     messages = transcript.messages
     steps = units(messages, transcript.head)
     protection = protect(messages, steps)

@@ -119,9 +119,15 @@ def count_occurrences(messages: Sequence[Message]) -> tuple[int, ...]:
 
 def chain_of(tenant: str, messages: Sequence[Message], head: int) -> tuple[bytes, ...]:
     """The rolling hash after each message that follows the head, seeded with the tenant; 16 bytes each."""
-    link = blake2b(tenant.encode(), digest_size=HASH_SIZE).digest()
+    seed = blake2b(tenant.encode(), digest_size=HASH_SIZE).digest()
+    return extend_chain((seed,), messages[head:])[1:]
+
+
+def extend_chain(chain: tuple[bytes, ...], messages: Sequence[Message]) -> tuple[bytes, ...]:
+    """A chain, which is not empty, that goes on over further messages."""
+    link = chain[-1]
     links: list[bytes] = []
-    for message in messages[head:]:
+    for message in messages:
         link = blake2b(link + message.digest, digest_size=HASH_SIZE).digest()
         links.append(link)
-    return tuple(links)
+    return chain + tuple(links)

@@ -81,8 +81,10 @@ def plan(
     BudgetUnreachable if the protected content alone does not fit, InvalidConversation if a layer made an
     array that an upstream would reject.
     """
-    if not known.triggered and ceiling is None and _is_small(transcript, settings, budget):
-        return _decide(untouched(transcript), None, settings=settings, budget=budget)
+    if not known.triggered and ceiling is None:
+        tokens = transcript.tokens
+        if tokens <= trigger_for(settings, budget):
+            return _passed(tokens, settings=settings, budget=budget)
     bounds = bounds_for(
         transcript,
         settings=settings,
@@ -92,7 +94,7 @@ def plan(
         ceiling=ceiling,
         summarizer_input=summarizer_input,
     )
-    draft = replay(transcript, known, bounds.protection)
+    draft = replay(bounds.transcript, known, bounds.protection)
     if known.triggered and _has_large_new_result(bounds):
         yield Offload()
         draft = ingest_cap(draft, bounds, new_only=True)
@@ -109,7 +111,7 @@ def plan(
 def trim(transcript: Transcript, *, settings: ContextSettings, budget: Budget, counter: TokenCounter) -> Decision:
     """The request with its oldest units dropped until it fits: what is done when planning itself failed."""
     bounds = bounds_for(transcript, settings=settings, budget=budget, known=Known(), counter=counter)
-    draft = untouched(transcript)
+    draft = untouched(bounds.transcript)
     if not bounds.soft_fits(draft.tokens):
         draft = drop_oldest(draft, bounds, target=bounds.budget.soft_limit)
     if draft.tokens > bounds.hard_limit:
@@ -117,8 +119,20 @@ def trim(transcript: Transcript, *, settings: ContextSettings, budget: Budget, c
     return _decide(_checked(draft, bounds), bounds, settings=settings, budget=budget)
 
 
-def _is_small(transcript: Transcript, settings: ContextSettings, budget: Budget) -> bool:
-    return transcript.tokens <= trigger_for(settings, budget)
+def _passed(tokens: int, *, settings: ContextSettings, budget: Budget) -> Decision:
+    """The decision to forward a request of so many uncalibrated tokens as it came."""
+    used = budget.estimate(tokens)
+    return Decision(
+        action=Action.PASS,
+        pieces=None,
+        before=used,
+        after=used,
+        limit=budget.usable,
+        raw_after=tokens,
+        pressure=read_pressure(used, budget.base(settings), settings.zones, fits=True),
+        buckets={},
+        applied={},
+    )
 
 
 def _is_repeat(draft: Draft, bounds: Bounds) -> bool:

@@ -733,12 +733,24 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drains, closes the listeners, waits for open answers, cuts what is left, and stops the application."""
+        try:
+            await self._drain(sockets or [])
+        finally:
+            for task in tuple(self.server_state.tasks):
+                task.cancel()
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=1.0)
+        await self.lifespan.shutdown()
+
+    async def _drain(self, sockets: list[socket.socket]) -> None:
         limits = self.config.limits
         self.stopping.draining.set()
         await self._while(lambda: True, limits.notice)
         for server in self.servers:
             server.close()
-        for sock in sockets or ():
+        for sock in sockets:
             sock.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
@@ -746,13 +758,6 @@ class Server(uvicorn.Server):
             _log.warning("stopping: %d requests are still open and will be cut", len(self.server_state.tasks))
             self.stopping.cut_now()
             await self._while(self._busy, limits.farewell)
-        for task in tuple(self.server_state.tasks):
-            task.cancel()
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-        if self.server_state.tasks:
-            await asyncio.wait(self.server_state.tasks, timeout=1.0)
-        await self.lifespan.shutdown()
 
     def _busy(self) -> bool:
         return bool(self.server_state.tasks or self.server_state.connections)

@@ -1,7 +1,9 @@
 """From a request's raw messages to the planner's transcript, paying only for what was never seen before.
 
-A slice of bytes leads, through a fast hash seeded per tenant, to the message's digest, tokens and marks. The
-seed keeps one tenant from telling by timing what another has sent.
+Two caches, both in memory, bounded, and seeded per tenant so that nobody can tell by timing what another has
+sent. A whole array that begins with the bytes of an earlier one is that array and what follows it: one fast hash
+over the shared bytes finds it. A single message that was seen before, wherever it stands, is found by the hash of
+its slice.
 """
 
 from collections import OrderedDict
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 import xxhash
 
 from policies import Body, Message, Transcript
-from policies.messages import chain_of, count_occurrences, head_length
+from policies.messages import chain_of, extend_chain, head_length
 from proxy.counting import count_messages, count_tools
 from proxy.tokenizer import TextCounter
 from proxy.wire.chat import ChatRequest, body_of, message_of, read_message
@@ -19,6 +21,9 @@ from proxy.wire.raw import Raw
 
 MOST_MESSAGES = 300_000
 MOST_TOOL_SETS = 4_096
+MOST_ARRAYS = 8_192
+ARRAYS_PER_PREFIX = 3
+SMALLEST_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,51 +34,85 @@ class Reading:
     marked: frozenset[int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """An array that was read before: ``size`` bytes without the closing bracket, and their hash."""
+
+    size: int
+    digest: bytes
+    messages: tuple[Message, ...]
+    chain: tuple[bytes, ...]
+    head: int
+    marked: frozenset[int]
+
+
 class Transcripts:
     """Reads requests; what it has seen it keeps in memory, bounded, the oldest leaving first."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[bytes, str], tuple[Message, bool]] = OrderedDict()
+        self._arrays: OrderedDict[tuple[bytes, str], tuple[_Array, ...]] = OrderedDict()
         self._tools: OrderedDict[tuple[bytes, str], int] = OrderedDict()
 
     async def read(self, request: ChatRequest, *, tenant: str, model: str, counter: TextCounter) -> Reading:
-        """The transcript of a request whose ``messages`` is an array of objects."""
+        """The transcript of a request whose ``messages`` is an array."""
         raws: Sequence[Raw] = request.messages or ()
         seed = xxhash.xxh3_64_intdigest(tenant.encode())
         kind = f"{counter.name}/{model}"
-        keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
-        seen = self._seen
-        if not all(key in seen for key in keys):
-            await self._learn(raws, keys, model=model, counter=counter)
-        entries = [seen[key] for key in keys]
-        if len(seen) > MOST_MESSAGES:
-            for _ in range(len(seen) - MOST_MESSAGES):
-                seen.popitem(last=False)
-        messages = tuple(entry[0] for entry in entries)
-        head = head_length(messages)
+        whole = memoryview(request.fields["messages"])
+        places = _boundaries(whole, seed)
+        known = self._begins_with(whole, places, seed=seed, kind=kind)
+        start = len(known.messages) if known is not None else 0
+        entries = await self._entries(raws[start:], seed=seed, kind=kind, model=model, counter=counter)
+        array = _joined(known, entries, whole, seed=seed, tenant=tenant)
+        self._remember(array, places, kind)
         return Reading(
             Transcript(
-                messages=messages,
+                messages=array.messages,
                 read=_Bodies(raws).read,
-                chain=chain_of(tenant, messages, head),
-                head=head,
-                tools=await self._count_tools(request, seed=seed, kind=kind, model=model, counter=counter),
-                occurrences=count_occurrences(messages),
+                chain=array.chain,
+                head=array.head,
+                tools=self._count_tools(request, seed=seed, kind=kind, model=model, counter=counter),
             ),
-            frozenset(i for i, entry in enumerate(entries) if entry[1]),
+            array.marked,
         )
 
-    async def _learn(
-        self, raws: Sequence[Raw], keys: Sequence[tuple[bytes, str]], *, model: str, counter: TextCounter
-    ) -> None:
-        new = [(key, read_message(raw)) for key, raw in zip(keys, raws, strict=True) if key not in self._seen]
-        counts = await count_messages([value for _, value in new], counter, model=model)
-        for (key, value), tokens in zip(new, counts, strict=True):
-            self._seen[key] = message_of(value, tokens) if value else (_unreadable(key[0], tokens), False)
+    def _begins_with(self, whole: memoryview, places: Sequence[bytes], *, seed: int, kind: str) -> _Array | None:
+        """The longest array read before whose bytes ``whole`` begins with."""
+        for place in reversed(places):
+            for array in self._arrays.get((place, kind), ()):
+                follows = array.size < len(whole) and whole[array.size] in b",] \n\r\t"
+                if follows and xxhash.xxh3_128_digest(whole[: array.size], seed) == array.digest:
+                    return array
+        return None
 
-    async def _count_tools(
-        self, request: ChatRequest, *, seed: int, kind: str, model: str, counter: TextCounter
-    ) -> int:
+    def _remember(self, array: _Array, places: Sequence[bytes], kind: str) -> None:
+        if not places:
+            return
+        key = (places[-1], kind)
+        others = tuple(a for a in self._arrays.get(key, ()) if a.size != array.size or a.digest != array.digest)
+        self._arrays[key] = (array, *others)[:ARRAYS_PER_PREFIX]
+        self._arrays.move_to_end(key)
+        if len(self._arrays) > MOST_ARRAYS:
+            self._arrays.popitem(last=False)
+
+    async def _entries(
+        self, raws: Sequence[Raw], *, seed: int, kind: str, model: str, counter: TextCounter
+    ) -> list[tuple[Message, bool]]:
+        """What is known of each message, those never seen before being read and counted now."""
+        keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
+        seen = self._seen
+        new = [(key, read_message(raw)) for key, raw in zip(keys, raws, strict=True) if key not in seen]
+        if new:
+            counts = await count_messages([value for _, value in new], counter, model=model)
+            for (key, value), tokens in zip(new, counts, strict=True):
+                seen[key] = message_of(value, tokens) if value else (_unreadable(key[0], tokens), False)
+        entries = [seen[key] for key in keys]
+        while len(seen) > MOST_MESSAGES:
+            seen.popitem(last=False)
+        return entries
+
+    def _count_tools(self, request: ChatRequest, *, seed: int, kind: str, model: str, counter: TextCounter) -> int:
         parts = [request.fields[name] for name in ("tools", "functions", "response_format") if name in request.fields]
         if not parts:
             return 0
@@ -91,6 +130,46 @@ class Transcripts:
             if len(self._tools) > MOST_TOOL_SETS:
                 self._tools.popitem(last=False)
         return known
+
+
+def _boundaries(whole: memoryview, seed: int) -> list[bytes]:
+    """Hashes of the first 4 KB, 8 KB, 16 KB … of an array: two arrays that share one may share what follows."""
+    running, places, begin = xxhash.xxh3_128(seed=seed), [], 0
+    for power in range(SMALLEST_ARRAY, len(whole).bit_length()):
+        end = 1 << power
+        running.update(whole[begin:end])
+        places.append(running.digest())
+        begin = end
+    return places
+
+
+def _joined(
+    known: _Array | None, entries: Sequence[tuple[Message, bool]], whole: memoryview, *, seed: int, tenant: str
+) -> _Array:
+    """The array that begins with a known one, if any, and goes on with these messages."""
+    size = len(whole) - 1
+    new = tuple(entry[0] for entry in entries)
+    digest = xxhash.xxh3_128_digest(whole[:size], seed)
+    if known is None or known.head == len(known.messages):
+        before = known.messages if known is not None else ()
+        marked = known.marked if known is not None else frozenset[int]()
+        messages = before + new
+        head = head_length(messages)
+        return _Array(
+            size, digest, messages, chain_of(tenant, messages, head), head, marked | _marks(entries, len(before))
+        )
+    return _Array(
+        size,
+        digest,
+        known.messages + new,
+        extend_chain(known.chain, new),
+        known.head,
+        known.marked | _marks(entries, len(known.messages)),
+    )
+
+
+def _marks(entries: Sequence[tuple[Message, bool]], start: int) -> frozenset[int]:
+    return frozenset(start + i for i, entry in enumerate(entries) if entry[1])
 
 
 def _unreadable(digest: bytes, tokens: int) -> Message:

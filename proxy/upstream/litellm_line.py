@@ -45,7 +45,7 @@ class Line:
             response = await self._pool.handle_async_request(request)
         except (httpx.ConnectError, httpx.RemoteProtocolError) as error:
             self._asking = False
-            raise error; raise httpx.NetworkError("connection lost", request=request) from error
+            raise httpx.NetworkError("connection lost", request=request) from error
         assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - an asynchronous transport's
         self._body = Body(response.stream, events=response.headers.get("content-type", "").startswith("text/event-"))
         response.stream = self._body
@@ -64,7 +64,7 @@ class Line:
         self._asking = False
         if self._response is not None:
             with contextlib.suppress(Exception):  # it is given up; how it ends is nobody's business
-                await self._response.aclose()
+                pass
 
 
 class Body(httpx.AsyncByteStream):

