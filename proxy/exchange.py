@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, MutableMapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from policies import ContextSettings, Mode, Reply, Summarize, Summary
@@ -26,6 +26,7 @@ from proxy.errors import (
     UpstreamUnreachable,
 )
 from proxy.intake import ClientGone, Receive, read_body, while_connected
+from proxy.keys import credentials_in
 from proxy.planning import Job, Planned
 from proxy.relay import MOST_WHOLE, Cut, Opening, Send, is_stream, open_stream, relay_stream, relay_whole
 from proxy.runtime import Runtime
@@ -114,7 +115,7 @@ class Exchange:
         runtime = self.runtime
         if came_through(headers, runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
-        caller = runtime.keyring.identify({n.decode("latin-1"): v.decode("latin-1") for n, v in headers})
+        caller = runtime.keyring.identify(credentials_in(headers))
         request = parse_chat(body)
         outcome.request, outcome.caller = request, caller
         caller.require(request.model)
@@ -244,21 +245,19 @@ class Call:
         """The policy of this request: the key's, or the one that its headers ask for where the key allows it."""
         config, caller = self.runtime.config, self.caller
         sent = dict(self.headers)
-        name = caller.policy or config.default_policy
-        if "policy" in caller.allow and b"x-weir-policy" in sent:
+        name, mode = caller.policy or config.default_policy, None
+        if b"x-weir-policy" in sent and "policy" in caller.allow:
             name = sent[b"x-weir-policy"].decode("latin-1").strip()
+        if b"x-weir-mode" in sent and "mode" in caller.allow:
+            try:
+                mode = Mode(sent[b"x-weir-mode"].decode("latin-1").strip().lower())
+            except ValueError:
+                raise InvalidRequest("x-weir-mode must be enforce, observe or off.") from None
         try:
-            settings = config.policy(name)
+            return self.runtime.policy(name, mode)
         except KeyError:
             known = ", ".join(sorted(config.policies))
             raise InvalidRequest(f"There is no policy {name[:80]!r}; there are: {known}.") from None
-        if "mode" in caller.allow and b"x-weir-mode" in sent:
-            asked = sent[b"x-weir-mode"].decode("latin-1").strip().lower()
-            try:
-                settings = replace(settings, mode=Mode(asked))
-            except ValueError:
-                raise InvalidRequest("x-weir-mode must be enforce, observe or off.") from None
-        return settings
 
     async def send(self, planned: Planned) -> Received:
         """The answer to relay. Asks again with less, at most twice, where the upstream says that it does not fit."""
@@ -344,6 +343,9 @@ class Call:
                 return Received(answer, chunks=chunks), NONE
             try:
                 opening = await open_stream(chunks)
+            except StreamBroken as error:
+                answer.close()
+                raise UpstreamUnreachable(str(error)) from None
             except BaseException:
                 answer.close()
                 raise

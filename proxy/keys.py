@@ -6,7 +6,7 @@ secret. Keys made by Weir are 256 random bits, so a slow hash would protect noth
 
 import hmac
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,7 @@ from proxy.store.records import KeyRow
 
 PREFIX = "weir-sk-"
 _REMEMBERED = 4096
+_CREDENTIAL_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _LONGEST = 1024
 _TENANT_DIGITS = 32
 _ALL = frozenset({"policy", "mode"})
@@ -43,6 +44,11 @@ def presented(headers: Mapping[str, str]) -> str:
         scheme, _, token = authorization.partition(" ")
         return token.strip() if scheme.lower() == "bearer" else authorization
     return (headers.get("x-api-key") or headers.get("api-key") or "").strip()
+
+
+def credentials_in(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The headers that :func:`presented` looks at, decoded."""
+    return {n.decode("latin-1"): v.decode("latin-1") for n, v in headers if n in _CREDENTIAL_HEADERS}
 
 
 def same_secret(given: str, expected: str | None) -> bool:

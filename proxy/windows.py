@@ -24,6 +24,8 @@ from proxy.upstream.probe import Fetch, Probe
 MOST_SCOPES = 10_000
 SMALLEST_SAMPLE = 400  # under it a template's fixed preamble outweighs the text
 LAST_RESORT_FLOOR = 16_384
+HELD_FOR = 2.0
+WORTH_A_WRITE = 0.002  # a change of the ratio
 UNKNOWN_WINDOW = 128_000  # four times 32K, the usual output limit
 KNOWN_HOSTS = (".openai.com", ".azure.com", ".anthropic.com", ".googleapis.com", ".mistral.ai", ".x.ai")
 UNSURE = frozenset({"last_resort", "unknown"})
@@ -36,6 +38,16 @@ class Belief:
     budget: Budget
     facts: ModelFacts
     scope: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A belief and how long it stands; the settings are held so that their identity stays theirs."""
+
+    belief: Belief
+    settings: ContextSettings
+    revision: int
+    until: float
 
 
 def account_of(upstream: UpstreamSettings, caller: Caller) -> str:
@@ -64,6 +76,8 @@ class Windows:
         self._calibrations: OrderedDict[str, Calibration] = OrderedDict()
         self._unsaved: dict[str, Calibration] = {}
         self._learned: dict[str, LimitRow] = {}
+        self._held: dict[tuple[object, ...], _Held] = {}
+        self._revision = 0
 
     def restore(self, rows: list[CalibrationRow]) -> None:
         """Take over calibrations that were stored."""
@@ -84,7 +98,33 @@ class Windows:
         max_tokens: int | None,
         exact: bool = True,
     ) -> Belief:
-        """The budget of one request. Asks the upstream for its window where nobody else knows it."""
+        """The budget of one request. Asks the upstream for its window where nobody else knows it.
+
+        What was believed a moment ago is believed again, unless something was learned since.
+        """
+        key = (model, max_tokens, id(settings), upstream.name, caller.credential, exact)
+        held = self._held.get(key)
+        now = self._clock()
+        if held is not None and held.revision == self._revision and held.until > now:
+            return held.belief
+        belief = await self._believe(
+            model, settings=settings, upstream=upstream, caller=caller, max_tokens=max_tokens, exact=exact
+        )
+        if len(self._held) >= MOST_SCOPES:
+            self._held.clear()
+        self._held[key] = _Held(belief, settings, self._revision, now + HELD_FOR)
+        return belief
+
+    async def _believe(
+        self,
+        model: str,
+        *,
+        settings: ContextSettings,
+        upstream: UpstreamSettings,
+        caller: Caller,
+        max_tokens: int | None,
+        exact: bool,
+    ) -> Belief:
         scope = self.scope(model, upstream=upstream, caller=caller)
         learned = self._limits.get(scope, now=self._clock())
         facts = await self._facts(model, settings, upstream, caller, learned, max_tokens)
@@ -133,6 +173,7 @@ class Windows:
 
     def learn(self, scope: str, limit: int) -> None:
         """Remember a window that the upstream named in an error."""
+        self._revision += 1
         row = self._limits.learn(scope, limit, now=self._clock())
         if row is not None:
             self._learned[scope] = row
@@ -145,7 +186,9 @@ class Windows:
         after = before.observe(estimated, reported)
         self._calibrations[scope] = after
         self._calibrations.move_to_end(scope)
-        if abs(after.ratio - before.ratio) > 0.005 or after.samples <= 3:
+        moved = abs(after.ratio - before.ratio) > WORTH_A_WRITE
+        if moved or after.is_calibrated != before.is_calibrated or after.samples <= 1:
+            self._revision += 1
             self._unsaved[scope] = after
         if len(self._calibrations) > MOST_SCOPES:
             self._calibrations.popitem(last=False)

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote
 
 from proxy.errors import InvalidAPIKey, NotFound, ProxyError
 from proxy.intake import Receive
-from proxy.keys import presented, same_secret
+from proxy.keys import credentials_in, presented, same_secret
 from proxy.relay import Send
 from proxy.routes.respond import respond, respond_error, respond_json
 from proxy.runtime import Runtime
@@ -65,7 +65,7 @@ class Management:
 
     def _tenant(self, scope: MutableMapping[str, Any]) -> str | None:
         """The tenant that asks, None for the operator with the admin token."""
-        headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"]}
+        headers = credentials_in(scope["headers"])
         token = self._runtime.config.admin_token
         if token is not None and same_secret(presented(headers), token.get_secret_value()):
             return None

@@ -64,7 +64,7 @@ class Line:
         self._asking = False
         if self._response is not None:
             with contextlib.suppress(Exception):  # it is given up; how it ends is nobody's business
-                pass
+                await self._response.aclose()
 
 
 class Body(httpx.AsyncByteStream):

@@ -50,7 +50,7 @@ NOT_SEMANTIC = frozenset(
 class ChatRequest:
     """One request as it came: ``fields`` are raw slices of ``body``, ``messages`` raw slices of that field.
 
-    ``messages`` is None where the request has no array of objects there; such a request is relayed untouched.
+    ``messages`` is None where the request has no array there; such a request is relayed untouched.
     """
 
     body: bytes

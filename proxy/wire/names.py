@@ -35,7 +35,12 @@ def name_from(headers: Sequence[tuple[bytes, bytes]], fields: Mapping[str, Raw])
         if name in sent and (found := _valid(sent[name])):
             return found
     for name, value in headers:
-        if _SESSION_HEADER.fullmatch(name) and name not in _NOT_A_SESSION and (found := _valid(value)):
+        if (
+            name.endswith(b"-session-id")
+            and _SESSION_HEADER.fullmatch(name)
+            and name not in _NOT_A_SESSION
+            and (found := _valid(value))
+        ):
             return found
     return _from_body(fields) or _from_codex(sent) or _from_baggage(sent.get(b"baggage", b""))
 
@@ -85,6 +90,8 @@ def _from_codex(sent: Mapping[bytes, bytes]) -> str | None:
 
 
 def _from_baggage(baggage: bytes) -> str | None:
+    if not baggage:
+        return None
     entries = dict(e.split("=", 1) for e in baggage[:8192].decode("latin-1").split(",") if "=" in e)
     members = {k.strip(): unquote(v.split(";", 1)[0].strip()) for k, v in entries.items()}
     return next((found for key in _BAGGAGE_KEYS if (found := _valid(members.get(key)))), None)

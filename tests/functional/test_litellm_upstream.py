@@ -124,7 +124,6 @@ async def test_a_stream_reaches_the_client_in_pieces_with_its_usage(tmp_path):
     assert len(chunks) > 10
 
 
-@pytest.mark.requirement("S.7")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_conversation_far_larger_than_the_window_is_answered_at_every_step(tmp_path, stream):
     async with chain(tmp_path) as there:
@@ -151,7 +150,6 @@ async def test_a_conversation_far_larger_than_the_window_is_answered_at_every_st
     assert not any("retry" in actions for actions in acted)
 
 
-@pytest.mark.requirement("P6")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_overflow_that_weir_did_not_expect_is_replayed_with_less(tmp_path, stream):
     async with chain(tmp_path, believed=100_000) as there:

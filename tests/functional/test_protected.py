@@ -73,7 +73,7 @@ async def test_what_is_protected_is_forwarded_byte_for_byte_through_ten_compacti
                 messages += [kept[-1], {"role": "assistant", "content": "I shall keep it."}]
             messages.append({"role": "user", "content": prose(70, seed=5_000 + number)})
             messages += parallel_step(number)
-            if number >= 10:
+            if number % 3 == 0 and number >= 9:
                 await client.chat.completions.create(model="sim", messages=messages, max_tokens=512, tools=TOOLS)
                 forwarded = answered(simulator)[-1]
                 array = raw_messages(forwarded.body)

@@ -438,7 +438,7 @@ async def test_a_port_where_nobody_listens_is_unreachable(stream):
 
 
 @contextlib.asynccontextmanager
-async def raw(answer: bytes | None) -> AsyncIterator[tuple[Provider, list[bytes]]]:
+async def raw(answer: bytes | None, name: str = "anthropic") -> AsyncIterator[tuple[Provider, list[bytes]]]:
     """A server that reads a request and sends ``answer``, or resets the connection for None."""
     asked: list[bytes] = []
 
@@ -455,12 +455,18 @@ async def raw(answer: bytes | None) -> AsyncIterator[tuple[Provider, list[bytes]
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    provider = providers_for([settings(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")])["claude"]
+    origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    provider = providers_for([settings(origin, provider=name)])["claude"]
     try:
         yield provider, asked
     finally:
         await provider.close()
         server.close()
+
+
+def response(status: int, body: bytes, kind: str = "application/json") -> bytes:
+    head = f"HTTP/1.1 {status} Status\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -476,8 +482,7 @@ async def test_a_request_that_may_have_been_counted_is_not_sent_again(answer, st
 async def test_an_error_that_repeats_the_key_is_told_without_it(stream):
     text = f"bad key {KEY} at https://api.example/v1/m?key={KEY}&alt=sse, sorry"
     body = json.dumps({"type": "error", "error": {"type": "authentication_error", "message": text}}).encode()
-    head = f"HTTP/1.1 401 Unauthorized\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    async with raw(head.encode() + body) as (provider, _):
+    async with raw(response(401, body)) as (provider, _):
         status, error, _ = await told(provider, "claude-sim", stream=stream)
     assert status == 401
     assert error["message"] == "bad key *** at https://api.example/v1/m sorry"
@@ -614,3 +619,54 @@ async def test_nothing_is_printed_or_logged(capfd, caplog):
     assert {record.name for record in caplog.records} <= {"uvicorn.error"}, "the simulator's own server"
     assert "litellm" not in (out + err).lower()
     assert KEY not in out + err
+
+
+GEMINI = {
+    "candidates": [{"content": {"parts": [{"text": SPOKEN}], "role": "model"}, "finishReason": "STOP", "index": 0}],
+    "usageMetadata": {
+        "promptTokenCount": 9,
+        "candidatesTokenCount": 2,
+        "totalTokenCount": 11,
+        "cachedContentTokenCount": 4,
+    },
+}
+
+
+async def test_another_provider_of_its_own_protocol_is_answered_in_openais_shape_too():
+    body = json.dumps(GEMINI).encode()
+    async with raw(response(200, body), "gemini") as (provider, asked):
+        completion = json.loads(await (await ask(provider)).read())
+        assert asked[0].startswith(b"POST /models/claude-sim:generateContent")
+    assert completion["choices"][0]["message"]["content"] == SPOKEN
+    assert completion["usage"]["prompt_tokens"] == 9
+    assert completion["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
+    async with raw(response(200, b"data: " + body + b"\r\n\r\n", "text/event-stream"), "gemini") as (provider, _):
+        assert text_of(await events(await ask(provider, stream=True))) == SPOKEN
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_its_overflow_has_the_status_of_an_error_even_for_a_stream(stream):
+    text = "The input token count (1048577) exceeds the maximum number of tokens allowed (1048576)."
+    body = json.dumps({"error": {"code": 400, "message": text, "status": "INVALID_ARGUMENT"}}).encode()
+    async with raw(response(400, body), "gemini") as (provider, _):
+        answer = await ask(provider, stream=stream)
+        verdict = classify(answer.status, await answer.read())
+    assert (answer.status, verdict.kind) == (400, Kind.CONTEXT)
+    assert (verdict.limit, verdict.prompt) == (1_048_576, 1_048_577)
+
+
+async def test_a_provider_with_openais_protocol_gets_the_fields_that_litellm_does_not_know_as_they_are():
+    async with serve_simulator(SimulatorSettings(answers=(SPOKEN,)), counter=Words()) as running:
+        provider = providers_for([settings(running.base_url, provider="hosted_vllm")])["claude"]
+        extra = {"shape_of_2031": {"deep": [1]}, "metadata": {"k": "v"}, "api_base": "http://127.0.0.1:9"}
+        whole = json.loads(await (await ask(provider, **extra)).read())
+        found = await events(await ask(provider, stream=True))
+        sent = json.loads(running.ledger[0].body)
+        refused = await ask(provider, "fault:429:7", stream=True)
+        assert dict(refused.headers)[b"retry-after"] == b"7"
+        with pytest.raises(StreamBroken):
+            await events(await ask(provider, "fault:end_early:3", stream=True))
+        await provider.close()
+    assert whole["choices"][0]["message"]["content"] == text_of(found) == SPOKEN
+    assert {name: sent[name] for name in extra} == extra
+    assert refused.status == 429
