@@ -149,6 +149,8 @@ class Connection(asyncio.Protocol):
             tally.fail(f"status {status.decode()}: {body[:200].decode('utf-8', 'replace')}")
         elif body != self._request.expected:
             tally.fail(f"another body than expected, {len(body)} bytes: {body[:200].decode('utf-8', 'replace')}")
+        elif _field(self._head, b"x-weir-actions") not in (b"", b"none"):
+            tally.fail(f"something was done to it: {_field(self._head, b'x-weir-actions').decode()}")
         elif not tally.seen:
             tally.seen.update(
                 (name.decode(), value.strip().decode())

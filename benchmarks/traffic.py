@@ -190,8 +190,11 @@ class _Chats:
 
 
 def _line(rng: random.Random) -> str:
-    """Some words, without anything that JSON would escape."""
-    return f"{rng.choice(_WORDS)}_{rng.randrange(1000)}: " + " ".join(rng.choices(_WORDS, k=14))
+    """Some words and identifiers, about four bytes a token, without anything that JSON would escape."""
+    words = rng.choices(_WORDS, k=12)
+    words[3] = f"{words[3]}_{words[4]}={rng.getrandbits(20):05x}"
+    words[9] = f"({rng.randrange(10_000)},"
+    return f"src/{words[0]}/{words[1]}.py:{rng.randrange(1000)}: " + " ".join(words)
 
 
 def _message(role: str, text: str) -> bytes:

@@ -30,7 +30,7 @@ from proxy.routes.passthrough import Passthrough
 from proxy.routes.respond import respond_error
 from proxy.runtime import Runtime
 from proxy.settle import Settler
-from proxy.store import Store, StoreError, StoreUnavailable
+from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
 from proxy.summarizer import Summarizer
 from proxy.telemetry import Telemetry
@@ -169,13 +169,9 @@ async def running(
             runtime.tokenizer.close()
 
 
-async def _open_store(config: Config) -> Store | None:
-    """The store, or None if it cannot be used now: then state lives in memory, and Weir says so."""
-    try:
-        store = await Store.open(config.store.url, content=config.store.content, shared=config.listen.workers > 1)
-    except StoreUnavailable as error:
-        log.error("the store cannot be opened; conversations are kept in memory only: %s", error)
-        return None
+async def _open_store(config: Config) -> Store:
+    """The store. Raises StoreError if it cannot be used: a Weir that would forget everything does not start."""
+    store = await Store.open(config.store.url, content=config.store.content, shared=config.listen.workers > 1)
     for notice in store.notices:
         log.warning("%s", notice)
     return store

@@ -32,6 +32,7 @@ class Settler:
         self._changes: deque[Change] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
         self._failing = False
 
     @property
@@ -58,6 +59,10 @@ class Settler:
         self._changes.append(change)
         self._wake.set()
 
+    def holds(self, branch: str) -> bool:
+        """Whether changes of a branch wait: a later one has to wait behind them."""
+        return any(change.branch == branch for change in self._changes)
+
     def original(self, tenant: str, ref: str) -> bytes | None:
         """The original of a removed message among the changes that wait, None if it is not there."""
         for change in self._changes:
@@ -71,9 +76,10 @@ class Settler:
         """Write what waits now; what cannot be written goes on waiting."""
         if self._store is None:
             return
-        while self._changes or self._rows:
-            if not await self._write():
-                return
+        async with self._writing:
+            while self._changes or self._rows:
+                if not await self._write():
+                    return
 
     async def close(self) -> None:
         """Stop, having written what can be written."""

@@ -1,8 +1,10 @@
 """``weir serve``: the proxy."""
 
+import asyncio
 import contextlib
 import importlib.metadata
 import logging
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,10 +15,11 @@ import click
 from proxy.app import create_app
 from proxy.cli import Failure
 from proxy.cli.config import config_option, loaded
-from proxy.config import Config, Flags, environment, hand_down, handed_down
+from proxy.config import Config, Flags, environment, hand_down, handed_down, masked_url
 from proxy.server import App, ServerLimits, run
 from proxy.simulator.serving import run_simulator
 from proxy.simulator.settings import SimulatorSettings
+from proxy.store import Store, StoreError
 from proxy.telemetry import QueuedLog, Telemetry, TelemetrySettings
 from proxy.tokenizer import Tokenizer
 from proxy.upstream.providers import providers_for
@@ -35,7 +38,9 @@ SIMULATED_WINDOW = 8192
 @click.option("--policy", help="The default policy; 'off' relays everything.")
 @click.option("--store", metavar="URL", help="The database, e.g. sqlite+aiosqlite:///weir.db.")
 @click.option("--summarizer", metavar="MODEL", help="Model that writes summaries; 'same' for the request's own.")
-@click.option("--log-format", type=click.Choice(["line", "json"]), default="line", show_default=True, help="Log lines.")
+@click.option(
+    "--log-format", type=click.Choice(["line", "json"]), default="line", show_default=True, help="Form of the log."
+)
 def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     """Start the proxy.
 
@@ -48,44 +53,37 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     """
     flags = Flags(**values)  # type: ignore[arg-type]  # the options above, by the same names
     config = loaded(path, flags)
-    with _logging(log_format), _upstream(config) as effective:
-        _announce(effective)
-        code = _run(effective, path, flags)
+    tokenizer = Tokenizer(cache_dir=_vocabularies())
+    with _logging(log_format), _listening(config) as listener, _upstream(config, tokenizer) as effective:
+        _check_store(effective)
+        _announce(effective, listener.getsockname()[1])
+        code = _run(effective, path, flags, tokenizer, listener)
     if code:
-        raise Failure(f"the proxy could not be started on {config.listen.host}:{config.listen.port}")
+        raise Failure("the proxy could not be started; the log above says why")
 
 
 def worker_app() -> App:
     """The application of one of several processes, configured as the command that started them."""
     path, flags = handed_down(environment())
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
-    return _app(loaded(path, flags), path, flags)
+    return _app(loaded(path, flags), path, flags, Tokenizer(cache_dir=_vocabularies()))
 
 
-def _run(config: Config, path: Path | None, flags: Flags) -> int:
-    listen = config.listen
-    if listen.workers > 1:
-        hand_down(
-            path, replace(flags, upstream=flags.upstream or _only_base(config) if config.simulate else flags.upstream)
-        )
-        app: App | str = "proxy.cli.serve:worker_app"
-    else:
-        app = _app(config, path, flags)
+def _run(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer, listener: socket.socket) -> int:
+    several = config.listen.workers > 1
+    if several:
+        simulated = next(iter(config.upstreams.values())).base_url if config.simulate else flags.upstream
+        hand_down(path, replace(flags, upstream=simulated, window=config.window))
     return run(
-        app,
-        host=listen.host,
-        port=listen.port,
+        "proxy.cli.serve:worker_app" if several else _app(config, path, flags, tokenizer),
+        sockets=[listener],
         limits=_limits(config),
-        workers=listen.workers,
-        factory=listen.workers > 1,
+        workers=config.listen.workers,
+        factory=several,
     )
 
 
-def _only_base(config: Config) -> str | None:
-    return next((u.base_url for u in config.upstreams.values()), None)
-
-
-def _app(config: Config, path: Path | None, flags: Flags) -> App:
+def _app(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer) -> App:
     telemetry = Telemetry.create(
         TelemetrySettings(
             service_name=config.telemetry.service_name,
@@ -95,14 +93,45 @@ def _app(config: Config, path: Path | None, flags: Flags) -> App:
             environment=environment(),
         )
     )
-    cache = environment().get("TIKTOKEN_CACHE_DIR")
     return create_app(
         config,
         telemetry=telemetry,
-        tokenizer=Tokenizer(cache_dir=Path(cache) if cache else None),
+        tokenizer=tokenizer,
         providers=providers_for(config.upstreams.values()),
-        reload=lambda: loaded(path, flags),
+        reload=None if config.simulate else lambda: loaded(path, flags),
     )
+
+
+def _vocabularies() -> Path | None:
+    """Where the user keeps tiktoken's files, if anywhere."""
+    cache = environment().get("TIKTOKEN_CACHE_DIR")
+    return Path(cache) if cache else None
+
+
+@contextlib.contextmanager
+def _listening(config: Config) -> Iterator[socket.socket]:
+    """A socket that is bound before anything is announced, so that the announced port is the true one."""
+    host, port = config.listen.host, config.listen.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
+    except OSError as error:
+        raise Failure(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    with listener:
+        yield listener
+
+
+def _check_store(config: Config) -> None:
+    """Open the store once, so that what is wrong with it is said before anybody connects."""
+
+    async def check() -> None:
+        store = await Store.open(config.store.url, content=config.store.content, shared=config.listen.workers > 1)
+        await store.close()
+
+    try:
+        asyncio.run(check())
+    except StoreError as error:
+        raise Failure(f"the store {masked_url(config.store.url)} cannot be used: {error}") from error
 
 
 def _limits(config: Config) -> ServerLimits:
@@ -120,13 +149,13 @@ def _limits(config: Config) -> ServerLimits:
 
 
 @contextlib.contextmanager
-def _upstream(config: Config) -> Iterator[Config]:
+def _upstream(config: Config, tokenizer: Tokenizer) -> Iterator[Config]:
     """The configuration, with the simulator running behind it where nothing names an upstream."""
     if not config.simulate:
         yield config
         return
     settings = SimulatorSettings(window=config.window or SIMULATED_WINDOW)
-    with run_simulator(settings, counter=Tokenizer().counter("o200k_base")) as running:
+    with run_simulator(settings, counter=tokenizer.counter("o200k_base")) as running:
         yield replace(config.with_upstream(running.base_url), simulate=True, window=settings.window)
 
 
@@ -144,13 +173,15 @@ def _logging(form: str) -> Iterator[None]:
         handler.stop()
 
 
-def _announce(config: Config) -> None:
-    listen = config.listen
-    where = ", ".join(f"{u.name} ({u.base_url or u.provider})" for u in config.upstreams.values())
-    click.echo(f"Weir on http://{listen.host}:{listen.port}/v1 in front of {where}", err=True)
+def _announce(config: Config, port: int) -> None:
+    base = f"http://{config.listen.host}:{port}/v1"
     if config.simulate:
-        click.echo("No upstream is configured: this is the built-in simulator. --upstream URL changes that.", err=True)
-    click.echo(f"  policy {config.default_policy}, keys: {config.auth.mode}, store {config.store.url}", err=True)
-    click.echo(f"  export OPENAI_BASE_URL=http://{listen.host}:{listen.port}/v1", err=True)
+        where = f"the built-in simulator (window {config.window} tokens); --upstream URL changes that"
+    else:
+        where = ", ".join(f"{u.name} ({u.base_url or u.provider})" for u in config.upstreams.values())
+    click.echo(f"Weir on {base} in front of {where}", err=True)
+    store = masked_url(config.store.url)
+    click.echo(f"  policy {config.default_policy}, keys: {config.auth.mode}, store {store}", err=True)
+    click.echo(f"  export OPENAI_BASE_URL={base}", err=True)
     for warning in config.warnings:
         click.echo(f"  warning: {warning}", err=True)

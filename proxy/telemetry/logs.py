@@ -81,7 +81,9 @@ class ExchangeLine:
     @property
     def percent(self) -> float:
         """The client's tokens as a percentage of the usable window, one decimal; 148,000 of 168,000 is 88.1."""
-        return round(100 * self.tokens_before / self.usable, 1) if self.usable > 0 else 100.0
+        if self.usable <= 0:
+            return 100.0 if self.tokens_before else 0.0
+        return round(100 * self.tokens_before / self.usable, 1)
 
     def text(self) -> str:
         """The line in key=value form, starting with ``ctx``; a value with blanks or quotes is a JSON string."""

@@ -29,7 +29,7 @@ from tests.functional.harness import (
     weir,
 )
 
-BEFORE, DURING, AFTER = 12, 6, 3
+BEFORE, DURING, AFTER = 12, 4, 2
 
 
 @contextmanager
@@ -122,7 +122,7 @@ async def test_edits_are_made_and_replayed_while_the_database_cannot_be_written_
             await talk.agent(DURING)
             assert "evict=" in talk.actions()[-1]
             assert "degraded=store" in talk.actions()[-1]
-            assert await metric(target.root, 'weir_degraded_total{reason="store"}')
+            assert await metric(target.root, 'weir_degraded_total{weir_reason="store"}')
             assert [r for r in caplog.records if r.levelno >= logging.ERROR and "store" in r.getMessage()]
             assert batches(arrays()) == 1
         edited = arrays()[-1]
@@ -141,6 +141,10 @@ async def test_edits_are_made_and_replayed_while_the_database_cannot_be_written_
         assert begins_with(arrays()[-1], edited)
 
 
+async def failing(target: RunningWeir) -> bool:
+    return target.runtime.settler.failing
+
+
 async def recovered(target: RunningWeir) -> bool:
     return not target.runtime.settler.failing
 
@@ -157,6 +161,7 @@ async def test_a_second_batch_right_after_the_database_is_back_does_not_lose_the
             talk.grow(2, kind="agent")
             await talk.agent(1)
             assert "evict=" in talk.actions()[-1]
+            await until(lambda: failing(target))
         first = arrays()[-1]
         talk.grow(8, kind="agent")
         await talk.agent(1)
@@ -189,7 +194,7 @@ async def test_a_full_disk_costs_no_request_and_what_waited_is_written_when_ther
             await talk.agent(DURING)
             assert "evict=" in talk.actions()[-1]
             assert "degraded=store" in talk.actions()[-1]
-            assert await metric(process.root, 'weir_degraded_total{reason="store"}')
+            assert await metric(process.root, 'weir_degraded_total{weir_reason="store"}')
             assert any("store" in line and "memory" in line for line in process.log)
             edited = arrays_of(answered(simulator))[-1]
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))

@@ -490,8 +490,8 @@ async def test_an_error_that_repeats_the_key_is_told_without_it(stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_upstream_that_stays_silent_times_out(stream):
-    async with upstream(simulated(), timeout=Timeouts(first_byte=0.4, idle=5)) as (provider, running):
-        with pytest.raises(UpstreamTimeout, match=r"did not begin to answer within 0\.4 seconds"):
+    async with upstream(simulated(), timeout=Timeouts(first_byte=0.8, idle=5)) as (provider, running):
+        with pytest.raises(UpstreamTimeout, match=r"did not begin to answer within 0\.8 seconds"):
             await ask(provider, "fault:stall", stream=stream)
         await until(lambda: running.ledger[-1].client_gone)
 
@@ -519,8 +519,8 @@ async def test_a_stream_that_falls_silent_times_out_and_is_let_go():
 
 
 async def test_pings_keep_a_stream_alive_that_shows_nothing_else():
-    slow = simulated(Answer(reasoning="hm", text="So be it."), chunk_delay=0.12)
-    async with upstream(slow, timeout=Timeouts(first_byte=5, idle=0.3)) as (provider, _):
+    slow = simulated(Answer(reasoning="hm", text="So be it."), chunk_delay=0.2)
+    async with upstream(slow, timeout=Timeouts(first_byte=5, idle=0.5)) as (provider, _):
         assert text_of(await events(await ask(provider, stream=True))) == "So be it."
 
 
