@@ -65,7 +65,7 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
 def worker_app() -> App:
     """The application of one of several processes, configured as the command that started them."""
     path, flags = handed_down(environment())
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    _log_to(QueuedLog(sys.stderr))
     return _app(loaded(path, flags), path, flags, Tokenizer(cache_dir=_vocabularies()))
 
 
@@ -162,15 +162,19 @@ def _upstream(config: Config, tokenizer: Tokenizer) -> Iterator[Config]:
 @contextlib.contextmanager
 def _logging(form: str) -> Iterator[None]:
     handler = QueuedLog(sys.stderr, form="json" if form == "json" else "line")
+    _log_to(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.stop()
+
+
+def _log_to(handler: logging.Handler) -> None:
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("weir").setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        handler.stop()
 
 
 def _announce(config: Config, port: int) -> None:

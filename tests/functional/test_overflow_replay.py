@@ -62,19 +62,20 @@ async def test_twenty_of_twenty_requests_are_answered_in_a_window_four_times_sma
 
 
 @pytest.mark.requirement("P16", "R.46", "R.48")
-@pytest.mark.parametrize("wording", WITH_LIMIT)
-async def test_the_real_window_is_learned_from_the_first_refusal(wording: str, upstream: RunningSimulator) -> None:
-    headers = {"x-sim-fault": f"wording:{wording}"}
+async def test_the_real_window_is_learned_from_the_first_refusal_in_every_providers_words(
+    upstream: RunningSimulator,
+) -> None:
+    """Every wording has a model of its own, because a window is learned per model."""
+    found: dict[str, tuple[list[int], bool, bool]] = {}
     async with weir(upstream.base_url, window=BELIEVED) as target:
-        talk = Talk(target.client())
-        talk.grow(14, kind="agent")
-        await talk.agent(6, extra_headers=headers, max_tokens=16 if wording in PROMPT_ONLY else 512)
-    counts = attempts(upstream, "sim")
-    assert len(counts) == 6
-    assert max(counts) == 2
-    assert sum(n > 1 for n in counts) == 1, "the window was overflown a second time"
-    assert limits(talk)[0] > 20_000
-    assert limits(talk)[-1] < REAL
+        client = target.client()
+        for seed, wording in enumerate(WITH_LIMIT):
+            talk = Talk(client, opening(seed=1000 + 2 * seed), model=wording, seed=seed)
+            talk.grow(15 + (wording in PROMPT_ONLY), kind="agent")
+            size = 16 if wording in PROMPT_ONLY else 512
+            await talk.agent(4, extra_headers={"x-sim-fault": f"wording:{wording}"}, max_tokens=size)
+            found[wording] = (sorted(attempts(upstream, wording)), limits(talk)[0] > 20_000, limits(talk)[-1] < REAL)
+    assert found == dict.fromkeys(WITH_LIMIT, ([1, 1, 1, 2], True, True))
 
 
 @pytest.mark.requirement("P16", "R.46")
@@ -85,9 +86,9 @@ async def test_a_refusal_without_a_number_to_trust_is_survived_every_time(
     async with weir(upstream.base_url, window=BELIEVED) as target:
         talk = Talk(target.client())
         talk.grow(14, kind="agent")
-        await talk.agent(18, extra_headers={"x-sim-fault": f"wording:{wording}"})
+        await talk.agent(14, extra_headers={"x-sim-fault": f"wording:{wording}"})
     counts = attempts(upstream, "sim")
-    assert len(counts) == 18
+    assert len(counts) == 14
     assert max(counts) <= 3
     assert sum(n > 1 for n in counts) >= 2
     assert batches(arrays_of([s for s in answered(upstream) if s.status == 200])) <= 3

@@ -192,7 +192,8 @@ async def test_title_requests_under_the_same_session_id_do_not_disturb_the_conve
     header = {"x-session-id": "ses_0001"}
     talk = both.talk("sim", seed=1)
     title = [{"role": "system", "content": "You write titles."}]
-    for _ in range(20):
+    talk.grow(6, kind="agent")
+    for _ in range(12):
         await talk.ask(tools=TOOLS, extra_headers=header)
         asked = [*title, talk.messages[1]]
         await talk.ask(asked, model="title", max_tokens=32, extra_headers=header)
@@ -205,7 +206,8 @@ async def test_title_requests_under_the_same_session_id_do_not_disturb_the_conve
 @pytest.mark.requirement("P1", "P2")
 async def test_the_same_body_sent_twice_is_forwarded_twice_alike_and_changes_nothing(both: Both) -> None:
     talk = both.talk("sim", seed=1)
-    for _ in range(22):
+    talk.grow(8, kind="agent")
+    for _ in range(10):
         await talk.ask(tools=TOOLS)
         await talk.ask(tools=TOOLS)
         talk.add_step()

@@ -487,12 +487,16 @@ async def test_three_pipelined_requests_are_answered_in_order() -> None:
 
 
 @pytest.mark.requirement("R.11", "R.14")
+@pytest.mark.parametrize(
+    "illegal", [b"GET / HTTP/1.1\r\n\r\n", CHUNKED + b"\r\n1\r\na\r\nzz\r\n"], ids=["head", "body"]
+)
 @on_uvloop
-async def test_an_illegal_request_behind_a_slow_one_is_refused_after_the_slow_one_is_answered() -> None:
+async def test_an_illegal_request_behind_a_slow_one_is_refused_after_the_slow_one_is_answered(illegal: bytes) -> None:
     app = Echo()
     async with serve(app, lifespan="off", limits=SHORT) as server:
         asyncio.get_running_loop().call_later(0.2, app.release.set)
-        answer = await talk(server, request("/slow") + b"GET / HTTP/1.1\r\n\r\n")
+        answer = await talk(server, request("/slow") + illegal)
+        assert len(app.scopes) == 1
         assert answer.index(b"late") < answer.index(b"HTTP/1.1 400")
         assert len(app.bodies) == 1
 

