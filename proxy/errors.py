@@ -5,6 +5,7 @@
     ProxyError
     ├── InvalidJSON             400 invalid_json            the body is not JSON
     ├── InvalidRequest          400 invalid_request         JSON, but not a request Weir can relay
+    │   ├── UnsupportedEncoding 415 invalid_request         a compressed body where it has to be read
     │   └── NotFound            404 invalid_request         no such thing in the management API
     ├── InvalidAPIKey           401 invalid_api_key
     ├── ModelNotAllowed         403 model_not_allowed
@@ -98,6 +99,12 @@ class ContextLengthExceeded(ProxyError):
             param="messages",
             weir={"window": window, "reserve": reserve, "buckets": dict(buckets), "protected": protected},
         )
+
+
+class UnsupportedEncoding(InvalidRequest):
+    """A compressed body on a managed route: it would have to be unpacked to be read."""
+
+    status = 415
 
 
 class NotFound(InvalidRequest):

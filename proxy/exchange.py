@@ -22,6 +22,7 @@ from proxy.errors import (
     ProxyError,
     RequestTooLarge,
     ShuttingDown,
+    UnsupportedEncoding,
     UpstreamEmpty,
     UpstreamUnreachable,
 )
@@ -94,7 +95,7 @@ class Exchange:
         try:
             body = await read_body(self.receive, limit=self.runtime.config.limits.body)
             self.task = asyncio.ensure_future(self._answer(body, headers, outcome))
-            await while_connected(self.receive, self.task)
+            await while_connected(self.scope, self.receive, self.task)
         except ClientGone:
             outcome.gone()
         except asyncio.CancelledError:
@@ -115,6 +116,8 @@ class Exchange:
         runtime = self.runtime
         if came_through(headers, runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
+        if any(n == b"content-encoding" and v.strip().lower() != b"identity" for n, v in headers):
+            raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
         caller = runtime.keyring.identify(credentials_in(headers))
         request = parse_chat(body)
         outcome.request, outcome.caller = request, caller

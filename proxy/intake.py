@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from proxy.errors import RequestTooLarge
+from proxy.server import DISCONNECT
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -31,11 +32,36 @@ async def read_body(receive: Receive, *, limit: int) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def while_connected(receive: Receive, task: "asyncio.Future[None]") -> None:
+async def while_connected(scope: MutableMapping[str, Any], receive: Receive, task: "asyncio.Future[None]") -> None:
     """Wait for ``task``, and cancel it as soon as the client has gone. Raises ClientGone then.
 
     An answer that is not streamed is never cancelled by the server itself, so this is what closes the upstream.
+    Weir's own server tells when a client leaves; any other ASGI server is asked by reading on.
     """
+    when_gone = scope.get("extensions", {}).get(DISCONNECT)
+    if when_gone is None:
+        await _while_receiving(receive, task)
+        return
+    left: list[bool] = []
+
+    def leave() -> None:
+        left.append(True)
+        task.cancel()
+
+    when_gone(leave)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if left:
+            raise ClientGone from None
+        raise
+    finally:
+        when_gone(None)
+        if not task.done():
+            task.cancel()
+
+
+async def _while_receiving(receive: Receive, task: "asyncio.Future[None]") -> None:
     watcher = asyncio.ensure_future(_until_gone(receive))
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import httptools
 import uvicorn
@@ -98,6 +98,9 @@ class Shutdown:
             callback()
 
 
+DISCONNECT: Final = "weir.disconnect"
+
+
 class _Refused(Exception):
     """Stops the parser from inside one of its callbacks."""
 
@@ -125,6 +128,14 @@ class Cycle(RequestResponseCycle):
         self.bodiless = False
         self.parts: list[bytes] = []
         self.buffered = 0
+        self.gone: Callable[[], None] | None = None
+        protocol.scope["extensions"] = {DISCONNECT: self.when_gone}  # type: ignore[dict-item]  # ours, not ASGI's
+
+    def when_gone(self, callback: Callable[[], None] | None) -> None:
+        """Has ``callback`` called once when the client leaves before its answer is complete; None calls it off."""
+        self.gone = callback
+        if callback is not None and self.disconnected:
+            callback()
 
     async def receive(self) -> Message:
         """The next part of the body; a body declared below 1 MiB comes as one."""
@@ -637,6 +648,9 @@ def _disconnect(cycle: Cycle) -> None:
     if not cycle.response_complete:
         cycle.disconnected = True
         cycle.message_event.set()
+        if cycle.gone is not None:
+            callback, cycle.gone = cycle.gone, None
+            callback()
 
 
 def _too_large(limits: ServerLimits) -> RequestTooLarge:

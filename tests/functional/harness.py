@@ -11,8 +11,9 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import openai
 
@@ -45,7 +46,7 @@ class RunningWeir:
         """The address without ``/v1``."""
         return self.base_url.removesuffix("/v1")
 
-    def client(self, key: str = "sk-test", **options: Any) -> openai.AsyncOpenAI:
+    def client(self, key: str = "sk-test", **options: Any) -> Any:
         """A real client of it that does not retry; it is closed with it."""
         self.clients.append(openai.AsyncOpenAI(base_url=self.base_url, api_key=key, **{"max_retries": 0, **options}))
         return self.clients[-1]
@@ -86,9 +87,11 @@ async def weir(
     config = load_config(path, env=env, flags=flags)
     app = create_app(config, telemetry=telemetry or Telemetry.create(TelemetrySettings()), tokenizer=TOKENIZER)
     async with serve(app, limits=limits) as server:
+        runtime = app.runtime
+        assert runtime is not None
         if asking is not None:
-            app.runtime.summarizer = asking
-        running = RunningWeir(f"http://127.0.0.1:{server.port}/v1", app.runtime)
+            runtime.summarizer = asking
+        running = RunningWeir(f"http://127.0.0.1:{server.port}/v1", runtime)
         try:
             yield running
         finally:
@@ -117,7 +120,7 @@ class WeirProcess:
         """The address without ``/v1``."""
         return self.base_url.removesuffix("/v1")
 
-    async def __aenter__(self) -> "WeirProcess":
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -167,7 +170,7 @@ class WeirProcess:
             await self.reader
         self.process = self.reader = None
 
-    def client(self, key: str = "sk-test", **options: Any) -> openai.AsyncOpenAI:
+    def client(self, key: str = "sk-test", **options: Any) -> Any:
         """A real client of it that does not retry; it outlives a restart."""
         self.clients.append(openai.AsyncOpenAI(base_url=self.base_url, api_key=key, **{"max_retries": 0, **options}))
         return self.clients[-1]
@@ -226,7 +229,7 @@ def prose(count: int, *, seed: int) -> str:
 
 def tool_step(number: int, *, words: int = 280, text: str | None = None) -> list[dict[str, Any]]:
     """An assistant message that calls a tool, and the tool's result."""
-    call = {"id": f"call_{number}", "type": "function"}
+    call: dict[str, Any] = {"id": f"call_{number}", "type": "function"}
     call["function"] = {"name": "read_file", "arguments": f'{{"path": "src/module_{number}.py"}}'}
     return [
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -273,7 +276,7 @@ def prefix_reuse(bodies: list[list[dict[str, Any]]], count: Any) -> float:
 class Talk:
     """One conversation as its client has it: the client resends everything and adds about 450 tokens a turn."""
 
-    client: openai.AsyncOpenAI
+    client: Any
     messages: list[dict[str, Any]] = field(default_factory=opening)
     model: str = "sim"
     seed: int = 0
@@ -349,7 +352,7 @@ def begins_with(array: list[dict[str, Any]], before: list[dict[str, Any]]) -> bo
 
 def batches(arrays: list[list[dict[str, Any]]]) -> int:
     """How often a forwarded request did not begin with the one before."""
-    return sum(not begins_with(new, old) for old, new in zip(arrays, arrays[1:], strict=False))
+    return sum(not begins_with(new, old) for old, new in pairwise(arrays))
 
 
 def canonical(arrays: list[list[dict[str, Any]]]) -> list[list[bytes]]:

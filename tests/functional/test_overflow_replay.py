@@ -1,4 +1,4 @@
-"""Weir believes in 32K, the upstream has 8K: the request is made smaller and sent again before the client sees a byte."""
+"""Weir believes in 32K, the upstream has 8K: the request is made smaller and sent again, unseen by the client."""
 
 import json
 from collections.abc import AsyncIterator
@@ -133,6 +133,12 @@ async def test_a_learned_window_survives_a_restart(upstream: RunningSimulator, t
     assert statuses[-4:] == [200] * 4
 
 
+async def read_into(text: list[str], stream: Any) -> None:
+    """Read a stream to its end."""
+    async for chunk in stream:
+        text.append(chunk.choices[0].delta.content or "")
+
+
 @pytest.mark.requirement("P5", "R.46")
 async def test_an_error_event_after_content_is_relayed_and_not_retried(upstream: RunningSimulator) -> None:
     async with weir(upstream.base_url, window=BELIEVED) as target:
@@ -145,11 +151,10 @@ async def test_an_error_event_after_content_is_relayed_and_not_retried(upstream:
             tools=TOOLS,
             extra_headers={"x-sim-fault": "error_in_stream_after_content:3"},
         )
-        text = ""
+        text: list[str] = []
         with pytest.raises(openai.APIError, match="maximum context length"):
-            async for chunk in stream:
-                text += chunk.choices[0].delta.content or ""
-        assert text
+            await read_into(text, stream)
+        assert any(text)
     assert len(answered(upstream)) == 1
 
 
@@ -160,7 +165,7 @@ async def test_a_rate_limit_that_speaks_of_tokens_is_relayed_untouched_and_not_r
 ) -> None:
     fault = {"x-sim-fault": "429:7"}
     async with weir(upstream.base_url, window=BELIEVED) as target:
-        direct = openai.AsyncOpenAI(base_url=upstream.base_url, api_key="sk-test", max_retries=0)
+        direct: Any = openai.AsyncOpenAI(base_url=upstream.base_url, api_key="sk-test", max_retries=0)
         bodies, waits = [], []
         for client in (direct, target.client()):
             with pytest.raises(openai.RateLimitError) as caught:

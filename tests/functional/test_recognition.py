@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ async def test_a_client_that_rewrites_its_last_user_message_every_turn_keeps_its
         await talk.ask(sent)
         talk.add_answer()
     arrays = both.arrays("sim")
-    thrash = sum(new[: len(old) - tail] != old[:-tail] for old, new in zip(arrays, arrays[1:], strict=False))
+    thrash = sum(new[: len(old) - tail] != old[:-tail] for old, new in pairwise(arrays))
     assert talk.actions()[-1] != "none"
     assert 1 <= thrash <= 3
     assert len(names(talk)) <= 2, "nothing but the very first request shares no message with what follows"

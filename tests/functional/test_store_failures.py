@@ -59,7 +59,7 @@ def moved_away(database: Path) -> Iterator[None]:
 def read_only(database: Path) -> Iterator[None]:
     """Nobody may write the files, open descriptors included."""
     files = [f for f in (database, Path(f"{database}-wal")) if f.exists()]
-    chattr = shutil.which("chattr")
+    chattr = shutil.which("chattr") or ""
     done = [subprocess.run([chattr, "+i", f], capture_output=True).returncode for f in files] if chattr else [1]
     try:
         if any(done):

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import openai
@@ -99,11 +100,11 @@ async def raw_stream(base_url: str, talk: Talk, fault: str) -> tuple[int, bytes]
         {"authorization": "Bearer sk-test", "x-sim-fault": fault} if fault else {"authorization": "Bearer sk-test"}
     )
     got = b""
-    async with httpx.AsyncClient(timeout=30) as http:
-        async with http.stream("POST", f"{base_url}/chat/completions", json=body, headers=headers) as response:
-            async for part in response.aiter_raw():
-                got += part
-            return response.status_code, got
+    url = f"{base_url}/chat/completions"
+    async with httpx.AsyncClient(timeout=30) as http, http.stream("POST", url, json=body, headers=headers) as response:
+        async for part in response.aiter_raw():
+            got += part
+        return response.status_code, got
 
 
 @pytest.mark.requirement("P5", "P4", "R.36", "R.37", "R.38", "R.39")
@@ -130,16 +131,21 @@ def without_time(stream: bytes) -> bytes:
     return stream.replace(stream[start : start + 10], b"0000000000")
 
 
+async def read_all(target: RunningWeir, fault: str) -> None:
+    """Read a stream to its end."""
+    stream = await target.client().chat.completions.create(
+        model="sim", messages=opening(), stream=True, extra_headers={"x-sim-fault": fault}
+    )
+    async for _ in stream:
+        pass
+
+
 @pytest.mark.requirement("P5", "R.31", "R.34", "R.35")
 @pytest.mark.parametrize("fault", ["cut_stream:1", "cut_stream:3"])
 async def test_a_stream_that_was_cut_never_looks_complete(fault: str, upstream: RunningSimulator) -> None:
     async with weir(upstream.base_url) as target:
         with pytest.raises((openai.APIError, httpx.HTTPError)):
-            stream = await target.client().chat.completions.create(
-                model="sim", messages=opening(), stream=True, extra_headers={"x-sim-fault": fault}
-            )
-            async for _ in stream:
-                pass
+            await read_all(target, fault)
     assert len(answered(upstream)) == 1
 
 
@@ -152,3 +158,35 @@ async def test_a_stream_that_was_cut_before_its_first_event_is_a_clear_502(upstr
             )
     assert caught.value.status_code == 502
     assert caught.value.code == "upstream_unreachable"
+
+
+@pytest.mark.requirement("A0.3", "P5")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_blocking_client_goes_through_a_session_that_would_overflow(
+    stream: bool, upstream: RunningSimulator
+) -> None:
+    async with weir(upstream.base_url) as target:
+        texts = await asyncio.to_thread(blocking_session, target.base_url, stream=stream)
+    assert len(texts) == 8
+    assert all(text.startswith("Understood.") for text in texts)
+    assert len(answered(upstream)) == 8
+    assert len(answered(upstream)[-1].json()["messages"]) == 2 + 2 * 19
+    assert answered(upstream)[-1].prompt_tokens < 8192 - 512
+
+
+def blocking_session(base_url: str, *, stream: bool) -> list[str]:
+    """What a blocking client reads in steps 12 to 19 of an agent loop."""
+    texts: list[str] = []
+    with openai.OpenAI(base_url=base_url, api_key="sk-test", max_retries=0) as client:
+        any_client: Any = client
+        talk = Talk(client)
+        talk.grow(12, kind="agent")
+        for _ in range(8):
+            asked = {"model": "sim", "messages": talk.messages, "max_tokens": 512, "tools": TOOLS}
+            answer = any_client.chat.completions.create(**asked, stream=stream)
+            if stream:
+                texts.append("".join(c.choices[0].delta.content or "" for c in answer if c.choices))
+            else:
+                texts.append(answer.choices[0].message.content)
+            talk.add_step()
+    return texts

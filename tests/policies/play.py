@@ -61,7 +61,7 @@ class Said:
 
 def words(tokens: int, word: str = "lorem") -> str:
     """Text of exactly ``tokens`` tokens; different words make different texts."""
-    return ((word + " ") * (4 * tokens // (len(word) + 1) + 1))[: 4 * tokens]
+    return (((word + " ") * (4 * tokens // (len(word) + 1) + 1))[: 4 * tokens - 1] + ".") if tokens else ""
 
 
 def user(text: str, *, keep: bool | None = None, media: int = 0) -> Said:

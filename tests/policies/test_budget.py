@@ -1,0 +1,128 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.budget import BUCKETS, Budget, divide, total
+from policies.settings import ContextSettings
+
+BALANCED = ContextSettings()
+
+
+@pytest.mark.requirement("A2.2")
+def test_the_history_budget_is_what_every_other_bucket_leaves_of_the_window() -> None:
+    buckets = {"system": 5_000, "summary": 1_000, "tools": 3_000, "history": 50_000, "tool_outputs": 7_000}
+    assert Budget(window=128_000, reserve=32_000, headroom=0).history_budget(buckets) == 87_000
+    assert Budget(window=40_000, reserve=32_000, headroom=0).history_budget(buckets) == 0
+
+
+@pytest.mark.requirement("D4")
+@pytest.mark.parametrize(
+    ("window", "requested", "max_output", "reserve"),
+    [
+        (200_000, 32_000, None, 32_000),
+        (200_000, 32_000, 8_192, 8_192),
+        (8_192, 32_000, None, 2_048),
+        (8_192, 500, None, 500),
+        (8_192, None, None, 2_048),
+        (128_000, None, None, 4_000),
+        (128_000, 0, None, 4_000),
+        (3, None, None, 1),
+    ],
+)
+def test_the_reserve_is_what_the_client_asks_for_within_a_quarter_of_the_window(
+    window: int, requested: int | None, max_output: int | None, reserve: int
+) -> None:
+    assert divide(BALANCED, window=window, requested=requested, max_output=max_output).reserve == reserve
+
+
+@pytest.mark.requirement("D4")
+def test_a_fixed_reserve_holds_whatever_the_client_asks_for_less() -> None:
+    article = replace(BALANCED, reserve_mode="fixed", reserve=6_400)
+    assert divide(article, window=128_000).reserve == 6_400
+    assert divide(article, window=128_000, requested=100).reserve == 6_400
+    assert divide(article, window=128_000, requested=10_000).reserve == 10_000
+    none = replace(article, reserve=0, reserve_floor=0)
+    assert divide(none, window=128_000).reserve == 0
+
+
+@pytest.mark.requirement("A2.3", "A2.4")
+def test_max_tokens_moves_the_reserve_and_never_the_window() -> None:
+    once, twice = (divide(BALANCED, window=128_000, requested=n) for n in (8_000, 16_000))
+    assert (once.window, twice.window) == (128_000, 128_000)
+    assert (once.reserve, twice.reserve) == (8_000, 16_000)
+    assert once.usable - twice.usable == 8_000
+
+
+@pytest.mark.requirement("A2.12")
+def test_a_request_that_fills_the_window_to_the_last_token_fits() -> None:
+    budget = Budget(window=10_000, reserve=2_000, headroom=500)
+    assert (budget.hard_limit, budget.soft_limit, budget.usable) == (8_000, 7_500, 7_500)
+    assert budget.hard_fits(8_000)
+    assert not budget.hard_fits(8_001)
+    assert budget.fits(7_500)
+    assert not budget.fits(7_501)
+
+
+@pytest.mark.requirement("D5")
+def test_the_estimators_error_counts_on_top_of_what_was_counted() -> None:
+    budget = Budget(window=12_500, reserve=2_000, headroom=0, margin=0.05)
+    assert budget.hard_limit == 10_000
+    assert Budget(window=12_500, reserve=2_000, headroom=0, margin=0.05, ratio=2.0).hard_limit == 5_000
+
+
+def test_a_separate_input_limit_binds_beside_the_window() -> None:
+    budget = divide(BALANCED, window=200_000, max_input=100_000, margin=0.0)
+    assert budget.hard_limit == budget.soft_limit == 100_000
+    assert budget.base(replace(BALANCED, base="max_input")) == 100_000
+    assert divide(BALANCED, window=200_000, max_input=200_000).max_input is None
+
+
+@pytest.mark.requirement("D1")
+def test_each_policy_has_its_own_denominator() -> None:
+    budget = Budget(window=200_000, reserve=32_000, headroom=0)
+    assert budget.base(replace(BALANCED, base="usable")) == 168_000
+    assert budget.base(replace(BALANCED, base="window")) == 200_000
+    assert budget.base(replace(BALANCED, base="max_input")) == 200_000
+
+
+def test_an_estimate_is_rounded_up_and_not_past_a_whole_number() -> None:
+    budget = Budget(window=1_000, reserve=0, headroom=0, ratio=1.1)
+    assert budget.estimate(100) == 110
+    assert budget.estimate(101) == 112
+
+
+@pytest.mark.requirement("D3", "A2.26")
+@given(st.lists(st.integers(0, 50_000), min_size=6, max_size=6), st.sampled_from([0.25, 0.8, 1.0, 1.37, 4.0]))
+def test_buckets_sum_to_the_estimate_of_their_total(tokens: list[int], ratio: float) -> None:
+    buckets = dict(zip(BUCKETS, tokens, strict=True))
+    budget = Budget(window=128_000, reserve=0, headroom=0, ratio=ratio)
+    assert total(budget.estimate_each(buckets)) == budget.estimate(total(buckets))
+
+
+@pytest.mark.requirement("A2.26")
+@given(
+    st.lists(st.integers(0, 30_000), min_size=6, max_size=6), st.integers(1, 128_000), st.integers(0, 40_000), st.data()
+)
+def test_the_two_forms_of_the_over_budget_test_agree(
+    tokens: list[int], window: int, reserve: int, data: st.DataObject
+) -> None:
+    budget = Budget(window=window, reserve=reserve, headroom=data.draw(st.integers(0, 8_000)))
+    buckets = dict(zip(BUCKETS, tokens, strict=True))
+    messages = buckets["history"] + buckets["tool_outputs"]
+    if messages and window - reserve - budget.headroom >= 0:
+        assert budget.fits(total(buckets)) == (messages <= budget.history_budget(buckets))
+
+
+def test_a_learned_smaller_window_shrinks_reserve_and_headroom_in_proportion() -> None:
+    budget = Budget(window=100_000, reserve=10_000, headroom=5_000, max_input=90_000)
+    assert budget.narrowed(50_000) == Budget(window=50_000, reserve=5_000, headroom=2_500, max_input=50_000)
+
+
+@given(st.integers(1, 10**6), st.one_of(st.none(), st.integers(-5, 10**6)), st.one_of(st.none(), st.integers(1, 10**6)))
+def test_every_window_leaves_something_for_the_prompt(window: int, requested: int | None, limit: int | None) -> None:
+    budget = divide(BALANCED, window=window, requested=requested, max_input=limit)
+    assert 0 < budget.reserve <= max(1, window // 4) or window < 4
+    assert budget.usable >= 1
+    assert 0 <= budget.soft_limit <= budget.hard_limit <= window

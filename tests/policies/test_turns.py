@@ -1,0 +1,93 @@
+import pytest
+
+from policies.messages import ToolCall
+from policies.turns import (
+    Unit,
+    answered_calls,
+    find_safe_boundary,
+    first_user,
+    last_user,
+    parse_turn_boundaries,
+    units,
+)
+from tests.policies.play import assistant, result, step, system, talk, user
+
+CONVERSATION = talk(
+    system("be kind"),  # 0
+    user("first"),  # 1
+    assistant("", ToolCall("call_0", "look", "{}"), ToolCall("call_1", "list", "{}")),  # 2
+    result("b", "call_1"),  # 3
+    result("a", "call_0"),  # 4
+    assistant("done"),  # 5
+    user("second"),  # 6
+    *step("c"),  # 7 8
+)
+
+
+@pytest.mark.requirement("A2.8", "D6")
+def test_a_turn_starts_at_every_user_message() -> None:
+    assert parse_turn_boundaries(CONVERSATION.messages) == (1, 6)
+    assert parse_turn_boundaries(()) == ()
+    assert (first_user(CONVERSATION.messages), last_user(CONVERSATION.messages)) == (1, 6)
+
+
+@pytest.mark.requirement("A2.7", "D6")
+def test_a_step_is_a_call_with_all_its_results_and_everything_else_stands_alone() -> None:
+    found = units(CONVERSATION.messages, CONVERSATION.head)
+    assert [(u.start, u.stop) for u in found] == [(1, 2), (2, 5), (5, 6), (6, 7), (7, 9)]
+    assert not any(u.open for u in found)
+    assert list(found[1].indices) == [2, 3, 4]
+
+
+@pytest.mark.requirement("A2.9")
+def test_a_step_whose_results_are_not_all_there_is_open() -> None:
+    messages = talk(
+        user("go"), assistant("", ToolCall("a", "f", ""), ToolCall("b", "f", "")), result("1", "b")
+    ).messages
+    assert units(messages)[-1] == Unit(1, 3, open=True)
+
+
+@pytest.mark.requirement("P11")
+def test_a_result_of_the_legacy_function_role_belongs_to_the_call_before_it() -> None:
+    messages = talk(user("go"), assistant("", ToolCall("function:f", "f", "{}")), result("42", None)).messages
+    assert units(messages) == (Unit(0, 1), Unit(1, 3))
+
+
+def test_results_that_answer_nobody_are_a_unit_of_their_own() -> None:
+    messages = talk(user("go"), result("1", "x"), result("2", "y"), assistant("hm")).messages
+    assert [(u.start, u.stop) for u in units(messages)] == [(0, 1), (1, 3), (3, 4)]
+
+
+@pytest.mark.requirement("A2.10")
+@pytest.mark.parametrize(
+    ("target", "boundary"), [(0, 0), (1, 1), (2, 2), (3, 2), (4, 5), (5, 5), (6, 6), (8, 9), (9, 9), (99, 9)]
+)
+def test_the_safe_boundary_is_the_nearest_unit_boundary(target: int, boundary: int) -> None:
+    assert find_safe_boundary(CONVERSATION.messages, target) == boundary
+
+
+@pytest.mark.requirement("A2.10")
+def test_of_two_boundaries_at_the_same_distance_the_later_one_is_safe() -> None:
+    messages = talk(user("go"), step("seen")).messages
+    assert find_safe_boundary(messages, 2) == 3
+
+
+def test_parallel_results_find_their_own_calls_in_any_order() -> None:
+    calls = answered_calls(CONVERSATION, units(CONVERSATION.messages))
+    assert {i: c.name for i, c in calls.items()} == {3: "list", 4: "look", 8: "look"}
+
+
+def test_servers_that_call_every_call_call_0_are_paired_by_position() -> None:
+    transcript = talk(user("go"), step("1", tool="first"), step("2", tool="second"))
+    assert {i: c.name for i, c in answered_calls(transcript, units(transcript.messages)).items()} == {
+        2: "first",
+        4: "second",
+    }
+
+
+@pytest.mark.requirement("A2.7")
+@pytest.mark.parametrize("heads", [0, 1, 3])
+def test_units_start_after_however_many_system_messages_there_are(heads: int) -> None:
+    transcript = talk(*[system(str(n)) for n in range(heads)], user("go"), step("1"))
+    assert transcript.head == heads
+    assert [u.start - heads for u in units(transcript.messages, transcript.head)] == [0, 1]

@@ -1,0 +1,59 @@
+"""A transcript is the same whether it was read cold or out of the caches, whatever came before."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies import Transcript
+from proxy.tokenizer import Tokenizer
+from proxy.transcripts import Transcripts
+from proxy.wire.chat import parse_chat
+
+COUNTER = Tokenizer().counter("chars4")
+
+
+async def read(transcripts: Transcripts, messages: list[Any], *, tenant: str = "t", **style: Any) -> Transcript:
+    body = json.dumps({"model": "m", "messages": messages}, **style).encode()
+    request = parse_chat(body)
+    return (await transcripts.read(request, tenant=tenant, model="m", counter=COUNTER)).transcript
+
+
+def facts(transcript: Transcript) -> tuple[Any, ...]:
+    bodies = [transcript.read(i) for i in range(len(transcript.messages))]
+    return transcript.messages, transcript.chain, transcript.head, bodies
+
+
+message = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["system", "user", "assistant", "tool", "odd"]),
+        "content": st.sampled_from(["a", "b" * 700, "c" * 5000, None]),
+    },
+    optional={"weir": st.just({"keep": True})},
+)
+
+
+@pytest.mark.requirement("P8")
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(message, max_size=14), st.lists(st.tuples(st.integers(0, 14), st.lists(message, max_size=4)), max_size=6)
+)
+async def test_caches_change_nothing(start: list[Any], turns: list[tuple[int, list[Any]]]) -> None:
+    warm = Transcripts()
+    messages = start
+    for keep, more in [(len(start), []), *turns]:
+        messages = messages[:keep] + more
+        style = {"indent": 1} if keep % 5 == 4 else {}
+        assert facts(await read(warm, messages, **style)) == facts(await read(Transcripts(), messages))
+
+
+@pytest.mark.requirement("S.4", "R.26")
+async def test_two_tenants_share_no_chain() -> None:
+    transcripts = Transcripts()
+    messages = [{"role": "user", "content": "x" * 9000}, {"role": "assistant", "content": "y"}]
+    one = await read(transcripts, messages, tenant="one")
+    two = await read(transcripts, messages, tenant="two")
+    assert one.messages == two.messages
+    assert not set(one.chain) & set(two.chain)
