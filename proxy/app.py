@@ -46,6 +46,7 @@ log = logging.getLogger("weir")
 ANY_METHOD = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 KEYS_EVERY = 2.0
 TEND_EVERY = 30.0
+BUSY_TIMEOUT = 2.0  # what a request waits at most for a store that another process holds
 DAY = 86_400.0
 
 
@@ -171,7 +172,12 @@ async def running(
 
 async def _open_store(config: Config) -> Store:
     """The store. Raises StoreError if it cannot be used: a Weir that would forget everything does not start."""
-    store = await Store.open(config.store.url, content=config.store.content, shared=config.listen.workers > 1)
+    store = await Store.open(
+        config.store.url,
+        content=config.store.content,
+        shared=config.listen.workers > 1,
+        busy_timeout=BUSY_TIMEOUT,
+    )
     for notice in store.notices:
         log.warning("%s", notice)
     return store
@@ -252,7 +258,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float]) -> None:
             continue
         try:
             runtime.keyring = _keyring(runtime.config, await store.list_keys(), runtime.secret)
-            if time.monotonic() - last_tended >= TEND_EVERY:
+            if runtime.windows.has_learned or time.monotonic() - last_tended >= TEND_EVERY:
                 last_tended = time.monotonic()
                 await _save_learned(runtime)
             retention = runtime.config.store.retention

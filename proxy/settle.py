@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Change, ExchangeRow
@@ -104,8 +105,7 @@ class Settler:
         rows: list[ExchangeRow] = []
         try:
             while self._changes:
-                with contextlib.suppress(StaleVersion):
-                    await self._store.commit(self._changes[0])
+                await self._commit(self._store, self._changes[0])
                 self._changes.popleft()
             while self._rows and len(rows) < BATCH:
                 rows.append(self._rows.popleft())
@@ -118,8 +118,24 @@ class Settler:
         except asyncio.CancelledError:
             self._rows.extendleft(reversed(rows))
             raise
+        except Exception:  # a row that cannot be written at all must not stop those behind it
+            log.exception("%d exchange rows were dropped: they cannot be written", len(rows))
+            self._degraded("store")
+            if not rows:
+                self._changes.popleft()
+            return True
         self._failing = False
         return True
+
+    async def _commit(self, store: Store, change: Change) -> None:
+        """Store a change that waited; where another process was first, at least the originals that it holds."""
+        try:
+            await store.commit(change)
+        except StaleVersion as stale:
+            kept = replace(change, expected=stale.current, edits=(), cut=None, covered=(), checkpoint=None)
+            if kept.originals:
+                with contextlib.suppress(StaleVersion):
+                    await store.commit(kept)
 
     def _fail(self, error: StoreError) -> None:
         if not self._failing:

@@ -194,6 +194,11 @@ class Windows:
             self._calibrations.popitem(last=False)
         return after
 
+    @property
+    def has_learned(self) -> bool:
+        """Whether a limit was learned that is not stored yet."""
+        return bool(self._learned)
+
     def unsaved(self) -> tuple[list[CalibrationRow], list[LimitRow]]:
         """Calibrations and limits that changed since the last call."""
         changed, self._unsaved = self._unsaved, {}

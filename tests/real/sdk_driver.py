@@ -107,7 +107,8 @@ def agent(client: OpenAI) -> dict[str, Any]:
         )
         actions.append(raw.headers["x-weir-actions"])
         message = raw.parse().choices[0].message
-        (call,) = message.tool_calls or ()
+        assert message.tool_calls is not None
+        (call,) = message.tool_calls
         assert json.loads(call.function.arguments)["path"] == f"src/{number}.py"  # type: ignore[union-attr,unused-ignore]
         messages.append(message)
         messages.append({"role": "tool", "tool_call_id": call.id, "content": " ".join(_lines(number))})

@@ -13,7 +13,7 @@ import pytest
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import Answer, Call, Request, SimulatorSettings
 from tests.functional.harness import COUNTER, weir
-from tests.real.environments import HERE, clean_environment
+from tests.real.environments import HERE, STAMP, clean_environment, environment
 from tests.real.sdk_driver import KEY, STEPS
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
@@ -92,3 +92,10 @@ def test_what_these_tests_install_is_pinned_by_hash_and_names_no_index(lock: Pat
 @pytest.mark.requirement("S.30")
 def test_nothing_that_was_installed_runs_code_whenever_python_starts(newest_sdk: Path) -> None:
     assert list((newest_sdk.parents[1] / "lib").rglob("*.pth")) == []
+
+
+def test_an_environment_whose_lock_has_not_changed_is_not_installed_again(newest_sdk: Path) -> None:
+    folder = newest_sdk.parents[1]
+    before = (folder / STAMP).stat()
+    assert environment("openai") == folder
+    assert (folder / STAMP).stat() == before

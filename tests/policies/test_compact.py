@@ -1,0 +1,222 @@
+"""The ladder of compact, rung by rung, played without a model."""
+
+from dataclasses import replace
+
+import pytest
+
+from policies.bounds import Bounds, bounds_for
+from policies.checkpoint import Checkpoint
+from policies.draft import Draft, untouched
+from policies.effects import Failed, Reply, Summarize, Summary
+from policies.ledger import Cut, EditKind
+from policies.messages import ToolCall, Transcript
+from policies.protection import protect
+from policies.replay import Known, replay
+from policies.settings import ContextSettings
+from policies.strategies.compact import compact
+from policies.tokens import CHARS4
+from policies.turns import units
+from tests.policies.play import Said, assistant, play, result, step, system, talk, user, window, words
+
+NOTES = (
+    "Goal: find out why orders to Denver are late. Done so far: the log of depot D-17 was read.\n"
+    "Open problems (exact error text): E4411 carrier refused the manifest.\n"
+    "Next step: ask the carrier about E4411."
+)
+MODEL = ContextSettings(summarizer="small-model")
+RULE = "Never contact the customer directly."
+LOOP = "The depot was asked about the order again.\n" * 12
+
+
+def history(steps: int = 40) -> list[Said | tuple[Said, ...]]:
+    looks = [
+        step(f'{{"order": "W{7000 + n}", "note": "{words(330)}"}}', arguments=f'{{"n": {n}}}') for n in range(steps)
+    ]
+    return [system("You help."), user("Why are orders late?"), user(RULE), *looks, user("And now?"), assistant("Hm.")]
+
+
+TRANSCRIPT = talk(*history(), user("Go on."))
+
+
+def bounds(
+    transcript: Transcript = TRANSCRIPT,
+    *,
+    settings: ContextSettings = MODEL,
+    known: Known | None = None,
+    reads: int = 0,
+) -> Bounds:
+    return bounds_for(
+        transcript,
+        settings=settings,
+        budget=window(16_000),
+        known=known or Known(),
+        counter=CHARS4,
+        summarizer_input=reads or None,
+    )
+
+
+def compacted(*script: tuple[type[Summarize], Reply], limits: Bounds | None = None) -> tuple[Draft, Cut]:
+    limits = limits or bounds()
+    draft = replay(limits.transcript, limits.known, limits.protection)
+    done = play(compact(draft, limits), *script)
+    assert done.cut is not None
+    assert done.tokens < draft.tokens
+    return done, done.cut
+
+
+@pytest.mark.requirement("A0.57", "A2.28")
+def test_notes_of_the_model_stand_beside_the_extract() -> None:
+    done, cut = compacted((Summarize, Summary(NOTES)))
+    assert cut.origin == "model+extract"
+    assert cut.narrative == NOTES
+    assert NOTES.splitlines()[0] in cut.text
+    assert RULE in cut.text
+    assert Checkpoint.from_json(done.checkpoint or "").narrative == NOTES
+    assert cut.tokens == 4 + CHARS4.count(cut.text)
+
+
+@pytest.mark.requirement("P6", "A0.57")
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Failed("timeout"),
+        Failed("status_500"),
+        Summary(""),
+        Summary("<think>Where was I?"),
+        Summary("All done."),
+        Summary(words(40_000)),
+        Summary("I'm sorry, but as a language model I cannot summarise what people say to one another, at all, ever."),
+        Summary(NOTES, tool_calls=1),
+        Summary(LOOP),
+        Summary("".join(f"Point {n} of the many that were made here. " for n in range(400))),
+    ],
+    ids=["timeout", "error", "empty", "reasoning", "short", "not smaller", "refusal", "tool call", "loop", "long"],
+)
+def test_a_useless_answer_leaves_the_extract_alone(reply: Reply) -> None:
+    done, cut = compacted((Summarize, reply))
+    assert (cut.origin, cut.narrative) == ("extract", "")
+    assert RULE in cut.text
+    assert done == compacted(limits=bounds(settings=ContextSettings()))[0]
+
+
+@pytest.mark.requirement("P6")
+def test_an_answer_that_repeats_what_it_was_given_is_refused() -> None:
+    draft, limits = untouched(TRANSCRIPT), bounds()
+    asked = next(compact(draft, limits))
+    assert isinstance(asked, Summarize)
+    assert compacted((Summarize, Summary(asked.prompt[900:3_300])))[1].origin == "extract"
+
+
+@pytest.mark.requirement("D7")
+def test_without_a_summarizer_no_model_is_asked() -> None:
+    _, cut = compacted(limits=bounds(settings=ContextSettings()))
+    assert cut.origin == "extract"
+
+
+def test_a_window_without_room_for_notes_asks_no_model() -> None:
+    transcript = talk(*history(8), user("Go on."))
+    limits = bounds_for(transcript, settings=MODEL, budget=window(2_500), known=Known(), counter=CHARS4)
+    assert play(compact(untouched(transcript), limits)).cut is not None
+
+
+@pytest.mark.requirement("A0.57", "P13")
+def test_a_history_larger_than_the_summarisers_window_is_read_in_parts_and_merged() -> None:
+    parts = [(Summarize, Summary(NOTES.replace("D-17", f"D-{n}"))) for n in range(6)]
+    _, cut = compacted(*parts, (Summarize, Summary(NOTES)), limits=bounds(reads=2_500))
+    assert (cut.origin, cut.narrative) == ("model+extract", NOTES)
+
+
+@pytest.mark.requirement("P2", "A0.57")
+def test_the_next_summary_extends_the_previous_one_and_reads_only_what_is_new() -> None:
+    done, cut = compacted((Summarize, Summary(NOTES)))
+    grown = talk(*history(), user("Go on."), *[step(words(300, f"fresh{n}")) for n in range(20)], user("Well?"))
+    limits = bounds(grown, known=Known(edits={e.key: e for e in done.edits.values()}, cuts=(cut,)))
+    draft = replay(grown, limits.known, limits.protection)
+    asked = next(compact(draft, limits))
+    assert isinstance(asked, Summarize)
+    assert "E4411" in asked.prompt.partition("</notes>")[0]
+    assert "fresh1" in asked.prompt
+    assert "W7001" not in asked.prompt
+    again, second = compacted((Summarize, Summary(NOTES + " Fresh pages were read.")), limits=limits)
+    assert (second.version, second.origin) == (2, "model+extract")
+    assert second.covers > cut.covers
+    assert "Fresh pages were read." in second.text
+    _, failed = compacted((Summarize, Failed("timeout")), limits=limits)
+    assert (failed.origin, failed.narrative) == ("previous+extract", NOTES)
+    _, none = compacted(limits=replace(limits, settings=ContextSettings()))
+    assert (none.origin, none.narrative) == ("previous+extract", NOTES)
+    assert again.buckets()["summary"] == second.tokens
+
+
+@pytest.mark.requirement("A0.57", "D9", "A2.28", "A2.7")
+def test_the_result_is_head_task_summary_and_tail_in_order() -> None:
+    done, cut = compacted((Summarize, Summary(NOTES)))
+    order = [p.index for p in done.pieces]
+    assert order[:3] == [0, 1, None]
+    tail = order[3:]
+    assert tail == list(range(tail[0] or 0, len(TRANSCRIPT.messages)))
+    assert all(p.text is None for p in done.pieces if p.index is not None)
+    assert cut.before == (0,)
+    assert cut.after == ()
+    assert cut.prefix == TRANSCRIPT.chain[cut.covers - 1]
+    limits = bounds()
+    assert sum(TRANSCRIPT.messages[i or 0].tokens for i in tail[:-1]) <= limits.shape.tail * limits.room
+
+
+@pytest.mark.requirement("D9", "A0.38")
+def test_what_is_pinned_or_newest_stays_word_for_word() -> None:
+    said = history(30)
+    call = (assistant("", ToolCall("call_0", "look", "{}")), result("the contract", keep=True))
+    transcript = talk(*said[:9], call, *said[9:20], user("The last wish."), *said[20:33])
+    done, cut = compacted(limits=bounds(transcript, settings=ContextSettings()))
+    pieces = {p.index: p for p in done.pieces}
+    protection = protect(transcript.messages, units(transcript.messages, transcript.head))
+    assert protection.all <= set(pieces)
+    assert all(pieces[i].text is None for i in protection.all)
+    current = protection.current or 0
+    order = [p.index for p in done.pieces]
+    assert order.index(None) == order.index(current) - 1
+    assert cut.after == (current - 1,)
+    assert len(cut.before) == 3
+
+
+@pytest.mark.requirement("D9", "A2.9")
+def test_every_pending_call_keeps_the_results_it_has() -> None:
+    calls = tuple(ToolCall(f"c{n}", "look", "{}") for n in range(3))
+    transcript = talk(*history(), user("Go on."), assistant("", *calls), result("one", "c1"))
+    done, _ = compacted(limits=bounds(transcript, settings=ContextSettings()))
+    assert [p.index for p in done.pieces][-2:] == [len(transcript.messages) - 2, len(transcript.messages) - 1]
+
+
+def test_results_of_the_newest_step_are_cut_where_they_crowd_out_the_rest() -> None:
+    calls = ToolCall("a", "look", "{}"), ToolCall("b", "look", "{}")
+    newest = (assistant("", *calls), result(words(9_000), "a"), result("small", "b"))
+    transcript = talk(*history(20), user("Go on."), newest)
+    limits = bounds(transcript, settings=ContextSettings())
+    done, cut = compacted(limits=limits)
+    assert [p.kind for p in done.pieces[-2:]] == [EditKind.INGEST_CAP, None]
+    left = limits.trigger - limits.fixed - cut.tokens
+    assert 0.9 * left / 3 < done.pieces[-2].tokens <= left / 3
+
+
+@pytest.mark.requirement("P2")
+def test_the_same_history_gives_the_same_bytes() -> None:
+    assert compacted((Summarize, Summary(NOTES))) == compacted((Summarize, Summary(NOTES)))
+
+
+def test_where_everything_is_protected_nothing_is_asked_and_nothing_changes() -> None:
+    transcript = talk(system("s"), user("task"), *step(words(20_000)))
+    draft = untouched(transcript)
+    assert play(compact(draft, bounds(transcript))) is draft
+
+
+@pytest.mark.requirement("D21", "A0.96")
+@pytest.mark.parametrize("tokens", [4_000, 8_000, 32_000, 128_000])
+def test_summary_and_tail_stay_within_their_shares_of_room(tokens: int) -> None:
+    transcript = talk(*history(tokens // 330), user("Go on."))
+    limits = bounds_for(transcript, settings=ContextSettings(), budget=window(tokens), known=Known(), counter=CHARS4)
+    done = play(compact(untouched(transcript), limits))
+    assert done.cut is not None
+    assert done.cut.tokens <= min(limits.shape.extract * limits.room, limits.shape.extract_max) + 60
+    assert done.tokens <= limits.low_water or limits.shape.window == 6_144
+    assert done.tokens <= limits.trigger
