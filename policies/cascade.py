@@ -51,7 +51,7 @@ def run_layers(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerRep
         draft = done
     for layer in bounds.settings.layers:
         if draft.tokens <= _target(layer, bounds):
-            break
+            continue
         done = yield from _run(layer, draft, bounds)
         kept = _pays(layer, draft, done, bounds)
         reports.append(_report(layer.strategy, draft, done, kept=kept))
@@ -76,7 +76,7 @@ def run_rungs(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerRepo
         reports.append(_report("drop_oldest", draft, done, kept=done.tokens < draft.tokens))
         draft = done
     if draft.tokens > target:
-        done = clip(draft, bounds, target=target)
+        done = clip(draft, bounds, target=min(target, bounds.budget.soft_limit))
         reports.append(_report("clip", draft, done, kept=done.tokens < draft.tokens))
         draft = done
     return draft, tuple(reports)

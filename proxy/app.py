@@ -217,7 +217,7 @@ async def _assemble(
         windows=windows,
         tokenizer=tokenizer,
         planner=Planner(
-            transcripts=Transcripts(),
+            transcripts=Transcripts(most=config.limits.messages),
             conversations=Conversations(store, shared=config.listen.workers > 1),
             store=store,
             settler=settler,

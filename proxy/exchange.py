@@ -20,7 +20,6 @@ from proxy.errors import (
     InvalidRequest,
     LoopDetected,
     ProxyError,
-    RequestTooLarge,
     ShuttingDown,
     UnsupportedEncoding,
     UpstreamEmpty,
@@ -122,8 +121,6 @@ class Exchange:
         request = parse_chat(body)
         outcome.request, outcome.caller = request, caller
         caller.require(request.model)
-        if request.messages is not None and len(request.messages) > runtime.config.limits.messages:
-            raise RequestTooLarge(f"More than {runtime.config.limits.messages} messages are not accepted here.")
         call = Call(runtime, request, caller, headers, outcome)
         planned = await call.plan()
         outcome.planned = planned

@@ -23,7 +23,7 @@ from policies import (
     trim,
 )
 from proxy.conversation import Conversations, Recognised, Thread
-from proxy.errors import ContextLengthExceeded
+from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.perform import Returned, drive, step
 from proxy.settle import Settler
 from proxy.store import StaleVersion, Store, StoreError
@@ -81,6 +81,8 @@ class Planner:
         try:
             await self._identify(job, planned)
             await self._decide(job, planned)
+        except ProxyError:
+            raise
         except BudgetUnreachable as error:
             if job.is_sure(planned):
                 raise _too_long(error) from None

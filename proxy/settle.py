@@ -17,7 +17,7 @@ from proxy.store.records import Change, ExchangeRow
 log = logging.getLogger("weir.settle")
 
 BATCH = 128
-PAUSE = 0.05
+PAUSE = 0.15
 RETRY_PAUSE = 2.0
 MOST_ROWS = 20_000
 MOST_CHANGES = 2_000

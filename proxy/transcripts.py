@@ -15,8 +15,9 @@ import xxhash
 from policies import Body, Message, Transcript
 from policies.messages import chain_of, extend_chain, head_length
 from proxy.counting import count_messages, count_tools
+from proxy.errors import RequestTooLarge
 from proxy.tokenizer import TextCounter
-from proxy.wire.chat import ChatRequest, body_of, message_of, read_message
+from proxy.wire.chat import ChatRequest, MessageArray, body_of, message_of, read_message
 from proxy.wire.raw import Raw
 
 MOST_MESSAGES = 300_000
@@ -49,21 +50,24 @@ class _Array:
 class Transcripts:
     """Reads requests; what it has seen it keeps in memory, bounded, the oldest leaving first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, most: int = 20_000) -> None:
+        self._most = most
         self._seen: OrderedDict[tuple[bytes, str], tuple[Message, bool]] = OrderedDict()
         self._arrays: OrderedDict[tuple[bytes, str], tuple[_Array, ...]] = OrderedDict()
         self._tools: OrderedDict[tuple[bytes, str], int] = OrderedDict()
 
     async def read(self, request: ChatRequest, *, tenant: str, model: str, counter: TextCounter) -> Reading:
-        """The transcript of a request whose ``messages`` is an array."""
-        raws: Sequence[Raw] = request.messages or ()
+        """The transcript of a request whose ``messages`` is an array. Raises RequestTooLarge for too many."""
+        raws = request.messages or MessageArray(b"[]")
         seed = xxhash.xxh3_64_intdigest(tenant.encode())
         kind = f"{counter.name}/{model}"
-        whole = memoryview(request.fields["messages"])
+        whole = raws.raw
         places = _boundaries(whole, seed)
         known = self._begins_with(whole, places, seed=seed, kind=kind)
-        start = len(known.messages) if known is not None else 0
-        entries = await self._entries(raws[start:], seed=seed, kind=kind, model=model, counter=counter)
+        new = raws.after(known.size) if known is not None else raws[:]
+        if len(new) + (len(known.messages) if known is not None else 0) > self._most:
+            raise RequestTooLarge(f"More than {self._most} messages are not accepted here.")
+        entries = await self._entries(new, seed=seed, kind=kind, model=model, counter=counter)
         array = _joined(known, entries, whole, seed=seed, tenant=tenant)
         self._remember(array, places, kind)
         return Reading(

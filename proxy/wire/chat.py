@@ -9,7 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, overload
+
+import msgspec
 
 from policies import Body, Message, Piece, ToolCall
 from proxy.errors import InvalidRequest
@@ -18,6 +20,8 @@ from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_o
 DIGEST_SIZE = 16
 MARK = "weir"
 KEEP_WORD = "DO_NOT_EVICT"
+
+_CANONICAL = msgspec.json.Encoder(order="sorted")
 WORD_ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 # What real clients change between two sends of the same message.
@@ -55,7 +59,7 @@ class ChatRequest:
 
     body: bytes
     fields: Mapping[str, Raw]
-    messages: Sequence[Raw] | None
+    messages: "MessageArray | None"
     model: str
     stream: bool
     max_tokens: int | None
@@ -73,15 +77,45 @@ def parse_chat(body: bytes) -> ChatRequest:
     if model is not None and not isinstance(model, str):
         raise InvalidRequest("model must be a string.", param="model")
     raw = fields.get("messages")
-    messages = split_array(raw) if raw is not None else None
     return ChatRequest(
         body=body,
         fields=fields,
-        messages=messages,
+        messages=MessageArray(raw) if raw is not None and bytes(memoryview(raw)[:1]) == b"[" else None,
         model=model or "",
         stream="stream" in fields and read_value(fields["stream"]) is True,
         max_tokens=_output_limit(fields),
     )
+
+
+class MessageArray(Sequence[Raw]):
+    """The elements of ``messages`` as slices, split when they are first needed: most were seen before."""
+
+    def __init__(self, raw: Raw) -> None:
+        self.raw = memoryview(raw)
+        self._items: Sequence[Raw] | None = None
+
+    def __len__(self) -> int:
+        return len(self._split())
+
+    def __bool__(self) -> bool:
+        return len(self.raw) > len(b"[  ]") or len(self) > 0
+
+    @overload
+    def __getitem__(self, index: int) -> Raw: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Raw]: ...
+    def __getitem__(self, index: int | slice) -> Raw | Sequence[Raw]:
+        return self._split()[index]
+
+    def after(self, size: int) -> Sequence[Raw]:
+        """The elements that follow the first ``size`` bytes, which end with an element."""
+        rest = bytes(self.raw[size:]).lstrip()
+        return split_array(b"[" + rest[1:]) or () if rest[:1] == b"," else ()
+
+    def _split(self) -> Sequence[Raw]:
+        if self._items is None:
+            self._items = split_array(bytes(self.raw)) or ()
+        return self._items
 
 
 def _output_limit(fields: Mapping[str, Raw]) -> int | None:
@@ -207,8 +241,15 @@ def digest_of(value: Mapping[str, Any]) -> bytes:
     if isinstance(calls, list) and calls:
         canonical["tool_calls"] = [_canonical_call(c) for c in calls]
     canonical = {k: v for k, v in canonical.items() if v not in (None, "", [], {})}
-    text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return blake2b(text.encode(), digest_size=DIGEST_SIZE).digest()
+    return blake2b(_sorted(canonical), digest_size=DIGEST_SIZE).digest()
+
+
+def _sorted(value: object) -> bytes:
+    """A value as JSON with sorted keys, the same bytes for the same value."""
+    try:
+        return _CANONICAL.encode(value)
+    except (ValueError, TypeError, RecursionError):  # a lone surrogate, a number of many digits
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
 def _canonical(value: object) -> object:

@@ -145,12 +145,13 @@ def test_a_placeholder_never_takes_more_than_fifty_tokens(tool: str, text: str) 
 
 @pytest.mark.requirement("A0.96", "D21")
 def test_eviction_stops_at_low_water_and_keeps_the_newest_half_of_it() -> None:
-    transcript = talk(user("task"), *[step(f"{words(300)}{n}") for n in range(30)])
+    transcript = talk(user("task"), *[step(f"{words(700)}{n}") for n in range(12)])
     limits = bounds(transcript, 8_000)
     draft = evict(untouched(transcript), limits)
-    assert limits.low_water - 310 < draft.tokens <= limits.low_water
-    assert all(a < b for a, b in zip(sorted(changed(draft)), sorted(changed(draft))[1:], strict=False))
-    assert max(changed(draft)) < len(transcript.messages) - 2 * (limits.low_water - limits.fixed) // 2 // 320
+    assert limits.low_water - 700 < draft.tokens <= limits.low_water
+    assert list(changed(draft)) == list(range(2, 2 * len(changed(draft)) + 1, 2))
+    kept = [i for i in range(2, len(transcript.messages), 2) if i not in changed(draft)]
+    assert sum(transcript.messages[i].tokens for i in kept) >= (limits.low_water - limits.fixed) / 2
 
 
 @pytest.mark.requirement("A0.55")
@@ -182,11 +183,12 @@ def test_what_is_marked_dispensable_goes_oldest_first_and_keeps_its_place() -> N
         assistant(words(800, "chatter"), keep=False),
         assistant("", ToolCall("call_0", "look", "{}")),
         result(words(800, "log"), keep=False),
+        user("go on"),
         *step(words(1_500)),
     )
     draft = evict_marked(untouched(transcript), bounds(transcript, 3_600))
     assert list(changed(draft)) == [2, 3]
-    assert [p.index for p in draft.pieces] == list(range(8))
+    assert [p.index for p in draft.pieces] == list(range(9))
     assert draft.pieces[2].text == (
         f"[weir: user message of 804 tokens removed; full text: recall {transcript.messages[2].ref}]"
     )
@@ -268,13 +270,13 @@ def test_the_weightiest_of_the_newest_is_clipped_and_the_others_are_not() -> Non
 def test_a_message_that_stays_for_good_is_clipped_with_room_for_what_follows() -> None:
     transcript = talk(user(words(3_000)), assistant("so"), user("next"))
     draft = clip(untouched(transcript), bounds(transcript), target=transcript.tokens - 1)
-    assert 2_200 <= draft.pieces[0].tokens <= 2_253
-    assert draft.tokens < transcript.tokens - 700
+    assert 64 < draft.pieces[0].tokens <= 0.75 * 3_004
+    assert changed(draft) == {0: EditKind.CLIP}
 
 
 def test_system_messages_pictures_and_pinned_history_are_not_clipped() -> None:
     pinned = (assistant("", ToolCall("call_0", "look", "{}")), result(words(900), keep=True))
-    transcript = talk(system(words(900)), user("t"), *pinned, user(words(900), media=1))
+    transcript = talk(system(words(900)), user("t"), *pinned, assistant("read"), user(words(900), media=1))
     draft = untouched(transcript)
     assert clip(draft, bounds(transcript), target=500) == draft
 
