@@ -16,6 +16,9 @@ from policies.prompts import SYSTEM, VERSION, ask, render_transcript
 from policies.tokens import TokenCounter
 
 SHORTEST = 20
+LOOP_RUN = 8  # words
+LOOP_RUNS = 24
+DISTINCT = 0.7
 SMALLEST_CHUNK = 200
 LABEL_TOKENS = 8
 MOST_CHUNKS = 6
@@ -111,6 +114,10 @@ def _echoes(text: str, material: str) -> bool:
 
 
 def _loops(text: str) -> bool:
+    words = text.split()
+    runs = [tuple(words[i : i + LOOP_RUN]) for i in range(len(words) - LOOP_RUN + 1)]
+    if len(runs) >= LOOP_RUNS and len(set(runs)) < len(runs) * DISTINCT:
+        return True
     lines = [line.strip() for line in text.splitlines() if len(line.strip()) > 8]
     return len(lines) >= 8 and len(set(lines)) * 3 < len(lines)
 

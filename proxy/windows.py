@@ -151,22 +151,23 @@ class Windows:
     ) -> ModelFacts:
         key = account_of(upstream, caller)
 
-        def merged() -> ModelFacts:
+        def merged(limit: int | None) -> ModelFacts:
             return self._registry.facts(
                 model,
                 settings=settings,
                 upstream_facts=self._probe.known(key, model),
                 learned=learned,
-                max_tokens=max_tokens,
+                max_tokens=limit,
             )
 
-        facts = merged()
+        asks = settings.window is None and learned is None and _worth_asking(upstream) and self._probe.is_due(key)
+        facts = merged(None if asks else max_tokens)
         if settings.window is not None or learned is not None or not _worth_asking(upstream):
             return facts
         fetch = self._fetch(upstream, caller)
         if facts.source in UNSURE and self._probe.is_due(key):
             await self._probe.ask(key, upstream.base_url or "", model, fetch)
-            return merged()
+            return merged(max_tokens)
         if facts.source != "rule":
             self._probe.ask_later(key, upstream.base_url or "", model, fetch)
         return facts

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit
 from proxy.store.archive import add_originals, hold
+from proxy.store.bulk import run_many
 from proxy.store.errors import StaleVersion
 from proxy.store.ledger import Damage, add_cut, add_edits, copy_cuts, load_cuts, load_edits, refs_of_cuts
 from proxy.store.records import Branch, Change, ConversationRow
@@ -171,7 +172,9 @@ def open_conversations(
     connection: sa.Connection, rows: Sequence[tuple[str, str, str, str, float]]
 ) -> dict[tuple[str, str], str]:
     """Make sure that conversations of (tenant, id, name, model, time) exist; the id that every (tenant, name) has."""
-    connection.execute(
+    known = {(tenant, conversation): row for row in rows for tenant, conversation in (row[:2],)}
+    run_many(
+        connection,
         ADD_CONVERSATION[connection.dialect.name],
         [
             {
@@ -188,7 +191,7 @@ def open_conversations(
                 "zone": "green",
                 "actions": "none",
             }
-            for tenant, conversation, name, model, at in rows
+            for tenant, conversation, name, model, at in known.values()
         ],
     )
     homes: dict[tuple[str, str], str] = {}

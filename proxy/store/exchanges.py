@@ -6,6 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from proxy.store.bulk import run_many
 from proxy.store.conversations import open_conversations
 from proxy.store.records import ConversationRow, ExchangeRow
 from proxy.store.tables import branches, chains, conversations, exchanges, keep_last
@@ -69,7 +70,8 @@ def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
     _touch_branches(connection, rows, home)
     _touch_chains(connection, rows)
     _touch_conversations(connection, rows, home)
-    connection.execute(
+    run_many(
+        connection,
         ADD,
         [
             {name: getattr(row, name) for name in SAME_NAME}
@@ -121,7 +123,7 @@ def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow], home
             "created": row.at,
             "updated": row.at,
         }
-    connection.execute(TOUCH_BRANCH[connection.dialect.name], [latest[key] for key in sorted(latest)])
+    run_many(connection, TOUCH_BRANCH[connection.dialect.name], [latest[key] for key in sorted(latest)])
 
 
 def _touch_chains(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
@@ -136,8 +138,7 @@ def _touch_chains(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> Non
         for row in rows
         if row.chain_end and row.length > 0
     }
-    if ends:
-        connection.execute(TOUCH_CHAIN[connection.dialect.name], [ends[key] for key in sorted(ends)])
+    run_many(connection, TOUCH_CHAIN[connection.dialect.name], [ends[key] for key in sorted(ends)])
 
 
 def _touch_conversations(connection: sa.Connection, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:
@@ -147,7 +148,8 @@ def _touch_conversations(connection: sa.Connection, rows: Sequence[ExchangeRow],
         key = (row.tenant, home[row.id])
         counts[key] = counts.get(key, 0) + 1
         latest[key] = row
-    connection.execute(
+    run_many(
+        connection,
         TOUCH,
         [
             {

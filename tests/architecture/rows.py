@@ -18,6 +18,8 @@ def marks() -> dict[str, list[str]]:
     """Row ids that tests carry, each with the files that do."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if ".cache" in path.parts:
+            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requirement":
                 for argument in node.args:

@@ -40,7 +40,7 @@ def test_litellm_is_pinned_exactly() -> None:
 
 
 def test_no_file_names_a_machine_path_or_a_registry() -> None:
-    words = re.compile(r"/work/(?:main|shared)|\.library|" + "pypi" + r"\.org|pythonhosted|registry\.npm" + "js")
+    words = re.compile(r"/work/(?:main|shared)|/\.library|" + "pypi" + r"\.org|pythonhosted|registry\.npm" + "js")
     found = []
     for path in tracked():
         if path.suffix in {".lock", ".jsonl", ".png"} or not path.is_file():
