@@ -62,7 +62,8 @@ class Recognised:
     @property
     def known(self) -> Known:
         """What to replay on this request."""
-        return replace(self.thread.known, length=self.length)
+        known = self.thread.known
+        return Known(known.edits, known.cuts, self.length)
 
 
 def thread_from(branch: Branch) -> Thread:

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from policies import ContextSettings, Decision, Mode, Pressure
@@ -64,8 +65,7 @@ class Outcome:
 
     def address(self) -> tuple[str, int | None]:
         """Host and port of the upstream, for the trace."""
-        parts = urlsplit((self.upstream.base_url or self.upstream.api_base or "") if self.upstream else "")
-        return parts.hostname or "", parts.port
+        return _host_and_port((self.upstream.base_url or self.upstream.api_base or "") if self.upstream else "")
 
     def settings_or_default(self) -> ContextSettings:
         """The policy's settings, the default ones before a policy was found."""
@@ -120,6 +120,12 @@ class Outcome:
             pairs.append(("x-weir-tokens", f"before={tokens};after={tokens};limit={limit}"))
         pairs.append(("x-weir-overhead-ms", f"{self.overhead_ms:.2f}"))
         return [(name.encode(), value.encode("latin-1", "replace")) for name, value in pairs]
+
+
+@lru_cache(maxsize=256)
+def _host_and_port(base: str) -> tuple[str, int | None]:
+    parts = urlsplit(base)
+    return parts.hostname or "", parts.port
 
 
 def settle(runtime: Runtime, outcome: Outcome) -> None:

@@ -121,7 +121,10 @@ class TextCounter:
 
     def count(self, text: str) -> int:
         """Tokens of ``text``, counted here and now; never raises."""
-        return self._source.count(text) if isinstance(self._source, CharCounter) else self._count_pieces(pieces(text))
+        source = self._source
+        if isinstance(source, CharCounter) or (isinstance(source, Vocabulary) and len(text) <= PIECE_CHARS):
+            return source.count(text)
+        return self._count_pieces(pieces(text))
 
     async def count_many(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text: at once up to 8 KB together, else by a worker thread, 50,000 characters at a time."""

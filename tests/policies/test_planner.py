@@ -217,7 +217,7 @@ def test_a_model_is_asked_only_where_eviction_is_not_enough() -> None:
     assert decision.applied.keys() == {"evict"}
     chat = talk(*[m for n in range(80) for m in (user(f"{words(90)} {n}"), assistant(f"{words(90)} {n}"))], user("so?"))
     decision = decide(
-        chat, budget=window(16_000), settings=settings, script=[OFFLOAD, (Summarize, Summary(words(60, "note")))]
+        chat, budget=window(16_000), settings=settings, script=[OFFLOAD, (Summarize, Summary(" ".join(f"note{n}" for n in range(60))))]
     )
     assert decision.applied == {"compact": 1}
     assert decision.cut is not None

@@ -65,7 +65,7 @@ def turns(draw: st.DrawFn) -> list[Said]:
     if kind == "system":
         return [system(draw(TEXTS))]
     if kind == "orphan":
-        return [result(draw(TEXTS), "nobody", keep=draw(MARKS))]
+        return [result(draw(TEXTS), "nobody")]
     if kind == "odd":
         return [Said(draw(st.sampled_from(["ipython", "developer", "latest_reminder"])), draw(TEXTS))]
     return draw(steps())
