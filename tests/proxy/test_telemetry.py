@@ -783,7 +783,7 @@ def test_a_log_that_nobody_reads_drops_lines_and_holds_up_nobody() -> None:
         for _ in range(1000):
             log_exchange(logger, line(1, 1))
         assert time.monotonic() - started < 2
-        assert handler.dropped >= 1000 - 52
+        assert handler.dropped >= 1000 - 2 * 51  # one batch in hand, one queue full
         assert not handler.stop(timeout=0.1)
         stream.released.set()
     assert len(stream.getvalue().splitlines()) == 1000 - handler.dropped
