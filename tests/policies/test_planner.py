@@ -217,7 +217,10 @@ def test_a_model_is_asked_only_where_eviction_is_not_enough() -> None:
     assert decision.applied.keys() == {"evict"}
     chat = talk(*[m for n in range(80) for m in (user(f"{words(90)} {n}"), assistant(f"{words(90)} {n}"))], user("so?"))
     decision = decide(
-        chat, budget=window(16_000), settings=settings, script=[OFFLOAD, (Summarize, Summary(" ".join(f"note{n}" for n in range(60))))]
+        chat,
+        budget=window(16_000),
+        settings=settings,
+        script=[OFFLOAD, (Summarize, Summary(" ".join(f"note{n}" for n in range(60))))],
     )
     assert decision.applied == {"compact": 1}
     assert decision.cut is not None
@@ -237,6 +240,16 @@ def test_the_same_request_again_is_the_same_bytes_and_nothing_new() -> None:
     assert again.pieces == first.pieces
     assert (again.edits, again.cut, again.trail, again.removed) == ((), None, (), ())
     assert again.applied == first.applied
+
+
+@pytest.mark.requirement("P2")
+def test_a_repeated_request_is_not_planned_anew_although_its_batch_ended_above_the_trigger() -> None:
+    logs = [step(words(100, f"log{n}")) for n in range(9)]
+    transcript, budget = talk(system(words(1_600)), user("task"), *logs, assistant(words(280))), window(2_000)
+    first = decide(transcript, budget=budget)
+    assert 1_900 < first.raw_after <= 2_000
+    again = decide(transcript, budget=budget, known=remember(Known(), first, transcript), script=())
+    assert (again.action, again.pieces) == (Action.REPLAY, first.pieces)
 
 
 @pytest.mark.requirement("D25", "P2", "A0.96")

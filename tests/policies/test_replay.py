@@ -3,15 +3,17 @@ from dataclasses import replace
 
 import pytest
 
+from policies.bounds import bounds_for
 from policies.draft import Draft
 from policies.edits import replace_content
 from policies.ledger import Cut, Edit, EditKind
 from policies.messages import Transcript
 from policies.protection import protect
 from policies.replay import Known, applicable_cut, replay, tokens_kept_verbatim
+from policies.settings import ContextSettings
 from policies.tokens import CHARS4
 from policies.turns import units
-from tests.policies.play import Said, assistant, step, system, talk, user, words
+from tests.policies.play import Said, assistant, step, system, talk, user, window, words
 
 OLD = (system("s"), user("task"), *step(words(300)), assistant("read"), *step(words(200, "other")), assistant("ok"))
 GROWN = (*OLD, user("and now?"))
@@ -110,7 +112,10 @@ def test_a_clipped_task_stays_clipped_and_counts_as_what_is_left_of_it() -> None
     assert replayed(said, edits=[clipped]).pieces[0].text == "gone"
     protection = protect(transcript.messages, units(transcript.messages))
     assert tokens_kept_verbatim(transcript, Known(), protection) == 504 + 4
-    assert tokens_kept_verbatim(transcript, Known(edits={clipped.key: clipped}), protection) == 5 + 4
+    known = Known(edits={clipped.key: clipped})
+    assert tokens_kept_verbatim(transcript, known, protection) == 5 + 4
+    bounds = bounds_for(transcript, settings=ContextSettings(), budget=window(400), known=known, counter=CHARS4)
+    assert bounds.fixed == 5 + 4 + transcript.priming
 
 
 @pytest.mark.requirement("P2", "A2.28")

@@ -169,6 +169,23 @@ def test_protected_results_are_never_evicted() -> None:
     assert changed(evict(untouched(transcript), bounds(transcript, 2_000))) == {}
 
 
+@pytest.mark.requirement("D25", "A0.54")
+def test_the_newest_results_stay_although_they_are_the_largest() -> None:
+    old = [step(f"{words(150)}{n}") for n in range(20)]
+    transcript = talk(user("task"), *old, *step(words(1_200)), assistant("read"), user("now"))
+    limits = bounds(transcript, 4_600)
+    assert (limits.low_water - limits.fixed) / 2 > 1_210
+    evicted = changed(evict(untouched(transcript), limits))
+    assert evicted
+    assert max(evicted) <= 40
+
+
+@pytest.mark.requirement("A0.51")
+def test_a_result_hardly_larger_than_its_placeholder_stays() -> None:
+    transcript = talk(user("task"), *[step(words(30)) for _ in range(40)], *step(words(3_000)))
+    assert changed(evict(untouched(transcript), bounds(transcript, 2_000))) == {}
+
+
 def test_below_low_water_nothing_is_evicted() -> None:
     transcript = talk(user("task"), *step(words(50)), *step(words(50)))
     draft = untouched(transcript)
@@ -217,6 +234,13 @@ def test_the_oldest_units_are_dropped_with_a_note_that_is_no_message_of_the_hist
     assert draft.cut.text.startswith(f"[weir: {removed} earlier messages were removed")
     assert f"recall {draft.cut.ref}" in draft.cut.text
     assert len(transcript.messages) == 23
+
+
+@pytest.mark.parametrize("target", range(600, 640))
+def test_the_note_is_paid_for_out_of_what_is_dropped(target: int) -> None:
+    transcript = talk(user("task"), *[assistant(f"{n}") for n in range(250)], user("now"))
+    draft = drop_oldest(untouched(transcript), bounds(transcript), target=target)
+    assert target - 5 <= draft.tokens <= target
 
 
 @pytest.mark.requirement("A2.25", "D6")
