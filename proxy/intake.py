@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from proxy.errors import RequestTooLarge
-from proxy.server import DISCONNECT
+from proxy.protocol import DISCONNECT
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 

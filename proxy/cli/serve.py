@@ -16,7 +16,8 @@ from proxy.app import create_app
 from proxy.cli import Failure
 from proxy.cli.config import config_option, loaded
 from proxy.config import Config, Flags, environment, hand_down, handed_down, masked_url
-from proxy.server import App, ServerLimits, run
+from proxy.protocol import App, ServerLimits
+from proxy.server import run
 from proxy.simulator.serving import run_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store import Store, StoreError

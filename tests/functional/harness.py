@@ -19,8 +19,9 @@ import openai
 
 from proxy.app import create_app
 from proxy.config import Flags, load_config
+from proxy.protocol import ServerLimits
 from proxy.runtime import Runtime
-from proxy.server import ServerLimits, serve
+from proxy.server import serve
 from proxy.simulator.ledger import Seen
 from proxy.simulator.serving import RunningSimulator
 from proxy.summarizer import Summarizer

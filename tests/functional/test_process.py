@@ -1,0 +1,110 @@
+"""The process as an operator sees it: reload, stop, keys made while it runs."""
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import aiohttp
+import openai
+import pytest
+
+from proxy.simulator.serving import serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, opening
+
+CONFIG = """
+upstreams: {{main: {{base_url: "{upstream}"}}}}
+window: 8192
+default_policy: {policy}
+store: {{url: "sqlite+aiosqlite:///{store}"}}
+limits: {{grace: 1s}}
+"""
+
+
+def configured(tmp_path: Path, upstream: str, policy: str = "balanced") -> Path:
+    path = tmp_path / "weir.yaml"
+    path.write_text(CONFIG.format(upstream=upstream, policy=policy, store=tmp_path / "w.db"))
+    return path
+
+
+async def policy_in_force(weir: WeirProcess) -> bool:
+    """Whether requests are managed."""
+    raw = await weir.client().chat.completions.with_raw_response.create(model="sim", messages=opening())
+    return "x-weir-tokens" in raw.headers
+
+
+@pytest.mark.requirement("A0.45", "R.79")
+async def test_a_reload_takes_effect_and_a_bad_file_leaves_the_old_one_in_force(tmp_path: Path) -> None:
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        path = configured(tmp_path, simulator.base_url)
+        async with WeirProcess(["--config", str(path)], free_port()) as weir:
+            assert await policy_in_force(weir)
+            assert weir.process is not None
+            path.write_text(path.read_text().replace("default_policy: balanced", "default_polizy: balanced"))
+            weir.process.send_signal(signal.SIGHUP)
+            await asyncio.sleep(0.5)
+            assert await policy_in_force(weir)
+            assert any("default_policy" in line for line in weir.log)
+            configured(tmp_path, simulator.base_url, policy='"off"')
+            weir.process.send_signal(signal.SIGHUP)
+            await asyncio.sleep(0.5)
+            assert not await policy_in_force(weir)
+
+
+@pytest.mark.requirement("R.73")
+async def test_a_stream_that_outlives_the_grace_ends_with_an_error_event(tmp_path: Path) -> None:
+    async with serve_simulator(SimulatorSettings(chunk_delay=0.4), counter=COUNTER) as simulator:
+        path = configured(tmp_path, simulator.base_url)
+        body = {"model": "sim", "messages": opening(), "stream": True, "max_tokens": 60}
+        async with WeirProcess(["--config", str(path)], free_port()) as weir, aiohttp.ClientSession() as session:
+            received = b""
+            async with session.post(f"{weir.base_url}/chat/completions", json=body) as answer:
+                try:
+                    async for chunk in answer.content.iter_any():
+                        if not received and weir.process is not None:
+                            weir.process.send_signal(signal.SIGTERM)
+                        received += chunk
+                except aiohttp.ClientPayloadError:
+                    pass
+            assert b"[DONE]" not in received
+            last = received.strip().split(b"\n\n")[-1]
+            assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "shutting_down"
+            assert weir.process is not None
+            assert await weir.process.wait() == 0
+
+
+@pytest.mark.requirement("P7", "S.2")
+async def test_a_key_made_while_weir_runs_is_accepted_and_a_revoked_one_is_not(tmp_path: Path) -> None:
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        path = configured(tmp_path, simulator.base_url)
+        path.write_text(path.read_text() + "auth: {mode: keys}\n")
+        async with WeirProcess(["--config", str(path)], free_port()) as weir:
+            with pytest.raises(openai.AuthenticationError):
+                await weir.client("sk-nobody").models.list()
+            secret = await command("keys", "create", "--name", "bot", "--config", str(path))
+            await asyncio.sleep(2.5)
+            assert (await weir.client(secret).models.list()).data
+            assert simulator.ledger[-1].header("authorization") is None
+            await command("keys", "revoke", "bot", "--config", str(path))
+            await asyncio.sleep(2.5)
+            with pytest.raises(openai.AuthenticationError):
+                await weir.client(secret).models.list()
+        assert secret.encode() not in b"".join(p.read_bytes() for p in tmp_path.glob("w.db*"))
+
+
+async def command(*arguments: str) -> str:
+    """What a weir command prints on its first line."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "proxy",
+        *arguments,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err
+    return out.decode().splitlines()[0].strip() if out else ""
