@@ -7,6 +7,7 @@ byte went to the client.
 """
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections.abc import AsyncGenerator, MutableMapping, Sequence
@@ -49,6 +50,15 @@ DROPPED = frozenset({b"accept-encoding", b"baggage"})
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 
 
+_PROCESS = secrets.token_hex(8)
+_NUMBERS = itertools.count(1)
+
+
+def new_request_id() -> str:
+    """An id that no other request has: random per process, then counted."""
+    return f"req_{_PROCESS}{next(_NUMBERS):08x}"
+
+
 @dataclass(slots=True)
 class Exchange:
     """One chat completions request. ``run`` is the whole of it."""
@@ -57,9 +67,9 @@ class Exchange:
     scope: MutableMapping[str, Any]
     receive: Receive
     send: Send
-    id: str = field(default_factory=lambda: f"req_{secrets.token_hex(12)}")
+    id: str = field(default_factory=new_request_id)
     started: float = field(default_factory=time.perf_counter)
-    task: "asyncio.Future[None] | None" = None
+    task: "asyncio.Task[Any] | None" = None
     answer: Answer | None = None
     stopping: bool = False
 
@@ -93,13 +103,14 @@ class Exchange:
         outcome = Outcome(id=self.id, started=self.started, trace=trace, query=query)
         try:
             body = await read_body(self.receive, limit=self.runtime.config.limits.body)
-            self.task = asyncio.ensure_future(self._answer(body, headers, outcome))
-            await while_connected(self.scope, self.receive, self.task)
+            self.task = asyncio.current_task()
+            await while_connected(self.scope, self.receive, self._answer(body, headers, outcome))
         except ClientGone:
             outcome.gone()
         except asyncio.CancelledError:
-            if not self.stopping:
+            if not self.stopping or self.task is None:
                 raise
+            self.task.uncancel()
             error = ShuttingDown("The proxy is stopping; please send the request again.")
             outcome.refused(error)
             await self._refuse(error, outcome)

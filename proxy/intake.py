@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any
 
 from proxy.errors import RequestTooLarge
@@ -32,15 +32,16 @@ async def read_body(receive: Receive, *, limit: int) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def while_connected(scope: MutableMapping[str, Any], receive: Receive, task: "asyncio.Future[None]") -> None:
-    """Wait for ``task``, and cancel it as soon as the client has gone. Raises ClientGone then.
+async def while_connected(scope: MutableMapping[str, Any], receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do ``work``, and cancel it as soon as the client has gone. Raises ClientGone then.
 
     An answer that is not streamed is never cancelled by the server itself, so this is what closes the upstream.
     Weir's own server tells when a client leaves; any other ASGI server is asked by reading on.
     """
     when_gone = scope.get("extensions", {}).get(DISCONNECT)
-    if when_gone is None:
-        await _while_receiving(receive, task)
+    task = asyncio.current_task()
+    if when_gone is None or task is None:
+        await _while_receiving(receive, work)
         return
     left: list[bool] = []
 
@@ -50,19 +51,18 @@ async def while_connected(scope: MutableMapping[str, Any], receive: Receive, tas
 
     when_gone(leave)
     try:
-        await task
+        await work
     except asyncio.CancelledError:
-        if left:
-            raise ClientGone from None
-        raise
+        if not left:
+            raise
+        task.uncancel()
+        raise ClientGone from None
     finally:
         when_gone(None)
-        if not task.done():
-            task.cancel()
 
 
-async def _while_receiving(receive: Receive, task: "asyncio.Future[None]") -> None:
-    watcher = asyncio.ensure_future(_until_gone(receive))
+async def _while_receiving(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

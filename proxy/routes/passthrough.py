@@ -1,6 +1,5 @@
 """Every other ``/v1/*``, any method: relayed untouched, streaming both ways."""
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import aclosing
@@ -57,7 +56,7 @@ class Passthrough:
             if model:
                 caller.require(model)
             work = self._forward(scope, send, caller, model, body if has_body else None, request_id=request_id)
-            await while_connected(scope, receive, asyncio.ensure_future(work))
+            await while_connected(scope, receive, work)
             return
         parts = _parts(receive, runtime.config.limits.body)
         await self._forward(scope, send, caller, "", parts, length=length, request_id=request_id)
