@@ -4,8 +4,9 @@ The instruction and the headings come after the transcript: small models follow 
 transcript is data: it is fenced, every line names its origin, and what could close the fence is defanged.
 """
 
-import re
 from collections.abc import Sequence
+
+from policies.summary import defang
 
 VERSION = "structured-1"
 
@@ -30,12 +31,6 @@ The parts above are notes on consecutive parts of one conversation. Merge them i
 same headings, at most {words} words in all. Where they disagree the later part is right."""
 
 WORDS_PER_TOKEN = 0.7
-_FENCE = re.compile(r"<(?=/?(?:transcript|notes|weir))", re.IGNORECASE)
-
-
-def defang(text: str) -> str:
-    """``text`` in which nothing can close a fence of ours."""
-    return _FENCE.sub("<\u200b", text)
 
 
 def render_transcript(lines: Sequence[tuple[str, str]], *, previous: str = "") -> str:

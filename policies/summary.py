@@ -4,7 +4,8 @@ import hashlib
 import re
 
 _MARKUP = re.compile(
-    r"<(?=[\s/]*weir\b)|<(?=\|)|<(?=/?\s*(?:system|developer|assistant|user|tool|instructions?)\b)", re.IGNORECASE
+    r"<(?=[\s/]*weir\b)|<(?=\|)|<(?=/?\s*(?:system|developer|assistant|user|tool|instructions?|transcript|notes)\b)",
+    re.IGNORECASE,
 )
 _TEMPLATE = re.compile(r"\[(?=/?(?:INST|SYS)\])|(?<=\|)>", re.IGNORECASE)
 
