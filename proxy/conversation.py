@@ -238,12 +238,13 @@ class Conversations:
 
 
 def _new_thread(tenant: str, conversation: str | None, name: str | None) -> Recognised:
-    conversation = conversation or f"conv-{secrets.token_hex(10)}"
+    unique = secrets.token_hex(10)
+    conversation = conversation or f"conv-{unique}"
     branch = Branch(
         tenant=tenant,
         conversation=conversation,
         name=name or conversation,
-        branch=f"br-{secrets.token_hex(10)}",
+        branch=f"br-{unique}",
         version=0,
     )
     return Recognised(Thread(branch, Known()), 0)

@@ -135,7 +135,8 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
     _count(runtime, outcome, duration)
     decision, planned, caller = outcome.decision, outcome.planned, outcome.caller
     branch = planned.branch if planned is not None else None
-    log_exchange(runtime.logger, _line(outcome, duration))
+    actions = outcome.actions()
+    log_exchange(runtime.logger, _line(outcome, duration, actions))
     if branch is None or decision is None or caller is None or planned is None or planned.reading is None:
         return
     chain, seen = planned.reading.transcript.chain, outcome.seen
@@ -161,7 +162,7 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
             limit=decision.limit,
             pressure=decision.pressure.level,
             zone=decision.pressure.zone,
-            actions=outcome.actions(),
+            actions=actions,
             usage_prompt=usage.prompt if usage else None,
             usage_completion=usage.completion if usage else None,
             usage_cached=usage.cached if usage else None,
@@ -235,7 +236,7 @@ def _count(runtime: Runtime, outcome: Outcome, duration: float) -> None:
         )
 
 
-def _line(outcome: Outcome, duration: float) -> ExchangeLine:
+def _line(outcome: Outcome, duration: float, actions: str) -> ExchangeLine:
     decision, planned = outcome.decision, outcome.planned
     branch = planned.branch if planned is not None else None
     pressure: Pressure | None = decision.pressure if decision is not None else None
@@ -252,7 +253,7 @@ def _line(outcome: Outcome, duration: float) -> ExchangeLine:
         tenant=branch.tenant[:8] if branch is not None else None,
         model=outcome.request.model if outcome.request is not None else None,
         policy=outcome.settings.name if outcome.settings is not None else None,
-        actions=outcome.actions(),
+        actions=actions,
         overflow=outcome.overflows > 0,
         removed=len(decision.removed) if decision is not None and decision.removed else None,
         attempts=1 + outcome.retries,
