@@ -17,6 +17,7 @@ from proxy.caller import Caller
 from proxy.config import Config, ConfigError, UpstreamSettings
 from proxy.conversation import Conversations
 from proxy.errors import NotFound
+from proxy.exchange import ROUTE
 from proxy.intake import Receive
 from proxy.keys import Keyring
 from proxy.learned import LearnedLimits
@@ -70,7 +71,11 @@ class App:
         self._router = Router(routes=self._routes(), lifespan=self._lifespan)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request, or go through the lifespan."""
+        """Answer one request, or go through the lifespan. The managed route does not have to be looked for."""
+        chat = self._served.get("chat")
+        if chat is not None and scope["type"] == "http" and scope["path"] == ROUTE and scope["method"] == "POST":
+            await chat(scope, receive, send)
+            return
         await self._router(scope, receive, send)
 
     def _routes(self) -> list[Route]:
@@ -78,7 +83,7 @@ class App:
             return _Served(self._served, name)
 
         return [
-            Route("/v1/chat/completions", served("chat"), methods=["POST"]),
+            Route(ROUTE, served("chat"), methods=["POST"]),
             Route("/v1/{rest:path}", served("passthrough"), methods=ANY_METHOD),
             Route("/healthz", served("health"), methods=["GET"]),
             Route("/readyz", served("health"), methods=["GET"]),

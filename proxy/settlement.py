@@ -108,18 +108,18 @@ class Outcome:
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Weir's response headers, as far as the exchange has come."""
         decision, planned = self.decision, self.planned
-        pairs = [("x-request-id", self.id), ("x-weir-actions", self.actions())]
+        pairs = [(b"x-request-id", self.id), (b"x-weir-actions", self.actions())]
         if planned is not None and planned.branch is not None:
-            pairs.append(("x-weir-conversation", planned.branch.name))
+            pairs.append((b"x-weir-conversation", planned.branch.name))
         if decision is not None:
-            pairs.append(("x-weir-tokens", f"before={decision.before};after={decision.after};limit={decision.limit}"))
-            pairs.append(("x-weir-pressure", str(decision.pressure)))
+            pairs.append((b"x-weir-tokens", f"before={decision.before};after={decision.after};limit={decision.limit}"))
+            pairs.append((b"x-weir-pressure", str(decision.pressure)))
         elif planned is not None and planned.reading is not None and planned.belief is not None:
             tokens = planned.belief.budget.estimate(planned.reading.transcript.tokens)
             limit = planned.belief.budget.usable
-            pairs.append(("x-weir-tokens", f"before={tokens};after={tokens};limit={limit}"))
-        pairs.append(("x-weir-overhead-ms", f"{self.overhead_ms:.2f}"))
-        return [(name.encode(), value.encode("latin-1", "replace")) for name, value in pairs]
+            pairs.append((b"x-weir-tokens", f"before={tokens};after={tokens};limit={limit}"))
+        pairs.append((b"x-weir-overhead-ms", f"{self.overhead_ms:.2f}"))
+        return [(name, value.encode("latin-1", "replace")) for name, value in pairs]
 
 
 @lru_cache(maxsize=256)

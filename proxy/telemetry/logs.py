@@ -115,9 +115,22 @@ def log_exchange(logger: logging.Logger, line: ExchangeLine) -> None:
     level = logging.INFO if line.status is not None and line.status < 500 else logging.WARNING
     if not logger.isEnabledFor(level):
         return
-    record = logging.LogRecord(logger.name, level, "", 0, "ctx", None, None)
-    record.exchange = line
-    logger.handle(record)
+    logger.handle(ExchangeRecord(logger.name, level, line))
+
+
+class ExchangeRecord(logging.LogRecord):
+    """The record of one exchange, without what the usual one looks up about its caller, thread and process."""
+
+    def __init__(self, name: str, level: int, line: ExchangeLine) -> None:
+        self.__dict__.update(_ORDINARY)
+        self.name = name
+        self.levelno = level
+        self.levelname = logging.getLevelName(level)
+        self.created = time.time()
+        self.exchange = line
+
+
+_ORDINARY: Final = vars(logging.LogRecord("", logging.INFO, "", 0, "ctx", None, None))
 
 
 class LineFormatter(logging.Formatter):
@@ -159,9 +172,10 @@ class QueuedLog(QueueHandler):
     """
 
     def __init__(self, stream: IO[str], *, form: Literal["line", "json"] = "line", capacity: int = 10_000) -> None:
-        self._waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(capacity)
+        self._waiting: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
         super().__init__(self._waiting)
         self.dropped = 0
+        self._capacity = capacity
         self._target = logging.StreamHandler(stream)
         self._target.setFormatter(JSONFormatter() if form == "json" else LineFormatter())
         self._thread = threading.Thread(target=self._write, name="weir-log", daemon=True)
@@ -173,18 +187,15 @@ class QueuedLog(QueueHandler):
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Queue the record, or count it as dropped."""
-        try:
-            self._waiting.put_nowait(record)
-        except queue.Full:
+        if self._waiting.qsize() < self._capacity:
+            self._waiting.put(record)
+        else:
             self.dropped += 1
 
     def stop(self, timeout: float = 2.0) -> bool:
         """Write what waits for at most ``timeout`` seconds; True if all of it was written."""
         ends = time.monotonic() + timeout
-        try:
-            self._waiting.put(None, timeout=timeout)
-        except queue.Full:
-            return False
+        self._waiting.put(None)
         self._thread.join(max(0.0, ends - time.monotonic()))
         return not self._thread.is_alive()
 

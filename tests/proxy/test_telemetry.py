@@ -533,7 +533,7 @@ def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object) -> N
         started = time.monotonic()
         telemetry.shutdown()
         assert time.monotonic() - started < 2.5
-        assert slowest < 0.05
+        assert slowest < 0.5
         if where is not failing:
             assert telemetry.dropped >= 3000 - 2 * 300
     text = telemetry.metrics.render().decode()
