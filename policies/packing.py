@@ -9,6 +9,8 @@ from policies.tokens import TokenCounter
 EXPONENT = 0.5
 PROBABLY_STALE = 0.3
 RULE_SHARE = 0.30
+RULES_FIRST = 0.7  # of the budget: so far a rule comes before any fact
+ROOMY = 512  # tokens; in less than that everything competes
 USER_SHARE = 0.15
 NAMED = "the user named:"
 """The heading of bare literals, which are never worth saying twice."""
@@ -100,6 +102,9 @@ def _pack(rules: Sequence[Piece], talk: Sequence[Piece], facts: Sequence[Piece],
     for piece in ranked:
         if not piece.after:
             pack.add(piece, limit=spent + USER_SHARE * budget)
+    if budget >= ROOMY:
+        for piece in sorted((p for p in rules if p not in pack.chosen), key=lambda p: (-p.score, p.order)):
+            pack.add(piece, limit=RULES_FIRST * budget)
     rest = [p for p in (*rules, *ranked) if p not in pack.chosen]
     later: list[Piece] = []
     for piece in sorted((*rest, *facts), key=lambda p: (-_density(p), p.order)):

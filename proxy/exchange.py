@@ -387,7 +387,8 @@ class Call:
         limit = plausible_limit(verdict)
         if limit is not None:
             self.runtime.windows.learn(belief.scope, limit)
-        if verdict.prompt is not None and planned.sent is not None and not verdict.at_least:
+        exact = verdict.prompt is not None and not verdict.at_least and not planned.has_media
+        if exact and verdict.prompt is not None and planned.sent is not None:
             self.runtime.windows.calibrate(belief.scope, estimated=planned.sent, reported=verdict.prompt)
 
     def learn_from(self, seen: Tap | None) -> None:
@@ -395,7 +396,7 @@ class Call:
         planned = self.outcome.planned
         if seen is None or seen.usage is None or seen.usage.prompt is None or planned is None:
             return
-        if planned.belief is not None and planned.sent is not None:
+        if planned.belief is not None and planned.sent is not None and not planned.has_media:
             self.runtime.windows.calibrate(planned.belief.scope, estimated=planned.sent, reported=seen.usage.prompt)
 
     async def _ask(self, effect: Summarize) -> Reply:

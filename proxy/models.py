@@ -215,7 +215,7 @@ class ModelRegistry:
             merged = _over(merged, better) if better is not None else merged
         if merged.window is None:
             merged = self._last_resort(model, merged, max_tokens)
-        return _limited(merged, learned)
+        return limited(merged, learned)
 
     def _last_resort(self, model: str, facts: ModelFacts, max_tokens: int | None) -> ModelFacts:
         longest = max_tokens if max_tokens and max_tokens > 0 else facts.max_output
@@ -244,7 +244,7 @@ def _over(base: ModelFacts, better: ModelFacts) -> ModelFacts:
     return merged
 
 
-def _limited(facts: ModelFacts, learned: int | None) -> ModelFacts:
+def limited(facts: ModelFacts, learned: int | None) -> ModelFacts:
     """The facts under a learned limit; one that only repeats the input limit says nothing new."""
     if learned is None or (facts.max_input is not None and facts.max_input == learned):
         return facts

@@ -58,6 +58,11 @@ class Planned:
     degraded: list[str] = field(default_factory=list)
 
     @property
+    def has_media(self) -> bool:
+        """Whether there are images or the like in it, whose price says nothing about that of text."""
+        return self.reading is not None and any(m.media for m in self.reading.transcript.messages)
+
+    @property
     def branch(self) -> Branch | None:
         """The conversation's branch, None where it was not recognised."""
         return None if self.recognised is None else self.recognised.thread.branch
@@ -117,8 +122,8 @@ class Planner:
         """Aim for what the budget itself asks, where the harder aim cannot be reached."""
         try:
             await self._decide(job, planned, ceiling=sent - 1)
-        except BudgetUnreachable as error:
-            raise _too_long(error) from None
+        except BudgetUnreachable:
+            return None  # the upstream's own error says more: it counts what Weir cannot see
         self._write_body(job, planned)
         return planned
 

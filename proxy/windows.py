@@ -8,7 +8,7 @@ ratio of reported to estimated tokens, from usage.
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from urllib.parse import urlsplit
 
@@ -17,7 +17,7 @@ from policies.tokens import Calibration
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.learned import LearnedLimits
-from proxy.models import ModelFacts, ModelRegistry
+from proxy.models import ModelFacts, ModelRegistry, limited
 from proxy.store.records import CalibrationRow, LimitRow
 from proxy.upstream.probe import Fetch, Probe
 
@@ -131,7 +131,7 @@ class Windows:
         calibration = self._calibrations.get(scope) or Calibration()
         budget = divide(
             settings,
-            window=_window(facts),
+            window=facts.window or UNKNOWN_WINDOW,
             max_input=facts.max_input,
             max_output=facts.max_output,
             requested=max_tokens,
@@ -152,13 +152,13 @@ class Windows:
         key = account_of(upstream, caller)
 
         def merged(limit: int | None) -> ModelFacts:
-            return self._registry.facts(
+            facts = self._registry.facts(
                 model,
                 settings=settings,
                 upstream_facts=self._probe.known(key, model),
-                learned=learned,
                 max_tokens=limit,
             )
+            return limited(replace(facts, window=_window(facts)), learned)
 
         asks = settings.window is None and learned is None and _worth_asking(upstream) and self._probe.is_due(key)
         facts = merged(None if asks else max_tokens)

@@ -239,3 +239,24 @@ def test_a_summary_says_that_it_is_data_and_where_the_originals_are() -> None:
     assert text.index("It went well.") < text.index("- a: b")
     assert text == render_summary("- a: b", narrative="It went well.", version=2, ref="3fa9c1d27b60", removed=7)
     assert COUNTER.count(text) - COUNTER.count("It went well.\n- a: b") <= 60
+
+
+@pytest.mark.requirement("R.57", "S.22")
+def test_two_prohibitions_that_differ_in_their_object_both_stay() -> None:
+    said = [
+        "Never touch the file billing/legacy.py.",
+        "Never touch the file auth/session.py.",
+        "Do not email alice@example.com about this.",
+        "Do not email bob@example.com about this.",
+        "Never refund customer 4471 more than 100 EUR.",
+        "Never refund customer 4472 more than 100 EUR.",
+    ]
+    sources = [Source(n, "user", text) for n, text in enumerate(said)]
+    for n in range(60):
+        listing = json.dumps({"path": f"src/module_{n}.py", "took": f"{n * 37}ms", "id": f"INV-{n:05}"})
+        sources.append(
+            Source(len(sources), "tool", listing, tool="read_file", arguments=f'{{"path": "src/module_{n}.py"}}')
+        )
+    made = extract(sources, max_tokens=900, counter=COUNTER)
+    for text in said:
+        assert text.rstrip(".") in made.text
