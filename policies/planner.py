@@ -3,7 +3,7 @@
 group → budget → replay ledger → pressure → (pass | cascade) → rungs → invariants → Decision
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from policies.bounds import Bounds, bounds_for, trigger_for
@@ -18,7 +18,7 @@ from policies.messages import Transcript
 from policies.pressure import Pressure, read_pressure
 from policies.replay import Known, replay
 from policies.settings import ContextSettings
-from policies.strategies.clip import clip
+from policies.strategies.clip import clip, shorten_standing
 from policies.strategies.drop_oldest import drop_oldest
 from policies.strategies.ingest_cap import ingest_cap
 from policies.tokens import TokenCounter
@@ -101,7 +101,9 @@ def plan(
     trail: tuple[LayerReport, ...] = ()
     if draft.tokens > bounds.trigger and not _is_repeat(draft, bounds):
         yield Offload()
-        draft, trail = yield from run_layers(draft, bounds)
+        shortened = shorten_standing(draft, bounds)
+        bounds = replace(bounds, fixed=bounds.fixed - (draft.tokens - shortened.tokens))
+        draft, trail = yield from run_layers(shortened, bounds)
         if draft.tokens > bounds.hard_limit:
             draft, rungs = yield from run_rungs(draft, bounds)
             trail += rungs

@@ -10,6 +10,8 @@ SMALLEST = 64
 SLACK = 8
 RESULT_WEIGHT = 2
 LEAST_CLIPPED = 0.5
+LARGEST_STANDING = 0.6  # of what may be used: a protected message above it leaves no room to work in
+STANDING_KEPT = 0.45
 
 
 def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
@@ -24,6 +26,29 @@ def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
             break
         draft = draft.with_edits(_shortened(draft, bounds, index, excess))
     return draft
+
+
+def shorten_standing(draft: Draft, bounds: Bounds) -> Draft:
+    """The draft with a user message that takes most of the window cut to less than half of it.
+
+    A task or a question that is protected word for word leaves no room for the steps that follow it: every
+    one of them would be a batch. So once something follows it, its middle goes to the archive.
+    """
+    usable, protection = bounds.budget.soft_limit, bounds.protection
+    edits: dict[int, Edit] = {}
+    for piece in draft.pieces:
+        index = piece.index
+        if index is None or index not in (protection.task, protection.current) or index in protection.active:
+            continue
+        message = draft.transcript.messages[index]
+        if piece.tokens <= LARGEST_STANDING * usable or message.keep or message.media:
+            continue
+        allowed = int(STANDING_KEPT * usable) - MESSAGE_OVERHEAD
+        text = clip_middle(draft.transcript.read(index).text, allowed, counter=bounds.counter, ref=message.ref)
+        edit = replace_content(draft.transcript, index, text, kind=EditKind.CLIP, counter=bounds.counter)
+        if edit.tokens < piece.tokens:
+            edits[index] = edit
+    return draft.with_edits(edits)
 
 
 def _candidates(draft: Draft, bounds: Bounds) -> list[int]:
