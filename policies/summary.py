@@ -10,6 +10,9 @@ _MARKUP = re.compile(
 _TEMPLATE = re.compile(r"\[(?=/?(?:INST|SYS)\])|(?<=\|)>", re.IGNORECASE)
 
 
+NOTHING = "(There was no room to keep anything of them here.)"
+
+
 def defang(text: str) -> str:
     """``text`` in which nothing can close the fence, open a role or pass for a chat template's control token."""
     return _TEMPLATE.sub(lambda m: "(" if m.group() == "[" else "\u203a", _MARKUP.sub("\u2039", text))
@@ -24,6 +27,7 @@ def fence(ref: str, *, content: str) -> str:
 def render_summary(extract_text: str, *, narrative: str = "", version: int, ref: str, removed: int) -> str:
     """The complete content of the summary message; the same input gives the same text."""
     body = defang("\n".join(part.strip() for part in (narrative, extract_text) if part.strip()))
+    body = body or NOTHING
     tag = fence(ref, content=body)
     return (
         f"<{tag}>\nWritten by Weir from {removed} earlier messages (v{version}, recall {ref}). "

@@ -263,6 +263,8 @@ def _change(job: Job, decision: Decision, reading: Reading, thread: Thread, now:
         originals=tuple(_original(job, transcript, i) for i in decision.removed),
         covered=tuple(transcript.messages[i].ref for i in decision.covered),
         checkpoint=decision.checkpoint,
+        chain_end=transcript.chain[-1] if transcript.chain else b"",
+        length=len(transcript.chain),
     )
 
 

@@ -16,7 +16,7 @@ from proxy.store.bulk import run_many
 from proxy.store.errors import StaleVersion
 from proxy.store.ledger import Damage, add_cut, add_edits, copy_cuts, load_cuts, load_edits, refs_of_cuts
 from proxy.store.records import Branch, Change, ConversationRow
-from proxy.store.tables import branches, conversations, keep_first
+from proxy.store.tables import branches, chains, conversations, keep_first, keep_last
 
 FIRST_LOOK = 8
 LATER_LOOKS = 500
@@ -46,6 +46,7 @@ NAMED = sa.select(conversations.c.id).where(
 )
 ADD_BRANCH = keep_first(branches)
 ADD_CONVERSATION = keep_first(conversations)
+TOUCH_CHAIN = keep_last(chains, replaced=("at",))
 HOMES = sa.select(conversations.c.name, conversations.c.id).where(
     conversations.c.tenant == sa.bindparam("tenant"), conversations.c.name.in_(sa.bindparam("names", expanding=True))
 )
@@ -97,6 +98,9 @@ def commit(connection: sa.Connection, change: Change, *, full: bool) -> int:
         row = connection.execute(BY_ID, {"tenant": change.tenant, "branch": change.branch}).first()
         raise StaleVersion(0 if row is None else row.version)
     version = change.expected + 1
+    if change.chain_end and change.length > 0:
+        tip = {"tenant": change.tenant, "hash": change.chain_end, "branch": change.branch}
+        run_many(connection, TOUCH_CHAIN[connection.dialect.name], [{**tip, "length": change.length, "at": change.at}])
     add_edits(connection, tenant=change.tenant, branch=change.branch, version=version, given=change.edits)
     add_cut(connection, change)
     add_originals(

@@ -7,9 +7,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from proxy.store.bulk import run_many
-from proxy.store.conversations import open_conversations
+from proxy.store.conversations import TOUCH_CHAIN, open_conversations
 from proxy.store.records import ConversationRow, ExchangeRow
-from proxy.store.tables import branches, chains, conversations, exchanges, keep_last
+from proxy.store.tables import branches, conversations, exchanges, keep_last
 
 SAME_NAME = (
     "id",
@@ -37,7 +37,6 @@ SAME_NAME = (
     "attempts",
 )
 TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated"))
-TOUCH_CHAIN = keep_last(chains, replaced=("at",))
 ADD = sa.insert(exchanges)
 KNOWN = sa.select(exchanges.c.id).where(
     exchanges.c.tenant == sa.bindparam("tenant"), exchanges.c.id.in_(sa.bindparam("ids", expanding=True))

@@ -42,7 +42,8 @@ class Change:
     """A batch of edits: all of it is stored, or nothing.
 
     ``expected`` is the version that the plan was made on; ``covered`` are the refs that the new cut covers,
-    in order; ``checkpoint`` is the structured state as JSON text.
+    in order; ``checkpoint`` is the structured state as JSON text. ``chain_end`` is the hash after all ``length``
+    messages of the request, by which the next one will find what is stored here.
     """
 
     tenant: str
@@ -56,6 +57,8 @@ class Change:
     originals: tuple[Original, ...] = ()
     covered: tuple[str, ...] = ()
     checkpoint: str | None = None
+    chain_end: bytes = b""
+    length: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """A Weir that ends in the middle of a session, in order or killed, and the session that goes on without noticing."""
 
 import asyncio
+import json
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
+    TOOLS,
     Talk,
     WeirProcess,
     answered,
@@ -18,6 +20,7 @@ from tests.functional.harness import (
     begins_with,
     free_port,
     opening,
+    tool_step,
     weir,
 )
 
@@ -114,3 +117,33 @@ async def test_a_fork_keeps_the_edits_that_it_has_inherited_after_a_restart(tmp_
             fork.client = target.client()
             await fork.agent(1)
         assert begins_with(arrays_of(simulator.answered())[-1], before)
+
+
+@pytest.mark.requirement("A2.20", "R.60")
+async def test_a_kill_right_after_a_batch_does_not_orphan_the_conversation(tmp_path: Path) -> None:
+    messages = opening()
+    for number in range(17):
+        messages += tool_step(number)
+    async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
+        arguments = [
+            "--upstream",
+            simulator.base_url,
+            "--window",
+            "8192",
+            "--store",
+            f"sqlite+aiosqlite:///{tmp_path / 'w.db'}",
+        ]
+        port = free_port()
+        async with WeirProcess(arguments, port) as first:
+            raw = await first.client().chat.completions.with_raw_response.create(
+                model="sim", messages=messages, max_tokens=512, tools=TOOLS
+            )
+            assert "evict=" in raw.headers["x-weir-actions"]
+            await first.stop(signal.SIGKILL)
+        async with WeirProcess(arguments, port) as second:
+            after = await second.client().chat.completions.with_raw_response.create(
+                model="sim", messages=messages + tool_step(17), max_tokens=512, tools=TOOLS
+            )
+        assert after.headers["x-weir-conversation"] == raw.headers["x-weir-conversation"]
+        before, then = (json.loads(s.body)["messages"] for s in simulator.answered()[-2:])
+        assert then[: len(before)] == before
