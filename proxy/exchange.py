@@ -8,6 +8,7 @@ byte went to the client.
 
 import asyncio
 import itertools
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, MutableMapping, Sequence
@@ -272,7 +273,7 @@ class Call:
 
     async def send(self, planned: Planned) -> Received:
         """The answer to relay. Asks again with less, at most twice, where the upstream says that it does not fit."""
-        body, retries = planned.body, 0
+        body, retries = self._within_window(planned), 0
         while True:
             received, verdict = await self._attempt(body, planned, number=retries + 1)
             if not verdict.is_overflow or self.job is None or self.job.settings.mode is not Mode.ENFORCE:
@@ -303,9 +304,21 @@ class Call:
             self._note_plan(span, smaller)
         return smaller.body, smaller
 
+    def _within_window(self, planned: Planned) -> bytes:
+        """The planned body, asking for no more than fits where the upstream is known to refuse more than that."""
+        belief, decision = planned.belief, planned.decision
+        enforced = self.job is not None and self.job.settings.mode is Mode.ENFORCE
+        if not enforced or belief is None or decision is None or not self.runtime.windows.is_strict(belief.scope):
+            return planned.body
+        used = math.ceil(decision.after * (1 + belief.budget.margin))
+        return self._asking_for(planned.body, belief.budget.window - used - CLAMP_MARGIN) or planned.body
+
     def _clamped(self, body: bytes, verdict: Verdict) -> bytes | None:
         """The same body asking for a shorter answer, where only prompt plus answer is too large."""
-        room = verdict.clamp(CLAMP_MARGIN)
+        return self._asking_for(body, verdict.clamp(CLAMP_MARGIN))
+
+    def _asking_for(self, body: bytes, room: int | None) -> bytes | None:
+        """The body with the client's ``max_tokens`` cut to ``room``; None if there is nothing to cut or no room."""
         asked = self.request.max_tokens
         if room is None or asked is None or room >= asked or room < min(SMALLEST_OUTPUT, asked):
             return None
@@ -384,6 +397,8 @@ class Call:
         belief = planned.belief
         if belief is None:
             return
+        if verdict.kind is Kind.COMPLETION:
+            self.runtime.windows.mark_strict(belief.scope)
         limit = plausible_limit(verdict)
         if limit is not None:
             self.runtime.windows.learn(belief.scope, limit)

@@ -122,8 +122,10 @@ class Planner:
         """Aim for what the budget itself asks, where the harder aim cannot be reached."""
         try:
             await self._decide(job, planned, ceiling=sent - 1)
-        except BudgetUnreachable:
-            return None  # the upstream's own error says more: it counts what Weir cannot see
+        except BudgetUnreachable as error:
+            if sum(error.buckets.values()) > error.window - error.reserve:
+                raise _too_long(error) from None
+            return None  # by Weir's count it fits: the upstream counts what Weir cannot see, and says so itself
         self._write_body(job, planned)
         return planned
 

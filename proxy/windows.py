@@ -76,6 +76,7 @@ class Windows:
         self._calibrations: OrderedDict[str, Calibration] = OrderedDict()
         self._unsaved: dict[str, Calibration] = {}
         self._learned: dict[str, LimitRow] = {}
+        self._strict: set[str] = set()
         self._held: dict[tuple[object, ...], _Held] = {}
         self._revision = 0
 
@@ -171,6 +172,15 @@ class Windows:
         if facts.source != "rule":
             self._probe.ask_later(key, upstream.base_url or "", model, fetch)
         return facts
+
+    def mark_strict(self, scope: str) -> None:
+        """Remember that the upstream refuses a request whose prompt and ``max_tokens`` together exceed the window."""
+        if len(self._strict) < MOST_SCOPES:
+            self._strict.add(scope)
+
+    def is_strict(self, scope: str) -> bool:
+        """Whether the upstream was seen to add ``max_tokens`` to the prompt before it answers."""
+        return scope in self._strict
 
     def learn(self, scope: str, limit: int) -> None:
         """Remember a window that the upstream named in an error."""

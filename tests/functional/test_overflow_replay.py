@@ -240,3 +240,17 @@ async def test_weir_names_the_buckets_where_the_learned_window_cannot_hold_what_
     assert isinstance(caught.value.body, dict)
     assert set(caught.value.body["weir"]) >= {"window", "reserve", "buckets"}
     assert len(answered(upstream)) == 1
+
+
+@pytest.mark.requirement("P16", "A2.14")
+async def test_an_upstream_that_adds_max_tokens_to_the_prompt_refuses_once_and_not_again(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=REAL), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db") as target,
+    ):
+        talk = Talk(target.client(), opening())
+        await talk.agent(20, max_tokens=4_096)
+        seen = answered(simulator)
+    assert sum(s.status == 400 for s in simulator.ledger) == 1
+    assert len([s for s in simulator.ledger if s.status == 200]) == 20
+    assert seen
