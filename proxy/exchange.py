@@ -134,10 +134,13 @@ class Exchange:
         outcome.request, outcome.caller = request, caller
         caller.require(request.model)
         call = Call(runtime, request, caller, headers, outcome)
-        planned = await call.plan()
-        outcome.planned = planned
-        outcome.ready = time.perf_counter()
-        await self._relay(call, await call.send(planned))
+        try:
+            planned = await call.plan()
+            outcome.planned = planned
+            outcome.ready = time.perf_counter()
+            await self._relay(call, await call.send(planned))
+        finally:
+            call.job = None  # they know each other: parted, both go at once, and the body with them
 
     async def _relay(self, call: "Call", received: "Received") -> None:
         """Send the answer on and take note of how it went."""

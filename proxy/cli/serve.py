@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import importlib.metadata
 import logging
 import socket
@@ -27,6 +28,7 @@ from proxy.upstream.providers import providers_for
 
 DISTRIBUTION = "weir-proxy"
 SIMULATED_WINDOW = 8192
+COLLECT_AFTER = (2_000, 10, 10)
 
 
 @click.command()
@@ -67,11 +69,24 @@ def worker_app() -> App:
     """The application of one of several processes, configured as the command that started them."""
     path, flags = handed_down(environment())
     _log_to(QueuedLog(sys.stderr))
+    _tune_collector()
     return _app(loaded(path, flags), path, flags, Tokenizer(cache_dir=_vocabularies()))
+
+
+def _tune_collector() -> None:
+    """Let the garbage collector leave alone what was imported, and look less often at what lives long.
+
+    Caches hold many objects that stay: with the usual thresholds going through them again and again took a fifth
+    of a small request's CPU.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def _run(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer, listener: socket.socket) -> int:
     several = config.listen.workers > 1
+    _tune_collector()
     if several:
         simulated = next(iter(config.upstreams.values())).base_url if config.simulate else flags.upstream
         hand_down(path, replace(flags, upstream=simulated, window=config.window))
