@@ -36,13 +36,7 @@ class Thread:
     branch: Branch
     known: Known
     parent: str | None = None
-    stored: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def cached(self) -> bool:
-        """Whether anything was changed in this conversation."""
-        return self.known.triggered
 
     def apply(self, edits: Sequence[Edit], cut: Cut | None, version: int) -> None:
         """Remember a batch of edits that was decided at ``version``."""
@@ -69,7 +63,7 @@ class Recognised:
 def thread_from(branch: Branch) -> Thread:
     """A thread of a branch that was read from the store."""
     known = Known(edits={e.key: e for e in branch.edits}, cuts=branch.cuts)
-    return Thread(branch, known, stored=True)
+    return Thread(branch, known)
 
 
 class Conversations:

@@ -13,8 +13,6 @@ from policies import (
     BudgetUnreachable,
     ContextSettings,
     Decision,
-    Effect,
-    Failed,
     Mode,
     Reply,
     Summarize,
@@ -282,9 +280,3 @@ def _original(job: Job, transcript: Transcript, index: int) -> Original:
         body=bytes(raw),
         text="\n".join(part for part in said if part),
     )
-
-
-async def no_summaries(effect: Effect) -> Reply:
-    """The reply where no model may be asked."""
-    del effect
-    return Failed("no_summarizer")

@@ -7,7 +7,7 @@ llama.cpp says it in ``/props`` and Ollama in ``/api/show``.
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,7 +29,7 @@ class _Answer:
 
 
 class Probe:
-    """What upstreams say of their windows. ``fetch(origin key, url, body)`` is bound by :meth:`for_fetch`."""
+    """What upstreams say of their windows. ``fetch(method, url, body)`` is given with each question."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -65,10 +65,6 @@ class Probe:
             self._asking[key] = task
             task.add_done_callback(lambda _: self._asking.pop(key, None))
         return task
-
-    def pending(self) -> Iterable[asyncio.Task[None]]:
-        """Questions under way."""
-        return tuple(self._asking.values())
 
     async def _ask(self, key: str, base_url: str, model: str, fetch: Fetch) -> None:
         answer = _Answer(until=self._clock() + GOOD_FOR)
