@@ -177,7 +177,7 @@ class Planner:
         assert reading is not None  # noqa: S101
         change = _change(job, decision, reading, thread, self.clock())
         version = change.expected + 1
-        if self.store is not None and (self.settler.failing or self.settler.holds(change.branch)):
+        if self.store is not None and self.settler.failing:
             planned.degraded.append("store")
             self.settler.keep(change)
             thread.apply(decision.edits, decision.cut, version)

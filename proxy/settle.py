@@ -38,8 +38,8 @@ class Settler:
 
     @property
     def failing(self) -> bool:
-        """Whether the last write failed."""
-        return self._failing
+        """Whether the last write failed, or a change that the store refused still waits."""
+        return self._failing or bool(self._changes)
 
     def start(self) -> None:
         """Begin writing."""
@@ -59,10 +59,6 @@ class Settler:
             log.error("the store has been down for too long: a change of conversation was dropped from memory")
         self._changes.append(change)
         self._wake.set()
-
-    def holds(self, branch: str) -> bool:
-        """Whether changes of a branch wait: a later one has to wait behind them."""
-        return any(change.branch == branch for change in self._changes)
 
     def original(self, tenant: str, ref: str) -> bytes | None:
         """The original of a removed message among the changes that wait, None if it is not there."""
