@@ -8,12 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from policies.budget import Budget
+from policies.draft import Draft, Piece
 from policies.messages import ToolCall, Transcript, count_occurrences
 from policies.protection import Protection, protect
 from policies.replay import Known, tokens_kept_verbatim
-from policies.settings import ContextSettings, Shape
+from policies.settings import ContextSettings, Layer, Shape
 from policies.tokens import TokenCounter
+from policies.triggers import first_trigger
 from policies.turns import Unit, answered_calls, units
+
+SMALLEST_CAP = 64
+NO_LAYER = Layer(strategy="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,24 @@ class Bounds:
     fixed: int
     ceiling: int | None = None
     summarizer_input: int | None = None
+    layer: Layer = NO_LAYER
+    aim: int | None = None
+    early: float = 1.0
+    free_only: bool = False
+
+    @property
+    def target(self) -> int:
+        """The total tokens that the layer at work should end at: its own aim, else low water."""
+        return self.low_water if self.aim is None else self.aim
+
+    def in_scope(self, draft: Draft, piece: Piece) -> bool:
+        """Whether a piece counts against the bucket that the layer at work is about."""
+        scope = self.layer.scope
+        if scope == "total":
+            return True
+        name = draft.bucket(piece)
+        rule = self.settings.buckets.get(name)
+        return (rule.charge_to if rule is not None and rule.charge_to else name) == scope
 
     @property
     def room(self) -> int:
@@ -60,8 +83,7 @@ class Bounds:
     @property
     def ingest_cap(self) -> int:
         """The largest tool result, in tokens."""
-        usable = self.budget.room_for(self.budget.usable)
-        return max(64, min(int(self.settings.ingest_cap_share * usable), self.settings.ingest_cap))
+        return ingest_cap_for(self.settings, self.budget)
 
     def sides(self, stays: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Positions of covered messages (``stays``: their indices) in front of a summary and behind it.
@@ -77,10 +99,12 @@ class Bounds:
         return answered_calls(self.transcript, self.steps)
 
 
-def trigger_for(settings: ContextSettings, budget: Budget) -> int:
-    """Where a batch starts: the shape's share of U, or of the provider's input limit where that is smaller."""
-    usable = budget.usable if budget.max_input is None else min(budget.usable, budget.max_input)
-    return min(budget.room_for(settings.shape_for(budget.window).trigger * usable), budget.soft_limit)
+def ingest_cap_for(settings: ContextSettings, budget: Budget) -> int:
+    """The largest tool result in uncalibrated tokens: the policy's cap, its share of U, the cap of its bucket."""
+    share = int(settings.ingest.share * budget.room_for(budget.usable))
+    bucket = budget.caps.get("tool_outputs")
+    caps: list[int] = [share, settings.ingest.cap, *(() if bucket is None else (budget.room_for(bucket),))]
+    return max(SMALLEST_CAP, min(caps))
 
 
 def bounds_for(
@@ -98,7 +122,7 @@ def bounds_for(
     messages = transcript.messages
     steps = units(messages, transcript.head)
     protection = protect(messages, steps)
-    trigger = trigger_for(settings, budget)
+    trigger = first_trigger(settings, budget)
     if ceiling is not None:
         trigger = min(trigger, ceiling)
     fixed = tokens_kept_verbatim(transcript, known, protection) + transcript.tools + transcript.priming

@@ -13,16 +13,18 @@ uncalibrated tokens, because that is what a message's count is; :meth:`Budget.ro
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from policies.settings import ContextSettings
+from policies.settings import ContextSettings, amount
 
 SMALLEST_RESERVE = 1
+BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
+RESERVED = ("working", "headroom")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The division of one request's window, in tokens."""
+    """The division of one request's window, in tokens; ``caps`` by bucket, only of those that have one."""
 
     window: int
     reserve: int
@@ -30,6 +32,7 @@ class Budget:
     max_input: int | None = None
     margin: float = 0.0
     ratio: float = 1.0
+    caps: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def usable(self) -> int:
@@ -94,6 +97,7 @@ class Budget:
             reserve=max(SMALLEST_RESERVE, min(self.reserve, math.floor(self.reserve * share))),
             headroom=math.floor(self.headroom * share),
             max_input=None if self.max_input is None else min(self.max_input, window),
+            caps={name: math.floor(cap * share) for name, cap in self.caps.items()},
         )
 
 
@@ -113,26 +117,35 @@ def divide(
     is that, bounded by the model's output limit and a quarter of the window, else the policy's reserve, never
     under ``min(reserve_floor, W / 4)``. ``margin`` overrides the policy's once the estimate is calibrated.
     """
+    scale = 1.0 if settings.designed_for is None else window / settings.designed_for
+    own_reserve = scaled(settings.reserve, window, scale)
     quarter = max(1, window // 4)
     floor = min(settings.reserve_floor, quarter)
     stated = requested if requested is not None and requested > 0 else None
     if settings.reserve_mode == "fixed":
-        reserve = max(floor, settings.reserve, stated or 0)
+        reserve = max(floor, own_reserve, stated or 0)
     elif stated is not None:
         reserve = min(stated, quarter, max_output or stated)
     else:
-        reserve = max(floor, settings.reserve)
+        reserve = max(floor, own_reserve)
     return Budget(
         window=window,
         reserve=min(reserve, max(1, window - 1)),
-        headroom=math.floor(settings.headroom * window),
+        headroom=scaled(settings.headroom, window, scale),
         max_input=max_input if max_input is not None and max_input < window else None,
         margin=settings.margin if margin is None else margin,
         ratio=ratio,
+        caps={
+            name: scaled(bucket.cap, window, scale)
+            for name, bucket in settings.buckets.items()
+            if bucket.cap is not None and name not in RESERVED
+        },
     )
 
 
-BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
+def scaled(value: float, window: int, scale: float) -> int:
+    """Tokens of an amount: a share of the window below 1, else tokens of the window that the policy was made for."""
+    return amount(value, window) if value < 1 else math.floor(round(value * scale, 6))
 
 
 def total(buckets: Mapping[str, int]) -> int:

@@ -8,18 +8,20 @@ dropped with a note, the middle of the newest message clipped.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.bounds import Bounds
+from policies.buckets import charged
 from policies.draft import Draft
 from policies.effects import Flow
-from policies.settings import Layer
+from policies.settings import Layer, amount
 from policies.strategies.clip import clip
 from policies.strategies.compact import compact
 from policies.strategies.dedupe import dedupe
 from policies.strategies.drop_oldest import drop_oldest
 from policies.strategies.evict import evict, evict_marked
 from policies.strategies.ingest_cap import ingest_cap
+from policies.triggers import layers_of, limit_for, target_for
 
 STRATEGIES: dict[str, Callable[[Draft, Bounds], Draft]] = {
     "ingest_cap": ingest_cap,
@@ -28,11 +30,17 @@ STRATEGIES: dict[str, Callable[[Draft, Bounds], Draft]] = {
 }
 FLOWS: dict[str, Callable[[Draft, Bounds], Flow[Draft]]] = {"compact": compact}
 HARDER_SHARE = 0.25
+PAID = frozenset({"compact", "summarize_tool_result", "progressive", "delegate", "rollover"})
+"""Strategies that may ask a model; all others are free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerReport:
-    """What one layer did: uncalibrated tokens before and after, pieces changed, whether it was kept."""
+    """What one layer did: uncalibrated tokens before and after, pieces changed, whether it was kept.
+
+    ``scope`` is the bucket that it was about, ``total`` for the whole request; ``reason`` says why a layer did
+    nothing although it was due; a ``rung`` is what helped where the layers did not.
+    """
 
     layer: str
     before: int
@@ -40,21 +48,40 @@ class LayerReport:
     units: int
     kept: bool
     ref: str | None = None
+    scope: str = "total"
+    reason: str = ""
+    rung: bool = False
+
+
+def is_due(draft: Draft, bounds: Bounds) -> bool:
+    """Whether any layer that does more than cap new results has work to do."""
+    if draft.tokens > bounds.trigger * bounds.early:
+        return True
+    scoped = [layer for layer in layers_of(bounds.settings) if layer.scope != "total"]
+    if not scoped:
+        return False
+    inside = charged(draft.buckets(), bounds.settings.buckets)
+    return any(inside.get(layer.scope, 0) > _limit(layer, bounds) for layer in scoped)
 
 
 def run_layers(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerReport, ...]]]:
     """The draft after every layer that was needed, and what each did."""
     reports: list[LayerReport] = []
-    done = evict_marked(draft, bounds)
+    fired = draft.tokens > bounds.trigger * bounds.early
+    done = evict_marked(draft, bounds) if fired else draft
     if done is not draft:
-        reports.append(_report("evict", draft, done, kept=True))
+        reports.append(_report(Layer(strategy="evict"), draft, done, kept=True))
         draft = done
-    for layer in bounds.settings.layers:
-        if draft.tokens <= _target(layer, bounds):
+    for layer in layers_of(bounds.settings):
+        if bounds.free_only and layer.strategy in PAID:
             continue
-        done = yield from _run(layer, draft, bounds)
-        kept = _pays(layer, draft, done, bounds)
-        reports.append(_report(layer.strategy, draft, done, kept=kept))
+        aim = _aim(layer, draft, bounds, fired=fired)
+        if aim is None:
+            continue
+        at_work = replace(bounds, layer=layer, aim=aim)
+        done, reason = yield from _run(layer, draft, at_work)
+        kept = _pays(layer, draft, done, at_work)
+        reports.append(_report(layer, draft, done, kept=kept, reason=reason))
         if not kept:
             continue
         draft = done
@@ -63,52 +90,77 @@ def run_layers(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerRep
     return draft, tuple(reports)
 
 
+def _limit(layer: Layer, bounds: Bounds) -> float:
+    return limit_for(layer, bounds.settings, bounds.budget) * bounds.early
+
+
+def _aim(layer: Layer, draft: Draft, bounds: Bounds, *, fired: bool) -> int | None:
+    """The total tokens that a layer should end at; None if it is not due."""
+    budget, tokens = bounds.budget, draft.tokens
+    allowed = min(budget.soft_limit, bounds.hard_limit)
+    end = target_for(layer, bounds.settings, budget, low_water=bounds.low_water)
+    if layer.at == 0:
+        return end
+    if layer.scope == "total":
+        due = fired if layer.at is None else tokens > _limit(layer, bounds)
+        if layer.at is None or tokens <= allowed:
+            return end if due and tokens > end else None
+        return min(end, allowed)
+    inside = charged(draft.buckets(), bounds.settings.buckets).get(layer.scope, 0)
+    if inside <= _limit(layer, bounds) and tokens <= allowed:
+        return None
+    return tokens - max(inside - end, tokens - allowed, 0)
+
+
 def run_rungs(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerReport, ...]]]:
     """The draft after as many rungs as it took to get under the hard limit, and what each did."""
     reports: list[LayerReport] = []
     target = bounds.hard_limit
     if draft.tokens > target:
         done = yield from compact(draft, bounds, share=HARDER_SHARE)
-        reports.append(_report("compact", draft, done, kept=done.tokens < draft.tokens))
+        reports.append(_report(Layer(strategy="compact"), draft, done, kept=done.tokens < draft.tokens, rung=True))
         draft = done if done.tokens < draft.tokens else draft
     if draft.tokens > target:
-        done = drop_oldest(draft, bounds, target=target)
-        reports.append(_report("drop_oldest", draft, done, kept=done.tokens < draft.tokens))
+        done = drop_oldest(draft, replace(bounds, aim=target))
+        reports.append(_report(Layer(strategy="drop_oldest"), draft, done, kept=done.tokens < draft.tokens, rung=True))
         draft = done
     if draft.tokens > target:
         done = clip(draft, bounds, target=min(target, bounds.budget.soft_limit))
-        reports.append(_report("clip", draft, done, kept=done.tokens < draft.tokens))
+        reports.append(_report(Layer(strategy="clip"), draft, done, kept=done.tokens < draft.tokens, rung=True))
         draft = done
     return draft, tuple(reports)
 
 
-def _run(layer: Layer, draft: Draft, bounds: Bounds) -> Flow[Draft]:
+def _run(layer: Layer, draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, str]]:
+    """The draft after one layer, and why it did nothing where it could not."""
     if layer.strategy in FLOWS:
-        return (yield from FLOWS[layer.strategy](draft, bounds))
-    return STRATEGIES[layer.strategy](draft, bounds)
-
-
-def _target(layer: Layer, bounds: Bounds) -> int:
-    if layer.stop_at is not None:
-        return bounds.budget.room_for(layer.stop_at * bounds.budget.base(bounds.settings))
-    return bounds.low_water
+        return (yield from FLOWS[layer.strategy](draft, bounds)), ""
+    if layer.strategy in STRATEGIES:
+        return STRATEGIES[layer.strategy](draft, bounds), ""
+    return draft, "unavailable"
 
 
 def _pays(layer: Layer, before: Draft, after: Draft, bounds: Bounds) -> bool:
     saved = before.tokens - after.tokens
-    if saved <= 0 or saved < layer.min_savings * bounds.budget.window / bounds.budget.ratio:
+    if saved <= 0 or saved < amount(layer.min_savings, bounds.budget.window) / bounds.budget.ratio:
         return False
     if layer.must_reach is None:
         return True
     return after.tokens <= bounds.low_water + layer.must_reach * (bounds.trigger - bounds.low_water)
 
 
-def _report(name: str, before: Draft, after: Draft, *, kept: bool) -> LayerReport:
+def _report(
+    layer: Layer, before: Draft, after: Draft, *, kept: bool, reason: str = "", rung: bool = False
+) -> LayerReport:
+    gone = len(before.pieces) - len(after.pieces)
     return LayerReport(
-        layer=name,
+        layer=layer.strategy,
         before=before.tokens,
         after=after.tokens,
-        units=max(len(before.pieces) - len(after.pieces), len(after.edits) - len(before.edits)),
+        units=max(gone, len(after.edits) - len(before.edits), len(after.pruned) - len(before.pruned)),
         kept=kept,
         ref=after.cut.ref if after.cut is not None and after.cut is not before.cut else None,
+        scope=layer.scope,
+        reason=reason,
+        rung=rung,
     )

@@ -4,12 +4,12 @@ Layers turn one draft into the next; nothing is ever changed in place, and the c
 touched, so a layer whose work did not pay is dropped by keeping the draft from before it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from policies.budget import BUCKETS
 from policies.ledger import Cut, Edit, EditKind
-from policies.messages import Transcript
+from policies.messages import ToolDefinition, Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class Draft:
     """A planned array with what led to it.
 
     ``edits`` (by the message's index) and ``cut`` are new in this request; ``active_cut`` is the cut in the
-    array, new or replayed. ``checkpoint`` is the structured state of a new cut as JSON text.
+    array, new or replayed. ``checkpoint`` is the structured state of a new cut as JSON text. ``pruned`` are the
+    definitions of tools that are left out, ``tool_edits`` the new edits that leave them out.
     """
 
     transcript: Transcript
@@ -40,16 +41,23 @@ class Draft:
     cut: Cut | None = None
     active_cut: Cut | None = None
     checkpoint: str | None = None
+    pruned: tuple[ToolDefinition, ...] = ()
+    tool_edits: tuple[Edit, ...] = ()
+
+    @property
+    def tools(self) -> int:
+        """Uncalibrated tokens of the tool definitions that are sent."""
+        return max(0, self.transcript.tools - sum(d.tokens for d in self.pruned))
 
     @property
     def tokens(self) -> int:
         """Uncalibrated tokens of the planned request, tools and priming included."""
-        return sum(p.tokens for p in self.pieces) + self.transcript.tools + self.transcript.priming
+        return sum(p.tokens for p in self.pieces) + self.tools + self.transcript.priming
 
     @property
     def changed(self) -> bool:
         """Whether the array differs from the client's."""
-        if len(self.pieces) != len(self.transcript.messages):
+        if self.pruned or len(self.pieces) != len(self.transcript.messages):
             return True
         return any(p.text is not None or p.index != i for i, p in enumerate(self.pieces))
 
@@ -61,7 +69,9 @@ class Draft:
             if piece.kind is not None:
                 counts[piece.kind.value] = counts.get(piece.kind.value, 0) + 1
         if self.active_cut is not None:
-            counts["compact"] = 1
+            counts[self.active_cut.layer] = 1
+        if self.pruned:
+            counts[EditKind.PRUNE_TOOLS.value] = len(self.pruned)
         return counts
 
     def with_edits(self, edits: Mapping[int, Edit], *, new: bool = True) -> "Draft":
@@ -79,6 +89,7 @@ class Draft:
         placed = tuple(
             Piece(None, cut.tokens, cut.text) if i is None else pieces.get(i) or Piece(i, messages[i].tokens)
             for i in order
+            if i is not None or cut.text
         )
         alive = set(order)
         edits = {i: e for i, e in self.edits.items() if i in alive}
@@ -87,20 +98,28 @@ class Draft:
     def buckets(self) -> dict[str, int]:
         """Tokens by bucket; every token of the request is in exactly one."""
         result = dict.fromkeys(BUCKETS, 0)
-        result["tools"] = self.transcript.tools
+        result["tools"] = self.tools
         result["history"] = self.transcript.priming
         for piece in self.pieces:
-            if piece.index is None:
-                result["summary"] += piece.tokens
-                continue
-            message = self.transcript.messages[piece.index]
-            if message.is_head:
-                result["system"] += piece.tokens
-            elif message.is_result:
-                result["tool_outputs"] += piece.tokens
-            else:
-                result["history"] += piece.tokens
+            result[self.bucket(piece)] += piece.tokens
         return result
+
+    def bucket(self, piece: Piece) -> str:
+        """The one bucket that a piece belongs to: what a call says is history, what it returns a tool output."""
+        if piece.index is None:
+            return "summary"
+        if piece.index in self.transcript.memory:
+            return "memory"
+        message = self.transcript.messages[piece.index]
+        if message.is_head:
+            return "system"
+        return "tool_outputs" if message.is_result else "history"
+
+    def with_tools_pruned(self, definitions: Sequence[ToolDefinition], edits: Sequence[Edit] = ()) -> "Draft":
+        """The draft without these definitions; ``edits`` are the new ones among what leaves them out."""
+        if not definitions:
+            return self
+        return replace(self, pruned=(*self.pruned, *definitions), tool_edits=(*self.tool_edits, *edits))
 
 
 def _edited(piece: Piece, edits: Mapping[int, Edit]) -> Piece:

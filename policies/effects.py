@@ -28,6 +28,32 @@ class Summarize:
 
 
 @dataclass(frozen=True, slots=True)
+class Compare:
+    """Ask which of these texts are alike; the reply is :class:`Alike`.
+
+    ``pairs`` are the positions worth comparing, the lower one first. ``model`` names embeddings; None compares by
+    shingles.
+    """
+
+    texts: tuple[str, ...]
+    pairs: tuple[tuple[int, int], ...]
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Ask an operator's own function for fewer messages; the reply is :class:`Trimmed`.
+
+    ``path`` is ``module:function``, ``max_tokens`` what the messages (by index) should take together.
+    """
+
+    path: str
+    indices: tuple[int, ...]
+    max_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The shell did it."""
 
@@ -49,8 +75,30 @@ class Failed:
     reason: str
 
 
-Effect = Offload | Summarize
-Reply = Done | Summary | Failed
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """How alike the pairs that were asked about are: 0 to 1 each, in their order."""
+
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A message that an operator's function gave back: which one it was, and its content where that is another."""
+
+    index: int
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What an operator's function gave back, in its order."""
+
+    messages: tuple[Kept, ...]
+
+
+Effect = Offload | Summarize | Compare | Trim
+Reply = Done | Summary | Alike | Trimmed | Failed
 
 T = TypeVar("T")
 Flow = Generator[Effect, Reply, T]

@@ -5,6 +5,7 @@
     PolicyError
     ├── InvalidConversation      the array breaks a rule that every upstream has
     └── BudgetUnreachable        what may not be removed is already too much
+        └── BucketExceeded       a bucket is above its cap, and the policy says to refuse that
 """
 
 from collections.abc import Mapping
@@ -36,3 +37,22 @@ class BudgetUnreachable(PolicyError):
         super().__init__(
             f"protected content of {protected} tokens does not fit a window of {window} with {reserve} reserved"
         )
+
+
+class BucketExceeded(BudgetUnreachable):
+    """A bucket is above its cap and its ``on_overflow`` is ``reject``.
+
+    Attributes:
+        bucket: its name.
+        used: its tokens.
+        cap: the most that it may hold, tokens.
+    """
+
+    def __init__(
+        self, bucket: str, *, used: int, cap: int, window: int, reserve: int, buckets: Mapping[str, int], protected: int
+    ) -> None:
+        super().__init__(window=window, reserve=reserve, buckets=buckets, protected=protected)
+        self.bucket = bucket
+        self.used = used
+        self.cap = cap
+        self.args = (f"bucket {bucket} holds {used} tokens, {used - cap} more than its cap of {cap}",)

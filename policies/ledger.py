@@ -9,15 +9,28 @@ that is what keeps the sent prefix stable and the provider's cache warm.
 from dataclasses import dataclass
 from enum import StrEnum
 
+DROPPING = frozenset({"drop_oldest", "sliding_window", "custom"})
+"""Origins of cuts that stand for dropped messages rather than for their summary."""
+
 
 class EditKind(StrEnum):
-    """Why a message's content was replaced."""
+    """Why a message's content was replaced, or a part of the request left out.
+
+    ``reasoning`` keeps a message's content and leaves out its thinking; ``prune_tools`` is about the definition of
+    a tool, found by the digest of its name.
+    """
 
     INGEST_CAP = "ingest_cap"
     DEDUPE = "dedupe"
     EVICT = "evict"
+    PRUNE = "prune"
+    MERGE = "semantic_merge"
     TRUNCATE = "truncate"
     CLIP = "clip"
+    MEDIA = "media"
+    REASONING = "reasoning"
+    CUSTOM = "custom"
+    PRUNE_TOOLS = "prune_tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +62,8 @@ class Cut:
 
     ``prefix`` is the chain's hash after those messages. ``before`` and ``after`` are positions (counted from
     the end of the head) of covered messages that stay verbatim in front of and behind the summary.
-    ``text`` is the exact content of the summary message, ``tokens`` its uncalibrated tokens, ``version`` the
-    checkpoint's version, ``ref`` the archive's key of what was covered, ``origin`` how the text was made.
+    ``text`` is the exact content of the summary message, empty for none, ``tokens`` its uncalibrated tokens,
+    ``version`` the checkpoint's version, ``ref`` the archive's key of what was covered, ``origin`` how it was made.
     """
 
     covers: int
@@ -63,3 +76,8 @@ class Cut:
     after: tuple[int, ...] = ()
     origin: str = "extract"
     narrative: str = ""
+
+    @property
+    def layer(self) -> str:
+        """The layer that made it: ``compact``, or what dropped messages without a summary."""
+        return self.origin if self.origin in DROPPING else "compact"

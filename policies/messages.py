@@ -28,13 +28,14 @@ class Body:
     """What a message says.
 
     ``text`` joins the text parts by newlines; ``reasoning`` is the thinking that some providers return;
-    ``media`` counts parts that are not text (images, audio, files).
+    ``media`` counts parts that are not text (images, audio, files); ``name`` is the speaker's, where one is given.
     """
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
     media: int = 0
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,40 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolDefinition:
+    """One definition of a tool: its name, what it costs in uncalibrated tokens, and what it says of itself."""
+
+    name: str
+    tokens: int
+    description: str = ""
+
+    @property
+    def digest(self) -> bytes:
+        """What an edit of the definition is found by: 16 bytes of the name, so that a new wording changes nothing."""
+        return blake2b(b"tool:" + self.name.encode(errors="surrogatepass"), digest_size=HASH_SIZE).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The definitions that a request carries; ``chosen`` are names that its ``tool_choice`` asks for."""
+
+    definitions: tuple[ToolDefinition, ...] = ()
+    chosen: frozenset[str] = frozenset()
+
+
+def no_tools() -> Tools:
+    """The definitions of a request that carries none."""
+    return Tools()
+
+
+@dataclass(frozen=True, slots=True)
 class Transcript:
     """The messages of one request in order.
 
     ``read(i)`` gives the body of message ``i``; ``chain[j]`` is the rolling hash over the messages from
     ``head`` to ``head + j`` inclusive, so ``chain`` has ``len(messages) - head`` entries. ``tools`` is the
-    tokens of tool definitions and response schema, ``priming`` the fixed overhead of a request.
+    tokens of tool definitions and response schema, ``priming`` the fixed overhead of a request. ``memory`` are the
+    indices of messages that carry memory. ``read_tools()`` gives the definitions one by one.
     """
 
     messages: tuple[Message, ...]
@@ -91,6 +120,8 @@ class Transcript:
     tools: int = 0
     priming: int = 3
     occurrences: tuple[int, ...] = field(default=())
+    memory: frozenset[int] = frozenset()
+    read_tools: Callable[[], Tools] = no_tools
 
     @property
     def tokens(self) -> int:

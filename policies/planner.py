@@ -6,22 +6,26 @@ group → budget → replay ledger → pressure → (pass | cascade) → rungs �
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from policies.bounds import Bounds, bounds_for, trigger_for
+from policies.bounds import Bounds, bounds_for, ingest_cap_for
+from policies.buckets import charged, find_memory, is_over, refuses
 from policies.budget import Budget
-from policies.cascade import LayerReport, run_layers, run_rungs
+from policies.cascade import LayerReport, is_due, run_layers, run_rungs
 from policies.draft import Draft, Piece, untouched
 from policies.effects import Flow, Offload
-from policies.errors import BudgetUnreachable, InvalidConversation
+from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation
+from policies.growth import UNKNOWN, Event, Growth, conclude, measure
 from policies.invariants import broken_rules
 from policies.ledger import Cut, Edit
 from policies.messages import Transcript
-from policies.pressure import Pressure, read_pressure
+from policies.pressure import Pressure
 from policies.replay import Known, replay
 from policies.settings import ContextSettings
 from policies.strategies.clip import clip, shorten_standing
 from policies.strategies.drop_oldest import drop_oldest
 from policies.strategies.ingest_cap import ingest_cap
 from policies.tokens import TokenCounter
+from policies.trend import PressureReading, Trend
+from policies.triggers import first_trigger, layers_of, limit_for
 
 
 class Action(StrEnum):
@@ -39,7 +43,9 @@ class Decision:
     ``pieces`` is the array to forward, None where the client's bytes are to go up unchanged. ``before``,
     ``after`` and ``limit`` are calibrated tokens of the raw request, of the forwarded one, and W - R - H.
     ``edits`` and ``cut`` are new and have to be stored before the request is forwarded; ``removed`` are the
-    indices of messages whose originals the archive needs. ``applied`` counts the edits in the array by kind.
+    indices of messages whose originals the archive needs. ``applied`` counts the edits in the array by kind,
+    ``pruned`` are the names of tools whose definitions are left out. ``trend`` is what the next request of the
+    conversation is to be planned with, ``events`` what an operator may want to hear of.
     """
 
     action: Action
@@ -57,6 +63,10 @@ class Decision:
     covered: tuple[int, ...] = ()
     checkpoint: str | None = None
     trail: tuple[LayerReport, ...] = ()
+    pruned: tuple[str, ...] = ()
+    reading: PressureReading | None = None
+    trend: Trend = UNKNOWN
+    events: tuple[Event, ...] = ()
 
     @property
     def is_new(self) -> bool:
@@ -71,20 +81,24 @@ def plan(
     budget: Budget,
     known: Known,
     counter: TokenCounter,
+    trend: Trend = UNKNOWN,
+    at: float | None = None,
     ceiling: int | None = None,
     summarizer_input: int | None = None,
 ) -> Flow[Decision]:
     """What to do with one request.
 
-    ``ceiling`` (uncalibrated tokens) is set after an upstream refused what the budget allowed,
-    ``summarizer_input`` is the most that the summariser reads at once. Raises
-    BudgetUnreachable if the protected content alone does not fit, InvalidConversation if a layer made an
-    array that an upstream would reject.
+    ``trend`` is what the conversation's earlier requests said about its growth, ``at`` the time of this one in
+    seconds of any clock. ``ceiling`` (uncalibrated tokens) is set after an upstream refused what the budget allowed,
+    ``summarizer_input`` is the most that the summariser reads at once. Raises BudgetUnreachable if the protected
+    content alone does not fit, BucketExceeded if the policy refuses a full bucket, InvalidConversation if a layer
+    made an array that an upstream would reject.
     """
-    if not known.triggered and ceiling is None:
-        tokens = transcript.tokens
-        if tokens <= trigger_for(settings, budget):
-            return _passed(tokens, settings=settings, budget=budget)
+    if settings.memory.tags or settings.memory.names:
+        transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
+    grown = measure(transcript, settings=settings, budget=budget, trend=trend, at=at)
+    if not known.triggered and ceiling is None and _is_quiet(transcript, grown, settings=settings, budget=budget):
+        return _passed(transcript, grown, settings=settings, budget=budget)
     bounds = bounds_for(
         transcript,
         settings=settings,
@@ -95,11 +109,12 @@ def plan(
         summarizer_input=summarizer_input,
     )
     draft = replay(bounds.transcript, known, bounds.protection)
-    if known.triggered and _has_large_new_result(bounds):
+    if (known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):
         yield Offload()
         draft = ingest_cap(draft, bounds, new_only=True)
+    bounds = _hurried(bounds, grown, draft)
     trail: tuple[LayerReport, ...] = ()
-    if draft.tokens > bounds.trigger and not _is_repeat(draft, bounds):
+    if settings.when_full == "manage" and is_due(draft, bounds) and not _is_repeat(draft, bounds):
         yield Offload()
         shortened = shorten_standing(draft, bounds)
         bounds = replace(bounds, fixed=bounds.fixed - (draft.tokens - shortened.tokens))
@@ -107,7 +122,7 @@ def plan(
         if draft.tokens > bounds.hard_limit:
             draft, rungs = yield from run_rungs(draft, bounds)
             trail += rungs
-    return _decide(_checked(draft, bounds), bounds, settings=settings, budget=budget, trail=trail)
+    return _decide(_checked(draft, bounds), bounds, grown, settings=settings, budget=budget, trail=trail)
 
 
 def trim(transcript: Transcript, *, settings: ContextSettings, budget: Budget, counter: TokenCounter) -> Decision:
@@ -115,26 +130,69 @@ def trim(transcript: Transcript, *, settings: ContextSettings, budget: Budget, c
     bounds = bounds_for(transcript, settings=settings, budget=budget, known=Known(), counter=counter)
     draft = untouched(bounds.transcript)
     if not bounds.soft_fits(draft.tokens):
-        draft = drop_oldest(draft, bounds, target=bounds.budget.soft_limit)
+        draft = drop_oldest(draft, replace(bounds, aim=bounds.budget.soft_limit))
     if draft.tokens > bounds.hard_limit:
         draft = clip(draft, bounds, target=bounds.hard_limit)
-    return _decide(_checked(draft, bounds), bounds, settings=settings, budget=budget)
+    grown = measure(transcript, settings=settings, budget=budget, trend=UNKNOWN, at=None)
+    return _decide(_checked(draft, bounds), bounds, grown, settings=settings, budget=budget)
 
 
-def _passed(tokens: int, *, settings: ContextSettings, budget: Budget) -> Decision:
-    """The decision to forward a request of so many uncalibrated tokens as it came."""
-    used = budget.estimate(tokens)
+def _passed(transcript: Transcript, grown: Growth, *, settings: ContextSettings, budget: Budget) -> Decision:
+    """The decision to forward a request as it came."""
+    tokens = transcript.tokens
+    seen = conclude(
+        grown,
+        settings=settings,
+        budget=budget,
+        used=grown.raw,
+        buckets=grown.buckets,
+        fits=budget.fits(tokens),
+        hard_fits=budget.hard_fits(tokens),
+        acted=False,
+        emergency=False,
+    )
     return Decision(
         action=Action.PASS,
         pieces=None,
-        before=used,
-        after=used,
+        before=grown.raw,
+        after=grown.raw,
         limit=budget.usable,
         raw_after=tokens,
-        pressure=read_pressure(used, budget.base(settings), settings.zones, fits=True),
-        buckets={},
+        pressure=seen.pressure,
+        buckets=grown.buckets,
         applied={},
+        reading=seen.reading,
+        trend=seen.trend,
+        events=seen.events,
     )
+
+
+def _is_quiet(transcript: Transcript, grown: Growth, *, settings: ContextSettings, budget: Budget) -> bool:
+    """Whether a request that was never managed needs no management now either."""
+    trigger = first_trigger(settings, budget)
+    if grown.preempt or transcript.tokens > (trigger if not grown.cold else trigger * (settings.cold_at or 1.0)):
+        return False
+    if settings.ingest.from_start:
+        cap = ingest_cap_for(settings, budget)
+        if any(m.is_result and m.tokens > cap for m in transcript.messages) or settings.ingest.is_particular:
+            return False
+    return all(
+        layer.scope == "total" or grown.charged.get(layer.scope, 0) <= limit_for(layer, settings, budget)
+        for layer in layers_of(settings)
+    ) and not any(refuses(settings, name) and is_over(name, n, budget) for name, n in grown.charged.items())
+
+
+def _hurried(bounds: Bounds, grown: Growth, draft: Draft) -> Bounds:
+    """The bounds of a request on which layers are due before their trigger.
+
+    Growth that will soon be too much brings the free ones forward. A cold cache makes an edit cost nothing but
+    itself, so a batch that would come soon comes now.
+    """
+    if grown.preempt and bounds.ceiling is None and bounds.soft_fits(draft.tokens):
+        return replace(bounds, early=0.0, free_only=True)
+    if grown.cold and bounds.settings.cold_at is not None:
+        return replace(bounds, early=bounds.settings.cold_at)
+    return bounds
 
 
 def _is_repeat(draft: Draft, bounds: Bounds) -> bool:
@@ -147,61 +205,94 @@ def _is_repeat(draft: Draft, bounds: Bounds) -> bool:
 def _has_large_new_result(bounds: Bounds) -> bool:
     transcript, cap = bounds.transcript, bounds.ingest_cap
     first_new = transcript.head + bounds.known.length
+    if bounds.settings.ingest.is_particular:
+        return any(m.is_result for m in transcript.messages[first_new:])
     return any(m.is_result and m.tokens > cap for m in transcript.messages[first_new:])
 
 
 def _checked(draft: Draft, bounds: Bounds) -> Draft:
-    transcript, guarded = draft.transcript, bounds.protection.all
     if draft.tokens > bounds.hard_limit:
-        protected = sum(p.tokens for p in draft.pieces if p.index in guarded)
         raise BudgetUnreachable(
             window=bounds.budget.window,
             reserve=bounds.budget.reserve,
             buckets=bounds.budget.estimate_each(draft.buckets()),
-            protected=bounds.budget.estimate(protected + transcript.tools + transcript.priming),
+            protected=bounds.budget.estimate(_protected_tokens(draft, bounds)),
         )
+    _refuse_full_buckets(draft, bounds)
     broken = broken_rules(draft)
     if broken:
         raise InvalidConversation("; ".join(broken))
     return draft
 
 
+def _refuse_full_buckets(draft: Draft, bounds: Bounds) -> None:
+    """Raise BucketExceeded for the first bucket above its cap whose policy is to refuse that."""
+    settings, budget = bounds.settings, bounds.budget
+    if settings.enforce != "bucket":
+        return
+    buckets = budget.estimate_each(draft.buckets())
+    for name, used in charged(buckets, settings.buckets).items():
+        if refuses(settings, name) and is_over(name, used, budget):
+            raise BucketExceeded(
+                name,
+                used=used,
+                cap=budget.caps[name],
+                window=budget.window,
+                reserve=budget.reserve,
+                buckets=buckets,
+                protected=budget.estimate(_protected_tokens(draft, bounds)),
+            )
+
+
+def _protected_tokens(draft: Draft, bounds: Bounds) -> int:
+    guarded = bounds.protection.all
+    return sum(p.tokens for p in draft.pieces if p.index in guarded) + draft.tools + draft.transcript.priming
+
+
 def _decide(
     draft: Draft,
     bounds: Bounds | None,
+    grown: Growth,
     *,
     settings: ContextSettings,
     budget: Budget,
     trail: tuple[LayerReport, ...] = (),
 ) -> Decision:
-    transcript, after = draft.transcript, draft.tokens
-    new = bool(draft.edits) or draft.cut is not None
+    after = draft.tokens
+    new = bool(draft.edits) or draft.cut is not None or bool(draft.tool_edits)
     changed = draft.changed
-    fits = budget.fits(after)
-    pressure = read_pressure(
-        budget.estimate(after),
-        budget.base(settings),
-        settings.zones,
-        fits=fits,
+    buckets = budget.estimate_each(draft.buckets()) if changed else grown.buckets
+    seen = conclude(
+        grown,
+        settings=settings,
+        budget=budget,
+        used=budget.estimate(after) if changed else grown.raw,
+        buckets=buckets,
+        fits=budget.fits(after),
+        hard_fits=budget.hard_fits(after),
         acted=new,
-        emergency=any(r.layer in ("drop_oldest", "clip") and r.kept for r in trail),
+        emergency=any(r.rung and r.kept and r.layer != "compact" for r in trail),
     )
     covered = _covered(draft, bounds)
     return Decision(
         action=Action.EDIT if new else Action.REPLAY if changed else Action.PASS,
         pieces=draft.pieces if changed else None,
-        before=budget.estimate(transcript.tokens),
-        after=budget.estimate(after),
+        before=grown.raw,
+        after=budget.estimate(after) if changed else grown.raw,
         limit=budget.usable,
         raw_after=after,
-        pressure=pressure,
-        buckets=budget.estimate_each(draft.buckets()) if changed else {},
+        pressure=seen.pressure,
+        reading=seen.reading,
+        trend=seen.trend,
+        events=seen.events,
+        buckets=buckets,
         applied=draft.applied if changed else {},
-        edits=tuple(draft.edits.values()),
+        edits=(*draft.edits.values(), *draft.tool_edits),
         cut=draft.cut,
         removed=tuple(sorted({*draft.edits, *covered})),
         covered=covered,
         checkpoint=draft.checkpoint,
+        pruned=tuple(d.name for d in draft.pruned),
         trail=trail,
     )
 

@@ -53,7 +53,19 @@ def replay(transcript: Transcript, known: Known, protection: Protection) -> Draf
     if not known.edits and not known.cuts:
         return untouched(transcript)
     draft = _with_cut(transcript, applicable_cut(transcript, known.cuts, protection))
-    return _with_edits(draft, known.edits, protection) if known.edits else draft
+    if not known.edits:
+        return draft
+    return _without_tools(_with_edits(draft, known.edits, protection), known)
+
+
+def _without_tools(draft: Draft, known: Known) -> Draft:
+    """The draft without the definitions that were pruned, but with one that is asked for by name."""
+    if not draft.transcript.tools or not any(e.kind is EditKind.PRUNE_TOOLS for e in known.edits.values()):
+        return draft
+    tools = draft.transcript.read_tools()
+    return draft.with_tools_pruned(
+        [d for d in tools.definitions if (d.digest, 0) in known.edits and d.name not in tools.chosen]
+    )
 
 
 def _with_cut(transcript: Transcript, cut: Cut | None) -> Draft:

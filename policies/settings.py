@@ -5,10 +5,15 @@ conversations; shares are of *room*, which is the trigger less what can never be
 shares thrash in small windows.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
+
+from policies.trend import TrendRules
+
+DEFAULT_TREND = TrendRules()
 
 
 class Mode(StrEnum):
@@ -54,23 +59,28 @@ class Zones:
     critical_at: float = 0.95
 
 
+Param = int | float | str | bool | tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """One strategy with its trigger and target.
 
-    ``at`` is a share of the policy's base, or None for the trigger of the window's shape; ``stop_at``
-    likewise, None for low water. ``min_savings`` (share of W) and ``must_reach`` (a share of the way from
-    low water to the trigger) are what the layer has to achieve to be kept; otherwise its work is dropped
-    and the next layer starts from where it started.
+    ``scope`` is ``total`` or the name of a bucket. ``at`` is a share of the policy's base, or of the bucket's cap;
+    None is the trigger of the window's shape, 0 always. ``stop_at`` is where the layer's work ends, in the same
+    measure; None is low water for a layer without ``at``, for a bucket 80 % of ``at``, else ``at`` itself.
+    ``min_savings`` (share of W, or tokens from 1 on) and ``must_reach`` (a share of the way from low water to the
+    trigger) are what the layer has to achieve to be kept; otherwise its work is dropped and the next layer starts
+    from where it started. ``params`` belong to the strategy.
     """
 
     strategy: str
     at: float | None = None
     stop_at: float | None = None
     scope: str = "total"
-    min_savings: float = 0.0
+    min_savings: int | float = 0.0
     must_reach: float | None = None
-    params: Mapping[str, int | float | str | bool] = field(default_factory=dict)
+    params: Mapping[str, Param] = field(default_factory=dict)
 
 
 BALANCED_LAYERS: tuple[Layer, ...] = (
@@ -80,6 +90,66 @@ BALANCED_LAYERS: tuple[Layer, ...] = (
     Layer(strategy="compact"),
 )
 
+OnOverflow = Literal["track", "warn", "reject", "summarize", "truncate", "prune-unused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """What a policy says about one bucket.
+
+    Attributes:
+        cap: tokens from 1 on, a share of W below it; None tracks the bucket without a limit.
+        soft: share of the cap from which on there is a warning.
+        on_overflow: what to do above the cap, where buckets are enforced.
+        charge_to: the bucket whose cap this one's tokens count against.
+        watermark: share of the cap that ``truncate`` shrinks to.
+    """
+
+    cap: int | float | None = None
+    soft: float = 0.80
+    on_overflow: OnOverflow = "track"
+    charge_to: str | None = None
+    watermark: float = 0.80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingest:
+    """The cap on a single tool result.
+
+    Attributes:
+        cap: largest result in tokens, and ``share`` the same as a share of U; the smaller one holds, and never
+            more than the cap of the bucket ``tool_outputs``.
+        method: what stays of a longer one: head and tail (``middle_out``), ``head`` or ``tail``.
+        from_start: cap results from the first request on; else from the first trigger on.
+        tools: cap in tokens by tool name.
+        sub_agent_tools: names of tools that return a sub-agent's report, which is capped at ``sub_agent_cap``.
+        drop_fields: by tool name (``*`` for any), keys that are left out of a result that is a JSON document.
+        include: by tool name, keys that stay although ``drop_fields`` names them.
+    """
+
+    cap: int = 25_000
+    share: float = 0.20
+    method: Literal["middle_out", "head", "tail"] = "middle_out"
+    from_start: bool = False
+    tools: Mapping[str, int] = field(default_factory=dict)
+    sub_agent_tools: tuple[str, ...] = ()
+    sub_agent_cap: int = 2_000
+    drop_fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    include: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def is_particular(self) -> bool:
+        """Whether some results are treated in another way than by their size."""
+        return bool(self.tools or self.sub_agent_tools or self.drop_fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """How a message that carries memory is recognised: by a tag that its text begins with, or by its ``name``."""
+
+    tags: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
@@ -87,36 +157,71 @@ class ContextSettings:
 
     Attributes:
         name: what operators call it; the preset's name for a preset.
-        window: context window that stands above every other source, tokens.
+        window: context window that stands above every other source, tokens; ``window_per_output`` makes it that
+            many times the output reserve where ``window`` is not given.
+        designed_for: the window that amounts in tokens (caps, ``reserve``, ``headroom``) were chosen for; in
+            another window they are scaled. None for amounts that hold in any.
         base: denominator of pressure: ``usable`` = W - R - H, ``window`` = W, ``max_input`` = I or W.
         reserve_mode: ``request`` takes the client's ``max_tokens``, ``fixed`` the policy's ``reserve``.
-        reserve: output reserve where the client states none; ``reserve_floor`` bounds it below (never
-            above W / 4).
-        headroom: share of W that is never planned to be used.
+        reserve: output reserve where the client states none, tokens from 1 on, a share of W below;
+            ``reserve_floor`` bounds it below (never above W / 4).
+        headroom: what is never planned to be used, tokens from 1 on, a share of W below.
         margin: estimator error as a share, until the estimate is calibrated.
-        ingest_cap: largest tool result in tokens once the first trigger fired, and
-            ``ingest_cap_share`` the same as a share of U; the smaller one holds.
+        auto_scale: other starts of the zones in small and in large windows.
+        rot_soft_tokens: above so many tokens the zone is at least yellow; None for no such guard.
+        preempt: run layers that need no model before their trigger when growth spikes or a bucket is about to
+            overflow.
+        cold_at: share of the trigger from which on a batch runs early if the provider's cache is cold, which it is
+            after ``cache_ttl`` seconds without a request; None never.
+        enforce: ``global`` warns about buckets and acts on the whole, ``bucket`` acts on each, ``observe`` plans
+            and forwards as it came.
+        when_full: ``manage``, or ``reject`` with an error instead of removing anything.
+        estimator: ``tokenizer``, ``chars4``, ``chars2.5`` or the name of an installed estimator.
+        image_tokens: flat tokens of an image; None for the model's formula.
+        placeholder: what stands where a result was: a ``finding``, the constant ``marker``, or nothing.
         summarizer: model that writes summaries, ``same`` for the request's own, None for no model.
+        embeddings: model whose vectors tell what is alike; None for shingles.
     """
 
     name: str = "balanced"
     mode: Mode = Mode.ENFORCE
     window: int | None = None
+    window_per_output: int | None = None
+    designed_for: int | None = None
     base: Literal["usable", "window", "max_input"] = "usable"
     reserve_mode: Literal["request", "fixed"] = "request"
-    reserve: int = 0
+    reserve: int | float = 0
     reserve_floor: int = 4_000
-    headroom: float = 0.05
+    headroom: int | float = 0.05
     margin: float = 0.05
     zones: Zones = Zones()
+    auto_scale: bool = False
+    rot_soft_tokens: int | None = 64_000
+    trend: TrendRules = DEFAULT_TREND
+    preempt: bool = False
+    cold_at: float | None = 0.80
+    cache_ttl: float = 300.0
+    enforce: Literal["global", "bucket", "observe"] = "global"
+    when_full: Literal["manage", "reject"] = "manage"
+    buckets: Mapping[str, Bucket] = field(default_factory=dict)
     shapes: tuple[Shape, ...] = BALANCED_SHAPES
     layers: tuple[Layer, ...] = BALANCED_LAYERS
-    ingest_cap: int = 25_000
-    ingest_cap_share: float = 0.20
+    ingest: Ingest = Ingest()
+    memory: Memory = Memory()
+    estimator: str = "tokenizer"
+    image_tokens: int | None = None
+    placeholder: Literal["finding", "marker", "none"] = "finding"
     placeholder_tokens: int = 50
+    marker: str = "[Old tool result content cleared]"
     summarizer: str | None = None
+    embeddings: str | None = None
     note_min: int = 200
     note_max: int = 2_000
+
+    @property
+    def observes(self) -> bool:
+        """Whether what is planned is only written down."""
+        return self.mode is Mode.OBSERVE or self.enforce == "observe"
 
     def shape_for(self, window: int) -> Shape:
         """The shape for a window of ``window`` tokens: the first that is large enough, else the last."""
@@ -124,3 +229,8 @@ class ContextSettings:
             if shape.window is None or window <= shape.window:
                 return shape
         return self.shapes[-1]
+
+
+def amount(value: float, window: int) -> int:
+    """Tokens of a setting that is tokens from 1 on and a share of ``window`` below."""
+    return math.floor(round(value * window, 6)) if value < 1 else int(value)

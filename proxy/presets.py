@@ -118,6 +118,10 @@ def policy_values(settings: ContextSettings) -> dict[str, object]:
         **values,
         "mode": str(settings.mode),
         "zones": dataclasses.asdict(settings.zones),
+        "trend": dataclasses.asdict(settings.trend),
+        "buckets": {name: dataclasses.asdict(bucket) for name, bucket in settings.buckets.items()},
+        "ingest": dataclasses.asdict(settings.ingest),
+        "memory": dataclasses.asdict(settings.memory),
         "shapes": [dataclasses.asdict(shape) for shape in settings.shapes],
         "cascade": [_layer_values(layer) for layer in settings.layers],
     }
@@ -154,13 +158,13 @@ def _merged(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
 
 def _faults(settings: ContextSettings) -> Iterator[tuple[KeyPath, str]]:
     """Values that are of the right type and still make no policy."""
-    for name in ("headroom", "margin", "ingest_cap_share"):
+    for name in ("margin",):
         if not 0 <= getattr(settings, name) < 1:
             yield (name,), "should be a share from 0 to under 1"
     for name in ("reserve", "reserve_floor", "note_min", "note_max", "placeholder_tokens"):
         if getattr(settings, name) < 0:
             yield (name,), "should not be negative"
-    for name in ("window", "ingest_cap"):
+    for name in ("window",):
         if (value := getattr(settings, name)) is not None and value <= 0:
             yield (name,), "should be above 0"
     zones = settings.zones

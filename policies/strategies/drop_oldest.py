@@ -8,8 +8,8 @@ from policies.ledger import Cut
 NOTE = "[weir: {count} earlier messages were removed to fit the context window; full text: recall {ref}]"
 
 
-def drop_oldest(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
-    """The draft with as many of the oldest units dropped as it takes to reach ``target`` tokens.
+def drop_oldest(draft: Draft, bounds: Bounds) -> Draft:
+    """The draft with as many of the oldest units dropped as it takes to reach the layer's target.
 
     A summary goes with what it stands for. The draft comes back as it is where the note would not pay.
     """
@@ -17,7 +17,7 @@ def drop_oldest(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
     kept = bounds.protection.all
     present = {p.index: p.tokens for p in draft.pieces if p.index is not None}
     longest = NOTE.format(count=len(transcript.messages), ref="0" * 12)
-    excess = draft.tokens - target + MESSAGE_OVERHEAD + bounds.counter.count(longest)
+    excess = draft.tokens - bounds.target + MESSAGE_OVERHEAD + bounds.counter.count(longest)
     start = head
     if draft.active_cut is not None:
         excess -= draft.active_cut.tokens

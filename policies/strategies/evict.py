@@ -33,7 +33,7 @@ def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
 
 
 def _evicted(draft: Draft, bounds: Bounds, candidates: list[tuple[int, int]]) -> Draft:
-    excess = draft.tokens - bounds.low_water
+    excess = draft.tokens - bounds.target
     if excess <= 0 or not candidates:
         return draft
     calls = bounds.calls()
@@ -69,7 +69,7 @@ def _placeholder(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -> s
 def _candidates(draft: Draft, bounds: Bounds) -> list[tuple[int, int]]:
     """Indices and tokens of the results that may go, by age times size."""
     messages = draft.transcript.messages
-    budget = int(PROTECTED_SHARE * (bounds.low_water - bounds.fixed))
+    budget = int(PROTECTED_SHARE * (bounds.target - bounds.fixed))
     found: list[tuple[int, int, int]] = []
     newest = len(messages)
     guarded = bounds.protection.all

@@ -206,11 +206,13 @@ def body_of(value: Mapping[str, Any]) -> Body:
         calls.append(ToolCall(f"function:{name}", name, str(legacy.get("arguments", ""))))
     content = value.get("content")
     reasoning = value.get("reasoning_content") or value.get("reasoning")
+    speaker = value.get("name")
     return Body(
         text=_text(content),
         calls=tuple(calls),
         reasoning=reasoning if isinstance(reasoning, str) else "",
         media=sum(not _is_text(p) for p in content) if isinstance(content, list) else 0,
+        name=speaker if isinstance(speaker, str) else "",
     )
 
 

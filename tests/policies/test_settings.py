@@ -25,7 +25,7 @@ def test_balanced_has_the_numbers_that_were_simulated() -> None:
         (0.80, 0.30, 0.04, 0.26),
     ]
     assert [s.note for s in BALANCED_SHAPES] == [0.0, 0.04, 0.04, 0.04]
-    assert (BALANCED.ingest_cap, BALANCED.ingest_cap_share) == (25_000, 0.20)
+    assert (BALANCED.ingest.cap, BALANCED.ingest.share) == (25_000, 0.20)
     assert (BALANCED.headroom, BALANCED.margin, BALANCED.reserve_floor) == (0.05, 0.05, 4_000)
     assert (BALANCED.note_min, BALANCED.note_max) == (200, 2_000)
 

@@ -1,5 +1,7 @@
 """Each strategy alone: what it changes, what it leaves, and that what it counts is what there is."""
 
+from dataclasses import replace
+
 import pytest
 
 from policies.bounds import Bounds, bounds_for
@@ -223,7 +225,7 @@ def test_a_dispensable_newest_message_stays() -> None:
 @pytest.mark.requirement("A2.13", "A2.28", "A0.52")
 def test_the_oldest_units_are_dropped_with_a_note_that_is_no_message_of_the_history() -> None:
     transcript = talk(system("s"), user("task"), *[step(f"{words(200)}{n}") for n in range(10)], user("now"))
-    draft = drop_oldest(untouched(transcript), bounds(transcript), target=1_200)
+    draft = drop_oldest(untouched(transcript), replace(bounds(transcript), aim=1_200))
     assert 900 < draft.tokens <= 1_200
     order = [p.index for p in draft.pieces]
     assert order[:3] == [0, 1, None]
@@ -239,14 +241,14 @@ def test_the_oldest_units_are_dropped_with_a_note_that_is_no_message_of_the_hist
 @pytest.mark.parametrize("target", range(600, 640))
 def test_the_note_is_paid_for_out_of_what_is_dropped(target: int) -> None:
     transcript = talk(user("task"), *[assistant(f"{n}") for n in range(250)], user("now"))
-    draft = drop_oldest(untouched(transcript), bounds(transcript), target=target)
+    draft = drop_oldest(untouched(transcript), replace(bounds(transcript), aim=target))
     assert target - 5 <= draft.tokens <= target
 
 
 @pytest.mark.requirement("A2.25", "D6")
 def test_one_user_message_and_sixty_steps_can_be_dropped_step_by_step() -> None:
     transcript = talk(user("task"), *[step(f"{words(100)}{n}") for n in range(60)])
-    draft = drop_oldest(untouched(transcript), bounds(transcript), target=2_000)
+    draft = drop_oldest(untouched(transcript), replace(bounds(transcript), aim=2_000))
     assert 1_800 < draft.tokens <= 2_000
     assert draft.pieces[0].index == 0
 
@@ -254,7 +256,7 @@ def test_one_user_message_and_sixty_steps_can_be_dropped_step_by_step() -> None:
 def test_nothing_is_dropped_where_the_note_would_cost_more() -> None:
     transcript = talk(user("task"), assistant("ok"), user(words(300)))
     draft = untouched(transcript)
-    assert drop_oldest(draft, bounds(transcript), target=100) is draft
+    assert drop_oldest(draft, replace(bounds(transcript), aim=100)) is draft
 
 
 @pytest.mark.requirement("A0.38")
@@ -262,7 +264,7 @@ def test_pinned_messages_stay_in_their_order_around_the_newest_user_message() ->
     pinned = (assistant("", ToolCall("call_0", "look", "{}")), result("pinned", keep=True))
     filler = [step(f"{words(200)}{n}") for n in range(4)]
     transcript = talk(user("task"), *filler[:2], user("now"), *pinned, *filler[2:])
-    draft = drop_oldest(untouched(transcript), bounds(transcript), target=320)
+    draft = drop_oldest(untouched(transcript), replace(bounds(transcript), aim=320))
     order = [p.index for p in draft.pieces]
     assert order == [0, None, 5, 6, 7, 10, 11]
 
