@@ -3,7 +3,7 @@
 from policies.budget import Budget, divide
 from policies.draft import Piece
 from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Summarize, Summary
-from policies.errors import BudgetUnreachable, InvalidConversation, PolicyError
+from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation, PolicyError
 from policies.ledger import Cut, Edit, EditKind
 from policies.messages import Body, Message, ToolCall, Transcript
 from policies.planner import Action, Decision, plan, trim
@@ -15,6 +15,7 @@ from policies.tokens import TokenCounter
 __all__ = [
     "Action",
     "Body",
+    "BucketExceeded",
     "Budget",
     "BudgetUnreachable",
     "ContextSettings",

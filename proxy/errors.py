@@ -101,6 +101,28 @@ class ContextLengthExceeded(ProxyError):
         )
 
 
+    @classmethod
+    def in_bucket(
+        cls,
+        bucket: str,
+        *,
+        used: int,
+        cap: int,
+        window: int,
+        reserve: int,
+        buckets: Mapping[str, int],
+        protected: int,
+    ) -> "ContextLengthExceeded":
+        """The error of a policy that refuses a bucket above its cap (requirements A4.6)."""
+        facts = {"window": window, "reserve": reserve, "buckets": dict(buckets), "protected": protected}
+        return cls(
+            f"This model's maximum context length is {window} tokens, of which your policy gives {cap} to {bucket}. "
+            f"However, your messages hold {used} tokens there. Please reduce them.",
+            param="tools" if bucket == "tools" else "messages",
+            weir={**facts, "bucket": bucket, "used": used, "cap": cap},
+        )
+
+
 class UnsupportedEncoding(InvalidRequest):
     """A compressed body on a managed route: it would have to be unpacked to be read."""
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from policies import (
+    BucketExceeded,
     BudgetUnreachable,
     ContextSettings,
     Decision,
@@ -87,7 +88,7 @@ class Planner:
         except ProxyError:
             raise
         except BudgetUnreachable as error:
-            if job.is_sure(planned):
+            if isinstance(error, BucketExceeded) or job.is_sure(planned):
                 raise _too_long(error) from None
             planned.decision = None
         except Exception:
@@ -232,6 +233,16 @@ class Job:
 
 
 def _too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
+    if isinstance(error, BucketExceeded):
+        return ContextLengthExceeded.in_bucket(
+            error.bucket,
+            used=error.used,
+            cap=error.cap,
+            window=error.window,
+            reserve=error.reserve,
+            buckets=error.buckets,
+            protected=error.protected,
+        )
     return ContextLengthExceeded.of(
         window=error.window, reserve=error.reserve, buckets=error.buckets, protected=error.protected
     )

@@ -13,6 +13,7 @@ from hashlib import blake2b
 from urllib.parse import urlsplit
 
 from policies import Budget, ContextSettings, divide
+from policies.settings import amount
 from policies.tokens import Calibration
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
@@ -132,7 +133,7 @@ class Windows:
         calibration = self._calibrations.get(scope) or Calibration()
         budget = divide(
             settings,
-            window=facts.window or UNKNOWN_WINDOW,
+            window=_window_for(settings, facts, max_tokens),
             max_input=facts.max_input,
             max_output=facts.max_output,
             requested=max_tokens,
@@ -216,6 +217,16 @@ class Windows:
         learned, self._learned = self._learned, {}
         rows = [CalibrationRow(scope=s, ratio=c.ratio, samples=c.samples) for s, c in changed.items()]
         return rows, list(learned.values())
+
+
+def _window_for(settings: ContextSettings, facts: ModelFacts, max_tokens: int | None) -> int:
+    """The window to plan with: a policy may make it a multiple of the output reserve, within what is known."""
+    known = facts.window or UNKNOWN_WINDOW
+    factor = settings.window_per_output
+    if factor is None or settings.window is not None:
+        return known
+    wanted = factor * (max_tokens or amount(settings.reserve, known) or known)
+    return wanted if facts.source in UNSURE else min(wanted, known)
 
 
 def _window(facts: ModelFacts) -> int:
