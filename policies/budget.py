@@ -24,7 +24,10 @@ RESERVED = ("working", "headroom")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The division of one request's window, in tokens; ``caps`` by bucket, only of those that have one."""
+    """The division of one request's window, in tokens; ``caps`` by bucket, only of those that have one.
+
+    ``reported`` says that the ratio comes from usage that the upstream reported.
+    """
 
     window: int
     reserve: int
@@ -33,6 +36,7 @@ class Budget:
     margin: float = 0.0
     ratio: float = 1.0
     caps: Mapping[str, int] = field(default_factory=dict)
+    reported: bool = False
 
     @property
     def usable(self) -> int:
@@ -110,12 +114,14 @@ def divide(
     requested: int | None = None,
     ratio: float = 1.0,
     margin: float | None = None,
+    reported: bool = False,
 ) -> Budget:
     """The budget of one request.
 
     ``requested`` is the client's ``max_completion_tokens`` or ``max_tokens``; in mode ``request`` the reserve
     is that, bounded by the model's output limit and a quarter of the window, else the policy's reserve, never
-    under ``min(reserve_floor, W / 4)``. ``margin`` overrides the policy's once the estimate is calibrated.
+    under ``min(reserve_floor, W / 4)``. ``margin`` overrides the policy's once the estimate is calibrated,
+    ``reported`` says that ``ratio`` was learned.
     """
     scale = 1.0 if settings.designed_for is None else window / settings.designed_for
     own_reserve = scaled(settings.reserve, window, scale)
@@ -135,6 +141,7 @@ def divide(
         max_input=max_input if max_input is not None and max_input < window else None,
         margin=settings.margin if margin is None else margin,
         ratio=ratio,
+        reported=reported,
         caps={
             name: scaled(bucket.cap, window, scale)
             for name, bucket in settings.buckets.items()

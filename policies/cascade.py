@@ -30,6 +30,7 @@ STRATEGIES: dict[str, Callable[[Draft, Bounds], Draft]] = {
 }
 FLOWS: dict[str, Callable[[Draft, Bounds], Flow[Draft]]] = {"compact": compact}
 HARDER_SHARE = 0.25
+LEAST_EARLY = 0.05
 PAID = frozenset({"compact", "summarize_tool_result", "progressive", "delegate", "rollover"})
 """Strategies that may ask a model; all others are free."""
 
@@ -142,11 +143,22 @@ def _run(layer: Layer, draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, str]]:
 
 def _pays(layer: Layer, before: Draft, after: Draft, bounds: Bounds) -> bool:
     saved = before.tokens - after.tokens
-    if saved <= 0 or saved < amount(layer.min_savings, bounds.budget.window) / bounds.budget.ratio:
+    if saved <= 0 or saved < _least_savings(layer, bounds, fits=bounds.soft_fits(before.tokens)):
         return False
     if layer.must_reach is None:
         return True
     return after.tokens <= bounds.low_water + layer.must_reach * (bounds.trigger - bounds.low_water)
+
+
+def _least_savings(layer: Layer, bounds: Bounds, *, fits: bool) -> float:
+    """The uncalibrated tokens that a layer has to save, or an edit would not be worth the cache that it costs.
+
+    What the policy does not say is nothing where the request has to get smaller.
+    """
+    least = layer.min_savings
+    if least is None:
+        least = LEAST_EARLY if fits and (layer.at or bounds.early < 1) else 0
+    return amount(least, bounds.budget.window) / bounds.budget.ratio
 
 
 def _report(

@@ -13,7 +13,7 @@ from policies.cascade import LayerReport, is_due, run_layers, run_rungs
 from policies.draft import Draft, Piece, untouched
 from policies.effects import Flow, Offload
 from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation
-from policies.growth import UNKNOWN, Event, Growth, conclude, measure
+from policies.growth import UNKNOWN, Event, Growth, conclude, is_urgent, measure
 from policies.invariants import broken_rules
 from policies.ledger import Cut, Edit
 from policies.messages import Transcript
@@ -144,12 +144,8 @@ def _passed(transcript: Transcript, grown: Growth, *, settings: ContextSettings,
         grown,
         settings=settings,
         budget=budget,
-        used=grown.raw,
+        tokens=tokens,
         buckets=grown.buckets,
-        fits=budget.fits(tokens),
-        hard_fits=budget.hard_fits(tokens),
-        acted=False,
-        emergency=False,
     )
     return Decision(
         action=Action.PASS,
@@ -170,7 +166,10 @@ def _passed(transcript: Transcript, grown: Growth, *, settings: ContextSettings,
 def _is_quiet(transcript: Transcript, grown: Growth, *, settings: ContextSettings, budget: Budget) -> bool:
     """Whether a request that was never managed needs no management now either."""
     trigger = first_trigger(settings, budget)
-    if grown.preempt or transcript.tokens > (trigger if not grown.cold else trigger * (settings.cold_at or 1.0)):
+    early = settings.cold_at if grown.cold and settings.cold_at is not None else 1.0
+    if transcript.tokens > trigger * early or is_urgent(
+        grown, settings=settings, budget=budget, tokens=transcript.tokens
+    ):
         return False
     if settings.ingest.from_start:
         cap = ingest_cap_for(settings, budget)
@@ -188,10 +187,12 @@ def _hurried(bounds: Bounds, grown: Growth, draft: Draft) -> Bounds:
     Growth that will soon be too much brings the free ones forward. A cold cache makes an edit cost nothing but
     itself, so a batch that would come soon comes now.
     """
-    if grown.preempt and bounds.ceiling is None and bounds.soft_fits(draft.tokens):
+    settings, tokens = bounds.settings, draft.tokens
+    fits = bounds.ceiling is None and bounds.soft_fits(tokens)
+    if fits and is_urgent(grown, settings=settings, budget=bounds.budget, tokens=tokens):
         return replace(bounds, early=0.0, free_only=True)
-    if grown.cold and bounds.settings.cold_at is not None:
-        return replace(bounds, early=bounds.settings.cold_at)
+    if grown.cold and settings.cold_at is not None:
+        return replace(bounds, early=settings.cold_at)
     return bounds
 
 
@@ -266,10 +267,8 @@ def _decide(
         grown,
         settings=settings,
         budget=budget,
-        used=budget.estimate(after) if changed else grown.raw,
+        tokens=after,
         buckets=buckets,
-        fits=budget.fits(after),
-        hard_fits=budget.hard_fits(after),
         acted=new,
         emergency=any(r.rung and r.kept and r.layer != "compact" for r in trail),
     )
@@ -278,7 +277,7 @@ def _decide(
         action=Action.EDIT if new else Action.REPLAY if changed else Action.PASS,
         pieces=draft.pieces if changed else None,
         before=grown.raw,
-        after=budget.estimate(after) if changed else grown.raw,
+        after=budget.estimate(after),
         limit=budget.usable,
         raw_after=after,
         pressure=seen.pressure,

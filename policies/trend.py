@@ -109,9 +109,7 @@ class Trend:
 
     def in_zone(self, zone: str) -> "Trend":
         """The same trend with the zone that was read once the request was managed."""
-        return Trend(
-            self.raw, self.length, self.deltas, self.baseline, zone, self.at, self.burn, self.spike
-        )
+        return Trend(self.raw, self.length, self.deltas, self.baseline, zone, self.at, self.burn, self.spike)
 
     def to_json(self) -> str:
         """The trend as one line of ASCII JSON, about 1 KB once twenty growths of six buckets are known."""

@@ -80,7 +80,9 @@ def target_for(layer: Layer, settings: ContextSettings, budget: Budget, *, low_w
     if layer.scope == "total":
         if layer.stop_at is not None:
             return budget.room_for(layer.stop_at * budget.base(settings))
-        return low_water if layer.at is None or layer.at == 0 else limit_for(layer, settings, budget)
+        if layer.at is None or layer.at == 0:
+            return low_water
+        return min(limit_for(layer, settings, budget), budget.room_for(WATERMARK * layer.at * budget.base(settings)))
     cap = budget.caps.get(layer.scope)
     if cap is None:
         return budget.room_for(budget.window)

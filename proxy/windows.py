@@ -139,6 +139,7 @@ class Windows:
             requested=max_tokens,
             ratio=calibration.ratio,
             margin=calibration.margin(settings.margin, exact=exact),
+            reported=calibration.samples > 0,
         )
         return Belief(budget, facts, scope)
 
