@@ -5,6 +5,7 @@ tokens, which calls it makes or answers. What it says, a :class:`Body`, is read 
 because a request resends hundreds of messages that nobody has to look at.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -21,6 +22,14 @@ class ToolCall:
     id: str
     name: str
     arguments: str
+
+
+def same_call(call: ToolCall) -> tuple[str, str]:
+    """What two calls have in common that ask the same of the same tool: its name, and its arguments in one form."""
+    try:
+        return call.name, json.dumps(json.loads(call.arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return call.name, call.arguments
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ the middle where they would take more than a third of what is left. The extract 
 originals at every batch, so nothing drifts; the summary's bytes are stored and never change between batches.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from policies.bounds import Bounds
@@ -18,6 +19,14 @@ from policies.ledger import Cut, Edit, EditKind
 from policies.messages import Body, ToolCall
 from policies.narrative import Line, Notes, take_notes
 from policies.summary import render_summary
+from policies.tails import tail_by_messages, tail_by_share, tail_by_tokens, tail_by_turns
+
+TAILS: Mapping[str, Callable[[Draft, Bounds, int | float], int]] = {
+    "keep_messages": lambda draft, bounds, value: tail_by_messages(draft, bounds, int(value)),
+    "keep_turns": lambda draft, bounds, value: tail_by_turns(draft, bounds, int(value)),
+    "evict_pct": lambda draft, bounds, value: tail_by_share(draft, bounds, value / 100),
+}
+"""Parameters that say what stays, the first one that is given: messages, turns, or the percentage that goes."""
 
 SLACK = 8
 SMALLEST_ROOM_FOR_NOTES = 2_000
@@ -74,21 +83,13 @@ def _too_large_results(draft: Draft, bounds: Bounds, *, allowed: int) -> list[in
 
 
 def _tail_start(draft: Draft, bounds: Bounds, budget: int) -> int:
-    """Index of the first message of the kept tail."""
-    tokens = {p.index: p.tokens for p in draft.pieces if p.index is not None}
-    verbatim = bounds.protection.verbatim
-    start = min(bounds.protection.active, default=len(draft.transcript.messages))
-    for unit in reversed(bounds.steps):
-        if unit.start >= start:
-            budget -= sum(tokens.get(i, 0) for i in unit.indices if i not in verbatim)
-            continue
-        if any(i not in tokens for i in unit.indices):
-            break
-        budget -= sum(tokens[i] for i in unit.indices if i not in verbatim)
-        if budget < 0:
-            break
-        start = unit.start
-    return start
+    """Index of the first message of the kept tail, as the layer's parameters say; else by ``budget`` tokens."""
+    params = bounds.layer.params
+    for name, start in TAILS.items():
+        value = params.get(name)
+        if isinstance(value, int | float):
+            return start(draft, bounds, value)
+    return tail_by_tokens(draft, bounds, budget)
 
 
 def _read(bounds: Bounds, index: int) -> Body:

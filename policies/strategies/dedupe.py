@@ -4,13 +4,11 @@ Exact duplicates have the same digest. A result is superseded by a later one of 
 arguments: what it said about the world is stale.
 """
 
-import json
-
 from policies.bounds import Bounds
 from policies.draft import Draft
 from policies.edits import replace_content
 from policies.ledger import Edit, EditKind
-from policies.messages import ToolCall
+from policies.messages import same_call
 
 SMALLEST = 40
 
@@ -28,7 +26,7 @@ def dedupe(draft: Draft, bounds: Bounds) -> Draft:
             continue
         message, call = transcript.messages[index], calls.get(index)
         duplicate = newest.setdefault(message.digest, index) != index
-        superseded = call is not None and latest.setdefault(_same_call(call), index) != index
+        superseded = call is not None and latest.setdefault(same_call(call), index) != index
         if not (duplicate or superseded) or piece.text is not None or piece.tokens < SMALLEST:
             continue
         if message.keep or index in bounds.protection.all:
@@ -39,11 +37,3 @@ def dedupe(draft: Draft, bounds: Bounds) -> Draft:
         if edit.tokens < piece.tokens:
             edits[index] = edit
     return draft.with_edits(edits)
-
-
-def _same_call(call: ToolCall) -> tuple[str, str]:
-    try:
-        arguments = json.dumps(json.loads(call.arguments), sort_keys=True)
-    except (ValueError, RecursionError):
-        arguments = call.arguments
-    return call.name, arguments

@@ -1,24 +1,31 @@
 """Old tool results leave a placeholder: what was asked, the finding in a line, where the full text is.
 
-The oldest and largest go first. The newest results, worth half of what low water holds, stay.
+Without a scorer the oldest and largest go first, and the newest, worth half of what low water holds, stay. With
+one, what it says is worth least goes, as little as the target takes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from policies.bounds import Bounds
+from policies.candidates import DEFAULT_TYPES, candidates
 from policies.draft import Draft
 from policies.edits import replace_content
-from policies.findings import placeholder
 from policies.ledger import Edit, EditKind
 from policies.messages import ToolCall
+from policies.scoring import Block, scorer
+from policies.scoring.selection import select
+from policies.standins import standin
 
 PROTECTED_SHARE = 0.5
 WORTH_IT = 1.5
+OWN_PARAMS = frozenset({"scorer", "types", "protect_steps"})
 
 
 def evict(draft: Draft, bounds: Bounds) -> Draft:
-    """The draft with tool results replaced by placeholders until it is at low water or none is left."""
-    return _evicted(draft, bounds, _candidates(draft, bounds))
+    """The draft with old content replaced by placeholders until it is at the layer's target or none is left."""
+    if "scorer" in bounds.layer.params:
+        return _by_score(draft, bounds)
+    return _evicted(draft, bounds, _oldest_and_largest(draft, bounds))
 
 
 def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
@@ -32,16 +39,37 @@ def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
     return _evicted(draft, bounds, [(i, tokens) for i, tokens in marked if not messages[i].call_ids])
 
 
-def _evicted(draft: Draft, bounds: Bounds, candidates: list[tuple[int, int]]) -> Draft:
+def _by_score(draft: Draft, bounds: Bounds) -> Draft:
+    params = bounds.layer.params
+    judge = scorer(str(params["scorer"]), {k: v for k, v in params.items() if k not in OWN_PARAMS})
+    stated, spared = params.get("types", DEFAULT_TYPES), params.get("protect_steps", 0)
+    types = stated if isinstance(stated, tuple) else (str(stated),)
+    steps = int(spared) if isinstance(spared, int | float) else 0
+    blocks = [b for b in candidates(draft, bounds, types=types) if b.age >= steps]
+    calls = bounds.calls()
+    edits: dict[int, Edit] = {}
+
+    def cost(block: Block) -> int:
+        edits[block.index] = edit = _edit(draft, bounds, block.index, calls)
+        return edit.tokens
+
+    chosen = select(
+        [(block, judge.score(block)) for block in blocks],
+        free=draft.tokens - bounds.target,
+        cost=cost,
+        band=judge.band,
+    ).chosen
+    return draft.with_edits({b.index: edits[b.index] for b in sorted(chosen, key=lambda b: b.index)})
+
+
+def _evicted(draft: Draft, bounds: Bounds, chosen: Sequence[tuple[int, int]]) -> Draft:
     excess = draft.tokens - bounds.target
-    if excess <= 0 or not candidates:
+    if excess <= 0 or not chosen:
         return draft
     calls = bounds.calls()
     edits: dict[int, Edit] = {}
-    for index, tokens in candidates:
-        edit = replace_content(
-            draft.transcript, index, _placeholder(bounds, index, calls), kind=EditKind.EVICT, counter=bounds.counter
-        )
+    for index, tokens in chosen:
+        edit = _edit(draft, bounds, index, calls)
         if edit.tokens * WORTH_IT > tokens:
             continue
         edits[index] = edit
@@ -51,22 +79,12 @@ def _evicted(draft: Draft, bounds: Bounds, candidates: list[tuple[int, int]]) ->
     return draft.with_edits(edits)
 
 
-def _placeholder(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -> str:
-    message = bounds.transcript.messages[index]
-    if not message.is_result:
-        return f"[weir: {message.role} message of {message.tokens} tokens removed; full text: recall {message.ref}]"
-    call = calls.get(index)
-    return placeholder(
-        bounds.transcript.read(index).text,
-        tool=call.name if call else "tool",
-        arguments=call.arguments if call else "",
-        ref=message.ref,
-        max_tokens=bounds.settings.placeholder_tokens,
-        counter=bounds.counter,
-    )
+def _edit(draft: Draft, bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -> Edit:
+    text = standin(bounds, index, calls)
+    return replace_content(draft.transcript, index, text, kind=EditKind.EVICT, counter=bounds.counter)
 
 
-def _candidates(draft: Draft, bounds: Bounds) -> list[tuple[int, int]]:
+def _oldest_and_largest(draft: Draft, bounds: Bounds) -> list[tuple[int, int]]:
     """Indices and tokens of the results that may go, by age times size."""
     messages = draft.transcript.messages
     budget = int(PROTECTED_SHARE * (bounds.target - bounds.fixed))
@@ -75,7 +93,7 @@ def _candidates(draft: Draft, bounds: Bounds) -> list[tuple[int, int]]:
     guarded = bounds.protection.all
     for piece in reversed(draft.pieces):
         index = piece.index
-        if index is None or index in guarded:
+        if index is None or index in guarded or not bounds.in_scope(draft, piece):
             continue
         budget -= piece.tokens
         if budget < 0 and messages[index].is_result:

@@ -209,7 +209,7 @@ def test_what_is_marked_dispensable_goes_oldest_first_and_keeps_its_place() -> N
     assert list(changed(draft)) == [2, 3]
     assert [p.index for p in draft.pieces] == list(range(9))
     assert draft.pieces[2].text == (
-        f"[weir: user message of 804 tokens removed; full text: recall {transcript.messages[2].ref}]"
+        f"[weir: user message of 804 tokens removed; archived as {transcript.messages[2].ref}]"
     )
     assert list(changed(evict_marked(untouched(transcript), bounds(transcript, 2_000)))) == [2, 3, 5]
 

@@ -1,0 +1,225 @@
+"""Results that say nearly the same: which are worth comparing, and what one says for all of them.
+
+Whether two texts are alike is somebody else's answer (vectors, shingles). Here stands what is asked and what
+follows. Asked is little: a result is compared with at most :data:`NEIGHBOURS` of the :data:`LOOK_BACK` results
+of the same tool before it, if the shorter of the two has at least half the length of the longer, and never
+more than :data:`MAX_PAIRS` pairs in all, the newest first (all ours). Equal texts need no asking.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+THRESHOLD = 0.85
+NEIGHBOURS = 4
+LOOK_BACK = 8
+MAX_PAIRS = 256
+LENGTH_RATIO = 0.5
+
+MAX_CHANGES = 6
+MAX_VALUES = 4
+MAX_NOTE = 300
+_LONGEST_VALUE = 40
+_LONGEST_NAME = 60
+_MAX_FIELDS = 400
+_MAX_PARSED = 100_000
+_FIELD = re.compile(r"^[ \t]*([A-Za-z][\w .-]{0,39}?)[ \t]*[:=][ \t]*(\S.{0,400})$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One tool result: the index of its message, the name of the tool, what it says."""
+
+    index: int
+    tool: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Outputs of one tool that may be alike, oldest first.
+
+    ``equal`` are pairs with the same text, ``pairs`` those whose similarity has to be asked for; both by the
+    indices of the messages, the older one first.
+    """
+
+    outputs: tuple[Output, ...]
+    equal: tuple[tuple[int, int], ...]
+    pairs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What to do with outputs that are alike: the one at ``index`` says ``text``, the ``earlier`` ones go."""
+
+    index: int
+    text: str
+    earlier: tuple[int, ...]
+
+
+def candidate_groups(outputs: Sequence[Output]) -> tuple[Group, ...]:
+    """The groups worth comparing, by their oldest output; every output is in one group at most."""
+    equal, pairs = _candidate_pairs(outputs)
+    by_index = {output.index: output for output in outputs}
+    return tuple(
+        Group(
+            outputs=tuple(by_index[i] for i in members),
+            equal=tuple(p for p in equal if p[1] in linked),
+            pairs=tuple(p for p in pairs if p[1] in linked),
+        )
+        for members, linked in ((members, frozenset(members)) for members in _joined((*equal, *pairs)))
+    )
+
+
+def merge(
+    groups: Sequence[Group], similarities: Mapping[tuple[int, int], float], *, threshold: float = THRESHOLD
+) -> tuple[Merge, ...]:
+    """What to merge, by index: outputs linked by a similarity above ``threshold``; in each set the latest stays.
+
+    Links chain: a poll like the one after it joins the last of the row although the two may differ by now.
+    ``similarities`` are the answers, 0 to 1, for the groups' ``pairs``; one without an answer is not alike.
+    """
+    merges: list[Merge] = []
+    for group in groups:
+        alike = [*group.equal, *(p for p in group.pairs if similarities.get(p, 0.0) > threshold)]
+        by_index = {output.index: output for output in group.outputs}
+        for members in _joined(alike):
+            outputs = [by_index[i] for i in members]
+            merges.append(Merge(members[-1], merged_text([o.text for o in outputs]), members[:-1]))
+    return tuple(sorted(merges, key=lambda m: m.index))
+
+
+def merged_text(texts: Sequence[str]) -> str:
+    """The last of ``texts``, which are oldest first, with a line on how many it stands for and what changed."""
+    count = len(texts) - 1
+    results = "1 earlier result" if count == 1 else f"{count} earlier results"
+    changes = "; ".join(_changes(texts))
+    if changes:
+        how = f"; earlier: {_clipped(changes, MAX_NOTE)}"
+    else:
+        how = " with the same text" if len(set(texts)) == 1 else " that differ in details"
+    return f"{texts[-1]}\n[weir: stands for {results}{how}]"
+
+
+def _candidate_pairs(outputs: Sequence[Output]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Pairs with equal texts, and pairs to ask about, oldest first."""
+    by_tool: defaultdict[str, list[Output]] = defaultdict(list)
+    for output in sorted(outputs, key=lambda o: o.index):
+        if output.text.strip():
+            by_tool[output.tool].append(output)
+    equal: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
+    for same in by_tool.values():
+        last: dict[str, int] = {}
+        for at, output in enumerate(same):
+            if output.text in last:
+                equal.append((last[output.text], output.index))
+            last[output.text] = output.index
+            pairs.extend(
+                (other.index, output.index) for other in _neighbours(output, same[max(0, at - LOOK_BACK) : at])
+            )
+    pairs.sort(key=lambda p: (-p[1], -p[0]))
+    return sorted(equal), sorted(pairs[:MAX_PAIRS])
+
+
+def _neighbours(output: Output, before: Sequence[Output]) -> list[Output]:
+    """The nearest outputs before one that are of similar length and say something else, each text once."""
+    found: dict[str, Output] = {}
+    for other in reversed(before):
+        shorter, longer = sorted((len(other.text), len(output.text)))
+        if other.text != output.text and shorter >= LENGTH_RATIO * longer:
+            found.setdefault(other.text, other)
+    return list(found.values())[:NEIGHBOURS]
+
+
+def _joined(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
+    """The sets that pairs link together, each in order, by their first members."""
+    parent: dict[int, int] = {}
+
+    def root(index: int) -> int:
+        parent.setdefault(index, index)
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    for one, other in pairs:
+        low, high = sorted((root(one), root(other)))
+        parent[high] = low
+    members: defaultdict[int, list[int]] = defaultdict(list)
+    for index in sorted(parent):
+        members[root(index)].append(index)
+    return [tuple(members[first]) for first in sorted(members)]
+
+
+def _changes(texts: Sequence[str]) -> list[str]:
+    """``name old → new`` for the fields whose values changed; those that changed least often first."""
+    values: defaultdict[str, list[str]] = defaultdict(list)
+    for text in texts:
+        for name, value in fields(text).items():
+            if not values[name] or values[name][-1] != value:
+                values[name].append(value)
+    changed = [(len(seen), at, name) for at, (name, seen) in enumerate(values.items()) if len(seen) > 1]
+    return [f"{name} {_course(values[name])}" for _, _, name in sorted(changed)[:MAX_CHANGES]]
+
+
+def _course(values: Sequence[str]) -> str:
+    if len(values) > MAX_VALUES:
+        values = (*values[: MAX_VALUES - 2], "…", values[-1])
+    return " → ".join(values)
+
+
+def fields(text: str) -> dict[str, str]:
+    """The named values of a result: leaves of a JSON document by path, else lines ``name: value``, else lines."""
+    document = _document(text)
+    if document is not None:
+        return dict(_leaves(document))
+    named = [(_harmless(m[1], _LONGEST_NAME), _harmless(m[2], _LONGEST_VALUE)) for m in _FIELD.finditer(text)]
+    if named:
+        found: dict[str, str] = {}
+        for name, value in named[:_MAX_FIELDS]:
+            found.setdefault(name, value)
+        return found
+    lines = [line for line in text.splitlines() if line.strip()][:_MAX_FIELDS]
+    return {f"line {n}": _harmless(line, _LONGEST_VALUE) for n, line in enumerate(lines, 1)}
+
+
+def _document(text: str) -> object | None:
+    stripped = text.strip()
+    if stripped[:1] not in {"{", "["} or len(stripped) > _MAX_PARSED:
+        return None
+    try:
+        document: object = json.loads(stripped)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict | list) and document else None
+
+
+def _leaves(document: object) -> Iterator[tuple[str, str]]:
+    waiting: list[tuple[str, object]] = [("", document)]
+    left = _MAX_FIELDS
+    while waiting and left:
+        left -= 1
+        path, node = waiting.pop()
+        if isinstance(node, dict):
+            waiting.extend((_below(path, key), inner) for key, inner in reversed(node.items()))
+        elif isinstance(node, list):
+            waiting.extend((_below(path, str(n)), inner) for n, inner in reversed([*enumerate(node)]))
+        else:
+            value = node if isinstance(node, str) else json.dumps(node)
+            yield _harmless(path, _LONGEST_NAME), _harmless(value, _LONGEST_VALUE)
+
+
+def _below(path: str, key: str) -> str:
+    return f"{path}.{key[:_LONGEST_NAME]}" if path else key[:_LONGEST_NAME]
+
+
+def _harmless(text: str, longest: int) -> str:
+    """``text`` in one short line without the brackets of a placeholder."""
+    return _clipped(" ".join(text[: 4 * longest].replace("[", "(").replace("]", ")").split()), longest)
+
+
+def _clipped(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1].rstrip()}…"
