@@ -13,6 +13,7 @@ from policies.planner import Decision, plan
 from policies.replay import Known
 from policies.settings import ContextSettings
 from policies.tokens import CHARS4
+from policies.trend import Trend
 
 T = TypeVar("T")
 OFFLOAD: tuple[type[Effect], Reply] = (Offload, Done())
@@ -120,6 +121,8 @@ def decide(
     settings: ContextSettings | None = None,
     known: Known | None = None,
     ceiling: int | None = None,
+    trend: Trend | None = None,
+    at: float | None = None,
     script: Sequence[tuple[Effect | type[Effect], Reply]] | None = None,
 ) -> Decision:
     """The decision on a request; without a script the flow may ask for nothing but to go off the event loop."""
@@ -130,6 +133,8 @@ def decide(
         known=known or Known(),
         counter=CHARS4,
         ceiling=ceiling,
+        trend=trend or Trend(),
+        at=at,
     )
     if script is not None:
         return play(flow, *script)
