@@ -20,6 +20,7 @@ from policies.scoring.blocks import Block, ContentType, step_numbers
 from policies.scoring.references import References, last_references
 
 DEFAULT_TYPES = (ContentType.TOOL_RESULT.value, ContentType.MEMORY.value)
+EVICTABLE = frozenset({ContentType.USER, ContentType.TOOL_RESULT, ContentType.MEMORY})
 IMPORTANT = "IMPORTANT"
 SURELY_A_RULE = 2.0
 
@@ -46,7 +47,7 @@ def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT
         if not bounds.in_scope(draft, piece):
             continue
         block = _block(draft, piece, piece.index, facts)
-        if block.kind in types and not (block.kind is ContentType.USER and _states_a_rule(draft, piece.index)):
+        if block.kind in EVICTABLE and block.kind in types and not (block.kind is ContentType.USER and _states_a_rule(draft, piece.index)):
             found.append(block)
     return found
 
