@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from policies.budget import BUCKETS, Budget, divide
+from policies.cascade import FLOWS, STRATEGIES
 from policies.draft import Piece
 from policies.effects import Done, Failed, Flow, Offload, Reply, Summary
 from policies.errors import BudgetUnreachable
@@ -16,7 +17,8 @@ from policies.messages import Message, ToolCall, Transcript
 from policies.planner import Action, Decision, plan, trim
 from policies.protection import protect
 from policies.replay import Known, replay
-from policies.settings import ContextSettings
+from policies.scoring import SCORERS
+from policies.settings import Bucket, ContextSettings, Ingest, Layer, OnOverflow, Param
 from policies.tokens import CHARS4
 from policies.turns import units
 from tests.policies.play import Said, assistant, remember, result, system, talk, user, words
@@ -104,7 +106,58 @@ def budgets(draw: st.DrawFn, smallest: int = 200) -> Budget:
     )
 
 
-SUMMARIZERS = st.sampled_from([None, None, "small"])
+SHARES = st.sampled_from([0.3, 0.5, 0.8, 0.95, 1.0])
+PARAMS: dict[str, st.SearchStrategy[dict[str, Param]]] = {
+    "evict": st.one_of(
+        st.just({}),
+        st.fixed_dictionaries(
+            {"scorer": st.sampled_from(SCORERS), "types": st.sampled_from([("tool_result",), ("user", "tool_result")])}
+        ),
+    ),
+    "compact": st.sampled_from([{}, {"keep_messages": 3}, {"keep_turns": 1}, {"evict_pct": 70}]),
+    "window": st.sampled_from([{"messages": 4}, {"turns": 2}]),
+    "drop_oldest": st.sampled_from([{}, {"fraction": 0.5}]),
+    "prune": st.sampled_from([{"protect": 300, "minimum": 100}, {"protect": 0, "minimum": 0, "straddle": "clear"}]),
+    "custom": st.just({"path": "nowhere:nothing"}),
+}
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Layer:
+    strategy = draw(st.sampled_from(sorted({*STRATEGIES, *FLOWS, "progressive"})))
+    at = draw(st.one_of(st.none(), SHARES))
+    scope = draw(st.sampled_from(["total", "total", "tool_outputs", "history"]))
+    return Layer(
+        strategy=strategy,
+        at=at if scope == "total" or at is not None else 0.8,
+        stop_at=draw(st.sampled_from([None, 0.3])),
+        scope=scope,
+        min_savings=draw(st.sampled_from([None, 0])),
+        must_reach=draw(st.sampled_from([None, None, 0.5])),
+        params=draw(PARAMS.get(strategy, st.just({}))),
+    )
+
+
+@st.composite
+def random_policies(draw: st.DrawFn) -> ContextSettings:
+    """Any policy that somebody might write, sensible or not."""
+    cap = st.sampled_from([None, 0.1, 0.3, 500])
+    action: st.SearchStrategy[OnOverflow] = st.sampled_from(["track", "warn", "summarize", "truncate", "prune-unused"])
+    caps = {name: Bucket(cap=draw(cap), on_overflow=draw(action)) for name in ("tools", "history", "tool_outputs")}
+    return ContextSettings(
+        summarizer=draw(SUMMARIZER),
+        layers=tuple(draw(st.lists(layers(), max_size=4))),
+        buckets={**caps, "summary": Bucket(charge_to="history")},
+        enforce=draw(st.sampled_from(["global", "bucket"])),
+        base=draw(st.sampled_from(["usable", "window", "max_input"])),
+        placeholder=draw(st.sampled_from(["finding", "marker", "none"])),
+        ingest=Ingest(from_start=draw(st.booleans()), cap=draw(st.sampled_from([100, 25_000]))),
+        preempt=draw(st.booleans()),
+    )
+
+
+SUMMARIZER = st.sampled_from([None, None, "small"])
+POLICIES = st.one_of(SUMMARIZER.map(lambda model: ContextSettings(summarizer=model)), random_policies())
 REPLIES: st.SearchStrategy[Reply] = st.sampled_from([Summary(GOOD_NOTES), Failed("timeout"), Summary("")])
 
 
@@ -132,8 +185,8 @@ class Shell:
         )
 
 
-def shell(budget: Budget, summarizer: str | None = None, answer: Reply | None = None) -> Shell:
-    return Shell(budget, ContextSettings(summarizer=summarizer), answer or Failed("none"), Known(), set())
+def shell(budget: Budget, policy: ContextSettings | None = None, answer: Reply | None = None) -> Shell:
+    return Shell(budget, policy or ContextSettings(), answer or Failed("none"), Known(), set())
 
 
 def run(flow: Flow[Decision], answer: Reply) -> Decision:
@@ -236,12 +289,12 @@ def smallest_possible(transcript: Transcript) -> int:
 
 @pytest.mark.requirement("P12", "A2.12", "D3", "A0.51")
 @MANY
-@given(conversations(), budgets(), SUMMARIZERS, REPLIES)
+@given(conversations(), budgets(), POLICIES, REPLIES)
 def test_what_is_forwarded_fits_or_the_error_says_why_not(
-    happened: list[list[Said]], budget: Budget, summarizer: str | None, answer: Reply
+    happened: list[list[Said]], budget: Budget, policy: ContextSettings, answer: Reply
 ) -> None:
     transcript = talk(flat(happened), tools=20)
-    decision = attempt(shell(budget, summarizer).flow(transcript, Known()), answer)
+    decision = attempt(shell(budget, policy).flow(transcript, Known()), answer)
     if isinstance(decision, BudgetUnreachable):
         assert set(decision.buckets) == set(BUCKETS)
         assert sum(decision.buckets.values()) > budget.estimate(budget.hard_limit)
@@ -262,14 +315,14 @@ def test_what_is_forwarded_fits_or_the_error_says_why_not(
 
 @pytest.mark.requirement("P3", "A0.52", "A2.9", "D9")
 @MANY
-@given(conversations(legal=True), budgets(), SUMMARIZERS, REPLIES)
+@given(conversations(legal=True), budgets(), POLICIES, REPLIES)
 def test_what_was_valid_stays_valid(
-    happened: list[list[Said]], budget: Budget, summarizer: str | None, answer: Reply
+    happened: list[list[Said]], budget: Budget, policy: ContextSettings, answer: Reply
 ) -> None:
     transcript = talk(flat(happened))
     before = list(complaints(transcript.messages))
     try:
-        decision = shell(budget, summarizer, answer).decide(transcript)
+        decision = shell(budget, policy, answer).decide(transcript)
     except BudgetUnreachable:
         return
     pieces = pieces_of(decision, transcript)
@@ -282,13 +335,13 @@ def test_what_was_valid_stays_valid(
 
 @pytest.mark.requirement("A0.38", "A0.50", "A2.7", "D9")
 @MANY
-@given(conversations(), budgets(), SUMMARIZERS)
+@given(conversations(), budgets(), POLICIES)
 def test_protected_content_survives_word_for_word(
-    happened: list[list[Said]], budget: Budget, summarizer: str | None
+    happened: list[list[Said]], budget: Budget, policy: ContextSettings
 ) -> None:
     transcript = talk(flat(happened))
     verbatim, unread = must_stay(transcript)
-    decision = attempt(shell(budget, summarizer).flow(transcript, Known()))
+    decision = attempt(shell(budget, policy).flow(transcript, Known()))
     if isinstance(decision, BudgetUnreachable):
         return
     pieces = {p.index: p for p in pieces_of(decision, transcript)}
@@ -303,17 +356,17 @@ def test_protected_content_survives_word_for_word(
 
 @pytest.mark.requirement("A0.55", "D25", "P2")
 @FEW
-@given(conversations(), budgets(), SUMMARIZERS, REPLIES)
+@given(conversations(), budgets(), POLICIES, REPLIES)
 def test_planning_twice_is_a_no_op_and_the_same_input_gives_the_same_output(
-    happened: list[list[Said]], budget: Budget, summarizer: str | None, answer: Reply
+    happened: list[list[Said]], budget: Budget, policy: ContextSettings, answer: Reply
 ) -> None:
     transcript = talk(flat(happened))
-    proxy = shell(budget, summarizer, answer)
+    proxy = shell(budget, policy, answer)
     try:
         first = proxy.decide(transcript)
     except BudgetUnreachable:
         return
-    assert shell(budget, summarizer, answer).decide(talk(flat(happened))) == first
+    assert shell(budget, policy, answer).decide(talk(flat(happened))) == first
     known = proxy.known
     second = proxy.decide(transcript)
     assert second.action is (Action.PASS if first.action is Action.PASS else Action.REPLAY)
@@ -376,12 +429,12 @@ def test_a_refused_request_becomes_smaller_or_cannot(happened: list[list[Said]],
 
 @pytest.mark.requirement("D25", "P2", "A0.96")
 @FEW
-@given(conversations(most=20), budgets(smallest=4_096), SUMMARIZERS, REPLIES)
+@given(conversations(most=20), budgets(smallest=4_096), POLICIES, REPLIES)
 def test_between_two_batches_each_array_begins_with_the_one_before(
-    happened: list[list[Said]], budget: Budget, summarizer: str | None, answer: Reply
+    happened: list[list[Said]], budget: Budget, policy: ContextSettings, answer: Reply
 ) -> None:
     head = next((n for n, e in enumerate(happened) if e[0].role not in ("system", "developer")), len(happened))
-    proxy = shell(budget, summarizer, answer)
+    proxy = shell(budget, policy, answer)
     before: list[tuple[bytes, str | None]] | None = None
     for stop in range(head + 1, len(happened) + 1):
         transcript, seen = talk(flat(happened[:stop])), proxy.known
@@ -402,12 +455,12 @@ def test_between_two_batches_each_array_begins_with_the_one_before(
 @pytest.mark.requirement("P1", "A0.38", "P3")
 @FEW
 @given(
-    conversations(most=16, legal=True), conversations(most=6, legal=True), st.data(), budgets(smallest=700), SUMMARIZERS
+    conversations(most=16, legal=True), conversations(most=6, legal=True), st.data(), budgets(smallest=700), POLICIES
 )
 def test_rewinds_and_rewritten_histories_get_no_cut_whose_prefix_is_gone(
-    happened: list[list[Said]], other: list[list[Said]], data: st.DataObject, budget: Budget, summarizer: str | None
+    happened: list[list[Said]], other: list[list[Said]], data: st.DataObject, budget: Budget, policy: ContextSettings
 ) -> None:
-    proxy = shell(budget, summarizer)
+    proxy = shell(budget, policy)
     for _ in range(5):
         edited = list(happened)
         what = data.draw(st.sampled_from(["grow", "rewind", "rewrite", "drop", "mark", "splice"]))
