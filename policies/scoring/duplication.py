@@ -99,7 +99,7 @@ def merged_text(texts: Sequence[str]) -> str:
     if changes:
         how = f"; earlier: {_clipped(changes, MAX_NOTE)}"
     else:
-        how = " with the same text" if len(set(texts)) == 1 else " that differ in details"
+        how = " with the same text" if len(set(texts)) == 1 else " differing in details"
     return f"{texts[-1]}\n[weir: stands for {results}{how}]"
 
 

@@ -13,7 +13,7 @@ semantic_duplication  1 - similarity to the most similar later one  .10         
 
 Recency weighs much in all of them, so that a result which is new and worthless would outlive an old finding.
 A result that nothing has referred to although a step followed it, and that is known to have nothing to do
-with the newest user message, therefore keeps a tenth of its score (ours).
+with the newest user message, therefore scores 0 (ours).
 """
 
 import math
@@ -53,7 +53,6 @@ HYBRID_WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     }
 )
 DEFAULT_WEIGHTS = "article-yaml"
-LOW_VALUE = 0.1
 UNRELATED = 0.1
 
 
@@ -96,8 +95,9 @@ class Hybrid:
         fixed = decided(block)
         if fixed is not None:
             return fixed
-        total = unit(math.fsum(weight * self.signal(name, block) for name, weight in self.weights.items()))
-        return total * LOW_VALUE if low_value(block) else total
+        if low_value(block):
+            return 0.0
+        return unit(math.fsum(weight * self.signal(name, block) for name, weight in self.weights.items()))
 
     def signal(self, name: str, block: Block) -> float:
         """The value of one signal for ``block``, 0 to 1; KeyError for an unknown one."""

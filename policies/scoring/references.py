@@ -5,15 +5,14 @@ it saw the result (from the system text, the user, or its own call's arguments) 
 whole numbers from 0 to 10. Paths are compared by their ends, so that a listing's ``client.ts`` is used by
 ``read src/api/client.ts``.
 
-Only what assistant messages say is analysed; results are merely looked through for those identifiers. The
-time is linear in the length of the texts, because a use counts for the newest :data:`HOLDERS` results that
-hold the identifier (ours).
+Only words that stand in both a result and an assistant message are analysed. The time is linear in the length
+of the texts, because a use counts for the newest :data:`HOLDERS` results that hold the identifier (ours).
 """
 
 import json
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.identifiers import Kind, classify
@@ -26,7 +25,7 @@ SHORTEST_PHRASE = 4
 MAX_VALUES = 2_000
 TRIVIAL_UP_TO = 10
 
-_TOKEN = re.compile(r"https?://[^\s\"'<>`)\]}\\]{3,300}|\w[\w./@#+-]{0,200}")
+_WORD = re.compile(r"https?://[^\s\"'<>`)\]}\\]{3,300}|\w[\w./@#+-]{0,200}")
 _QUOTED = re.compile(r'"([^"\n]*)"|`([^`\n]*)`')
 _ESCAPE = re.compile(r'\\{1,8}[nrt"]')
 _WHOLE_NUMBER = re.compile(r"\d{1,40}")
@@ -63,6 +62,15 @@ class References:
 
 
 @dataclass(frozen=True, slots=True)
+class _Read:
+    """What was read: its words, the ends of paths among them, and the text for its quotes."""
+
+    words: frozenset[str]
+    ends: frozenset[str]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Used:
     """Identifiers that assistant messages use: whole ones, the ends of paths among them, and quoted phrases."""
 
@@ -75,73 +83,84 @@ def last_references(transcript: Transcript, calls: Mapping[int, ToolCall]) -> di
     """For every tool result, by index, who used it; ``calls`` are the calls that results answer, by index."""
     messages = transcript.messages
     bodies = [transcript.read(i) for i in range(len(messages))]
-    uses = {
-        i: (_identifiers(body), _phrases_used(body))
-        for i, (message, body) in enumerate(zip(messages, bodies, strict=True))
-        if message.role == "assistant"
-    }
-    used = _index(uses.values())
+    results = {i: _read(bodies[i].text) for i, message in enumerate(messages) if message.is_result}
+    heard = frozenset().union(*(r.words | r.ends for r in results.values()))
+    uses = _uses(transcript, bodies, heard)
+    used = _index(uses.values(), heard)
     steps = step_numbers(messages)
-    found = {i: References() for i, message in enumerate(messages) if message.is_result}
+    found = {i: References() for i in results}
     holders: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=HOLDERS))
     known: set[str] = set()
-    for i, message in enumerate(messages):
-        if message.is_result:
+    for i in range(len(messages)):
+        if i in results:
             call = calls.get(i)
-            own = _held(call.arguments, used) if call is not None else frozenset()
-            for name in _held(bodies[i].text, used) - known - own:
+            own = _held(_read(call.arguments), used) if call is not None else frozenset()
+            for name in _held(results[i], used) - known - own:
                 holders[name].append(i)
-        elif message.role == "assistant":
-            sources = {holder for name in frozenset().union(*uses[i]) for holder in holders.get(name, ())}
-            for holder in sources:
+        elif i in uses:
+            for holder in {h for name in uses[i] for h in holders.get(name, ())}:
                 found[holder] = References(i, steps[i], found[holder].count + 1)
         else:
-            known |= _held(bodies[i].text, used)
+            known |= _held(_read(bodies[i].text), used)
     return found
 
 
-def _index(uses: Iterable[tuple[frozenset[str], frozenset[str]]]) -> _Used:
-    whole: set[str] = set()
-    phrases: set[str] = set()
-    for names, quoted in uses:
-        whole |= names
-        phrases |= quoted
+def _uses(transcript: Transcript, bodies: Sequence[Body], heard: frozenset[str]) -> dict[int, frozenset[str]]:
+    """The identifiers and, in quotes, the phrases that each assistant message uses; ``heard`` is what results said."""
+    if not heard:
+        return {}
+    return {
+        i: _identifiers(body, heard) | _phrases_used(body)
+        for i, (message, body) in enumerate(zip(transcript.messages, bodies, strict=True))
+        if message.role == "assistant"
+    }
+
+
+def _index(uses: Iterable[frozenset[str]], heard: frozenset[str]) -> _Used:
+    everything = frozenset().union(*uses)
+    phrases = frozenset(name[1:-1] for name in everything if name.startswith('"'))
+    whole = frozenset(name for name in everything if not name.startswith('"'))
     by_end: defaultdict[str, list[str]] = defaultdict(list)
     for name in whole:
         for end in _ends(name):
-            if _is_identifier(end):
+            if end in heard and _is_identifier(end):
                 by_end[end].append(name)
-    return _Used(frozenset(whole), {end: tuple(names) for end, names in by_end.items()}, frozenset(phrases))
+    return _Used(whole, {end: tuple(names) for end, names in by_end.items()}, phrases)
 
 
-def _held(text: str, used: _Used) -> frozenset[str]:
-    """Which of the used identifiers stand in ``text``."""
-    if not used.whole and not used.phrases:
-        return frozenset()
+def _read(text: str) -> _Read:
     text = _plain(text)
-    tokens = _tokens(text)
-    held = used.whole & tokens
-    for end in used.by_end.keys() & tokens:
+    words = frozenset(_words(text))
+    return _Read(words, frozenset(end for word in words if "/" in word for end in _ends(word)), text)
+
+
+def _held(read: _Read, used: _Used) -> frozenset[str]:
+    """Which of the used identifiers and phrases, these in quotes, stand in what was read."""
+    held = (used.whole & read.words) | (used.whole & read.ends)
+    for end in used.by_end.keys() & read.words:
         held |= frozenset(used.by_end[end])
-    held |= used.whole.intersection(end for token in tokens if "/" in token for end in _ends(token))
     if used.phrases:
-        held |= used.phrases.intersection(" ".join((a or b).split()) for a, b in _QUOTED.findall(text))
+        held |= frozenset(f'"{p}"' for p in used.phrases.intersection(_quotes(read.text)))
     return held
 
 
-def _identifiers(body: Body) -> frozenset[str]:
-    """The identifiers in the text and the arguments of an assistant message."""
-    prose = {t for t in _tokens(_plain(body.text)) if not _PLAIN_PAIR.fullmatch(t)}
-    stated = {t for value in _argument_values(body) for t in _tokens(_plain(value))}
-    return frozenset(t for t in prose | stated if _is_identifier(t))
+def _identifiers(body: Body, heard: frozenset[str]) -> frozenset[str]:
+    """The identifiers in the text and the arguments of an assistant message that may have been heard."""
+    prose = {word for word in _words(_plain(body.text)) if not _PLAIN_PAIR.fullmatch(word)}
+    stated = {word for value in _argument_values(body) for word in _words(_plain(value))}
+    candidates = (w for w in prose | stated if w in heard or ("/" in w and not heard.isdisjoint(_ends(w))))
+    return frozenset(w for w in candidates if _is_identifier(w))
 
 
 def _phrases_used(body: Body) -> frozenset[str]:
     """The quoted strings in the text of an assistant message, and the values of its arguments that have blanks."""
-    quoted = (" ".join((a or b).split()) for a, b in _QUOTED.findall(_plain(body.text)))
     values = (" ".join(v.split()) for v in _argument_values(body) if len(v) <= 2 * LONGEST_PHRASE)
-    spoken = (*quoted, *(v for v in values if " " in v))
-    return frozenset(p for p in spoken if SHORTEST_PHRASE <= len(p) <= LONGEST_PHRASE)
+    spoken = (*_quotes(_plain(body.text)), *(v for v in values if " " in v))
+    return frozenset(f'"{p}"' for p in spoken if SHORTEST_PHRASE <= len(p) <= LONGEST_PHRASE)
+
+
+def _quotes(text: str) -> Iterator[str]:
+    return (" ".join((double or back).split()) for double, back in _QUOTED.findall(text))
 
 
 def _argument_values(body: Body) -> Iterator[str]:
@@ -164,8 +183,8 @@ def _argument_values(body: Body) -> Iterator[str]:
                 yield str(node)
 
 
-def _tokens(text: str) -> set[str]:
-    return {token.rstrip(_TRAILING) for token in _TOKEN.findall(text)}
+def _words(text: str) -> set[str]:
+    return {word.rstrip(_TRAILING) for word in _WORD.findall(text)}
 
 
 def _plain(text: str) -> str:
@@ -183,12 +202,12 @@ def _ends(path: str) -> Iterator[str]:
         at = path.find("/", at + 1)
 
 
-def _is_identifier(token: str) -> bool:
+def _is_identifier(word: str) -> bool:
     """Whether a word says by its shape that it names one thing; plain words and small numbers do not."""
-    if len(token) < 2 or (token.isalpha() and (token.islower() or token.istitle())):
+    if len(word) < 2 or (word.isalpha() and (word.islower() or word.istitle())):
         return False
-    if _WHOLE_NUMBER.fullmatch(token):
-        return int(token) > TRIVIAL_UP_TO
-    if _ORDINAL.fullmatch(token):
+    if _WHOLE_NUMBER.fullmatch(word):
+        return int(word) > TRIVIAL_UP_TO
+    if _ORDINAL.fullmatch(word):
         return False
-    return classify(token) in _EVIDENCE or _DOTTED.fullmatch(token) is not None
+    return classify(word) in _EVIDENCE or _DOTTED.fullmatch(word) is not None

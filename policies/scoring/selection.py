@@ -6,7 +6,7 @@ most valuable first. Blocks of score 0 are worth nothing to anybody: they go bef
 back.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -89,7 +89,8 @@ def select(
 def _fewest(equals: Sequence[_Ranked], needed: int) -> list[_Ranked]:
     """The fewest of ``equals`` that free ``needed`` together, all of them if that is not enough.
 
-    The largest are taken until one more suffices; that one is the smallest that does.
+    The largest are taken until one more suffices; that one is the smallest that does, the
+    oldest of several.
     """
     if sum(ranked.net for ranked in equals) <= needed:
         return list(equals)
@@ -100,7 +101,8 @@ def _fewest(equals: Sequence[_Ranked], needed: int) -> list[_Ranked]:
         needed -= nets.pop()
         taken.append(rising.pop())
     if needed > 0 and rising:
-        taken.append(rising[bisect_left(nets, needed)])
+        smallest = nets[bisect_left(nets, needed)]
+        taken.append(rising[bisect_right(nets, smallest) - 1])
     return taken
 
 
