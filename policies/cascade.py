@@ -21,12 +21,21 @@ from policies.strategies.dedupe import dedupe
 from policies.strategies.drop_oldest import drop_oldest
 from policies.strategies.evict import evict, evict_marked
 from policies.strategies.ingest_cap import ingest_cap
+from policies.strategies.prune import prune
+from policies.strategies.prune_tools import prune_tools
+from policies.strategies.truncate_largest import truncate_largest
+from policies.strategies.window import window
 from policies.triggers import layers_of, limit_for, target_for
 
 STRATEGIES: dict[str, Callable[[Draft, Bounds], Draft]] = {
     "ingest_cap": ingest_cap,
     "dedupe": dedupe,
     "evict": evict,
+    "prune": prune,
+    "prune_tools": prune_tools,
+    "truncate_largest": truncate_largest,
+    "window": window,
+    "drop_oldest": drop_oldest,
 }
 FLOWS: dict[str, Callable[[Draft, Bounds], Flow[Draft]]] = {"compact": compact}
 HARDER_SHARE = 0.25
@@ -71,7 +80,7 @@ def run_layers(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerRep
     fired = draft.tokens > bounds.trigger * bounds.early
     done = evict_marked(draft, bounds) if fired else draft
     if done is not draft:
-        reports.append(_report(Layer(strategy="evict"), draft, done, kept=True))
+        reports.append(report_on(Layer(strategy="evict"), draft, done, kept=True))
         draft = done
     for layer in layers_of(bounds.settings):
         if bounds.free_only and layer.strategy in PAID:
@@ -82,7 +91,7 @@ def run_layers(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerRep
         at_work = replace(bounds, layer=layer, aim=aim)
         done, reason = yield from _run(layer, draft, at_work)
         kept = _pays(layer, draft, done, at_work)
-        reports.append(_report(layer, draft, done, kept=kept, reason=reason))
+        reports.append(report_on(layer, draft, done, kept=kept, reason=reason))
         if not kept:
             continue
         draft = done
@@ -119,15 +128,17 @@ def run_rungs(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerRepo
     target = bounds.hard_limit
     if draft.tokens > target:
         done = yield from compact(draft, bounds, share=HARDER_SHARE)
-        reports.append(_report(Layer(strategy="compact"), draft, done, kept=done.tokens < draft.tokens, rung=True))
+        reports.append(report_on(Layer(strategy="compact"), draft, done, kept=done.tokens < draft.tokens, rung=True))
         draft = done if done.tokens < draft.tokens else draft
     if draft.tokens > target:
         done = drop_oldest(draft, replace(bounds, aim=target))
-        reports.append(_report(Layer(strategy="drop_oldest"), draft, done, kept=done.tokens < draft.tokens, rung=True))
+        reports.append(
+            report_on(Layer(strategy="drop_oldest"), draft, done, kept=done.tokens < draft.tokens, rung=True)
+        )
         draft = done
     if draft.tokens > target:
         done = clip(draft, bounds, target=min(target, bounds.budget.soft_limit))
-        reports.append(_report(Layer(strategy="clip"), draft, done, kept=done.tokens < draft.tokens, rung=True))
+        reports.append(report_on(Layer(strategy="clip"), draft, done, kept=done.tokens < draft.tokens, rung=True))
         draft = done
     return draft, tuple(reports)
 
@@ -161,9 +172,10 @@ def _least_savings(layer: Layer, bounds: Bounds, *, fits: bool) -> float:
     return amount(least, bounds.budget.window) / bounds.budget.ratio
 
 
-def _report(
+def report_on(
     layer: Layer, before: Draft, after: Draft, *, kept: bool, reason: str = "", rung: bool = False
 ) -> LayerReport:
+    """What turned one draft into the other."""
     gone = len(before.pieces) - len(after.pieces)
     return LayerReport(
         layer=layer.strategy,

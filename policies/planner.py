@@ -9,7 +9,7 @@ from enum import StrEnum
 from policies.bounds import Bounds, bounds_for, ingest_cap_for
 from policies.buckets import charged, find_memory, is_over, refuses
 from policies.budget import Budget
-from policies.cascade import LayerReport, is_due, run_layers, run_rungs
+from policies.cascade import LayerReport, is_due, report_on, run_layers, run_rungs
 from policies.draft import Draft, Piece, untouched
 from policies.effects import Flow, Offload
 from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation
@@ -19,13 +19,15 @@ from policies.ledger import Cut, Edit
 from policies.messages import Transcript
 from policies.pressure import Pressure
 from policies.replay import Known, replay
-from policies.settings import ContextSettings
+from policies.settings import ContextSettings, Layer
 from policies.strategies.clip import clip, shorten_standing
 from policies.strategies.drop_oldest import drop_oldest
 from policies.strategies.ingest_cap import ingest_cap
 from policies.tokens import TokenCounter
 from policies.trend import PressureReading, Trend
 from policies.triggers import first_trigger, layers_of, limit_for
+
+CLIP = Layer(strategy="clip")
 
 
 class Action(StrEnum):
@@ -118,7 +120,9 @@ def plan(
         yield Offload()
         shortened = shorten_standing(draft, bounds)
         bounds = replace(bounds, fixed=bounds.fixed - (draft.tokens - shortened.tokens))
+        clipped = () if shortened is draft else (report_on(CLIP, draft, shortened, kept=True),)
         draft, trail = yield from run_layers(shortened, bounds)
+        trail = clipped + trail
         if draft.tokens > bounds.hard_limit:
             draft, rungs = yield from run_rungs(draft, bounds)
             trail += rungs

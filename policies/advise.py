@@ -1,0 +1,395 @@
+"""What context costs, and advice that follows from it: when to compact, which policy to try, which bucket to enlarge.
+
+::
+
+    P  prompt tokens now        P' prompt after a compaction      k  leading tokens that a compaction leaves as they are
+    H  trigger   L  low water   u  tokens added per turn          s  tokens of the summary    D  tokens it replaces
+    i, r, w, o  price of a token as input, read from the cache, written to it, and as output
+    warm turn = r * P + w * u           cold turn = w * P                          the cache's entry had expired
+    C0        = (i_s or r_s) * D + o_s * s + (w - r) * (P' - k)                    one compaction
+    saving    = (P - P') * (h * r + (1 - h) * w)                                   per later turn, h: share of warm ones
+    f(H, L)   = r * (H + L) / 2 + w * u + i_s * u + u * R / (H - L),   R = (w - r) * (L - k) + o_s * s
+    H* - L    = sqrt(2 * u * R / r)                                                where df/dH = 0
+
+df/dL > 0 for every L: money says to compact as deep as fidelity allows. Fidelity is the counterweight, so that
+:func:`advise` never goes below what was simulated without loss. Nothing here changes a policy by itself.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from policies.settings import ContextSettings, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Cliff:
+    """A prompt above ``above`` tokens pays ``input`` times the price for all its input, ``output`` times for output."""
+
+    above: int
+    input: float
+    output: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Price of a token as input, read from the cache, written to it, and as output, in any one unit.
+
+    A prefix shorter than ``minimum`` tokens is neither read nor written. ``cliff`` is where a dearer tier begins.
+    """
+
+    input: float
+    cache_read: float
+    cache_write: float
+    output: float
+    minimum: int = 0
+    cliff: Cliff | None = None
+
+    def factor(self, tokens: int) -> float:
+        """What the input prices are multiplied by for a prompt of so many tokens."""
+        return self.cliff.input if self.cliff is not None and tokens > self.cliff.above else 1.0
+
+
+OPENAI_CLIFF = Cliff(above=272_000, input=2.0, output=1.5)  # OpenAI's prices for gpt-5.4 to gpt-5.6
+GEMINI_CLIFF = Cliff(above=200_000, input=2.0, output=1.5)  # Google's prices for Gemini Pro
+
+PROVIDERS: Mapping[str, Prices] = MappingProxyType(
+    {
+        # relative to the provider's own input price, by its page on prompt caching; output as for its usual model
+        "anthropic": Prices(1.0, 0.1, 1.25, 5.0, minimum=1_024),
+        "anthropic-1h": Prices(1.0, 0.1, 2.0, 5.0, minimum=1_024),
+        "openai": Prices(1.0, 0.1, 1.0, 8.0, minimum=1_024),
+        "openai-5.6": Prices(1.0, 0.1, 1.25, 6.0, minimum=1_024, cliff=OPENAI_CLIFF),
+        "openai-4.1": Prices(1.0, 0.25, 1.0, 4.0, minimum=1_024),
+        "openai-4o": Prices(1.0, 0.5, 1.0, 4.0, minimum=1_024),
+        "gemini": Prices(1.0, 0.1, 1.0, 8.0, minimum=2_048, cliff=GEMINI_CLIFF),
+        "deepseek": Prices(1.0, 0.1, 1.0, 1.5, minimum=64),
+        "uncached": Prices(1.0, 1.0, 1.0, 4.0),
+    }
+)
+
+
+def request_cost(prices: Prices, *, tokens: int, cached: int) -> float:
+    """What a prompt costs of which ``cached`` leading tokens were sent before: read, the rest written.
+
+    Below the provider's minimum nothing is cached, and tokens are plain input.
+    """
+    if tokens < prices.minimum:
+        return prices.input * tokens * prices.factor(tokens)
+    read = cached if cached >= prices.minimum else 0
+    return (prices.cache_read * read + prices.cache_write * (tokens - read)) * prices.factor(tokens)
+
+
+def compaction_cost(
+    prices: Prices,
+    *,
+    dropped: int,
+    after: int,
+    kept: int,
+    summary: int = 0,
+    summarizer: Prices | None = None,
+    cached: bool = False,
+) -> float:
+    """C0 of the module's formula: what one compaction to ``after`` tokens costs once.
+
+    ``summarizer`` reads ``dropped`` tokens at its input price, or from the cache if it goes on with the same
+    prompt (``cached``), and writes ``summary``; None is a summary made by code, which costs nothing to write.
+    """
+    rewritten = (prices.cache_write - prices.cache_read) * (after - kept)
+    if summarizer is None:
+        return rewritten
+    reading = summarizer.cache_read if cached else summarizer.input
+    return reading * dropped + summarizer.output * summary + rewritten
+
+
+def saving_per_turn(prices: Prices, *, before: int, after: int, warm: float = 1.0) -> float:
+    """What each later turn saves after a compaction, ``warm`` being the share of turns that find the cache."""
+    return (before - after) * (warm * prices.cache_read + (1 - warm) * prices.cache_write)
+
+
+def break_even_turns(cost: float, saving: float) -> float:
+    """N* = C0 / saving: the turns after which a compaction has paid; infinite where nothing is saved."""
+    return cost / saving if saving > 0 else math.inf
+
+
+def edit_break_even_turns(prices: Prices, *, saved: int, rewritten: int) -> float:
+    """Turns until the removal of ``saved`` tokens in mid-history pays for the ``rewritten`` tokens behind it.
+
+    C0 without a summary over the warm saving: why single edits wait for a batch.
+    """
+    cost = (prices.cache_write - prices.cache_read) * rewritten
+    return break_even_turns(cost, saving_per_turn(prices, before=saved, after=0))
+
+
+def batch_cost(prices: Prices, *, target: int, kept: int, summary: int = 0, summarizer: Prices | None = None) -> float:
+    """R of the module's formula: what each batch costs whatever its size, at least 0."""
+    writing = summarizer.output * summary if summarizer is not None else 0.0
+    return max(0.0, (prices.cache_write - prices.cache_read) * (target - kept) + writing)
+
+
+def best_trigger(prices: Prices, *, growth: float, target: int, batch: float) -> int:
+    """H* = L + sqrt(2uR/r), rounded: the cheapest trigger for a low water of ``target`` and a batch's cost R.
+
+    Where reading is free there is no such optimum: the trigger is as high as it can be, and this raises
+    ValueError. A dearer tier is never entered: the result is at most its border.
+    """
+    if prices.cache_read <= 0:
+        raise ValueError("reading from the cache is free: cost gives no reason to compact")
+    best = target + round(math.sqrt(2 * growth * batch / prices.cache_read))
+    return best if prices.cliff is None else min(best, prices.cliff.above)
+
+
+def holding_cost(prices: Prices, *, growth: float, trigger: int, target: int, batch: float) -> float:
+    """The part of f(H, L) that the trigger decides: r(H + L)/2 + uR/(H - L) per turn, all turns warm."""
+    return prices.cache_read * (trigger + target) / 2 + growth * batch / (trigger - target)
+
+
+def mean_cost_per_turn(
+    prices: Prices, *, growth: float, trigger: int, target: int, batch: float, summarizer: Prices | None = None
+) -> float:
+    """f(H, L) of the module's formula: the mean cost of a turn between two batches, all turns warm."""
+    reading = summarizer.input if summarizer is not None else 0.0
+    held = holding_cost(prices, growth=growth, trigger=trigger, target=target, batch=batch)
+    return held + (prices.cache_write + reading) * growth
+
+
+ADVISED_FROM = 128_000
+ADVISED = Shape(window=None, trigger=0.40, low_water=0.20, extract=0.08, tail=0.12)
+"""Money first in windows of 128K and more: the lowest trigger at which simulated sessions kept every fact."""
+
+BELOW_CLIFF = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Where a batch should start and end for the money.
+
+    ``trigger`` is a share of U, ``target`` (low water) a share of room, ``optimum`` H* in tokens or None where the
+    formula has none. ``shape`` is what to set; ``reason`` says why in a sentence or two.
+    """
+
+    trigger: float
+    target: float
+    optimum: int | None
+    shape: Shape
+    reason: str
+
+
+def advise(
+    prices: Prices, *, growth: float, fixed: int, window: int, usable: int, settings: ContextSettings | None = None
+) -> Advice:
+    """The cheapest trigger that simulation has shown to be safe.
+
+    ``growth`` are the tokens that a request adds, ``fixed`` what can never be removed, ``usable`` U. The formula's
+    H* takes low water where the advised shape has it; as a share of U it is held between the advised
+    trigger and the policy's own, and below a dearer tier.
+    """
+    own = (settings or ContextSettings()).shape_for(window)
+    if prices.cache_read <= 0:
+        return _unchanged(own, None, "Reading from the cache is free here: compaction is for fit, not for cost.")
+    low = _low_water(fixed, usable)
+    best = best_trigger(prices, growth=growth, target=low, batch=batch_cost(prices, target=low, kept=fixed))
+    money = f"cost alone asks for a trigger of {best:,} tokens ({best / usable:.2f} of U)"
+    if window < ADVISED_FROM:
+        return _unchanged(own, best, f"Room is what a window of {window:,} lacks: {money}, fidelity for the default.")
+    share = min(max(best / usable, ADVISED.trigger), own.trigger)
+    reason = f"Sessions grow by {growth:,.0f} tokens a request and {fixed:,} are fixed: {money}"
+    if share > best / usable:
+        reason += f", and {share:.2f} is the lowest at which simulated sessions kept what they needed"
+    cliff = prices.cliff
+    if cliff is not None and share * usable > BELOW_CLIFF * cliff.above:
+        share = BELOW_CLIFF * cliff.above / usable
+        reason += f"; above {cliff.above:,} tokens every token of a prompt costs {cliff.input:g} times as much"
+    share = round(share, 2)
+    shape = Shape(window=None, trigger=share, low_water=ADVISED.low_water, extract=ADVISED.extract, tail=ADVISED.tail)
+    return Advice(trigger=share, target=shape.low_water, optimum=best, shape=shape, reason=f"{reason}.")
+
+
+def _low_water(fixed: int, usable: int) -> int:
+    return fixed + int(ADVISED.low_water * max(0.0, ADVISED.trigger * usable - fixed))
+
+
+def _unchanged(shape: Shape, best: int | None, reason: str) -> Advice:
+    return Advice(trigger=shape.trigger, target=shape.low_water, optimum=best, shape=shape, reason=reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """What one tool brought into the recorded conversations; ``repeated`` are tokens of results seen before."""
+
+    name: str
+    calls: int
+    tokens: int
+    largest: int
+    repeated: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Recorded conversations as the choice of a policy sees them, tokens of their final arrays.
+
+    ``turns`` are user messages, ``marked`` messages that somebody asked to keep.
+    """
+
+    conversations: int
+    requests: int
+    turns: int
+    buckets: Mapping[str, int] = field(default_factory=dict)
+    tools: tuple[ToolUse, ...] = ()
+    marked: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """All tokens."""
+        return sum(self.buckets.values())
+
+    @property
+    def results_share(self) -> float:
+        """Share of the tokens that are tool results."""
+        return self.buckets.get("tool_outputs", 0) / self.tokens if self.tokens else 0.0
+
+    @property
+    def repeated_share(self) -> float:
+        """Share of the tool results' tokens that repeat an earlier result or call."""
+        total = sum(tool.tokens for tool in self.tools)
+        return sum(tool.repeated for tool in self.tools) / total if total else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """Which policies to try, in order, and why; ``kind`` names the traffic."""
+
+    kind: str
+    policies: tuple[str, ...]
+    reason: str
+
+
+FEW_RESULTS = 0.10
+MANY_RESULTS = 0.50
+MANY_REPEATS = 0.20
+STEPS_WITHOUT_A_USER = 4
+
+CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "chat": ("fifo",),
+        "exploration": ("type_based", "lru"),
+        "heterogeneous": ("priority", "hybrid"),
+        "repeated outputs": ("type_based", "priority"),
+        "mission-critical": ("hybrid",),
+    }
+)
+"""The chooser of the field guide that Weir follows (docs/requirements.md, row A0.40)."""
+
+
+def recommend(traffic: Traffic) -> Recommendation:
+    """The policies that suit recorded traffic, by the table :data:`CHOICES`; the first rule that holds decides."""
+    kind, reason = _kind_of(traffic)
+    return Recommendation(kind=kind, policies=CHOICES[kind], reason=reason)
+
+
+def _kind_of(traffic: Traffic) -> tuple[str, str]:
+    results, repeats = traffic.results_share, traffic.repeated_share
+    steps = traffic.requests / max(1, traffic.turns)
+    if traffic.marked >= max(1, traffic.conversations):
+        return "mission-critical", (
+            f"{traffic.marked} messages in {traffic.conversations} conversations are marked as not to be lost: begin "
+            "conservatively with equal weights, and tune by the audit of evictions"
+        )
+    if results >= FEW_RESULTS and repeats >= MANY_REPEATS:
+        return "repeated outputs", (
+            f"{repeats:.0%} of the tool results' tokens repeat an earlier result or call: let results go first and "
+            "merge what is alike, then weigh by priority"
+        )
+    if results < FEW_RESULTS:
+        return "chat", f"only {results:.0%} of the tokens are tool results: the oldest turns can go first"
+    if results >= MANY_RESULTS or steps >= STEPS_WITHOUT_A_USER:
+        return "exploration", (
+            f"{results:.0%} of the tokens are tool results, {steps:.1f} requests to a user message: results go "
+            "first, then what was not used for long"
+        )
+    return "heterogeneous", (
+        f"{results:.0%} of the tokens are tool results among {traffic.turns} user messages: weigh by priority, then "
+        "by several measures"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolAdvice:
+    """One of the tools that fill the window: its share of all tool results' tokens, and what to do about it."""
+
+    tool: ToolUse
+    share: float
+    advice: str
+
+
+LARGE_RESULT = 4_000
+
+
+def worst_tools(traffic: Traffic, *, most: int = 5) -> tuple[ToolAdvice, ...]:
+    """The tools with the most tokens, the worst first (docs/requirements.md, row A3.17)."""
+    total = sum(tool.tokens for tool in traffic.tools)
+    worst = sorted((tool for tool in traffic.tools if tool.tokens), key=lambda tool: (-tool.tokens, tool.name))
+    return tuple(ToolAdvice(tool=tool, share=tool.tokens / total, advice=_tool_advice(tool)) for tool in worst[:most])
+
+
+def _tool_advice(tool: ToolUse) -> str:
+    if tool.repeated >= MANY_REPEATS * tool.tokens:
+        return "often returns what it returned before: ask for what changed, or keep the first result"
+    if tool.largest >= LARGE_RESULT:
+        return "returns whole documents: read in parts, search for the place first"
+    return "is called often: ask for fewer fields, or for more with one call"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketUse:
+    """One recorded conversation: for how many of its ``requests`` a bucket was ``over`` its soft limit."""
+
+    requests: int
+    over: Mapping[str, int] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetAdvice:
+    """Buckets to ``enlarge``, most pressing first, and a sentence; ``ready`` is False for too little evidence."""
+
+    ready: bool
+    reason: str
+    enlarge: tuple[str, ...] = ()
+
+
+OBSERVED = 10
+CONSTANTLY = 0.5
+
+
+def advise_budget(conversations: Sequence[BucketUse]) -> BudgetAdvice:
+    """Advice on the division of the window (docs/requirements.md, rows A0.88 and A0.94).
+
+    Nothing is advised before 10 conversations were observed. A bucket is constantly over its soft limit if it is
+    for half of the requests in half of the conversations.
+    """
+    seen = len(conversations)
+    if seen < OBSERVED:
+        return BudgetAdvice(ready=False, reason=f"{seen} of {OBSERVED} conversations observed: too few to tune by.")
+    counts = {
+        name: sum(use.over.get(name, 0) >= CONSTANTLY * max(1, use.requests) for use in conversations)
+        for name in sorted({name for use in conversations for name in use.over})
+    }
+    constant = sorted((n for n, count in counts.items() if count >= CONSTANTLY * seen), key=lambda n: -counts[n])
+    if not constant:
+        return BudgetAdvice(ready=True, reason=f"No bucket is constantly over its soft limit in {seen} conversations.")
+    named = ", ".join(f"{name} (in {counts[name]} of {seen} conversations)" for name in constant)
+    reason = (
+        f"Constantly over the soft limit: {named}. Enlarge it from what others leave unused. {_guide(conversations)}"
+    )
+    return BudgetAdvice(ready=True, reason=reason, enlarge=tuple(constant))
+
+
+def _guide(conversations: Sequence[BucketUse]) -> str:
+    """The field guide's starting points (row A0.94) for what the traffic consists of."""
+    results = sum(use.tokens.get("tool_outputs", 0) for use in conversations)
+    history = sum(use.tokens.get("history", 0) for use in conversations)
+    if results > history:
+        return "Tool-heavy traffic usually gives 15 to 20 % of the window to results."
+    return "Conversations usually give 70 to 75 % of the window to history."
