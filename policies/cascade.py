@@ -17,12 +17,16 @@ from policies.effects import Flow
 from policies.settings import Layer, amount
 from policies.strategies.clip import clip
 from policies.strategies.compact import compact
+from policies.strategies.custom import custom
 from policies.strategies.dedupe import dedupe
 from policies.strategies.drop_oldest import drop_oldest
 from policies.strategies.evict import evict, evict_marked
 from policies.strategies.ingest_cap import ingest_cap
 from policies.strategies.prune import prune
 from policies.strategies.prune_tools import prune_tools
+from policies.strategies.reasoning import reasoning
+from policies.strategies.retire_media import retire_media
+from policies.strategies.semantic_merge import semantic_merge
 from policies.strategies.truncate_largest import truncate_largest
 from policies.strategies.window import window
 from policies.triggers import layers_of, limit_for, target_for
@@ -36,8 +40,14 @@ STRATEGIES: dict[str, Callable[[Draft, Bounds], Draft]] = {
     "truncate_largest": truncate_largest,
     "window": window,
     "drop_oldest": drop_oldest,
+    "reasoning": reasoning,
+    "media": retire_media,
 }
-FLOWS: dict[str, Callable[[Draft, Bounds], Flow[Draft]]] = {"compact": compact}
+FLOWS: dict[str, Callable[[Draft, Bounds], Flow[Draft]]] = {
+    "compact": compact,
+    "semantic_merge": semantic_merge,
+    "custom": custom,
+}
 HARDER_SHARE = 0.25
 LEAST_EARLY = 0.05
 PAID = frozenset({"compact", "summarize_tool_result", "progressive", "delegate", "rollover"})

@@ -18,6 +18,7 @@ from policies.invariants import broken_rules
 from policies.ledger import Cut, Edit
 from policies.messages import Transcript
 from policies.pressure import Pressure
+from policies.protection import protect
 from policies.replay import Known, replay
 from policies.settings import ContextSettings, Layer
 from policies.strategies.clip import clip, shorten_standing
@@ -26,8 +27,10 @@ from policies.strategies.ingest_cap import ingest_cap
 from policies.tokens import TokenCounter
 from policies.trend import PressureReading, Trend
 from policies.triggers import first_trigger, layers_of, limit_for
+from policies.turns import units
 
 CLIP = Layer(strategy="clip")
+MOST_NAMED = 5
 
 
 class Action(StrEnum):
@@ -151,6 +154,9 @@ def _passed(transcript: Transcript, grown: Growth, *, settings: ContextSettings,
         tokens=tokens,
         buckets=grown.buckets,
     )
+    events = seen.events
+    if any(event.kind == "zone_change" for event in events):
+        events = (*events, _would_go(transcript))
     return Decision(
         action=Action.PASS,
         pieces=None,
@@ -163,7 +169,23 @@ def _passed(transcript: Transcript, grown: Growth, *, settings: ContextSettings,
         applied={},
         reading=seen.reading,
         trend=seen.trend,
-        events=seen.events,
+        events=events,
+    )
+
+
+def _would_go(transcript: Transcript) -> Event:
+    """What eviction would begin with, told once when the zone changes: nothing is changed yet (requirements A0.10)."""
+    messages = transcript.messages
+    guarded = protect(messages, units(messages, transcript.head)).all
+    found = [(i, m) for i, m in enumerate(messages) if m.is_result and i not in guarded]
+    largest = sorted(found, key=lambda each: -each[1].tokens)[:MOST_NAMED]
+    return Event(
+        "eviction_candidates",
+        {
+            "count": len(found),
+            "tokens": sum(m.tokens for _, m in found),
+            "largest": ", ".join(f"{i}: {m.ref} {m.tokens}" for i, m in largest),
+        },
     )
 
 

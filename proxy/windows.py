@@ -221,13 +221,17 @@ class Windows:
 
 
 def _window_for(settings: ContextSettings, facts: ModelFacts, max_tokens: int | None) -> int:
-    """The window to plan with: a policy may make it a multiple of the output reserve, within what is known."""
-    known = facts.window or UNKNOWN_WINDOW
+    """The window to plan with: a policy may make it a multiple of the output reserve, within what is known.
+
+    Where nobody knows one, it is the window that the policy was designed for.
+    """
+    unsure = facts.source in UNSURE
+    known = settings.designed_for if unsure and settings.designed_for else facts.window or UNKNOWN_WINDOW
     factor = settings.window_per_output
     if factor is None or settings.window is not None:
         return known
     wanted = factor * (max_tokens or amount(settings.reserve, known) or known)
-    return wanted if facts.source in UNSURE else min(wanted, known)
+    return wanted if unsure else min(wanted, known)
 
 
 def _window(facts: ModelFacts) -> int:

@@ -254,11 +254,14 @@ def test_above_what_models_read_reliably_the_zone_is_at_least_yellow() -> None:
     assert calm.pressure.zone == "green"
 
 
-@pytest.mark.requirement("A0.18")
+@pytest.mark.requirement("A0.18", "A0.10")
 def test_a_change_of_zone_is_told_once() -> None:
     settings = replace(PLAIN, layers=())
     first = decide(talk(*sized(60_000)), settings=settings, budget=HUNDRED, trend=grown(30_000))
-    assert [dict(e.facts) for e in first.events] == [{"old": "green", "new": "yellow"}]
+    change, candidates = first.events
+    assert dict(change.facts) == {"old": "green", "new": "yellow"}
+    assert (candidates.kind, candidates.facts["count"]) == ("eviction_candidates", 40)
+    assert first.action is Action.PASS
     again = decide(talk(*sized(61_000)), settings=settings, budget=HUNDRED, trend=first.trend)
     assert again.events == ()
 
