@@ -1,0 +1,226 @@
+"""``weir replay``: the command as people and programs use it, and whether it tells what a real Weir would do."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from policies import ContextSettings
+from proxy.cli import main
+from proxy.rehearsal import Conditions, Script, recording_of
+from proxy.rehearsal.lanes import Managed
+from proxy.simulator.serving import serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from tests.functional.harness import COUNTER, TOOLS, answered, arrays_of, opening, prose, tool_step, weir
+
+STEPS = 30
+MARKER = "invoice-88231-zulu"
+
+
+def session(steps: int = STEPS, *, seed: int = 0) -> list[dict[str, Any]]:
+    messages = opening(seed=seed + 1)
+    for number in range(steps - 1):
+        messages += tool_step(number, text=f"{MARKER if not number else ''} {prose(280, seed=seed + number)}")
+    return [*messages, {"role": "assistant", "content": "Done."}]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with two conversations, in an environment without anything of Weir's."""
+    for name in list(os.environ):
+        if name.startswith(("WEIR_", "OPENAI_", "OTEL_")):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    facts = [{"value": MARKER, "needed_at": [2 * STEPS]}]
+    lines = [
+        {"messages": session(), "tools": TOOLS, "meta": {"id": "first", "facts": facts}},
+        {"messages": session(6, seed=50)},
+    ]
+    path = tmp_path / "runs.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8")
+    return path
+
+
+def replay(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, arguments)])
+
+
+def told(*arguments: object) -> Any:
+    result = replay(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.requirement("P14", "A0.95")
+async def test_what_is_rehearsed_is_what_a_real_weir_forwards() -> None:
+    messages = session(20)
+    script = Script(recording_of(messages, name="one"), counter=COUNTER, model="sim")
+    conditions = Conditions(counter=COUNTER, model="sim", window=4_096, max_tokens=256)
+    lane, rehearsed = Managed(ContextSettings(), conditions), []
+    for request in script.requests:
+        pieces = lane.forward(script, request.length).pieces
+        assert pieces is not None
+        rehearsed.append([json.loads(bytes(raw)) for raw in script.rendered(pieces)])
+
+    async with (
+        serve_simulator(SimulatorSettings(window=4_096), counter=COUNTER) as simulator,
+        weir(simulator.base_url, window=4_096) as target,
+        target.client() as client,
+    ):
+        for request in script.requests:
+            await client.chat.completions.create(model="sim", messages=messages[: request.length], max_tokens=256)
+        forwarded = arrays_of(answered(simulator))
+
+    assert len(forwarded) == 20
+    assert forwarded[-1] != messages[: script.requests[-1].length]
+    assert forwarded == rehearsed
+
+
+@pytest.mark.requirement("A0.2", "P14")
+def test_the_table_has_a_row_for_each_policy_beside_unmanaged_and_a_sliding_window(recorded: Path) -> None:
+    result = replay(recorded, "--window", 8192, "--max-tokens", 512, "--compare", "off")
+
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("2 conversations, 36 requests, a window of 8,192 tokens (512 for the answer)")
+    rows = [line for line in lines if line.startswith(("unmanaged", "sliding window", "balanced", "off"))]
+    assert [row.split("  ")[0] for row in rows] == ["unmanaged", "sliding window", "balanced", "off"]
+    assert rows[0].split()[1:] == rows[3].split()[1:]
+
+
+@pytest.mark.requirement("A0.2")
+def test_programs_are_told_the_figures_of_every_policy_and_conversation(recorded: Path) -> None:
+    told_of = told(recorded, "--window", 8192, "--max-tokens", 512)
+
+    assert (told_of["window"], told_of["reserve"], told_of["prices"]["unit"]) == (8192, 512, "input tokens")
+    assert list(told_of["policies"]) == ["unmanaged", "sliding window", "balanced"]
+    balanced, raw = told_of["policies"]["balanced"], told_of["policies"]["unmanaged"]
+    assert (balanced["requests"], balanced["fit"], balanced["refused"]) == (36, 36, 0)
+    assert balanced["tokens_saved"] == raw["tokens"] - balanced["tokens"] > 0
+    assert balanced["facts"]["needed"] == balanced["facts"]["recoverable"] == 1
+    assert [each["id"] for each in told_of["conversations"]] == ["first", "2"]
+    whole = sum(each["policies"]["balanced"]["cost"] for each in told_of["conversations"])
+    assert whole == pytest.approx(balanced["cost"])
+    assert "steps" not in told_of
+
+
+@pytest.mark.requirement("A0.40", "A3.17")
+def test_a_policy_is_recommended_and_the_worst_tool_named(recorded: Path) -> None:
+    told_of = told(recorded, "--window", 8192)["recommendation"]
+    shown = replay(recorded, "--window", 8192).stdout
+
+    assert (told_of["kind"], told_of["policies"]) == ("exploration", ["type_based", "lru"])
+    assert [(each["tool"], each["share"]) for each in told_of["worst_tools"]] == [("read_file", 1.0)]
+    assert "Try type_based, then lru." in shown
+    assert "100% of the tool results' tokens are from read_file" in shown
+
+
+def test_steps_are_shown_and_told_on_request(recorded: Path) -> None:
+    told_of = told(recorded, "--window", 8192, "--steps", "--limit", 1)
+    shown = replay(recorded, "--window", 8192, "--steps", "--limit", 1).stdout
+
+    by_policy = {entry["policy"]: entry["steps"] for entry in told_of["steps"]}
+    assert len(by_policy["balanced"]) == STEPS
+    assert any(step["applied"] for step in by_policy["balanced"])
+    assert "first: balanced" in shown
+    assert sum(line.split()[:1] == [str(STEPS)] for line in shown.splitlines()) == 1
+
+
+def test_only_so_many_conversations_are_played_as_asked(recorded: Path) -> None:
+    recorded.write_text(recorded.read_text(encoding="utf-8") + "\nbroken", encoding="utf-8")
+
+    assert [each["id"] for each in told(recorded, "--window", 8192, "--limit", 2)["conversations"]] == ["first", "2"]
+
+
+def test_a_policy_may_come_from_a_file(recorded: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("policies:\n  tight:\n    preset: balanced\n    window: 4096\n", encoding="utf-8")
+
+    from_file = told(recorded, "--policy", f"{file}:tight")
+    by_config = told(recorded, "--policy", "tight", "--config", file)
+
+    assert from_file["window"] == by_config["window"] == 4096
+    assert from_file["policies"][f"{file}:tight"]["tokens"] == by_config["policies"]["tight"]["tokens"]
+
+
+def test_a_models_window_and_prices_are_taken_from_the_table(recorded: Path) -> None:
+    told_of = told(recorded, "--model", "gpt-4o-mini", "--max-tokens", 512)
+
+    assert told_of["window"] == 128_000
+    assert told_of["prices"] == {"source": "the price list for gpt-4o-mini", "unit": "$"}
+    assert 0 < told_of["policies"]["unmanaged"]["cost"] < 1
+
+
+def test_advice_is_played_beside_the_policy_it_is_for(recorded: Path) -> None:
+    result = replay(recorded, "--window", 128_000, "--advise")
+
+    assert result.exit_code == 0, result.stderr
+    assert "balanced, advised" in result.stdout
+    assert "Advised trigger 0.40 of U." in result.stdout
+
+
+def test_the_report_is_written_with_every_policy(recorded: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+
+    result = replay(recorded, "--window", 8192, "--html", out)
+
+    assert result.exit_code == 0, result.stderr
+    page = out.read_text(encoding="utf-8")
+    assert page.count("<h3>") == 2
+    assert page.count("<svg viewBox") >= 6
+    assert f"The report is in {out}." in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("missing.jsonl",), "missing.jsonl: No such file"),
+        (("bad.jsonl",), "bad.jsonl, line 2: "),
+        (("empty.jsonl",), "no conversations"),
+        (("runs.jsonl", "--policy", "balancd"), "did you mean balanced"),
+        (("runs.jsonl", "--prices", "gold"), "four dollar prices"),
+        (("runs.jsonl", "--html", "nowhere/report.html"), "no folder nowhere"),
+        (("runs.jsonl", "--window", "1"), "--window"),
+        ((), "FILE"),
+    ],
+)
+def test_wrong_usage_is_one_line_on_stderr_and_exit_2(
+    recorded: Path, arguments: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n{"messages"', "utf-8")
+    (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
+
+    result = replay(*arguments)
+
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_policy_file_that_is_not_there_is_one_line(recorded: Path) -> None:
+    result = replay(recorded, "--policy", "nowhere.yaml:tight")
+
+    assert result.exit_code == 1
+    assert "nowhere.yaml" in result.stderr
+
+
+def test_a_hundred_steps_are_played_in_a_few_seconds(recorded: Path) -> None:
+    recorded.write_text(json.dumps({"messages": session(100)}), encoding="utf-8")
+    started = time.monotonic()
+
+    balanced = told(recorded, "--window", 8192)["policies"]["balanced"]
+
+    assert balanced["requests"] == 100
+    assert time.monotonic() - started < 15
+
+
+def test_help_has_an_example() -> None:
+    result = replay("--help")
+
+    assert result.exit_code == 0
+    assert "weir replay" in result.stdout.split("Example:")[1]
