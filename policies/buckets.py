@@ -7,6 +7,9 @@ from policies.budget import BUCKETS, Budget
 from policies.messages import HEAD_ROLES, RESULT_ROLES, Transcript
 from policies.settings import Bucket, ContextSettings, Memory
 
+BLOAT = 0.30
+BLOAT_OVER_CAP = 1.25
+
 
 def raw_buckets(transcript: Transcript) -> dict[str, int]:
     """Uncalibrated tokens by bucket of a request as the client sent it; they sum to its tokens."""
@@ -68,6 +71,13 @@ def is_soft(name: str, tokens: int, rules: Mapping[str, Bucket], budget: Budget)
     """Whether a bucket of so many calibrated tokens has reached the share of its cap that warns."""
     cap = budget.caps.get(name)
     return cap is not None and tokens >= math.ceil(round(rules[name].soft * cap, 6))
+
+
+def bloat_limit(budget: Budget) -> float:
+    """The share of a request that tool results may take before an operator hears of it: 30 %, or 1.25 times the
+    share that the policy gives them where that is more."""
+    cap = budget.caps.get("tool_outputs", 0)
+    return max(BLOAT, BLOAT_OVER_CAP * cap / budget.window)
 
 
 def refuses(settings: ContextSettings, name: str) -> bool:

@@ -7,7 +7,7 @@ says nothing about how fast the window fills.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from policies.buckets import charged, is_over, is_soft, raw_buckets
+from policies.buckets import bloat_limit, charged, is_over, is_soft, raw_buckets
 from policies.budget import Budget
 from policies.burn import BucketReport, bucket_report
 from policies.messages import Transcript
@@ -117,6 +117,9 @@ def conclude(
         *_bucket_events(charged(buckets, settings.buckets), settings, budget),
         *_burn_events(grown, settings=settings, budget=budget),
     ]
+    share = buckets.get("tool_outputs", 0) / max(1, used)
+    if share > bloat_limit(budget) and reading.zone != "green":
+        events.append(Event("tool_bloat", {"share": round(share, 2), "limit": round(bloat_limit(budget), 2)}))
     if reading.rot_guard and not acted:
         events.append(Event("rot_guard", {"tokens": used, "soft": settings.rot_soft_tokens or 0}))
     if not fits and budget.hard_fits(tokens):

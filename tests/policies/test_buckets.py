@@ -184,5 +184,19 @@ def test_a_policy_that_refuses_removes_nothing() -> None:
         decided(settings, *said, *results(1, 8_000), user("more"))
 
 
+@pytest.mark.requirement("D18")
+@pytest.mark.parametrize(
+    ("cap", "share", "told"), [(0.12, 0.29, False), (0.12, 0.33, True), (120_000 / 256_000, 0.45, False)]
+)
+def test_tool_results_are_bloat_above_a_third_or_what_the_policy_gives_them(
+    cap: float, share: float, told: bool
+) -> None:
+    settings = replace(PLAIN, buckets={"tool_outputs": Bucket(cap=cap)}, layers=())
+    total = 70_000
+    said = [user("x"), *[assistant(words(996)) for _ in range(int(total * (1 - share)) // 1_000)]]
+    said += [m for pair in results(int(total * share) // 1_000, 1_000) for m in pair]  # type: ignore[attr-defined]
+    assert bool(events(decided(settings, *said), "tool_bloat")) is told
+
+
 def test_a_result_that_answers_no_call_counts_like_any_other() -> None:
     assert raw_buckets(talk(user("x"), result("abc", None)))["tool_outputs"] > 0
