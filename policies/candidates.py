@@ -47,7 +47,9 @@ def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT
         if not bounds.in_scope(draft, piece):
             continue
         block = _block(draft, piece, piece.index, facts)
-        if block.kind in EVICTABLE and block.kind in types and not (block.kind is ContentType.USER and _states_a_rule(draft, piece.index)):
+        if block.kind not in EVICTABLE or block.kind not in types:
+            continue
+        if block.kind is not ContentType.USER or not _states_a_rule(draft, piece.index):
             found.append(block)
     return found
 

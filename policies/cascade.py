@@ -179,7 +179,8 @@ def _least_savings(layer: Layer, bounds: Bounds, *, fits: bool) -> float:
     least = layer.min_savings
     if least is None:
         least = LEAST_EARLY if fits and (layer.at or bounds.early < 1) else 0
-    return amount(least, bounds.budget.window) / bounds.budget.ratio
+    whole = bounds.budget.window if layer.scope == "total" else bounds.budget.caps.get(layer.scope, 0)
+    return amount(least, whole) / bounds.budget.ratio
 
 
 def report_on(

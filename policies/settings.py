@@ -68,10 +68,10 @@ class Layer:
 
     ``scope`` is ``total`` or the name of a bucket. ``at`` is a share of the policy's base, or of the bucket's cap;
     None is the trigger of the window's shape, 0 always. ``stop_at`` is where the layer's work ends, in the same
-    measure; None is low water for a layer without ``at``, else 80 % of ``at``. ``min_savings`` (share of W, or tokens
-    from 1 on; None is 5 % of W for a layer with ``at`` while the request fits, else nothing) and ``must_reach`` (a
-    share of the way from low water to the trigger) are what the layer has to achieve to be kept; otherwise its work
-    is dropped and the next layer starts from where it started. ``params`` belong to the strategy.
+    measure; None is low water for a layer without ``at``, else 80 % of ``at``. ``min_savings`` (a share of W, or of
+    the cap, or tokens from 1 on; None is 5 % for a layer with ``at`` while the request fits, else nothing) and
+    ``must_reach`` (a share of the way from low water to the trigger) are what the layer has to achieve to be kept;
+    otherwise its work is dropped and the next layer starts from where it started. ``params`` belong to the strategy.
     """
 
     strategy: str
@@ -81,6 +81,11 @@ class Layer:
     min_savings: int | float | None = None
     must_reach: float | None = None
     params: Mapping[str, Param] = field(default_factory=dict)
+
+    def whole(self, name: str, default: int) -> int:
+        """A parameter as a whole number; ``default`` where it is not given or no number."""
+        value = self.params.get(name, default)
+        return int(value) if isinstance(value, int | float) else default
 
 
 BALANCED_LAYERS: tuple[Layer, ...] = (

@@ -9,19 +9,31 @@ its slice.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import xxhash
 
 from policies import Body, Message, Transcript
-from policies.messages import chain_of, extend_chain, head_length
-from proxy.counting import count_messages, count_tools
+from policies.messages import ToolDefinition, Tools, chain_of, extend_chain, head_length
+from proxy.counting import count_messages, count_tools, tool_texts
 from proxy.errors import RequestTooLarge
 from proxy.tokenizer import TextCounter
-from proxy.wire.chat import ChatRequest, MessageArray, body_of, message_of, read_message
-from proxy.wire.raw import Raw
+from proxy.wire.chat import (
+    TOOL_FIELDS,
+    ChatRequest,
+    MessageArray,
+    body_of,
+    chosen_tools,
+    message_of,
+    read_message,
+    tool_definitions,
+    tool_description,
+)
+from proxy.wire.raw import Raw, read_value
 
 MOST_MESSAGES = 300_000
 MOST_TOOL_SETS = 4_096
+MOST_DEFINED = 128  # sets of definitions with their descriptions, which only a request that prunes them reads
 MOST_ARRAYS = 8_192
 ARRAYS_PER_PREFIX = 3
 SMALLEST_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
@@ -55,19 +67,27 @@ class Transcripts:
         self._seen: OrderedDict[tuple[bytes, str], tuple[Message, bool]] = OrderedDict()
         self._arrays: OrderedDict[tuple[bytes, str], tuple[_Array, ...]] = OrderedDict()
         self._tools: OrderedDict[tuple[bytes, str], int] = OrderedDict()
+        self._defined: OrderedDict[tuple[bytes, str], tuple[ToolDefinition, ...]] = OrderedDict()
 
-    async def read(self, request: ChatRequest, *, tenant: str, model: str, counter: TextCounter) -> Reading:
-        """The transcript of a request whose ``messages`` is an array. Raises RequestTooLarge for too many."""
+    async def read(
+        self, request: ChatRequest, *, tenant: str, model: str, counter: TextCounter, image_tokens: int | None = None
+    ) -> Reading:
+        """The transcript of a request whose ``messages`` is an array. Raises RequestTooLarge for too many.
+
+        ``image_tokens`` is what every image costs, None for the model's formula.
+        """
         raws = request.messages or MessageArray(b"[]")
         seed = xxhash.xxh3_64_intdigest(tenant.encode())
-        kind = f"{counter.name}/{model}"
+        kind = f"{counter.name}/{model}" if image_tokens is None else f"{counter.name}/{model}/{image_tokens}"
         whole = raws.raw
         places = _boundaries(whole, seed)
         known = self._begins_with(whole, places, seed=seed, kind=kind)
         new = raws.after(known.size) if known is not None else raws[:]
         if len(new) + (len(known.messages) if known is not None else 0) > self._most:
             raise RequestTooLarge(f"More than {self._most} messages are not accepted here.")
-        entries = await self._entries(new, seed=seed, kind=kind, model=model, counter=counter)
+        entries = await self._entries(
+            new, seed=seed, kind=kind, model=model, counter=counter, image_tokens=image_tokens
+        )
         array = _joined(known, entries, whole, seed=seed, tenant=tenant)
         self._remember(array, places, kind)
         return Reading(
@@ -77,6 +97,7 @@ class Transcripts:
                 chain=array.chain,
                 head=array.head,
                 tools=self._count_tools(request, seed=seed, kind=kind, model=model, counter=counter),
+                read_tools=partial(self._read_tools, request, seed=seed, kind=kind, model=model, counter=counter),
             ),
             array.marked,
         )
@@ -101,14 +122,21 @@ class Transcripts:
             self._arrays.popitem(last=False)
 
     async def _entries(
-        self, raws: Sequence[Raw], *, seed: int, kind: str, model: str, counter: TextCounter
+        self,
+        raws: Sequence[Raw],
+        *,
+        seed: int,
+        kind: str,
+        model: str,
+        counter: TextCounter,
+        image_tokens: int | None,
     ) -> list[tuple[Message, bool]]:
         """What is known of each message, those never seen before being read and counted now."""
         keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
         seen = self._seen
         new = [(key, read_message(raw)) for key, raw in zip(keys, raws, strict=True) if key not in seen]
         if new:
-            counts = await count_messages([value for _, value in new], counter, model=model)
+            counts = await count_messages([value for _, value in new], counter, model=model, image_tokens=image_tokens)
             for (key, value), tokens in zip(new, counts, strict=True):
                 seen[key] = message_of(value, tokens) if value else (_unreadable(key[0], tokens), False)
         entries = [seen[key] for key in keys]
@@ -116,8 +144,22 @@ class Transcripts:
             seen.popitem(last=False)
         return entries
 
+    def _read_tools(self, request: ChatRequest, *, seed: int, kind: str, model: str, counter: TextCounter) -> Tools:
+        """The definitions one by one, each with what leaving it out saves, and the names that the request asks for."""
+        parts = [request.fields[name] for name in TOOL_FIELDS if name in request.fields]
+        if not parts:
+            return Tools()
+        key = (b"".join(xxhash.xxh3_128_digest(part, seed) for part in parts), kind)
+        defined = self._defined.get(key)
+        if defined is None:
+            defined = _define(request, model=model, counter=counter)
+            self._defined[key] = defined
+            if len(self._defined) > MOST_DEFINED:
+                self._defined.popitem(last=False)
+        return Tools(defined, chosen_tools(request))
+
     def _count_tools(self, request: ChatRequest, *, seed: int, kind: str, model: str, counter: TextCounter) -> int:
-        parts = [request.fields[name] for name in ("tools", "functions", "response_format") if name in request.fields]
+        parts = [request.fields[name] for name in (*TOOL_FIELDS, "response_format") if name in request.fields]
         if not parts:
             return 0
         key = (b"".join(xxhash.xxh3_128_digest(part, seed) for part in parts), kind)
@@ -134,6 +176,18 @@ class Transcripts:
             if len(self._tools) > MOST_TOOL_SETS:
                 self._tools.popitem(last=False)
         return known
+
+
+def _define(request: ChatRequest, *, model: str, counter: TextCounter) -> tuple[ToolDefinition, ...]:
+    """A definition for each name; what is defined twice under one name is one."""
+    alone = tool_texts([{}], None, None, model=model)  # what a first definition costs beside itself
+    found: list[ToolDefinition] = []
+    for name, raws in tool_definitions(request).items():
+        values = [read_value(raw) for raw in raws]
+        all_of = tool_texts([{}, *values], None, None, model=model)
+        tokens = all_of.fixed - alone.fixed + sum(map(counter.count, all_of.texts[len(alone.texts) :]))
+        found.append(ToolDefinition(name, max(0, tokens), " ".join(map(tool_description, values))))
+    return tuple(found)
 
 
 def _boundaries(whole: memoryview, seed: int) -> list[bytes]:

@@ -80,8 +80,7 @@ def _least(bounds: Bounds, begin: int) -> int:
 
 def _last(bounds: Bounds) -> int:
     """The index up to which units may go: the newest ``recent`` messages stay."""
-    recent, count = bounds.layer.params.get("recent", 0), len(bounds.transcript.messages)
-    return count - int(recent) if isinstance(recent, int | float) and recent > 0 else count
+    return len(bounds.transcript.messages) - max(0, bounds.layer.whole("recent", 0))
 
 
 def _worth(draft: Draft, bounds: Bounds) -> dict[int, int]:
@@ -104,5 +103,10 @@ def _note(draft: Draft, bounds: Bounds, start: int, *, stays: list[int], text: s
         before=before,
         after=after,
         origin="drop_oldest",
-        narrative=draft.active_cut.narrative if draft.active_cut else "",
+        narrative=_narrative(draft, bounds),
     )
+
+
+def _narrative(draft: Draft, bounds: Bounds) -> str:
+    """The model's notes that the next ones extend; none from a layer, so that they tell of what it drops too."""
+    return "" if draft.active_cut is None or bounds.layer.strategy else draft.active_cut.narrative

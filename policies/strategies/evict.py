@@ -42,9 +42,8 @@ def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
 def _by_score(draft: Draft, bounds: Bounds) -> Draft:
     params = bounds.layer.params
     judge = scorer(str(params["scorer"]), {k: v for k, v in params.items() if k not in OWN_PARAMS})
-    stated, spared = params.get("types", DEFAULT_TYPES), params.get("protect_steps", 0)
+    stated, steps = params.get("types", DEFAULT_TYPES), bounds.layer.whole("protect_steps", 0)
     types = stated if isinstance(stated, tuple) else (str(stated),)
-    steps = int(spared) if isinstance(spared, int | float) else 0
     blocks = [b for b in candidates(draft, bounds, types=types) if b.age >= steps]
     calls = bounds.calls()
     edits: dict[int, Edit] = {}

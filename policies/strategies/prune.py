@@ -26,7 +26,7 @@ def prune(draft: Draft, bounds: Bounds) -> Draft:
     Params: ``protect`` and ``minimum`` (tokens; the gain has to be above the minimum), ``skip_turns``, and
     ``straddle``, which says what becomes of the result that the protected amount ends in: ``keep`` or ``clear``.
     """
-    minimum = _whole(bounds, "minimum", MINIMUM)
+    minimum = bounds.layer.whole("minimum", MINIMUM)
     old = _beyond(draft, bounds)
     if sum(tokens for _, tokens in old) <= minimum:
         return draft
@@ -45,7 +45,7 @@ def prune(draft: Draft, bounds: Bounds) -> Draft:
 def _beyond(draft: Draft, bounds: Bounds) -> list[tuple[int, int]]:
     """Indices and tokens of the results that may be cleared, oldest first."""
     messages, guarded = draft.transcript.messages, bounds.protection.all
-    protect, clears = _whole(bounds, "protect", PROTECT), bounds.layer.params.get("straddle") == "clear"
+    protect, clears = bounds.layer.whole("protect", PROTECT), bounds.layer.params.get("straddle") == "clear"
     stop, total = _scanned_until(bounds), 0
     found: list[tuple[int, int]] = []
     for piece in reversed(draft.pieces):
@@ -62,11 +62,6 @@ def _beyond(draft: Draft, bounds: Bounds) -> list[tuple[int, int]]:
 
 def _scanned_until(bounds: Bounds) -> int:
     """The index at which the skipped turns begin; the number of messages where there are too few turns to skip."""
-    skipped, messages = _whole(bounds, "skip_turns", SKIP_TURNS), bounds.transcript.messages
+    skipped, messages = bounds.layer.whole("skip_turns", SKIP_TURNS), bounds.transcript.messages
     turns = parse_turn_boundaries(messages)
     return turns[-skipped] if 0 < skipped < len(turns) else len(messages)
-
-
-def _whole(bounds: Bounds, name: str, default: int) -> int:
-    value = bounds.layer.params.get(name, default)
-    return int(value) if isinstance(value, int | float) else default

@@ -52,8 +52,7 @@ def _dispensable(
     messages, read = draft.transcript.messages, draft.transcript.read
     visible = {piece.index for piece in draft.pieces}
     calling = [i for i, message in enumerate(messages) if message.call_ids]
-    stated = bounds.layer.params.get("steps", STEPS)
-    steps = int(stated) if isinstance(stated, int | float) else STEPS
+    steps = bounds.layer.whole("steps", STEPS)
     recent = set(calling[-steps:]) if steps > 0 else set[int]()
     last: dict[str, int] = {}
     needed = set(tools.chosen)

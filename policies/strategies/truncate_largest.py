@@ -18,8 +18,7 @@ def truncate_largest(draft: Draft, bounds: Bounds) -> Draft:
     A result is cut as far as that takes, to ``floor`` tokens (a param) at the least, before the next one is. What
     an edit has replaced by a line stays; results with pictures and protected ones do too.
     """
-    stated = bounds.layer.params.get("floor", FLOOR)
-    floor = max(1, int(stated) if isinstance(stated, int | float) else FLOOR)
+    floor = max(1, bounds.layer.whole("floor", FLOOR))
     excess = draft.tokens - bounds.target
     edits: dict[int, Edit] = {}
     for index, piece in _candidates(draft, bounds, floor=floor):

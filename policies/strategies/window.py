@@ -2,7 +2,7 @@
 
 Cuts fall between units, so that no result loses its call. Head, task, pinned messages and the newest step stay
 wherever they stand. A summary that the window passes over stays in front of it: it is all that is left of what
-it replaced.
+it replaced. A model's notes are not carried on, so that the next ones tell of what went without them too.
 """
 
 from bisect import bisect_right
@@ -40,7 +40,7 @@ def window(draft: Draft, bounds: Bounds) -> Draft:
 def _start(draft: Draft, bounds: Bounds) -> int:
     """Index of the first message inside the window; the end of the head where all of them are."""
     messages, head = draft.transcript.messages, draft.transcript.head
-    turns = _whole(bounds, "turns", 0)
+    turns = bounds.layer.whole("turns", 0)
     if turns > 0:
         starts = parse_turn_boundaries(messages)
         edges = starts if len(starts) > 1 else tuple(unit.start for unit in bounds.steps)
@@ -50,7 +50,7 @@ def _start(draft: Draft, bounds: Bounds) -> int:
         for p in draft.pieces
         if p.index is not None and not messages[p.index].is_head and bounds.in_scope(draft, p)
     ]
-    newest = max(1, _whole(bounds, "messages", MESSAGES))
+    newest = max(1, bounds.layer.whole("messages", MESSAGES))
     if len(inside) <= newest:
         return head
     starts = tuple(unit.start for unit in bounds.steps)
@@ -89,8 +89,3 @@ def _cut(draft: Draft, bounds: Bounds, start: int, stays: list[int]) -> Cut:
         after=after,
         origin="sliding_window",
     )
-
-
-def _whole(bounds: Bounds, name: str, default: int) -> int:
-    value = bounds.layer.params.get(name, default)
-    return int(value) if isinstance(value, int | float) else default

@@ -1,0 +1,169 @@
+"""The largest results lose their middle first, and only as much as it takes."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.bounds import Bounds, bounds_for
+from policies.budget import Budget
+from policies.draft import Draft, untouched
+from policies.ledger import EditKind
+from policies.messages import Transcript
+from policies.replay import Known
+from policies.settings import Bucket, ContextSettings, Layer, Param
+from policies.strategies.truncate_largest import truncate_largest
+from policies.tokens import CHARS4
+from tests.policies.play import Said, assistant, decide, remember, result, step, talk, user, window, words
+
+NONE: Mapping[str, Param] = {}
+
+
+def bounds(transcript: Transcript, aim: int, params: Mapping[str, Param] = NONE, *, scope: str = "total") -> Bounds:
+    limits = bounds_for(transcript, settings=ContextSettings(), budget=window(200_000), known=Known(), counter=CHARS4)
+    return replace(limits, layer=Layer(strategy="truncate_largest", scope=scope, params=params), aim=aim)
+
+
+def results(*sizes: int) -> Transcript:
+    """Steps whose results are messages of exactly so many tokens, and a newest one that is protected."""
+    said: list[Said] = [user("task")]
+    for n, size in enumerate(sizes):
+        said += step(words(size - 4, f"word{n:02}"))
+    return talk(*said, *step("newest"))
+
+
+def cut(transcript: Transcript, less: int, params: Mapping[str, Param] = NONE) -> Draft:
+    """What is left of a draft that is to be ``less`` tokens smaller."""
+    return truncate_largest(untouched(transcript), bounds(transcript, transcript.tokens - less, params))
+
+
+def sizes(draft: Draft) -> dict[int, int]:
+    return {p.index: p.tokens for p in draft.pieces if p.index is not None and p.kind is not None}
+
+
+@pytest.mark.requirement("A4.33", "A4.11")
+def test_the_biggest_shrinks_first_and_the_next_only_when_it_is_at_the_floor() -> None:
+    transcript = results(3_000, 9_000, 6_000)
+    draft = cut(transcript, 2_000)
+    assert list(sizes(draft)) == [4]
+    assert 2_000 <= transcript.tokens - draft.tokens <= 2_040
+    draft = cut(transcript, 8_800)
+    assert list(sizes(draft)) == [4]
+    draft = cut(transcript, 8_801 + 100)
+    assert list(sizes(draft)) == [4, 6]
+    assert 180 <= sizes(draft)[4] <= 200
+    assert sizes(draft)[6] > 5_800
+    draft = cut(transcript, 20_000)
+    assert list(sizes(draft)) == [2, 4, 6]
+    assert all(170 <= tokens <= 200 for tokens in sizes(draft).values())
+
+
+@pytest.mark.requirement("A4.33")
+def test_head_and_tail_stay_and_the_note_says_where_the_rest_is() -> None:
+    transcript = talk(user("task"), step("HEAD " + words(5_000) + " TAIL"), step("newest"))
+    draft = cut(transcript, 1_000)
+    text = draft.pieces[2].text or ""
+    assert text.startswith("HEAD ")
+    assert text.endswith(" TAIL")
+    assert transcript.messages[2].ref in text
+    assert draft.pieces[2].kind is EditKind.TRUNCATE
+    assert draft.pieces[2].tokens == 4 + CHARS4.count(text)
+    assert draft.edits[2].text == text
+
+
+@pytest.mark.requirement("A4.33")
+@pytest.mark.parametrize(("size", "floor", "cuts"), [(200, 200, False), (299, 300, False), (400, 200, True)])
+def test_a_result_at_the_floor_is_left_alone(size: int, floor: int, cuts: bool) -> None:
+    assert bool(sizes(cut(results(size), 10_000, {"floor": floor}))) is cuts
+
+
+@pytest.mark.requirement("A4.33")
+def test_of_two_equal_ones_the_older_goes() -> None:
+    assert list(sizes(cut(results(2_000, 2_000), 500))) == [2]
+
+
+@pytest.mark.requirement("A0.38", "A4.24")
+def test_only_results_are_cut_and_no_protected_ones() -> None:
+    pinned = (assistant("", *step("")[0].calls), result(words(900), keep=True))
+    pictured = (assistant("", *step("")[0].calls), replace(result(words(900)), media=1))
+    transcript = talk(user(words(900)), assistant(words(900)), pinned, pictured, step(words(900)))
+    draft = untouched(transcript)
+    assert truncate_largest(draft, bounds(transcript, 100)) is draft
+
+
+def test_at_the_target_nothing_is_cut_and_one_token_above_it_something_is() -> None:
+    transcript = results(3_000)
+    draft = untouched(transcript)
+    assert truncate_largest(draft, bounds(transcript, transcript.tokens)) is draft
+    assert truncate_largest(draft, bounds(transcript, transcript.tokens - 1)) is not draft
+
+
+def test_a_result_that_is_cut_already_is_cut_again_from_its_original_if_that_takes_a_fifth() -> None:
+    transcript = results(10_000)
+    first = cut(transcript, 4_000)
+    assert 5_950 <= sizes(first)[2] <= 6_000
+    second = truncate_largest(first, bounds(transcript, first.tokens - 1))
+    assert 4_700 <= sizes(second)[2] <= 0.8 * sizes(first)[2]
+    assert (second.pieces[2].text or "").count("left out here") == 1
+    small = cut(results(1_000), 770)
+    assert 200 < sizes(small)[2] < 250
+    assert truncate_largest(small, bounds(small.transcript, small.tokens - 1)) is small
+
+
+@pytest.mark.parametrize("kind", [EditKind.EVICT, EditKind.DEDUPE, EditKind.PRUNE, EditKind.MERGE])
+def test_what_stands_in_place_of_a_result_is_not_cut(kind: EditKind) -> None:
+    transcript = results(3_000)
+    edit = replace(cut(transcript, 500).edits[2], kind=kind)
+    draft = untouched(transcript).with_edits({2: edit}, new=False)
+    assert truncate_largest(draft, bounds(transcript, 100)) is draft
+
+
+@pytest.mark.requirement("D16")
+def test_a_result_outside_the_layers_scope_stays() -> None:
+    transcript = results(3_000)
+    draft = untouched(transcript)
+    assert truncate_largest(draft, bounds(transcript, 100, scope="history")) is draft
+    assert truncate_largest(draft, bounds(transcript, 100, scope="tool_outputs")) is not draft
+
+
+@pytest.mark.requirement("A4.11", "A4.37", "D2", "P2")
+@pytest.mark.parametrize(("used", "acts"), [(25_599, False), (25_600, True)])
+def test_tool_outputs_are_cut_at_80_percent_of_their_cap(used: int, acts: bool) -> None:
+    """The cap is 32,000; the work ends at 80 % of that line, 20,480."""
+    layer = Layer(strategy="truncate_largest", scope="tool_outputs", at=0.80, min_savings=0)
+    rules = replace(ContextSettings(), enforce="bucket", layers=(layer,), buckets={"tool_outputs": Bucket(cap=32_000)})
+    budget = replace(Budget(window=128_000, reserve=16_000, headroom=8_000), caps={"tool_outputs": 32_000})
+    newest = talk(*step("newest")).messages[1].tokens
+    transcript = results(9_000, used - 9_000 - 4_000 - newest, 4_000)
+    assert untouched(transcript).buckets()["tool_outputs"] == used
+    decision = decide(transcript, budget=budget, settings=rules)
+    assert decision.applied == ({"truncate": 1} if acts else {})
+    if acts:
+        assert decision.pieces is not None
+        assert [p.index for p in decision.pieces if p.kind is not None] == [4]
+        assert 20_400 <= decision.buckets["tool_outputs"] <= 20_480
+        again = decide(transcript, budget=budget, settings=rules, known=remember(Known(), decision, transcript))
+        assert (again.edits, again.pieces) == ((), decision.pieces)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths=st.lists(st.integers(5, 4_000), max_size=8),
+    aim=st.integers(0, 20_000),
+    floor=st.integers(0, 1_000),
+)
+@pytest.mark.requirement("A4.33", "A3.20")
+def test_no_result_ever_grows_or_falls_under_the_floor_by_more_than_its_note(
+    lengths: list[int], aim: int, floor: int
+) -> None:
+    transcript = results(*lengths)
+    limits = bounds(transcript, aim, {"floor": floor})
+    draft = truncate_largest(untouched(transcript), limits)
+    for index, tokens in sizes(draft).items():
+        before = transcript.messages[index].tokens
+        assert min(floor, before) * 0.75 - 40 <= tokens < before
+    whole = [p.tokens for p in draft.pieces if p.index is not None and transcript.messages[p.index].is_result]
+    assert draft.tokens <= aim or all(tokens <= max(floor, 64) for tokens in whole[:-1])
+    assert truncate_largest(draft, limits) is draft
