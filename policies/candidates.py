@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from policies.bounds import Bounds
 from policies.draft import Draft, Piece
+from policies.ledger import SHORTENED
 from policies.messages import ToolCall, same_call
 from policies.rules import rule_grade, sentences
 from policies.scoring.blocks import Block, ContentType, step_numbers
@@ -32,7 +33,7 @@ class _Facts(NamedTuple):
 
 
 def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT_TYPES) -> list[Block]:
-    """The blocks of ``types`` that are neither protected, nor out of the layer's scope, nor replaced already."""
+    """The blocks of ``types`` that are neither protected, nor out of the layer's scope, nor gone already."""
     calls = bounds.calls()
     facts = _Facts(
         steps=step_numbers(draft.transcript.messages),
@@ -42,9 +43,9 @@ def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT
     guarded = bounds.protection.all
     found: list[Block] = []
     for piece in draft.pieces:
-        if piece.index is None or piece.index in guarded or piece.text is not None:
+        if piece.index is None or piece.index in guarded or not bounds.in_scope(draft, piece):
             continue
-        if not bounds.in_scope(draft, piece):
+        if piece.text is not None and piece.kind not in SHORTENED:
             continue
         block = _block(draft, piece, piece.index, facts)
         if block.kind not in EVICTABLE or block.kind not in types:

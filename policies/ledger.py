@@ -33,6 +33,10 @@ class EditKind(StrEnum):
     PRUNE_TOOLS = "prune_tools"
 
 
+SHORTENED = frozenset({EditKind.INGEST_CAP, EditKind.TRUNCATE, EditKind.CLIP})
+"""Edits that leave a part of what a message says, which may still go."""
+
+
 @dataclass(frozen=True, slots=True)
 class Edit:
     """One message's content replaced by ``text``; ``ref`` is the archive's key of the original.

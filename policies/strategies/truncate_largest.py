@@ -4,10 +4,9 @@ from policies.bounds import Bounds
 from policies.clipping import clip_middle
 from policies.draft import Draft, Piece
 from policies.edits import MESSAGE_OVERHEAD, replace_content
-from policies.ledger import Edit, EditKind
+from policies.ledger import SHORTENED, Edit, EditKind
 
 FLOOR = 200
-SHORTENED = frozenset({EditKind.TRUNCATE, EditKind.INGEST_CAP, EditKind.CLIP})
 LEAST_CUT_AGAIN = 0.2
 """The share of a shortened result that shortening it once more has to take: each time the cache behind it is lost."""
 
