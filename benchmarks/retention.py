@@ -17,7 +17,7 @@ from typing import Any
 
 import tiktoken
 
-from policies.extract import Source, extract
+from policies.extract import Readings, Source, extract
 from policies.messages import ToolCall
 from policies.settings import BALANCED_SHAPES
 from policies.summary import render_summary
@@ -37,7 +37,11 @@ PLANS: tuple[tuple[str, int], ...] = (
     ("canary_sessions", 300),
     ("swe_agent", 4_000),
     ("tau_airline_long", 4_000),
+    ("wording", 30),
+    ("wording_unseen", 30),
 )
+SHARES = frozenset({"wording", "wording_unseen"})
+"""Sets of conversations of many lengths: the budget is the first two messages and a percentage of the rest."""
 PARAPHRASES = (
     "Please stop checking in with me for permission, go ahead and run commands or edit things yourself.",
     "I want to see any command, message or edit first and approve it, so hold on until I say yes.",
@@ -188,10 +192,20 @@ def forward(messages: Chat, budget: int, *, counter: O200k, fill: bool = True) -
     frame = counter.count(render_summary("", version=1, ref="0" * 12, removed=999)) + PER_MESSAGE
     share = left if fill else min(left, int(shape.low_water * room))
     front = [written(m) for m in messages[: task + 1]]
+    later = [content_of(m) for m in messages[first:] if m["role"] == "user"]
+    readings = Readings()
     allowed = share - frame
     while allowed > 0:
         goal = content_of(messages[task])
-        made = extract(sources, max_tokens=allowed, counter=counter, goal=goal, visible=(*front, *tail))
+        made = extract(
+            sources,
+            max_tokens=allowed,
+            counter=counter,
+            goal=goal,
+            visible=(*front, *tail),
+            later=later,
+            readings=readings,
+        )
         summary = render_summary(made.text, version=1, ref="3fa9c1d27b60", removed=len(sources))
         excess = counter.count(summary) + PER_MESSAGE - share
         if made.text and excess <= 0:
@@ -245,24 +259,32 @@ def judge(
     needed = present = over = stale = 0
     for number, (messages, facts) in enumerate(load(name, data)):
         forwarded: dict[int, str] = {}
+        room = share_of(messages, budget, counter=counter) if name in SHARES else budget
         for fact in facts:
             for at in fact.get("needed_at") or [len(messages)]:
                 if at not in forwarded:
-                    texts = by(messages[:at], budget, counter=counter, fill=fill)
+                    texts = by(messages[:at], room, counter=counter, fill=fill)
                     tokens = sum(counter.count(t) + PER_MESSAGE for t in texts)
-                    fits = sum(size(m, counter) for m in messages[:1]) < budget
-                    over += tokens > budget and fits
+                    fits = sum(size(m, counter) for m in messages[:1]) < room
+                    over += tokens > room and fits
                     forwarded[at] = "\n".join(texts).lower()
                 needed += 1
                 wanted = fact.get("needles") or [str(fact["value"])]
                 found = all(w.lower() in forwarded[at] for w in wanted)
                 present += found
-                stale += not found and any(s.lower() in forwarded[at] for s in fact.get("superseded", ()))
+                old = any(s.lower() in forwarded[at] for s in fact.get("superseded", ()))
+                stale += old and (not found or name in SHARES)
                 if not found:
                     misses.append(
                         f"{name} {budget} #{number} at {at}: {[w for w in wanted if w.lower() not in forwarded[at]]}"
                     )
     return needed, present, over, stale
+
+
+def share_of(messages: Chat, percent: int, *, counter: O200k) -> int:
+    """The first two messages and so many percent of the others, tokens."""
+    sizes = [size(m, counter) for m in messages]
+    return sum(sizes[:2]) + sum(sizes[2:]) * percent // 100
 
 
 def measure(name: str, budget: int, data: Path, *, counter: O200k, fill: bool, misses: list[str]) -> Row:

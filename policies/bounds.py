@@ -11,6 +11,7 @@ from policies.budget import Budget
 from policies.draft import Draft, Piece
 from policies.messages import ToolCall, Transcript, count_occurrences
 from policies.protection import Protection, protect
+from policies.readings import Readings
 from policies.replay import Known, tokens_kept_verbatim
 from policies.settings import ContextSettings, Layer, Shape
 from policies.tokens import TokenCounter
@@ -25,8 +26,11 @@ NO_LAYER = Layer(strategy="")
 class Bounds:
     """Everything that a strategy needs beside the draft.
 
-    ``ceiling`` is set when an upstream refused what the budget allows: the result must stay under it.
-    ``summarizer_input`` is what the summariser can read at once, None for the request's own limit.
+    ``ceiling`` is set when an upstream refused what the budget allowed: the result must stay under it.
+    ``summarizer_input`` is what the summariser can read at once, None for the request's own limit. ``layer`` is the
+    one at work and ``aim`` the total tokens that it should end at. ``early`` is the share of its trigger from which
+    on a layer is due on this request; ``free_only`` leaves out layers that may ask a model. ``readings`` keep what was
+    read in single messages from one compaction to the next.
     """
 
     transcript: Transcript
@@ -45,6 +49,7 @@ class Bounds:
     aim: int | None = None
     early: float = 1.0
     free_only: bool = False
+    readings: Readings | None = None
 
     @property
     def target(self) -> int:
@@ -116,6 +121,7 @@ def bounds_for(
     counter: TokenCounter,
     ceiling: int | None = None,
     summarizer_input: int | None = None,
+    readings: Readings | None = None,
 ) -> Bounds:
     """The bounds of one request."""
     transcript = replace(transcript, occurrences=count_occurrences(transcript.messages))
@@ -139,4 +145,5 @@ def bounds_for(
         fixed=fixed,
         ceiling=ceiling,
         summarizer_input=summarizer_input,
+        readings=readings,
     )

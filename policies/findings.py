@@ -9,7 +9,10 @@ from policies.identifiers import WEIGHTS, Kind, classify, scan
 from policies.tokens import TokenCounter
 
 MAX_LEAVES = 3_000
-_VALUE_ONLY = frozenset({Kind.CODE, Kind.URL, Kind.EMAIL, Kind.PATH, Kind.SYMBOL})
+LONGEST_ARGUMENT = 60
+_LOOSE = " \n,;:-\u2013\u2014([…"
+_VALUE_ONLY = frozenset({Kind.CODE, Kind.URL, Kind.HOST, Kind.EMAIL, Kind.PATH, Kind.SYMBOL})
+_SPEAKS_FOR_ITSELF = frozenset({Kind.URL, Kind.EMAIL, Kind.PATH})
 _PLAIN_KEY = re.compile(
     r"(?:^|_)(?:id|ids|number|no|name|key|code|url|path|file|email|date|title|sku|ref)s?$", re.IGNORECASE
 )
@@ -34,15 +37,21 @@ class Leaf:
     weight: float
 
     @property
-    def text(self) -> str:
-        """The value with its key, or alone where the value says itself what it is."""
-        if not self.key or self.value.startswith(self.key) or (self.kind in _VALUE_ONLY and self.section):
-            return self.value
+    def label(self) -> str:
+        """The key in words; empty where the value says itself what it is."""
+        if not self.key or self.kind in _SPEAKS_FOR_ITSELF:
+            return ""
         if self.kind in _VALUE_ONLY and _PLAIN_KEY.search(self.key) and "_" in self.value:
-            return self.value
-        if self.kind is Kind.DATE and self.key == "date":
-            return self.value
-        return f"{self.key} {self.value}"
+            return ""
+        if self.value.lower().startswith(self.key.lower()) or (self.kind is Kind.DATE and self.key == "date"):
+            return ""
+        return self.key.replace("_", " ")
+
+    @property
+    def text(self) -> str:
+        """The value with its label, or alone where the value says itself what it is."""
+        label = "" if self.kind in _VALUE_ONLY and self.section else self.label
+        return f"{label} {self.value}" if label else self.value
 
 
 def parse(text: str) -> object | None:
@@ -109,7 +118,7 @@ def _walk_object(
 def _leaf(value: object, *, section: str, key: str, record: int) -> Leaf:
     if isinstance(value, bool):
         return Leaf(section, record, key, "yes" if value else "no", Kind.WORD, 0.08)
-    text = " ".join(str(value).split())[:240]
+    text = shorten(" ".join(str(value)[:600].split()), 240)
     if isinstance(value, int | float):
         kind = Kind.CODE if len(text) >= 6 and "." not in text else Kind.NUMBER
     else:
@@ -130,7 +139,7 @@ def informative_lines(text: str, *, limit: int = 400) -> tuple[tuple[str, float]
     """The lines of a plain result that say something, each with its weight: errors first in weight, then literals."""
     found: list[tuple[str, float]] = []
     for line in text.splitlines()[:4_000]:
-        line = " ".join(line.split())[:240]
+        line = shorten(" ".join(line[:2_000].split()), 240)
         if len(line) < 2:
             continue
         if ERROR.search(line):
@@ -146,25 +155,59 @@ def key_argument(arguments: str) -> str:
     document = parse(arguments)
     found = leaves(document) if document is not None else ()
     ranked = sorted(range(len(found)), key=lambda i: (-found[i].weight, i))[:2]
-    text = ", ".join(found[i].value[:48] for i in sorted(ranked)) or " ".join(arguments.split())
-    return text[:60]
+    values = [found[i].value for i in sorted(ranked)]
+    text = ", ".join(shorten(v, 48) for v in values) or " ".join(arguments[:400].split())
+    if len(text) <= LONGEST_ARGUMENT or len(values) < 2:
+        return shorten(text, LONGEST_ARGUMENT)
+    return shorten(values[sorted(ranked).index(ranked[0])], LONGEST_ARGUMENT)
+
+
+def shorten(text: str, longest: int) -> str:
+    """``text`` in at most so many characters, cut between words.
+
+    Of one word that is longer, a path keeps its last parts and anything else its two ends, the cut marked.
+    """
+    if len(text) <= longest:
+        return text
+    at = _edge(text, longest - 1)
+    if at > longest // 3:
+        return f"{text[:at].rstrip(_LOOSE)}…"
+    part = text.find("/", len(text) - longest + 1)
+    if 0 < part < len(text) - 1:
+        return f"…{text[part:]}"
+    head = (longest - 1) * 2 // 3
+    return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"
+
+
+def _edge(text: str, at: int) -> int:
+    """The last place up to ``at`` where no word, path or number is cut; 0 where there is none."""
+    if at >= len(text) or text[at].isspace():
+        return min(at, len(text))
+    return max(text.rfind(" ", 0, at), text.rfind("\n", 0, at), 0)
 
 
 def clip(text: str, *, max_tokens: int, counter: TokenCounter) -> str:
-    """The longest head of ``text`` within ``max_tokens``, an ellipsis where it was cut."""
+    """The longest head of ``text`` within ``max_tokens`` that ends between words, an ellipsis where it was cut.
+
+    Empty where not even the first word fits.
+    """
     if max_tokens <= 0:
         return ""
-    text = text[: max_tokens * 16]
-    if counter.count(text) <= max_tokens:
+    if len(text) <= max_tokens * 16 and counter.count(text) <= max_tokens:
         return text
-    low, high = 0, len(text)
+    low, high = 0, min(len(text), max_tokens * 16)
     while low < high:
         middle = (low + high + 1) // 2
-        if counter.count(f"{text[:middle].rstrip()}…") <= max_tokens:
+        if counter.count(_ended(text, middle)) <= max_tokens:
             low = middle
         else:
             high = middle - 1
-    return f"{text[:low].rstrip()}…" if low else ""
+    return _ended(text, low)
+
+
+def _ended(text: str, at: int) -> str:
+    kept = text[: _edge(text, at)].rstrip(_LOOSE)
+    return f"{kept}…" if kept else ""
 
 
 def finding(text: str, *, tool: str = "", arguments: str = "", max_tokens: int, counter: TokenCounter) -> str:
@@ -204,9 +247,9 @@ def placeholder(text: str, *, tool: str, arguments: str, ref: str, max_tokens: i
 
     def line(called: str, found: str) -> str:
         said = f": {found}" if found else ""
-        return f"[weir: result of {called} removed ({tokens} tokens){said}. Full text: recall {ref}]"
+        return f"[weir: result of {called} removed ({tokens} tokens){said}. Archived as {ref}]"
 
-    for called in (f"{name}({argument})", f"{name}({argument[:24]})", name):
+    for called in dict.fromkeys((f"{name}({argument})", f"{name}({shorten(argument, 24)})", name)):
         room = max_tokens - counter.count(line(called, "")) - 2
         if room < 0:
             continue
@@ -215,7 +258,7 @@ def placeholder(text: str, *, tool: str, arguments: str, ref: str, max_tokens: i
             room -= 1
             found = clip(found, max_tokens=room, counter=counter)
         return line(called, found.rstrip("."))
-    return clip(f"[weir: {name} removed, recall {ref}]", max_tokens=max_tokens, counter=counter)
+    return clip(f"[weir: {name} removed, archived as {ref}]", max_tokens=max_tokens, counter=counter)
 
 
 def _harmless(text: str) -> str:

@@ -12,6 +12,7 @@ class Kind(StrEnum):
     """What a literal is; :data:`WEIGHTS` says how much losing one costs."""
 
     URL = "url"
+    HOST = "host"
     EMAIL = "email"
     PATH = "path"
     CODE = "code"
@@ -29,6 +30,7 @@ class Kind(StrEnum):
 WEIGHTS: dict[Kind, float] = {
     Kind.CODE: 1.0,
     Kind.URL: 0.9,
+    Kind.HOST: 0.9,
     Kind.EMAIL: 0.8,
     Kind.PATH: 0.95,
     Kind.DATE: 0.8,
@@ -42,14 +44,15 @@ WEIGHTS: dict[Kind, float] = {
     Kind.WORD: 0.15,
 }
 
-STRONG = frozenset({Kind.CODE, Kind.URL, Kind.EMAIL, Kind.PATH, Kind.DATE, Kind.AMOUNT, Kind.SYMBOL})
+STRONG = frozenset({Kind.CODE, Kind.URL, Kind.HOST, Kind.EMAIL, Kind.PATH, Kind.DATE, Kind.AMOUNT, Kind.SYMBOL})
 
 _MONTH = (
     r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|"
     r"Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
 )
 _COUNT = (
-    r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty|ninety|hundred)"
+    r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|eighteen|"
+    r"twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand)"
 )
 _UNIT = (
     r"(?:%|percent|degrees?|seconds?|secs?|minutes?|mins?|hours?|hrs?|days?|weeks?|months?|years?|times|pages?|miles?|"
@@ -58,9 +61,12 @@ _UNIT = (
 )
 _LITERAL = re.compile(
     rf"""
-    (?:(?={_COUNT}\b|once\b|twice\b)|(?![a-z]{{1,40}}(?:[\s,;!?]|\.\s)))
+    (?:(?<!\w)(?=[\w$€£~./"“`*@+-])|(?=[#$€£/]))
+    (?:(?![a-z])|(?!(?:[a-z]{{1,40}})(?:[\s,;!?)]|\.\s))|(?={_COUNT}\b|once\b|twice\b))
     (?:
     (?P<url>\bhttps?://[^\s<>"'`)\]}}]{{3,300}})
+  | (?P<host>\b[a-z0-9][\w-]{{0,40}}(?:\.[a-z0-9][\w-]{{0,40}}){{0,4}}\.(?:com|net|org|io|dev|app|internal|local|lan)\b
+      (?::\d{{2,5}})?(?:/[\w.@+-]{{1,80}}){{0,8}})
   | (?P<email>\b[\w.+-]{{1,64}}@[\w-]{{1,64}}(?:\.[\w-]{{1,24}}){{1,4}})
   | (?P<date>\b\d{{4}}-\d{{2}}-\d{{2}}(?:[T ]\d{{2}}:\d{{2}}(?::\d{{2}})?Z?)?
       | \b\d{{1,2}}/\d{{1,2}}/\d{{2,4}}\b
@@ -73,19 +79,21 @@ _LITERAL = re.compile(
       | \b[A-Za-z]:\\[\w\\.-]{{2,160}}
       | \b[\w-]{{1,60}}(?:\.[\w-]{{1,40}}){{0,3}}\.(?:py|js|jsx|ts|tsx|go|rs|c|cc|cpp|h|hpp|java|kt|rb|php|sh|md|
         txt|jsonl?|ya?ml|toml|ini|cfg|conf|lock|xml|html|css|scss|csv|tsv|sql|db|sqlite|log|enc|bin|pdf|png|jpe?g|svg|zip|tar|gz|whl|
-        ipynb|pcap|docx?|xlsx?|pptx?|env|internal|local|proto|tf)\b)
+        ipynb|pcap|docx?|xlsx?|pptx?|env|proto|tf)\b)
   | (?P<code>\#[A-Za-z]{{0,4}}\d[\w-]{{2,40}}
       | \b(?=[\w-]{{0,60}}\d)(?=[\w-]{{0,60}}[A-Za-z])[A-Za-z0-9][\w-]{{2,90}}\b
       | \b\d{{5,40}}\b
       | \b\d{{1,5}}(?:\.\d{{1,5}}){{2,3}}(?:[-+][\w.]{{1,20}})?)
-  | (?P<quantity>\b(?:\d[\d,]{{0,12}}(?:\.\d{{1,6}})?|{_COUNT})(?:-\d{{1,6}})?[\ -]?{_UNIT}\b
+  | (?P<quantity>\b(?:\d[\d,]{{0,12}}(?:\.\d{{1,6}})?|{_COUNT}(?:[ -](?:and\ )?{_COUNT}){{0,4}})
+        (?:-\d{{1,6}})?[\ -]?{_UNIT}\b
       | \b\d{{1,6}}\ (?:of|out\ of)\ \d{{1,6}}\b | \b\d[\d,.]{{0,12}}% | \b(?:once|twice)\b(?:\ an?\ \w{{2,9}})?)
   | (?P<symbol>\b[A-Za-z]\w{{0,60}}_\w{{1,60}}(?:\(\))? | \b[a-z]{{2,30}}(?:[A-Z][a-z0-9]{{1,30}}){{1,6}}\b
       | \b(?:[A-Z][a-z0-9]{{1,24}}){{2,6}}(?:Error|Exception|Warning)?\b
       | \b\w{{1,40}}(?:\.\w{{1,40}}){{1,6}}\(\) | \b\w{{1,40}}\(\))
   | (?P<number>(?<![\w.])-?\d[\d,]{{0,15}}(?:\.\d{{1,8}})?\b)
   | (?P<quote>"[^"\n]{{2,60}}" | “[^”\n]{{2,60}}” | `[^`\n]{{2,80}}` | \*\*[^*\n]{{2,60}}\*\*)
-  | (?P<name>\b[A-Z][\w'\u2019&-]{{1,30}}(?:\ (?:of|the|de|and|&|at|for)\ (?=[A-Z])|\ (?=[A-Z]))?
+  | (?P<name>\b[A-Z][\w'\u2019&-]{{1,30}}
+      (?:\ (?:of|the|de|do|da|du|di|del|von|van|der|and|&|at|for)\ (?=[A-Z])|\ (?=[A-Z]))?
       (?:[A-Z0-9][\w'\u2019&-]{{0,30}})?
       (?:\ [A-Z0-9][\w'\u2019&-]{{0,30}}){{0,4}})
     )

@@ -2,41 +2,99 @@
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from policies.findings import ERROR, informative_lines, key_argument, leaves, parse
-from policies.identifiers import STRONG, WEIGHTS, Kind, Mention, scan
+from policies.findings import ERROR, Leaf, informative_lines, key_argument, leaves, parse
+from policies.identifiers import STRONG, WEIGHTS, Kind, Mention, scan, shape
 from policies.rules import sentences
 
-Passage = tuple[str, str, str, Kind, float]
-"""Group, key, text, kind, weight."""
+MOST_READ = 200_000
+"""Characters of one message that are read for passages."""
+MOST_MENTIONS = 1_500
+LONGEST_WORD = 70
+"""A longer run without a blank is no word of anybody."""
+CROWD = 0.1
+"""Of n values under one key of a result, each is worth n to the power of minus this."""
+ANSWER = ""
+"""The group of an answer's passages: its heading is what was asked, which its message does not say."""
 
-IN_HEADING = ""
-"""The text of a passage that the group's heading already says."""
+
+class Passage(NamedTuple):
+    """A text under a heading (``group``), with the key that labels it and the literals that it carries.
+
+    ``record`` numbers the object of a JSON result that it stands in; an empty ``text`` means that the heading
+    says it already. ``weight`` is how much it tells by itself; ``shape`` is the pattern of a single literal.
+    """
+
+    group: str
+    key: str
+    text: str
+    kind: Kind
+    weight: float
+    keys: frozenset[str]
+    record: int = 0
+    shape: str = "-"
+
+
 _ITEM = re.compile(r"^\s{0,12}(?:[-*•+]|\d{1,3}[.)]|#{1,6})\s+(\*\*)?(.{2,200})", re.MULTILINE)
 _HEAD_END = re.compile(r"\*\*|:\s|\s[-\u2013—]\s|:$|\.\s|\.$|\s\((?![A-Z0-9]{2,6}\))|;")
-_TOPIC = re.compile(r"[A-Za-z][A-Za-z'\u2019-]{3,24}")
-_DULL_WORDS = (
-    "what that this with have from about would could should like some your them there their they been were when "
-    "where which recommend recommendations think know help need want also just really going looking wondering "
-    "suggest suggestions give tell more most much many into than then very good great thanks thank please sure "
-    "definitely trying being made make sounds idea ideas sound way ways best other tips specific recently "
-    "actually currently those these will does "
-)
-_DULL = frozenset(_DULL_WORDS.split())
 _FUNCTION = (
     "is are was were be been it its this that we i our us so there has have had will would also just really very"
 )
 _FUNCTIONWORDS = frozenset(_FUNCTION.split())
 _BEFORE = re.compile(r"(?:[\w'\u2019%-]+\W{1,3}){0,2}\Z")
 _AFTER = re.compile(r"\A[ -][a-z]{3,16}")
+_WORDS = re.compile(r"[^\W\d_]{2,}")
+_ALNUM = re.compile(r"[^\W_]+")
+_OUTPUT = re.compile(
+    r"\s*(?:\d{1,5}[:|]|File \"|Traceback \(|>>> |\$ |[+-]{3} |@@ |at [\w.$]+\(|</?\w+>|[{}\]]|#include|(?:def"
+    r"|class) \w+\W"
+    r"|(?:from \S+ )?import \S+$|[-=_*#~]{4,}|[\w.-]+[@:~]\S*[$#]|-rw|drwx|- ?[EFW]\d{3,4}\b)"
+)
 
 
-def topic(text: str, *, words: int = 3) -> str:
-    """A few telling words of a user's message, to label the answer with; "answer" where there are none."""
-    found = list(dict.fromkeys(w.lower() for w in _TOPIC.findall(text[:600]) if w.lower() not in _DULL))
-    picked = sorted(sorted(found, key=lambda w: -len(w))[:words], key=found.index)
-    return " ".join(picked) or "answer"
+def is_prose(text: str) -> bool:
+    """Whether a line or sentence reads as somebody's words rather than as the output of a program."""
+    solid = len(text) - text.count(" ")
+    if solid < 2 or _OUTPUT.match(text):
+        return False
+    spoken = sum(map(len, _ALNUM.findall(text)))
+    words = _WORDS.findall(text)
+    if not words or (solid > LONGEST_WORD and len(max(text.split(), key=len)) > LONGEST_WORD):
+        return False
+    return spoken >= 0.78 * solid and sum(map(len, words)) >= 0.4 * solid
+
+
+_POLITE = re.compile(
+    r"\A(?:(?:and|so|also|oh|well|by the way),? )?"
+    r"(?:(?:can|could|would|will|do) you (?:please |kindly )?(?:recommend|suggest|tell me|give me|show me|help"
+    r" me(?: with| find)?"
+    r"|explain|describe|have|know|think|provide)?(?: of)?|(?:what|which) (?:is|are|do you think|would be)"
+    r"|i(?:['\u2019]m| am|['\u2019]ve been| would|['\u2019]d)? (?:\w+ly )?(?:looking|interested|wondering|trying"
+    r"|planning|thinking|like|want|need)"
+    r"(?: for| in| if| to| about)?(?: learn| learning)?)"
+    r"(?: (?:me|us|some|any|a few|a|an|the|more|about|for|on|of|that|specific|new|good|resources|recommendations"
+    r"|tips|ideas|suggestions"
+    r"|focus(?:ing)?|options|ways?|best))* ",
+    re.IGNORECASE,
+)
+
+
+def question(text: str, *, longest: int = 40) -> str:
+    """What a user's message asks, in at most so many characters cut between words, to head the answer with."""
+    said = [s for s in sentences(text[:2_000]) if len(s) > 8 and is_prose(s)]
+    asked = next((s for s in said if s.endswith("?")), said[0] if said else "")
+    asked = re.sub(r"\A(?:(?:Hi|Hello|Hey|Thanks|Thank you|That's great|Okay|OK)\b[^,.!]{0,30}[,.!] ?)+", "", asked)
+    asked = " ".join(asked.split()).replace(":", "")
+    bare = _POLITE.sub("", asked)
+    asked = bare if len(bare) >= longest // 3 else asked
+    if len(asked) <= longest:
+        return asked.rstrip(".")
+    if asked.find(" ", longest // 2, longest) < 0:
+        return ""
+    return f"{asked[: asked.rfind(' ', 0, longest)].rstrip(' ,;-')}…"
 
 
 def result_passages(text: str, *, tool: str, arguments: str) -> Iterator[Passage]:
@@ -45,62 +103,82 @@ def result_passages(text: str, *, tool: str, arguments: str) -> Iterator[Passage
     group = f"{tool}({primary})" if primary else tool or "result"
     asked = parse(arguments) if arguments else None
     for leaf in leaves(asked) if asked is not None else ():
-        if leaf.value not in primary:
-            yield group, leaf.key, leaf.text, leaf.kind, leaf.weight
-        else:
-            yield group, leaf.key, IN_HEADING, leaf.kind, leaf.weight * 0.9
+        shown = leaf.value in primary
+        yield _from_leaf(leaf, group=group, weight=leaf.weight * (0.9 if shown else 0.8), shown=shown)
     document = parse(text)
     if document is not None:
-        for leaf in leaves(document):
-            yield group, leaf.key, leaf.text, leaf.kind, leaf.weight
+        found = leaves(document)
+        siblings = Counter(leaf.key for leaf in found)
+        for leaf in found:
+            known = len(leaf.value) > 2 and leaf.value in primary
+            weight = leaf.weight * siblings[leaf.key] ** -CROWD
+            yield _from_leaf(leaf, group=group, weight=weight, offset=100_000, shown=known)
         return
-    yield from _plain(text, group=group)
+    yield from output_passages(text, group=group)
 
 
-def _plain(text: str, *, group: str) -> Iterator[Passage]:
-    short = len(text) <= 200
-    if short and text.strip():
-        yield group, "", " ".join(text.split()), Kind.WORD, 1.0 if ERROR.search(text) else 0.4
+def _from_leaf(leaf: Leaf, *, group: str, weight: float, offset: int = 0, shown: bool = False) -> Passage:
+    keys = frozenset((leaf.value.lower(),)) if leaf.kind is not Kind.WORD else frozenset[str]()
+    text = "" if shown else leaf.value
+    form = shape(leaf.value) if leaf.kind is not Kind.WORD else "-"
+    return Passage(group, leaf.label, text, leaf.kind, weight, keys, leaf.record + offset, form)
+
+
+def output_passages(text: str, *, group: str) -> Iterator[Passage]:
+    """The passages of a plain text that a program wrote: what it says in full if short, else telling lines and"
+    " literals."""
+    if len(text) <= 200:
+        said = " ".join(text.split())
+        if said:
+            keys = frozenset(m.value.lower() for m in scan(said))
+            yield Passage(group, "", said, Kind.WORD, 1.0 if ERROR.search(said) else 0.4, keys)
         return
     for line, weight in informative_lines(text, limit=0):
-        yield group, "", line, Kind.WORD, weight
-    for mention in scan(text[:200_000])[:1_500]:
+        yield Passage(group, "", line, Kind.WORD, weight, frozenset(m.value.lower() for m in scan(line)))
+    for mention in scan(text[:MOST_READ])[:MOST_MENTIONS]:
         if mention.kind in STRONG:
-            yield group, "", mention.value, mention.kind, WEIGHTS[mention.kind] * 0.8
+            yield _alone(group, mention.value, mention, 0.8)
         elif mention.kind in {Kind.QUANTITY, Kind.TIME}:
-            yield group, "", _labelled(text, mention), mention.kind, WEIGHTS[mention.kind] * 0.6
+            yield _alone(group, _labelled(text, mention), mention, 0.6)
 
 
-def named_by_user(text: str) -> Iterator[Passage]:
+def _alone(group: str, text: str, mention: Mention, share: float) -> Passage:
+    kind = mention.kind
+    keys = frozenset((mention.value.lower(),))
+    return Passage(group, "", text, kind, WEIGHTS[kind] * share, keys, 0, shape(mention.value))
+
+
+def named_by_user(mentions: tuple[Mention, ...]) -> Iterator[Passage]:
     """The literals of a user's message that its sentences may be too long to carry."""
-    for mention in scan(text[:20_000]):
+    for mention in mentions:
         if mention.kind in STRONG:
-            yield "the user named", "", mention.value, mention.kind, 1.2
+            yield _alone("the user named", mention.value, mention, 1.2 / WEIGHTS[mention.kind])
 
 
-def answer_passages(text: str, *, group: str) -> Iterator[Passage]:
+def answer_passages(text: str) -> Iterator[Passage]:
     """The passages of one answer: heads of lists, names, quantities with their noun, then telling sentences."""
-    for match in _ITEM.finditer(text[:200_000]):
+    text = text[:MOST_READ]
+    for match in _ITEM.finditer(text):
         body = match.group(2)
         end = _HEAD_END.search(body, 1)
         head = body[: end.start() if end else len(body)].strip(" *:`")
         if 2 <= len(head) <= 80:
-            yield group, "", head, Kind.QUOTE, 0.55
-    mentions = scan(text[:200_000])[:1_500]
+            yield Passage(ANSWER, "", head, Kind.QUOTE, 0.55, frozenset((head.lower(),)))
+    mentions = scan(text)[:MOST_MENTIONS]
     for mention in mentions:
-        weight = WEIGHTS[mention.kind]
         if mention.kind in {Kind.QUANTITY, Kind.TIME, Kind.AMOUNT}:
-            yield group, "", _labelled(text, mention), mention.kind, weight * 0.8
+            yield _alone(ANSWER, _labelled(text, mention), mention, 0.8)
         elif mention.kind is not Kind.NUMBER:
             single = mention.kind is Kind.NAME and " " not in mention.value
-            yield group, "", mention.value, mention.kind, weight * (0.55 if single else 0.9)
+            yield _alone(ANSWER, mention.value, mention, 0.55 if single else 0.9)
     starts = [m.start for m in mentions]
     at = 0
-    for sentence in sentences(text[:200_000], longest=300):
+    for sentence in sentences(text, longest=300):
         at = max(at, text.find(sentence[:40], at))
-        held = bisect_left(starts, at + len(sentence)) - bisect_left(starts, at)
-        if len(sentence) > 30:
-            yield group, "", sentence, Kind.WORD, 0.25 + min(0.75, 0.15 * held)
+        first, last = bisect_left(starts, at), bisect_left(starts, at + len(sentence))
+        if len(sentence) > 30 and is_prose(sentence):
+            keys = frozenset(m.value.lower() for m in mentions[first:last])
+            yield Passage(ANSWER, "", sentence, Kind.WORD, 0.25 + min(0.75, 0.15 * (last - first)), keys)
 
 
 def _labelled(text: str, mention: Mention) -> str:

@@ -19,6 +19,7 @@ from policies.ledger import Cut, Edit
 from policies.messages import Transcript
 from policies.pressure import Pressure
 from policies.protection import protect
+from policies.readings import Readings
 from policies.replay import Known, replay
 from policies.settings import ContextSettings, Layer
 from policies.strategies.clip import clip, shorten_standing
@@ -90,12 +91,14 @@ def plan(
     at: float | None = None,
     ceiling: int | None = None,
     summarizer_input: int | None = None,
+    readings: Readings | None = None,
 ) -> Flow[Decision]:
     """What to do with one request.
 
     ``trend`` is what the conversation's earlier requests said about its growth, ``at`` the time of this one in
     seconds of any clock. ``ceiling`` (uncalibrated tokens) is set after an upstream refused what the budget allowed,
-    ``summarizer_input`` is the most that the summariser reads at once. Raises BudgetUnreachable if the protected
+    ``summarizer_input`` is the most that the summariser reads at once, ``readings`` what earlier compactions
+    have read. Raises BudgetUnreachable if the protected
     content alone does not fit, BucketExceeded if the policy refuses a full bucket, InvalidConversation if a layer
     made an array that an upstream would reject.
     """
@@ -112,6 +115,7 @@ def plan(
         counter=counter,
         ceiling=ceiling,
         summarizer_input=summarizer_input,
+        readings=readings,
     )
     draft = replay(bounds.transcript, known, bounds.protection)
     if (known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.identifiers import STRONG, Kind, Mention, scan
+from policies.signs import signs
 
 _FENCE = re.compile(r"```[\s\S]{0,100000}?(?:```|\Z)")
 _BREAK = re.compile(r"(?<=[.!?])[\x22'”\u2019)]{0,2}\s+(?=[\x22'“\u2018(*A-Z0-9#-])|\n+")
@@ -20,205 +21,6 @@ _RULE_LABEL = re.compile(
 _STATE_LABEL = re.compile(r"fact|goal|state|decision|todo|status|next|note|update|reminder|context|info|fyi")
 
 RULE_THRESHOLD = 1.6
-_STRONG: tuple[tuple[re.Pattern[str], float], ...] = tuple(
-    (re.compile("|".join(alternatives), re.IGNORECASE), weight)
-    for weight, alternatives in (
-        (
-            2.5,
-            (
-                (
-                    r"\b(?:from (?:now|here|this point|today)(?: on| out| forward)?|going forward|henceforth|"
-                    r"moving forward)\b"
-                ),
-            ),
-        ),
-        (
-            2.5,
-            (
-                r"\bfor the (?:rest|remainder|duration) of\b",
-                r"\bthroughout (?:this|our|the) (?:session|chat|conversation)\b",
-            ),
-        ),
-        (
-            2.5,
-            (
-                r"\b(?:under|in|on) no (?:circumstances?|conditions?|account)\b|\bno matter what\b",
-                r"\bat all times\b|\bwithout exceptions?\b|\boff[- ]limits\b",
-            ),
-        ),
-        (2.0, (r"\b(?:always|never|ever)\b",)),
-        (
-            1.6,
-            (
-                (
-                    r"\b(?:do not|don['\u2019]?t|must not|mustn['\u2019]?t|may not|should not|shouldn['\u2019]?t|"
-                    r"cannot|shall not|won['\u2019]t be)\b"
-                ),
-            ),
-        ),
-        (
-            1.6,
-            (
-                (
-                    r"\b(?:must|shall|required to|has to be|have to be|needs? to be|forbidden|prohibited|not allowed|"
-                    r"only allowed)\b"
-                ),
-            ),
-        ),
-        (
-            1.5,
-            (
-                (
-                    r"\b(?:avoid|refrain|hold off|steer clear|stay away|stick (?:to|with)|limit yourself|restrict|"
-                    r"omit|leave out|skip)\b"
-                ),
-            ),
-        ),
-        (
-            1.6,
-            (
-                (
-                    r"\b(?:make sure|be sure to|ensure|see to it|keep in mind|bear in mind|remember (?:to|that you|"
-                    r"not)|take care)\b"
-                ),
-            ),
-        ),
-        (
-            2.0,
-            (
-                (
-                    r"\b(?:i['\u2019]?d|i would|we['\u2019]?d|we would) (?:rather|prefer|appreciate|like (?:you|it if|"
-                    r"all|every|your)|want)\b"
-                ),
-            ),
-        ),
-        (
-            2.0,
-            (
-                (
-                    r"\b(?:i|we) (?:really |strongly )?(?:prefer|insist|expect you|want you|need you|(?:want|like|"
-                    r"need) (?:my|all|every|each|your|the) \w+ (?:to|in|as)|don['\u2019]?t (?:want|like|need)|"
-                    r"never want|only want|always want|hate)\b"
-                ),
-            ),
-        ),
-        (
-            2.0,
-            (
-                (
-                    r"\b(?:my|the user['\u2019]?s?|user['\u2019]?s|our|user) (?:preferences?|preferred|rules?|wants?|"
-                    r"prefers?|needs?)\b"
-                ),
-            ),
-        ),
-        (
-            1.3,
-            (
-                (
-                    r"\b(?:every|each|any|all) (?:\w+ ){0,2}(?:reply|replies|response|responses|answers?|messages?|"
-                    r"outputs?|time|step|tasks?|numbers?|code)\b"
-                ),
-            ),
-        ),
-        (
-            1.5,
-            (
-                r"\b(?:whenever|anytime|any time|every time|each time)\b",
-                r"\b(?:when|before|after|if|while|once|unless|until) you\b",
-            ),
-        ),
-        (
-            1.0,
-            (
-                (
-                    r"\b(?:your|you) (?:\w+ )?(?:reply|replies|response|responses|answers?|messages?|outputs?|"
-                    r"sentences?|tone|words?)\b"
-                ),
-            ),
-        ),
-        (
-            0.9,
-            (
-                (
-                    r"\b(?:instead of|rather than|not (?:as|in|the|a|any)\b|no longer|no more than|at most|at least|"
-                    r"or less|or fewer|exactly|strictly)\b"
-                ),
-            ),
-        ),
-        (1.0, (r"\b(?:only|nothing else|nobody else|exclusively|solely)\b|\bjust (?:do|go|give|use|tell|the)\b",)),
-        (
-            1.5,
-            (
-                (
-                    r"\b(?:without|needs?|requires?) (?:\w+ ){0,4}(?:approv\w+|permission|confirm\w*|ask\w*|go-ahead|"
-                    r"consent|check\w*|operator|review)\b"
-                ),
-            ),
-        ),
-        (
-            1.3,
-            (
-                (
-                    r"\b(?:on my behalf|my go-ahead|my approval|check with me|ask me|run it by me|wait for (?:me|my)|"
-                    r"let me (?:approve|review|see|send))\b"
-                ),
-            ),
-        ),
-        (1.2, (r"\b(?:stop|quit|cease) \w+ing\b|^no \w+|[,;:] no \w+|[,;] not \w+",)),
-        (
-            1.2,
-            (
-                (
-                    r"\b(?:should (?:be|stay|remain|have|use|come|end|start|never|always)|stay(?:s)? (?:out|free|"
-                    r"within|under|below|private|away)|keep(?:ing)? (?:\w+ ){1,4}(?:out|away|private|secret|short|"
-                    r"brief|simple|under|below|within|to)|capped|ceiling|cap is|deadline)\b"
-                ),
-            ),
-        ),
-        (1.6, (r"\b(?:important|essential|crucial|vital) (?:to me |for me )?(?:that|to)\b",)),
-        (
-            1.6,
-            (
-                r"\b(?:please|kindly) (?:don['\u2019]?t|do not|not|never|no)\b",
-                r"\byou (?:please )?(?:not|never|always)\b",
-            ),
-        ),
-        (2.0, (r"\b(?:nothing|nobody|no one|none)\b.{0,60}\b(?:without|unless|until|except)\b",)),
-        (1.6, (r"\bwithout my (?:ok(?:ay)?|permission|consent|approval|say-so|knowledge)\b",)),
-        (2.0, (r"\bi (?:\w+ )?(?:want|need|like|expect) to (?:approve|see|review|check|confirm|know|sign off)\b",)),
-        (2.0, (r"\bi (?:\w+ )?(?:like|want|need|take) (?:my|all|every|each|things|it)\b",)),
-        (
-            1.6,
-            (
-                r"\b(?:leave|keep|take|cut) .{1,40}\bout\b",
-                r"\b(?:untouchable|hands off|out of bounds|do not touch|taboo)\b",
-            ),
-        ),
-        (2.0, (r"\b(?:allerg\w+|intoleran\w+|vegan|vegetarian|colou?r-?blind|diabetic|kosher|halal)\b",)),
-        (1.5, (r"^(?:when(?:ever)?|while|for) (?:\w+ ){0,3}\w+ing\b|\bwhen \w+ing\b|\bwhenever\b",)),
-        (1.3, (r"\b(?:prior to|before) (?:\w+ )?(?:\w+ing|you|any|the answer)\b|\beven (?:when|if|for|though)\b",)),
-        (1.0, (r"(?:^| )(?:first|please|thanks|for me|thank you)(?:, (?:please|thanks|thank you))?[.!]?$",)),
-        (1.0, (r"^all \w+|^\w+ (?:\w+ )?for me\b|^\w+(?: \w+)?, (?:not|no) \w+|\b\w+ over \w+(?: \w+)? when\b",)),
-        (
-            0.8,
-            (
-                (
-                    r"\b(?:metric|imperial|celsius|fahrenheit|bullets?(?: points?)?|emojis?|markdown|numerals?|"
-                    r"digits?|formal|informal)\b"
-                ),
-            ),
-        ),
-        (
-            0.8,
-            (
-                (
-                    r"\b(?:confidential|secret|private|sensitive|personal (?:data|info\w*)|disclos\w+|reveal\w*|"
-                    r"password)\b"
-                ),
-            ),
-        ),
-    )
-)
 _IMPERATIVE = re.compile(
     r"^(?:(?:and|also|oh|ok|okay|so|please|kindly|just|one (?:more )?thing|by the way|btw|note|"
     r"remember|important|quick update|(?:[A-Z][A-Z _-]{2,30}))[,:]? (?:that )?){0,3}(?:use|write|"
@@ -280,13 +82,12 @@ STOP = frozenset(_STOPS.split())
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence of the user at message ``position``, the ``index``-th of its message.
+    """One sentence of the user, the ``index``-th of its message.
 
     ``rule`` grades how much it reads as a standing rule (2 and more: surely), ``weight`` how much it tells.
     """
 
     text: str
-    position: int
     index: int
     rule: float
     weight: float
@@ -332,8 +133,10 @@ def rule_grade(sentence: str) -> float:
     label = label_of(sentence)
     body = sentence.partition(":")[2].strip() if label else sentence
     grade = 3.0 if label and _RULE_LABEL.search(label) else 0.0
-    freed = body if _WISH.search(body) else _FIRST_PERSON.sub(" ", body)
-    grade += min(5.0, sum(weight for pattern, weight in _STRONG if pattern.search(freed)))
+    found = signs(body)
+    if found and not _WISH.search(body):
+        found = signs(_FIRST_PERSON.sub(" ", body))
+    grade += min(5.0, found)
     if _IMPERATIVE.match(body):
         grade += 0.8
     if sentence.rstrip().endswith("?"):
@@ -366,11 +169,11 @@ def telling(sentence: str, *, mentions: Sequence[Mention] = (), label: str = "")
     return weight
 
 
-def read_sentence(text: str, *, position: int, index: int) -> Sentence:
-    """One sentence of the user's message at ``position``, graded."""
+def read_sentence(text: str, *, index: int) -> Sentence:
+    """One sentence of a user's message, graded."""
     label, mentions = label_of(text), scan(text[:600])
     weight = telling(text, mentions=mentions, label=label)
-    return Sentence(text, position, index, rule_grade(text), weight, label, mentions)
+    return Sentence(text, index, rule_grade(text), weight, label, mentions)
 
 
 def statements(text: str) -> tuple[str, ...]:

@@ -1,147 +1,296 @@
-"""Which statement of the user replaces which: same subject, another value, or an announced change."""
+"""Which statement of the user replaces which: another value for the same thing, or words that take something back.
+
+A statement is read as *claims*: values with a type (date, amount, place, person, …), the nouns that such a value
+usually belongs to (:data:`ATTRIBUTES`: a port, a deadline, an approver), and the words that say whose. A later
+statement replaces an earlier one where
+
+1. it takes the earlier back in so many words ("forget what I said about …", "from A to B", "not A but B"),
+2. it announces a change and has another value of the same type for the same subject, or
+3. both give one single-valued attribute of the same subject different values.
+
+Two prohibitions that differ in their object both stand. What else the earlier statement says is kept: only its
+value gives way to the current one.
+"""
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from policies.identifiers import STRONG, Kind
-from policies.rules import CHANGE, RULE_THRESHOLD, STOP, WORD, Sentence
+from policies.claims import Frame, Value, content, frame, stem
+from policies.rules import RULE_THRESHOLD, WORD, Sentence
 
-_NEGATIVE = re.compile(r"\b(?:no|not|never|don['\u2019]?t|cannot|without|avoid|mustn['\u2019]?t)\b", re.IGNORECASE)
-ATTRIBUTES: dict[str, frozenset[str]] = {
-    name: frozenset(words.split())
-    for name, words in {
-        "money": "budget cap capped spend spending cost costs expense expenses ceiling price limit dollars euros",
-        "date": "deadline date due ship ships shipping schedule scheduled timing",
-        "codename": "codename code-name named called calling label designated designation alias",
-        "timezone": "timezone time-zone times timestamp timestamps clock clocks utc pacific gmt",
-        "owner": "on-call oncall owner owns pager rotation duty escalation assignee",
-        "approver": "approver approve approves approval approving",
-        "branch": "branch branches rebased",
-        "commit": "commit revision",
-        "phase": "phase stage milestone progress",
-        "next": "next",
-        "style": "style tone answers answer replies reply responses response",
-        "secret": "code password passcode vault",
-        "region": "region zone hosted",
-        "address": "url endpoint host address lives",
-        "language": "language languages examples",
-        "report": "weekly report",
-        "tool": "tool purge",
-        "version": "version",
-    }.items()
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    words: frozenset[str]
-    values: frozenset[str]
-    attributes: frozenset[str]
-    changes: bool
-    negative: bool
-
-
-def _stem(word: str) -> str:
-    word = word.lower().replace("\u2019", "'").removesuffix("'s")
-    for suffix in ("ing", "ed", "es", "s"):
-        if word.endswith(suffix) and len(word) - len(suffix) >= 4:
-            return word[: -len(suffix)]
-    return word
-
-
-def _frame(sentence: Sentence) -> _Frame:
-    body = sentence.text.partition(":")[2] if sentence.label else sentence.text
-    first = len(sentence.text) - len(body) + 1
-    kinds = STRONG | {Kind.QUANTITY, Kind.NUMBER}
-    values = frozenset(
-        m.value.lower() for m in sentence.mentions if m.kind in kinds or (m.kind is Kind.NAME and m.start > first)
-    )
-    parts = frozenset(p for v in values for p in re.findall(r"[a-z'-]+", v))
-    raw = [w.lower() for w in WORD.findall(body)]
-    words = frozenset(_stem(w) for w in raw if w not in STOP and w not in parts)
-    attributes = frozenset(name for name, known in ATTRIBUTES.items() if known.intersection(raw))
-    return _Frame(words, values, attributes, bool(CHANGE.search(sentence.text)), bool(_NEGATIVE.search(body)))
-
-
-@dataclass(frozen=True, slots=True)
-class Successor:
-    """The index of the statement that replaces another, and whether it surely does."""
-
-    index: int
-    sure: bool
-
-
-def superseded(statements: Sequence[Sentence]) -> dict[int, Successor]:
-    """Indices of statements that a later one replaces, each with its newest successor.
-
-    A later statement replaces an earlier one when both say the same thing about the same subject with another
-    value, or when it announces a change of an attribute (date, amount, owner, …) of the same subject. Two
-    prohibitions that differ in one word may both stand, so such pairs are only "probably".
-    """
-    frames = [_frame(s) for s in statements]
-    frequency = Counter(word for frame in frames for word in frame.words)
-    by_key: defaultdict[str, list[int]] = defaultdict(list)
-    gone: dict[int, Successor] = {}
-    for index, frame in enumerate(frames):
-        keys = sorted({*(w for w in frame.words if frequency[w] <= 12), *(f"@{a}" for a in frame.attributes)})
-        for older in sorted({j for key in keys for j in by_key[key][-NEAREST:]}):
-            verdict = _replaces(frames[older], frame, pair=(statements[older], statements[index]), frequency=frequency)
-            if verdict is not None:
-                sure = verdict or (older in gone and gone[older].sure)
-                gone[older] = Successor(index, sure)
-        for key in keys:
-            by_key[key].append(index)
-    return gone
-
-
-def _replaces(old: _Frame, new: _Frame, *, pair: tuple[Sentence, Sentence], frequency: Counter[str]) -> bool | None:
-    labelled = bool(pair[0].label) and pair[0].label == pair[1].label
-    rules = pair[0].rule >= RULE_THRESHOLD and pair[1].rule >= RULE_THRESHOLD
-    shared = old.words & new.words
-    only_old, only_new = old.words - new.words, new.words - old.words
-    attributes = old.attributes & new.attributes
-    differs = bool(old.values and new.values and not (old.values & new.values))
-    attribute_words = {_stem(w) for a in attributes for w in ATTRIBUTES[a]}
-    if differs and shared and not ((only_old | only_new) - attribute_words) and len(shared) >= 1:
-        return not (old.negative and new.negative) or new.changes
-    if new.changes and attributes:
-        scopes_old, scopes_new = old.words - attribute_words, new.words - attribute_words
-        common = scopes_old & scopes_new
-        if old.values & new.values:
-            return None
-        single = attributes & (_SINGULAR if differs else {"style"})
-        if common or (single and not _distinct(only_old, only_new)):
-            return True
-    if _distinct(only_old, only_new) or not shared or pair[0].label != pair[1].label:
-        return None
-    rare = sum(1 for w in shared if frequency[w] <= 4)
-    if labelled:
-        return False if rare >= 2 or len(shared) >= 3 or (attributes and differs) else None
-    share = len(shared) / max(1, min(len(old.words), len(new.words)))
-    if not rules and rare >= 2 and share >= 0.3 and (differs or len(only_old) == len(only_new) == 1):
-        return False
-    return None
-
-
-NEAREST = 6
-"""How many earlier statements with the same word are looked at."""
-_SINGULAR = frozenset({"codename", "timezone", "owner", "branch", "style", "phase"})
 _CONTRASTS: tuple[frozenset[str], ...] = tuple(
-    frozenset(_stem(w) for w in words.split())
+    frozenset(words.split())
     for words in (
-        "production staging development test testing qa sandbox local",
-        "primary secondary backup replica fallback main",
+        "production staging development test testing qa sandbox local live",
+        "primary secondary backup replica fallback main spare",
         "unit integration smoke acceptance functional",
-        "travel trip project conference marketing hardware launch documentation docs product release design team",
-        "morning afternoon evening night weekly daily monthly",
+        "spring summer autumn winter",
+        "morning afternoon evening night weekly daily monthly yearly",
         "source target input output read write client server frontend backend",
-        "home work office mobile billing shipping",
+        "home work office mobile billing delivery",
+        "outbound return inbound departure arrival first last",
+        "mother father sister brother wife husband son daughter",
     )
 )
 
 
-def _distinct(only_old: frozenset[str], only_new: frozenset[str]) -> bool:
-    """True where the two differ in words that set subjects apart (production and staging, unit and integration)."""
-    return any(group & only_old and group & only_new for group in _CONTRASTS)
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """The index of the statement that replaces another, whether it surely does, and what remains of the old one."""
+
+    index: int
+    sure: bool
+    remains: str = ""
+
+
+def superseded(statements: Sequence[Sentence], frames: Sequence[Frame | None] | None = None) -> dict[int, Successor]:
+    """Indices of statements that a later one replaces, each with its newest successor.
+
+    ``frames`` are the statements' claims, for a caller that keeps them.
+    """
+    claims = [frame(s) for s in statements] if frames is None else frames
+    index = _Index(statements, claims)
+    for new, claim in enumerate(claims):
+        if claim is None:
+            continue
+        for old, verdict in index.replaced_by(new, claim):
+            index.retire(old, new, verdict)
+        index.add(new, claim)
+    return index.successors()
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    sure: bool
+    stale: tuple[Value, ...] = ()
+
+
+class _Index:
+    """Statements that still stand, by word, attribute and type of value, and those that no longer do."""
+
+    def __init__(self, statements: Sequence[Sentence], claims: Sequence[Frame | None]) -> None:
+        self._statements = statements
+        self._claims = claims
+        self._lower = [s.text.lower() for s in statements]
+        self._by: defaultdict[str, list[int]] = defaultdict(list)
+        self._gone: dict[int, tuple[int, bool]] = {}
+        self._masks: defaultdict[int, list[tuple[Value, int]]] = defaultdict(list)
+
+    def add(self, at: int, claim: Frame) -> None:
+        """Makes a statement known to those that follow."""
+        types = {f"#{v.type}" for v in claim.values}
+        for key in {*claim.words, *(f"@{a}" for a in claim.attributes), *types}:
+            self._by[key].append(at)
+
+    def replaced_by(self, new: int, claim: Frame) -> list[tuple[int, _Verdict]]:
+        """The statements that ``new`` replaces, with what is stale in each."""
+        keys = {*claim.words, *(f"@{a}" for a in claim.attributes)}
+        if claim.is_elliptic:
+            keys |= {f"#{v.type}" for v in claim.values}
+        near = sorted(
+            {i for key in keys for i in self._by[key][-NEAREST:]} - {i for i, g in self._gone.items() if g[1]}
+        )
+        certain = self._named(new, claim)
+        settled = {old for old, _ in certain}
+        ranked: list[tuple[tuple[int, int], int, _Verdict]] = []
+        for old in near:
+            other = self._claims[old]
+            if other is None or old in settled:
+                continue
+            found = self._outdated(old, other, new, claim)
+            if found is not None:
+                shared = len(other.words & claim.words)
+                ranked.append(((shared, old if claim.is_elliptic else 0), old, found))
+        if not ranked:
+            return certain
+        best = max(rank for rank, _, _ in ranked)
+        chosen = [(old, verdict) for rank, old, verdict in ranked if rank == best]
+        scopes = {c.scope for old, _ in chosen if (c := self._claims[old]) is not None}
+        if best[0] == 0 and len(scopes) > 1:
+            chosen = [(old, _Verdict(sure=False)) for old, _ in chosen]
+        return certain + chosen
+
+    def _named(self, new: int, claim: Frame) -> list[tuple[int, _Verdict]]:
+        """Earlier statements that ``new`` takes back in so many words, with what is stale in each."""
+        found: list[tuple[int, _Verdict]] = []
+        for phrase in filter(None, (claim.forgets, *claim.olds)):
+            holders = [
+                i
+                for i in range(new)
+                if all(w in self._lower[i] for w in phrase) and not (i in self._gone and self._gone[i][1])
+            ]
+            for old in holders[-NEAREST:]:
+                if phrase is claim.forgets:
+                    found.append((old, _Verdict(sure=True)))
+                elif (stale := self._stale_phrase(old, phrase)) is not None:
+                    other = self._claims[old]
+                    keep = {v.text for v in claim.values}
+                    verdict = (
+                        self._partial(old, other, (stale,), keep=keep) if other else _Verdict(sure=True, stale=(stale,))
+                    )
+                    found.append((old, verdict))
+        return found
+
+    def _stale_phrase(self, old: int, phrase: frozenset[str]) -> Value | None:
+        """The value of a statement that a phrase names, or the words themselves; None for a mere mention."""
+        other = self._claims[old]
+        for value in other.values if other else ():
+            words = content(value.text, names=True)
+            if words & phrase and (words <= phrase or phrase <= words):
+                return value
+        text = self._statements[old].text
+        spots = [m for m in _TOKEN.finditer(text) if stem(m.group()) in phrase or m.group().lower() in phrase]
+        if len(phrase) < 2 or not spots or spots[-1].end() - spots[0].start() > sum(map(len, phrase)) + 8 * len(phrase):
+            return None
+        return Value("phrase", text[spots[0].start() : spots[-1].end()].lower(), spots[0].start(), spots[-1].end())
+
+    def _outdated(self, old: int, other: Frame, new: int, claim: Frame) -> _Verdict | None:
+        """What is stale in ``other`` because ``claim`` gives the same thing another value."""
+        types = claim.types & other.types
+        if not types or claim.more:
+            return None
+        shared = other.words & claim.words
+        attributes = other.attributes & claim.attributes
+        if not shared and not attributes and not claim.is_elliptic:
+            return None
+        labels = {s for s in (self._statements[old].label, self._statements[new].label) if s}
+        alike = len(labels) < 2
+        both_forbid = other.negative and claim.negative
+        rules = min(self._statements[old].rule, self._statements[new].rule) >= RULE_THRESHOLD
+        stale: list[Value] = []
+        probable = False
+        for type_ in sorted(types):
+            mine = {v.text for v in claim.values if v.type == type_}
+            olds = [v for v in other.values if v.type == type_ and v.text not in mine]
+            if not olds or not mine - {v.text for v in other.values if v.type == type_}:
+                continue
+            disjoint = len(olds) == sum(v.type == type_ for v in other.values)
+            weak = type_ in {"name", "number", "symbol", "code", "path"} or type_.startswith("quantity")
+            change = claim.changes or (claim.news and (not weak or bool(attributes)))
+            fits = bool(attributes & _ATTRIBUTES_OF.get(type_, attributes))
+            if change and (shared or fits or claim.is_elliptic):
+                if not shared and not claim.is_elliptic and other.scope and claim.scope:
+                    continue
+                stale += _nearest(olds, shared, text=self._statements[old].text)
+            elif disjoint and fits and both_forbid:
+                probable |= alike and bool(other.scope & claim.scope)
+            elif disjoint and fits and alike and _same_scope(other, claim, loose=not rules):
+                stale += _nearest(olds, shared, text=self._statements[old].text)
+        if not (stale or probable) or _distinct(other, claim):
+            return None
+        if not stale:
+            return _Verdict(sure=False)
+        return self._partial(old, other, tuple(stale), keep={v.text for v in claim.values}, elliptic=claim.is_elliptic)
+
+    def _partial(
+        self, old: int, other: Frame, stale: tuple[Value, ...], *, keep: set[str], elliptic: bool = False
+    ) -> _Verdict:
+        """All of a statement is stale, or where it says more than that, only the values."""
+        rest = [v for v in other.values if v not in stale and v.text not in keep and v.type != "tone"]
+        if not rest and not elliptic:
+            return _Verdict(sure=True)
+        if self._statements[old].rule >= RULE_THRESHOLD and not elliptic:
+            return _Verdict(sure=not rest)
+        return _Verdict(sure=True, stale=stale)
+
+    def retire(self, old: int, new: int, verdict: _Verdict) -> None:
+        """Notes that ``new`` replaces ``old`` wholly, or some of its values."""
+        if not verdict.stale:
+            self._gone[old] = (new, verdict.sure or (old in self._gone and self._gone[old][1]))
+            return
+        kept = [(v, i) for v, i in self._masks[old] if v not in verdict.stale]
+        self._masks[old] = kept + [(v, new) for v in verdict.stale]
+
+    def successors(self) -> dict[int, Successor]:
+        """The result: what is gone, and what remains of statements of which values are stale."""
+        found = {old: Successor(new, sure) for old, (new, sure) in self._gone.items()}
+        for old, masks in self._masks.items():
+            if masks and old not in found:
+                found[old] = Successor(max(i for _, i in masks), sure=True, remains=self._masked(old, masks))
+        return found
+
+    def _masked(self, old: int, masks: Sequence[tuple[Value, int]]) -> str:
+        text = self._statements[old].text
+        for value, new in sorted(masks, key=lambda m: -m[0].start):
+            while new in self._gone:
+                new = self._gone[new][0]
+            claim = self._claims[new]
+            current = [v for v in claim.values if v.type == value.type and v.text != value.text] if claim else []
+            said = self._statements[new].text
+            now = f"[now {said[current[0].start : current[0].end]}]" if current else "[changed, see below]"
+            text = f"{text[: value.start]}{now}{text[value.end :]}"
+        return text
+
+
+_ATTRIBUTES_OF: dict[str, frozenset[str]] = {
+    "date": frozenset({"date"}),
+    "time": frozenset({"time", "date"}),
+    "amount": frozenset({"money"}),
+    "number": frozenset({"port", "count", "age", "size", "version", "phase", "money"}),
+    "age": frozenset({"age"}),
+    "name": frozenset({"name", "owner", "approver", "language", "style", "place", "region", "timezone", "version"}),
+    "code": frozenset({"secret", "commit", "region", "version", "name", "branch", "phone"}),
+    "path": frozenset({"branch", "timezone", "address"}),
+    "host": frozenset({"address"}),
+    "zone": frozenset({"timezone"}),
+    "units": frozenset({"units"}),
+    "tone": frozenset({"style"}),
+    "day": frozenset({"date", "time", "frequency"}),
+}
+"""Attributes of which a statement has one value of a type."""
+_TOKEN = re.compile(r"[\w.$€£'\u2019-]*\w")
+_CLAUSE_END = re.compile(r"[;,](?=\s)")
+NEAREST = 8
+"""How many earlier statements with the same word are looked at."""
+
+
+def _nearest(olds: Sequence[Value], shared: frozenset[str], *, text: str) -> list[Value]:
+    """Those of several values that belong to a shared subject: in its clause, closest behind it; tones go together."""
+    if not shared or olds[0].type == "tone":
+        return list(olds)
+    places = [m.start() for m in WORD.finditer(text) if any(stem(w) in shared for w in m.group().split("-"))]
+    if not places:
+        return list(olds)
+    edges = [0, *(m.end() for m in _CLAUSE_END.finditer(text)), len(text) + 1]
+    clauses = list(pairwise(edges))
+    told = [sum(start <= p < end for p in places) for start, end in clauses]
+    best = [clause for clause, n in zip(clauses, told, strict=True) if n == max(told)]
+    near = [v for v in olds if any(start <= v.start < end for start, end in best)]
+    if len(near) < 2:
+        chosen = (len(best) < len(clauses) and len(olds) > 1) or _is_listing(told)
+        return near if chosen else list(olds)
+    return [min(near, key=lambda v: min((v.start - p if v.start >= p else 2 * (p - v.start)) for p in places))]
+
+
+def _is_listing(told: Sequence[int]) -> bool:
+    """Whether several clauses of a statement speak of what is shared: of several things of one kind."""
+    return sum(n > 0 for n in told) > 1
+
+
+def _same_scope(one: Frame, other: Frame, *, loose: bool) -> bool:
+    """Whether what two statements speak of can be the same thing."""
+    if not one.scope or not other.scope:
+        return loose or bool(one.words & other.words) or (len(one.words) <= 1 or len(other.words) <= 1)
+    return one.scope <= other.scope or other.scope <= one.scope or len(one.scope & other.scope) >= 2
+
+
+def _distinct(one: Frame, other: Frame) -> bool:
+    """True where words set the subjects apart: production and staging, the spring gala and the autumn gala."""
+    first = one.words | {w for pair in one.befores for w in pair}
+    second = other.words | {w for pair in other.befores for w in pair}
+    for group in _STEMMED_CONTRASTS:
+        if group & first and group & second and not group & first & second:
+            return True
+    heads = {(b, a) for a, b in one.befores}
+    theirs = {(b, a) for a, b in other.befores}
+    for head in {h for h, _ in heads} & {h for h, _ in theirs} & one.words & other.words:
+        mine, yours = {a for h, a in heads if h == head}, {a for h, a in theirs if h == head}
+        if not mine & yours and not mine & other.words and not yours & one.words:
+            return True
+    return False
+
+
+_STEMMED_CONTRASTS = tuple(frozenset(stem(w) for w in group) for group in _CONTRASTS)

@@ -47,14 +47,15 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
     budget = min(int(share * bounds.shape.extract * bounds.room), bounds.shape.extract_max)
     newest = _too_large_results(draft, bounds, allowed=_newest_allowance(bounds, budget))
     read = {*gone, *newest}
+    end = len(draft.transcript.messages)
     made = extract(
         _sources(sorted(read), bounds),
         max_tokens=max(0, budget - _summary_overhead(draft, bounds)),
         counter=bounds.counter,
         goal=_goal(bounds),
-        visible=[
-            _read(bounds, i).text for i in range(draft.transcript.head, len(draft.transcript.messages)) if i not in read
-        ],
+        visible=[_read(bounds, i).text for i in range(draft.transcript.head, end) if i not in read],
+        readings=bounds.readings,
+        later=[_read(bounds, i).text for i in range(start, end) if draft.transcript.messages[i].role == "user"],
     )
     notes = yield from _notes(draft, gone, bounds, share=share)
     cut = _cut(draft, bounds, start=start, gone=gone, extracted=made.text, notes=notes)

@@ -1,0 +1,23 @@
+"""The readings of messages that all conversations of a process share: flows that compact run on several threads."""
+
+from threading import Lock
+
+from policies.readings import Reading, Readings, Shown
+
+
+class SharedReadings(Readings):
+    """Readings that any thread may use; what is read is read outside the lock."""
+
+    def __init__(self, *, most: int = 30_000) -> None:
+        super().__init__(most=most)
+        self._lock = Lock()
+
+    def find(self, key: bytes) -> Reading | Shown | None:
+        """What is kept under a key."""
+        with self._lock:
+            return super().find(key)
+
+    def keep(self, key: bytes, made: Reading | Shown) -> None:
+        """Keep what was read."""
+        with self._lock:
+            super().keep(key, made)
