@@ -44,13 +44,18 @@ class Compare:
 class Trim:
     """Ask an operator's own function for fewer messages; the reply is :class:`Trimmed`.
 
-    ``path`` is ``module:function``, ``max_tokens`` what the messages (by index) should take together.
+    ``path`` is ``module:function``, ``max_tokens`` what the messages (by index) should take together. In the order
+    of ``indices``: ``texts`` is the content where that was replaced already (else None), ``tokens`` what each costs,
+    ``protected`` whether it stays whatever comes back.
     """
 
     path: str
     indices: tuple[int, ...]
     max_tokens: int
     seconds: float
+    texts: tuple[str | None, ...] = ()
+    tokens: tuple[int, ...] = ()
+    protected: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ class Body:
 
     ``text`` joins the text parts by newlines; ``reasoning`` is the thinking that some providers return;
     ``media`` counts parts that are not text (images, audio, files); ``name`` is the speaker's, where one is given.
+    ``attached`` says of each image, audio, video or file in a few words what it is.
     """
 
     text: str = ""
@@ -45,6 +46,7 @@ class Body:
     reasoning: str = ""
     media: int = 0
     name: str = ""
+    attached: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,8 @@ def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protectio
             continue
         if index in guarded and not _holds(transcript, index, edit, protection):
             continue
+        if edit.kind is EditKind.REASONING and index > (protection.current or 0):
+            continue  # the turn is open again: what the model thought in it has to go back
         found[index] = edit
     return draft.with_edits(found, new=False)
 

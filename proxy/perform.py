@@ -6,9 +6,29 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from policies import Done, Effect, Flow, Offload, Reply, Summarize
+from policies.effects import Compare, Trim
 
 T = TypeVar("T")
-Ask = Callable[[Summarize], Awaitable[Reply]]
+Ask = Callable[[Effect], Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class Performer:
+    """Does what a flow asks for: one function for each kind of question."""
+
+    summarize: Callable[[Summarize], Awaitable[Reply]]
+    compare: Callable[[Compare], Awaitable[Reply]]
+    trim: Callable[[Trim], Awaitable[Reply]]
+
+    async def __call__(self, effect: Effect) -> Reply:
+        """The reply to one effect."""
+        if isinstance(effect, Summarize):
+            return await self.summarize(effect)
+        if isinstance(effect, Compare):
+            return await self.compare(effect)
+        if isinstance(effect, Trim):
+            return await self.trim(effect)
+        return Done()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from policies.media import bare_name
 from policies.tokens import CHARS2_5, HEURISTICS, CharCounter, TokenCounter
 
 ESTIMATORS_GROUP = "weir.estimators"
+ENCODINGS = ("o200k_base", "cl100k_base")
 INLINE_CHARS = 8_192
 PIECE_CHARS = 50_000
 SMALLEST_PIECE = 1_000
@@ -55,6 +56,12 @@ def installed_estimators() -> dict[str, TokenCounter]:
     loaded raises what its package raises.
     """
     return {point.name: point.load()() for point in entry_points(group=ESTIMATORS_GROUP)}
+
+
+def check_estimator(name: str) -> str | None:
+    """What is wrong with a policy's ``estimator``; None for ``tokenizer`` and whatever counts under that name."""
+    known = ["tokenizer", *HEURISTICS, *ENCODINGS, *(point.name for point in entry_points(group=ESTIMATORS_GROUP))]
+    return None if name in known else f"no estimator {name}; there are: {', '.join(sorted(known))}"
 
 
 class VocabularyMissing(Exception):
@@ -170,7 +177,7 @@ class Tokenizer:
     ) -> None:
         places = vocabulary_directories(cache_dir) if directories is None else tuple(directories)
         self._executor = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="weir-tokens")
-        sources: dict[str, TokenCounter] = {n: Vocabulary(n, places) for n in ("o200k_base", "cl100k_base")}
+        sources: dict[str, TokenCounter] = {n: Vocabulary(n, places) for n in ENCODINGS}
         sources |= HEURISTICS
         sources |= estimators or {}
         self._counters = {name: TextCounter(name, source, self._executor) for name, source in sources.items()}

@@ -32,7 +32,7 @@ def dedupe(draft: Draft, bounds: Bounds) -> Draft:
         if message.keep or index in bounds.protection.all:
             continue
         why = "the same result comes again later" if duplicate else "a later call of the same tool replaced it"
-        text = f"[weir: removed, {why}; full text: recall {message.ref}]"
+        text = f"[weir: removed, {why}; archived as {message.ref}]"
         edit = replace_content(transcript, index, text, kind=EditKind.DEDUPE, counter=bounds.counter)
         if edit.tokens < piece.tokens:
             edits[index] = edit

@@ -13,7 +13,7 @@ from policies.ledger import Cut
 from policies.turns import parse_turn_boundaries
 
 NOTE_BEGINS = "[weir: "
-NOTE = NOTE_BEGINS + "{count} earlier messages were removed to fit the context window; full text: recall {ref}]"
+NOTE = NOTE_BEGINS + "{count} earlier messages were removed to fit the context window; archived as {ref}]"
 
 
 def drop_oldest(draft: Draft, bounds: Bounds) -> Draft:

@@ -15,7 +15,7 @@ from policies.turns import parse_turn_boundaries
 
 MESSAGES = 20
 NOTE_BEGINS = "[weir: "
-NOTE = NOTE_BEGINS + "{count} earlier messages are outside the window; full text: recall {ref}]"
+NOTE = NOTE_BEGINS + "{count} earlier messages are outside the window; archived as {ref}]"
 
 
 def window(draft: Draft, bounds: Bounds) -> Draft:

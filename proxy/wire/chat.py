@@ -6,19 +6,21 @@ that only messages never seen before are parsed, canonicalised and counted.
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, overload
 
 import msgspec
 
-from policies import Body, Message, Piece, ToolCall
+from policies import Body, EditKind, Message, Piece, ToolCall
 from proxy.errors import InvalidRequest
+from proxy.wire.parts import attached, reasoning_of, without_media, without_reasoning
 from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
 
 DIGEST_SIZE = 16
 MARK = "weir"
+TOOL_FIELDS = ("tools", "functions")
 KEEP_WORD = "DO_NOT_EVICT"
 
 _CANONICAL = msgspec.json.Encoder(order="sorted")
@@ -129,8 +131,81 @@ def _output_limit(fields: Mapping[str, Raw]) -> int | None:
 
 def with_messages(request: ChatRequest, messages: Sequence[Raw], **others: object) -> bytes:
     """The body with another array of messages, and other values for some scalar fields."""
-    new = {"messages": b"[" + b",".join(messages) + b"]", **{k: write_value(v) for k, v in others.items()}}
+    new = {"messages": _array(messages), **{k: write_value(v) for k, v in others.items()}}
     return replace_fields(request.body, request.fields, new)
+
+
+def rewritten(request: ChatRequest, *, messages: Sequence[Raw] | None, pruned: Collection[str]) -> bytes:
+    """The body without the definitions of tools of these names; other ``messages``, unless None keeps their bytes."""
+    new = _without_tools(request, pruned) if pruned else {}
+    if messages is not None:
+        new["messages"] = _array(messages)
+    return replace_fields(request.body, request.fields, new)
+
+
+def _array(items: Sequence[Raw]) -> bytes:
+    return b"[" + b",".join(items) + b"]"
+
+
+def _without_tools(request: ChatRequest, pruned: Collection[str]) -> dict[str, bytes]:
+    """The fields with definitions, less the pruned ones; an upstream refuses an empty list, so one always stays."""
+    new: dict[str, bytes] = {}
+    for field in TOOL_FIELDS:
+        items = _definitions(request, field)
+        kept = [raw for raw in items if tool_name(read_value(raw)) not in pruned]
+        if len(kept) < len(items):
+            new[field] = _array(kept or items[:1])
+    return new
+
+
+def _definitions(request: ChatRequest, field: str) -> Sequence[Raw]:
+    raw = request.fields.get(field)
+    return () if raw is None else split_array(raw) or ()
+
+
+def tool_name(definition: object) -> str:
+    """The name that calls of a tool use; empty for what is no definition of a function or custom tool."""
+    name = _described(definition).get("name")
+    return name if isinstance(name, str) else ""
+
+
+def tool_description(definition: object) -> str:
+    """What a definition says of its tool; empty where it says nothing."""
+    text = _described(definition).get("description")
+    return text if isinstance(text, str) else ""
+
+
+def _described(definition: object) -> Mapping[str, Any]:
+    """The object that holds name and description: the definition's own, or the one inside it."""
+    if not isinstance(definition, dict):
+        return {}
+    inner = definition.get("function") or definition.get("custom")
+    return inner if isinstance(inner, dict) else definition
+
+
+def tool_definitions(request: ChatRequest) -> dict[str, list[Raw]]:
+    """The definitions of tools and legacy functions as the client sent them, by name."""
+    found: dict[str, list[Raw]] = {}
+    for field in TOOL_FIELDS:
+        for raw in _definitions(request, field):
+            if name := tool_name(read_value(raw)):
+                found.setdefault(name, []).append(raw)
+    return found
+
+
+def chosen_tools(request: ChatRequest) -> frozenset[str]:
+    """Every name in ``tool_choice`` and ``function_call``: the one asked for, or those that are allowed."""
+    waiting: list[Any] = [request.value(field) for field in ("tool_choice", "function_call") if field in request.fields]
+    found = set[str]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.add(value)
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return frozenset(found)
 
 
 def with_fields(body: bytes, **values: object) -> bytes:
@@ -205,14 +280,14 @@ def body_of(value: Mapping[str, Any]) -> Body:
         name = str(legacy.get("name", ""))
         calls.append(ToolCall(f"function:{name}", name, str(legacy.get("arguments", ""))))
     content = value.get("content")
-    reasoning = value.get("reasoning_content") or value.get("reasoning")
     speaker = value.get("name")
     return Body(
         text=_text(content),
         calls=tuple(calls),
-        reasoning=reasoning if isinstance(reasoning, str) else "",
+        reasoning=reasoning_of(value),
         media=sum(not _is_text(p) for p in content) if isinstance(content, list) else 0,
         name=speaker if isinstance(speaker, str) else "",
+        attached=attached(value),
     )
 
 
@@ -296,7 +371,12 @@ def _render(piece: Piece, messages: Sequence[Raw], marked: frozenset[int]) -> Ra
         return unmarked(raw) if piece.index in marked else raw
     value = dict(read_message(raw))
     value.pop(MARK, None)
-    value["content"] = piece.text
+    if piece.kind is EditKind.REASONING:
+        value = without_reasoning(value)
+    elif piece.kind is EditKind.MEDIA:
+        value = without_media(value, piece.text.split("\n"))
+    else:
+        value["content"] = piece.text
     return write_value(value)
 
 

@@ -30,7 +30,7 @@ from tests.functional.harness import (
 )
 
 WINDOW = 8192
-NOTE = re.compile(r"left out here; full text: recall ([0-9a-f]{12})\]")
+NOTE = re.compile(r'(?:left out here; archived as |"ref": ")([0-9a-f]{12})')
 BIG_WORDS = 12_500
 
 

@@ -18,7 +18,9 @@ from policies.strategies.drop_oldest import NOTE, drop_oldest
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, decide, remember, step, system, talk, user, window, words
 
-SUMMARY = "<weir-123456>\nWritten by Weir from 6 earlier messages (v1, recall 0123456789ab).\nfacts\n</weir-123456>"
+SUMMARY = (
+    "<weir-123456>\nWritten by Weir from 6 earlier messages (v1, archived as 0123456789ab).\nfacts\n</weir-123456>"
+)
 HALF: Mapping[str, Param] = {"fraction": 0.5}
 
 

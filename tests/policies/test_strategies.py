@@ -49,7 +49,7 @@ def test_a_result_above_the_cap_keeps_its_head_and_its_tail() -> None:
     shortened = draft.pieces[2].text or ""
     assert shortened.startswith("HEAD ")
     assert shortened.endswith(" TAIL")
-    assert f"recall {transcript.messages[2].ref}" in shortened
+    assert f'"ref": "{transcript.messages[2].ref}.txt"' in shortened
     assert 780 <= draft.pieces[2].tokens <= 800
     assert recounted(draft)
 
@@ -126,7 +126,7 @@ def test_an_evicted_result_says_what_was_asked_what_was_found_and_where_it_is() 
     text = draft.pieces[2].text or ""
     assert text.startswith("[weir: result of get_order(W7788)")
     assert "Denver" in text
-    assert f"recall {transcript.messages[2].ref}" in text
+    assert f"rchived as {transcript.messages[2].ref}" in text
     assert CHARS4.count(text) <= 50
     assert draft.pieces[2].index == 2
     assert recounted(draft)
@@ -234,7 +234,7 @@ def test_the_oldest_units_are_dropped_with_a_note_that_is_no_message_of_the_hist
     removed = (order[3] or 0) - 2
     assert draft.cut is not None
     assert draft.cut.text.startswith(f"[weir: {removed} earlier messages were removed")
-    assert f"recall {draft.cut.ref}" in draft.cut.text
+    assert f"archived as {draft.cut.ref}" in draft.cut.text
     assert len(transcript.messages) == 23
 
 
@@ -280,7 +280,7 @@ def test_the_newest_message_is_clipped_in_the_middle_even_where_it_is_the_task()
     text = draft.pieces[1].text or ""
     assert text.startswith("BEGIN ")
     assert text.endswith(" Now translate it.")
-    assert f"recall {transcript.messages[1].ref}" in text
+    assert f"archived as {transcript.messages[1].ref}" in text
     assert changed(draft) == {1: EditKind.CLIP}
     assert recounted(draft)
 

@@ -21,7 +21,9 @@ from tests.policies.play import Said, assistant, decide, remember, result, step,
 from tests.policies.play import window as budget_of
 
 EMPTY = Known()
-SUMMARY = "<weir-123456>\nWritten by Weir from 6 earlier messages (v1, recall 0123456789ab).\nfacts\n</weir-123456>"
+SUMMARY = (
+    "<weir-123456>\nWritten by Weir from 6 earlier messages (v1, archived as 0123456789ab).\nfacts\n</weir-123456>"
+)
 
 
 def bounds(
@@ -207,7 +209,7 @@ def test_what_a_summary_replaced_does_not_come_back_where_the_window_is_wider_th
 
 def test_a_note_is_no_summary_and_is_written_anew() -> None:
     transcript = talk(*exchanges(30))
-    note = "[weir: 9 earlier messages were removed to fit the context window; full text: recall 0123456789ab]"
+    note = "[weir: 9 earlier messages were removed to fit the context window; archived as 0123456789ab]"
     dropped = untouched(transcript).with_cut(summarised(transcript, 10, text=note, origin="drop_oldest"))
     assert order(window(dropped, bounds(transcript, {"messages": 10}))) == [0, *range(50, 60)]
     noted = window(dropped, bounds(transcript, {"messages": 10, "note": True}))

@@ -1,0 +1,110 @@
+"""The process that an operator's function runs in: it reads messages on its input and writes what the function says.
+
+A process, because a thread that hangs cannot be ended. It ends by itself as soon as its input is closed, even
+while the function runs, so that it never outlives the Weir that started it. Frames are four bytes of length and
+that much JSON. What the function prints goes to standard error.
+"""
+
+import importlib
+import inspect
+import json
+import os
+import queue
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+LENGTH = struct.Struct(">I")
+SHAPE = "should be module:function"
+Function = Callable[[Any, Any], Any]
+
+
+def problem_with(path: str) -> str | None:
+    """What keeps ``path`` from being used, None if nothing does; imports its module."""
+    try:
+        load(path)
+    except LookupError as error:
+        return str(error.args[0])
+    return None
+
+
+def load(path: str) -> Function:
+    """The function at ``module:function``. Raises LookupError with the reason."""
+    module, _, name = path.partition(":")
+    parts = [*module.split("."), *name.split(".")]
+    if not all(part.isidentifier() for part in parts):
+        raise LookupError(SHAPE)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise LookupError(f"no module {error.name}") from None
+    except BaseException as error:  # noqa: BLE001 - a module of somebody else's may raise anything, SystemExit too
+        raise LookupError(f"importing {module} raised {_where(error)}") from None
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise LookupError(f"module {module} has no {name}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise LookupError(f"{name} in {module} is not a function")  # noqa: TRY004 - one error for every reason
+    if inspect.iscoroutinefunction(found):
+        raise LookupError(f"{name} in {module} is a coroutine function; a plain function is needed")
+    try:
+        inspect.signature(found).bind(None, None)
+    except TypeError:
+        raise LookupError(f"{name} in {module} does not take two arguments (messages, budget)") from None
+    except ValueError:  # a built-in without a signature
+        pass
+    return found  # type: ignore[no-any-return]
+
+
+def work(path: str) -> None:
+    """Answer every frame on standard input until it ends; a first frame says whether the function was found."""
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = sys.stderr
+    frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin.buffer, frames), daemon=True).start()
+    try:
+        function = load(path)
+    except LookupError as error:
+        _write(output, {"failed": "not_found", "detail": str(error.args[0])})
+        return
+    _write(output, {"ready": True})
+    while True:
+        asked = json.loads(frames.get())
+        _write(output, _answer(function, asked["messages"], asked["budget"]))
+
+
+def _answer(function: Function, messages: Any, budget: Any) -> dict[str, Any]:
+    try:
+        return {"messages": function(messages, budget)}
+    except BaseException as error:  # noqa: BLE001 - whatever an operator's function does, the next layer goes on
+        return {"failed": "raised", "detail": _where(error)}
+
+
+def _where(error: BaseException) -> str:
+    """The name of an exception and the line it came from, without its text, which may quote a message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1] if frames else None
+    return type(error).__name__ + (f" at {os.path.basename(last.filename)}:{last.lineno}" if last else "")  # noqa: PTH119
+
+
+def _read(source: BinaryIO, frames: "queue.SimpleQueue[bytes]") -> None:
+    """Hand on every frame; at the end of the input end the process, whatever it is doing."""
+    try:
+        while header := source.read(LENGTH.size):
+            frames.put(source.read(LENGTH.unpack(header)[0]))
+    finally:
+        os._exit(0)
+
+
+def _write(output: BinaryIO, value: dict[str, Any]) -> None:
+    try:
+        body = json.dumps(value).encode()
+    except (TypeError, ValueError, RecursionError):
+        body = json.dumps({"failed": "not_json", "detail": "what came back is not JSON"}).encode()
+    output.write(LENGTH.pack(len(body)) + body)
+    output.flush()

@@ -1,0 +1,148 @@
+"""Thinking of earlier turns: when it goes, when it stays, and what a provider is sent instead."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from policies.bounds import Bounds, bounds_for
+from policies.draft import Draft, untouched
+from policies.ledger import EditKind
+from policies.messages import Transcript, chain_of, count_occurrences, head_length
+from policies.replay import Known
+from policies.settings import ContextSettings, Layer
+from policies.strategies.reasoning import reasoning
+from policies.tokens import CHARS4
+from proxy.counting import count_message
+from proxy.wire.chat import body_of, message_of, render
+from tests.policies.play import window
+
+CALL = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+Said = dict[str, Any]
+
+
+def read(messages: Sequence[Said]) -> Transcript:
+    """The transcript of messages in OpenAI's form."""
+    found = tuple(message_of(m, count_message(m, CHARS4, model="sim"))[0] for m in messages)
+    head = head_length(found)
+    return Transcript(
+        messages=found,
+        read=[body_of(m) for m in messages].__getitem__,
+        chain=chain_of("tenant", found, head),
+        head=head,
+        occurrences=count_occurrences(found),
+    )
+
+
+def bounds(transcript: Transcript, **params: int) -> Bounds:
+    found = bounds_for(transcript, settings=ContextSettings(), budget=window(100_000), known=Known(), counter=CHARS4)
+    return replace(found, layer=Layer(strategy="reasoning", params=params))
+
+
+def thought(text: str = "", **extra: Any) -> Said:
+    return {"role": "assistant", "content": text, "reasoning_content": "let me think " * 40, **extra}
+
+
+def tool(text: str = "found it") -> Said:
+    return {"role": "tool", "tool_call_id": "call_0", "content": text}
+
+
+def user(text: str) -> Said:
+    return {"role": "user", "content": text}
+
+
+def stripped(draft: Draft) -> list[int]:
+    return [p.index for p in draft.pieces if p.kind is EditKind.REASONING and p.index is not None]
+
+
+def sent(draft: Draft, messages: Sequence[Said]) -> list[Said]:
+    """The array that goes up."""
+    raws = [json.dumps(m).encode() for m in messages]
+    return [json.loads(bytes(raw)) for raw in render(draft.pieces, raws, frozenset())]
+
+
+def turns(count: int) -> list[Said]:
+    """Turns of a tool step and an answer each, and a question that has no answer yet."""
+    found: list[Said] = []
+    for number in range(count):
+        found += [user(f"question {number}"), thought(tool_calls=[CALL]), tool(), thought(f"answer {number}")]
+    return [*found, user("and now?")]
+
+
+@pytest.mark.requirement("A0.36")
+def test_reasoning_is_removed_after_two_steps_and_the_key_stays_with_an_empty_string() -> None:
+    messages = turns(2)
+    draft = reasoning(untouched(read(messages)), bounds(read(messages)))
+    assert stripped(draft) == [1, 3]  # the steps of the turn before last; the last step is 0, the one before it 1 old
+    array = sent(draft, messages)
+    assert array[1] == {**messages[1], "reasoning_content": ""}
+    assert array[3] == {**messages[3], "reasoning_content": ""}
+    assert [m for i, m in enumerate(array) if i not in (1, 3)] == [m for i, m in enumerate(messages) if i not in (1, 3)]
+
+
+@pytest.mark.requirement("A0.36")
+@pytest.mark.parametrize(("ttl", "gone"), [(1, [1, 3, 5]), (2, [1, 3]), (3, [1]), (4, [])])
+def test_the_ttl_counts_steps(ttl: int, gone: list[int]) -> None:
+    transcript = read(turns(2))
+    assert stripped(reasoning(untouched(transcript), bounds(transcript, ttl=ttl))) == gone
+
+
+def test_what_is_counted_afterwards_is_what_counting_the_sent_messages_gives() -> None:
+    messages = turns(3)
+    draft = reasoning(untouched(read(messages)), bounds(read(messages)))
+    counted = [count_message(m, CHARS4, model="sim") for m in sent(draft, messages)]
+    assert [p.tokens for p in draft.pieces] == counted
+    assert draft.tokens < untouched(read(messages)).tokens - 4 * 100
+
+
+def test_all_reasoning_of_the_current_tool_loop_stays_however_old_it_is() -> None:
+    loop = [m for _ in range(9) for m in (thought(tool_calls=[CALL]), tool())]
+    transcript = read([user("do it"), *loop])
+    assert reasoning(untouched(transcript), bounds(transcript)).edits == {}
+
+
+def test_results_that_stand_in_the_user_role_begin_no_new_turn() -> None:
+    part = {"type": "tool_result", "tool_use_id": "x", "content": "42"}
+    loop = [m for _ in range(5) for m in (thought("looking"), {"role": "user", "content": [part]})]
+    transcript = read([user("do it"), *loop])
+    assert reasoning(untouched(transcript), bounds(transcript)).edits == {}
+
+
+def test_a_signed_thinking_part_goes_with_its_turn_and_stays_in_the_newest() -> None:
+    parts = [{"type": "thinking", "thinking": "hm " * 200, "signature": "sig"}, {"type": "text", "text": "yes"}]
+    sealed = {"type": "redacted_thinking", "data": "QUJD"}
+    old = {"role": "assistant", "content": [*parts, sealed], "thinking_blocks": [parts[0]]}
+    new = {"role": "assistant", "content": parts, "tool_calls": [CALL]}
+    messages = [user("a"), old, user("b"), old, user("c"), new, tool()]
+    draft = reasoning(untouched(read(messages)), bounds(read(messages)))
+    array = sent(draft, messages)
+    assert array[1] == {"role": "assistant", "content": [parts[1]]}
+    assert array[3] == old  # one step old
+    assert array[5] == new
+
+
+def test_details_that_have_to_come_back_unmodified_keep_everything_beside_them() -> None:
+    details = [{"type": "reasoning.encrypted", "data": "opaque"}]
+    opaque = {**thought("answer"), "reasoning": "thinking " * 50, "reasoning_details": details}
+    messages = [user("a"), opaque, *turns(2)]
+    draft = reasoning(untouched(read(messages)), bounds(read(messages)))
+    assert sent(draft, messages)[1] == opaque
+    assert 1 not in stripped(draft)
+
+
+def test_a_message_that_says_nothing_but_its_reasoning_keeps_it() -> None:
+    only = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}
+    messages = [user("a"), thought(), only, *turns(2)]
+    draft = reasoning(untouched(read(messages)), bounds(read(messages)))
+    assert not {1, 2} & set(stripped(draft))
+
+
+def test_a_pinned_message_and_a_second_run_change_nothing() -> None:
+    messages = [user("a"), {**thought("keep"), "weir": {"keep": True}}, *turns(2)]
+    transcript = read(messages)
+    once = reasoning(untouched(transcript), bounds(transcript))
+    assert 1 not in stripped(once)
+    assert reasoning(once, bounds(transcript)) is once
+    assert once.applied == {"reasoning": 2}

@@ -1,0 +1,403 @@
+"""An operator's function: what it is given, what is taken from it, and what it cannot do to the proxy."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.effects import Failed, Kept, Reply, Trim, Trimmed
+from proxy.custom import CustomFunctions, check_custom
+
+FUNCTIONS = '''
+import json, os, subprocess, sys, time
+
+calls = 0
+
+def everything(messages, budget):
+    return messages
+
+def newest(messages, budget):
+    return [m for m in messages if m["role"] == "system"] + messages[budget["messages"] // 2:]
+
+def fresh(messages, budget):
+    """New dicts without Weir's mark: found again because they are equal."""
+    return [{k: v for k, v in m.items() if k != "weir"} for m in messages if m["role"] != "tool" and "tool_calls" not in m]
+
+def shorten(messages, budget):
+    for m in messages:
+        if m["role"] == "tool":
+            m["content"] = m["content"][:5]
+    return messages
+
+def orphan(messages, budget):
+    return [m for m in messages if "tool_calls" not in m]
+
+def widow(messages, budget):
+    return [m for m in messages if m["role"] != "tool"]
+
+def turned(messages, budget):
+    return messages[::-1]
+
+def twice(messages, budget):
+    return messages + messages[-1:]
+
+def invented(messages, budget):
+    return messages + [{"role": "user", "content": "obey"}]
+
+def renamed(messages, budget):
+    messages[-1]["role"] = "system"
+    return messages
+
+def retyped(messages, budget):
+    messages[-1]["content"] = [{"type": "text", "text": "x"}]
+    return messages
+
+def emptied(messages, budget):
+    messages[-1]["content"] = None
+    return messages
+
+def forged(messages, budget):
+    messages[-1]["weir"]["index"] = 99
+    return messages
+
+def text(messages, budget):
+    return "garbage"
+
+def numbers(messages, budget):
+    return [1, 2]
+
+def nothing(messages, budget):
+    return []
+
+def silent(messages, budget):
+    pass
+
+def not_json(messages, budget):
+    return [object()]
+
+def raises(messages, budget):
+    raise ValueError("secret: " + messages[0]["content"])
+
+def leaves(messages, budget):
+    sys.exit(3)
+
+def dies(messages, budget):
+    os._exit(9)
+
+def prints(messages, budget):
+    print("x" * 100_000)
+    return messages
+
+def loops(messages, budget):
+    while True:
+        pass
+
+def sleeps(messages, budget):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    open(os.environ["PIDS"], "w").write(f"{os.getpid()} {child.pid}")
+    time.sleep(600)
+
+def once(messages, budget):
+    global calls
+    calls += 1
+    if calls > 1:
+        time.sleep(600)
+    return messages
+
+def says(messages, budget):
+    open(os.environ["SAID"], "w").write(json.dumps({"messages": messages, "budget": budget}))
+    return messages
+
+async def later(messages, budget):
+    return messages
+
+def one(messages):
+    return messages
+
+number = 7
+'''
+
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TALK: list[dict[str, Any]] = [
+    {"role": "system", "content": "rules"},
+    {"role": "user", "content": "task"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "a", "content": "a long result", "x_vendor": {"kept": True}},
+    {"role": "user", "content": "next"},
+]
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "operators_trims.py").write_text(FUNCTIONS)
+    (tmp_path / "operators_broken.py").write_text("raise RuntimeError('not today')")
+    (tmp_path / "operators_leaving.py").write_text("import os; os._exit(4)")
+    (tmp_path / "operators_waiting.py").write_text("import time; time.sleep(600)")
+    sys.path.append(str(tmp_path))
+    os.environ["PIDS"], os.environ["SAID"] = str(tmp_path / "pids"), str(tmp_path / "said")
+    yield tmp_path
+    sys.path.remove(str(tmp_path))
+    del os.environ["PIDS"], os.environ["SAID"]
+
+
+@pytest.fixture
+async def functions() -> AsyncIterator[CustomFunctions]:
+    found = CustomFunctions()
+    yield found
+    await found.close()
+
+
+def effect(name: str, *, seconds: float = 5.0, module: str = "operators_trims") -> Trim:
+    count = len(TALK)
+    return Trim(
+        path=f"{module}:{name}",
+        indices=tuple(range(count)),
+        max_tokens=50,
+        seconds=seconds,
+        texts=(None,) * count,
+        tokens=(5,) * count,
+        protected=(True, True, False, False, True),
+    )
+
+
+async def trim(functions: CustomFunctions, name: str, **options: Any) -> Reply:
+    return await functions.trim(effect(name, **options), TALK)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits for its parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+async def until_ended(*pids: int) -> None:
+    for _ in range(200):
+        if all(ended(pid) for pid in pids):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"still running: {[p for p in pids if not ended(p)]}")
+
+
+@pytest.mark.requirement("A1.11")
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("everything", (Kept(0), Kept(1), Kept(2), Kept(3), Kept(4))),
+        ("newest", (Kept(0), Kept(2), Kept(3), Kept(4))),
+        ("fresh", (Kept(0), Kept(1), Kept(4))),
+        ("shorten", (Kept(0), Kept(1), Kept(2), Kept(3, "a lon"), Kept(4))),
+        ("nothing", ()),
+        ("prints", (Kept(0), Kept(1), Kept(2), Kept(3), Kept(4))),
+    ],
+)
+async def test_what_comes_back_is_found_among_what_was_given(
+    functions: CustomFunctions, name: str, kept: tuple[Kept, ...]
+) -> None:
+    assert await trim(functions, name) == Trimmed(kept)
+
+
+@pytest.mark.requirement("A1.11")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("orphan", "parted"),
+        ("widow", "parted"),
+        ("turned", "not at that place"),
+        ("twice", "not at that place"),
+        ("invented", "was not given"),
+        ("renamed", "more changed than its content"),
+        ("retyped", "no string"),
+        ("emptied", "no string"),
+        ("forged", "was not given"),
+        ("text", "no list"),
+        ("numbers", "no message"),
+        ("silent", "no list"),
+    ],
+)
+async def test_what_no_upstream_would_take_is_rejected_and_logged(
+    functions: CustomFunctions, name: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="weir.custom"):
+        assert await trim(functions, name) == Failed("rejected")
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "weir.custom"]
+    assert f"operators_trims:{name}" in line
+    assert why in line
+
+
+@pytest.mark.requirement("A1.11")
+async def test_the_function_gets_copies_with_what_weir_knows_and_a_budget(
+    functions: CustomFunctions, module: Path
+) -> None:
+    before = json.dumps(TALK)
+    asked = effect("says")
+    texts = (None, None, None, "[evicted]", None)
+    given = Trim(asked.path, asked.indices, 50, 5.0, texts=texts, tokens=asked.tokens, protected=asked.protected)
+    assert isinstance(await functions.trim(given, TALK), Trimmed)
+    said = json.loads((module / "said").read_text())
+    assert said["budget"] == {"max_tokens": 50, "tokens": 25, "messages": 5}
+    assert said["messages"][3] == {
+        **TALK[3],
+        "content": "[evicted]",
+        "weir": {"index": 3, "tokens": 5, "protected": False},
+    }
+    assert [m["weir"]["protected"] for m in said["messages"]] == [True, True, False, False, True]
+    assert json.dumps(TALK) == before
+
+
+@pytest.mark.requirement("A1.11")
+async def test_an_exception_is_logged_by_its_place_and_never_by_its_text(
+    functions: CustomFunctions, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="weir.custom"):
+        assert await trim(functions, "raises") == Failed("raised")
+    assert "ValueError at operators_trims.py:" in caplog.text
+    assert "secret" not in caplog.text
+    assert await trim(functions, "not_json") == Failed("not_json")
+    assert await trim(functions, "leaves") == Failed("raised")
+
+
+@pytest.mark.requirement("A1.11")
+@pytest.mark.parametrize("name", ["loops", "sleeps"])
+async def test_a_function_that_hangs_is_ended_in_time_with_all_that_it_started(
+    functions: CustomFunctions, name: str, module: Path
+) -> None:
+    await trim(functions, "everything")
+    begun = time.perf_counter()
+    lags = []
+    task = asyncio.create_task(trim(functions, name, seconds=0.5))
+    while not task.done():
+        tick = time.perf_counter()
+        await asyncio.sleep(0.01)
+        lags.append(time.perf_counter() - tick)
+    assert await task == Failed("timeout")
+    assert 0.5 <= time.perf_counter() - begun < 4
+    assert sorted(lags)[len(lags) // 2] < 0.1
+    if name == "sleeps":
+        await until_ended(*map(int, (module / "pids").read_text().split()))
+    assert isinstance(await trim(functions, "everything"), Trimmed)
+
+
+async def test_after_a_time_out_the_path_is_switched_off_for_longer_and_longer() -> None:
+    now = [0.0]
+    functions = CustomFunctions(clock=lambda: now[0])
+    try:
+        assert await trim(functions, "loops", seconds=0.1) == Failed("timeout")
+        now[0] = 29.9
+        assert await trim(functions, "loops", seconds=0.1) == Failed("switched_off")
+        now[0] = 30.0
+        assert await trim(functions, "loops", seconds=0.1) == Failed("timeout")
+        now[0] = 89.9
+        assert await trim(functions, "loops", seconds=0.1) == Failed("switched_off")
+        assert isinstance(await trim(functions, "everything"), Trimmed)
+    finally:
+        await functions.close()
+
+
+async def test_a_function_that_ends_its_process_is_switched_off_and_started_anew_later() -> None:
+    now = [0.0]
+    functions = CustomFunctions(clock=lambda: now[0])
+    try:
+        assert await trim(functions, "dies") == Failed("crashed")
+        assert await trim(functions, "dies") == Failed("switched_off")
+        now[0] = 31.0
+        assert await trim(functions, "dies") == Failed("crashed")
+    finally:
+        await functions.close()
+
+
+async def test_requests_at_the_same_time_wait_for_one_another_and_not_for_ever(functions: CustomFunctions) -> None:
+    assert [type(r) for r in await asyncio.gather(*(trim(functions, "everything") for _ in range(20)))] == [
+        Trimmed
+    ] * 20
+    await trim(functions, "once")
+    begun = time.perf_counter()
+    replies = await asyncio.gather(*(trim(functions, "once", seconds=0.3) for _ in range(20)))
+    assert {r.reason for r in replies if isinstance(r, Failed)} <= {"timeout", "busy", "switched_off"}
+    assert time.perf_counter() - begun < 3
+
+
+async def test_a_cancelled_question_does_not_leave_its_answer_for_the_next(functions: CustomFunctions) -> None:
+    await trim(functions, "shorten")
+    task = asyncio.create_task(trim(functions, "shorten"))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert await trim(functions, "shorten") == Trimmed((Kept(0), Kept(1), Kept(2), Kept(3, "a lon"), Kept(4)))
+
+
+async def test_messages_of_megabytes_go_through(functions: CustomFunctions) -> None:
+    large = [*TALK[:3], {**TALK[3], "content": "ä🙂" * 1_000_000}, TALK[4]]
+    assert await functions.trim(effect("shorten"), large) == Trimmed(
+        (Kept(0), Kept(1), Kept(2), Kept(3, "ä🙂ä🙂ä"), Kept(4))
+    )
+
+
+async def test_no_process_outlives_a_weir_that_was_killed(module: Path) -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from policies.effects import Trim\n"
+        "from proxy.custom import CustomFunctions\n"
+        "asyncio.run(CustomFunctions().trim(Trim('operators_trims:sleeps', (), 1, 60.0), []))\n"
+    )
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(module), *sys.path])}
+    )
+    pids = module / "pids"
+    for _ in range(400):
+        if pids.exists() and len(pids.read_text().split()) == 2:
+            break
+        await asyncio.sleep(0.05)
+    worker, child = map(int, pids.read_text().split())
+    parent.kill()
+    await parent.wait()
+    await until_ended(worker)
+    os.kill(child, signal.SIGKILL)  # what a function starts itself is its own once the whole Weir was killed
+
+
+@pytest.mark.requirement("A1.11")
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("operators_trims:everything", None),
+        ("json:dumps", "json:dumps: dumps in json does not take two arguments (messages, budget)"),
+        ("operators_trims", "operators_trims: should be module:function"),
+        ("operators_trims:", "operators_trims:: should be module:function"),
+        ("a b:c", "a b:c: should be module:function"),
+        ("no_such_module_here:f", "no_such_module_here:f: no module no_such_module_here"),
+        ("operators_trims:missing", "operators_trims:missing: module operators_trims has no missing"),
+        ("operators_trims:number", "operators_trims:number: number in operators_trims is not a function"),
+        (
+            "operators_trims:one",
+            "operators_trims:one: one in operators_trims does not take two arguments (messages, budget)",
+        ),
+        (
+            "operators_broken:f",
+            "operators_broken:f: importing operators_broken raised RuntimeError at operators_broken.py:1",
+        ),
+        ("operators_leaving:f", "operators_leaving:f: importing its module ended the process with status 4"),
+        ("operators_waiting:f", "operators_waiting:f: its module is not imported within 1 seconds"),
+    ],
+)
+def test_an_import_path_is_checked_before_anything_is_served(path: str, problem: str | None) -> None:
+    assert check_custom(path, patience=1.0 if "waiting" in path else 10.0) == problem
+    if "waiting" not in path and problem is None:
+        assert "operators_trims" not in sys.modules
+
+
+def test_a_coroutine_function_is_no_function_to_use() -> None:
+    assert "coroutine function" in str(check_custom("operators_trims:later"))
+
+
+async def test_a_path_that_leads_nowhere_fails_and_is_not_tried_at_every_request(functions: CustomFunctions) -> None:
+    assert await trim(functions, "missing") == Failed("not_found")
+    assert await trim(functions, "missing") == Failed("switched_off")
