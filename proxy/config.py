@@ -31,7 +31,7 @@ from proxy.config_values import (
     masked_url,
     public,
 )
-from proxy.presets import policy_from, policy_warnings, preset_documents
+from proxy.presets import policy_from, policy_warnings, preset_documents, preset_policies
 
 __all__ = [
     "AuthSettings",
@@ -191,7 +191,7 @@ def _policies(file: FileValues, document: Document) -> tuple[dict[str, ContextSe
     """Every preset and every policy of the file, and what is wrong with the file's."""
     presets = preset_documents()
     problems: list[str] = []
-    made = {name: policy_from(name, Document(name="", data={}), presets=presets) for name in presets}
+    made = dict(preset_policies())
     for name, body in file.policies.items():
         own = dataclasses.replace(document, data=body or {})
         try:
@@ -271,5 +271,6 @@ def _warnings(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iter
     for name, upstream in file.upstreams.items():
         if upstream.base_url and urlsplit(upstream.base_url).path in {"", "/"}:
             yield f"upstreams.{name}.base_url has no path; most servers want /v1 at its end"
-    for name in file.policies:
+    named = (*file.policies, file.default_policy, *(key.policy for key in file.keys if key.policy))
+    for name in dict.fromkeys(named):
         yield from (f"policies.{name}: {text}" for text in policy_warnings(policies[name]))

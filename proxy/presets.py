@@ -1,27 +1,42 @@
 """Policies by name: the presets that ship as YAML files, and a file's own policies made from them.
 
 A policy in YAML has the keys of ``ContextSettings``, except that ``layers`` are called ``cascade`` and a
-layer's ``strategy`` is its ``layer``; ``preset`` names what the rest overrides. Sections (``zones``) merge key
-by key, lists (``cascade``, ``shapes``) replace.
+layer's ``strategy`` is its ``layer``; ``preset`` names what the rest overrides, ``about`` says in a line what it is
+for. Sections (``zones``) merge key by key, lists (``cascade``, ``shapes``) replace.
 """
 
 import dataclasses
 import functools
+import math
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from policies.settings import ContextSettings, Layer, Shape
+from policies.budget import divide
+from policies.settings import ContextSettings, Layer
 from proxy.config_file import ConfigError, Document, KeyPath, nearest, read_document, typed
+from proxy.policy_lint import cautions, faults, grave
+
+__all__ = [
+    "DEFAULT_PRESET",
+    "LEGACY",
+    "about",
+    "policy_amounts",
+    "policy_cautions",
+    "policy_from",
+    "policy_values",
+    "policy_warnings",
+    "preset_directory",
+    "preset_documents",
+    "preset_policies",
+]
 
 DEFAULT_PRESET = "balanced"
 
-LAYERS = ("ingest_cap", "dedupe", "evict", "compact")
-"""Strategies that a cascade may name, cheapest first."""
-
-_WITHOUT_EFFECT = ("at", "scope", "params")
 _NAMES: Mapping[str, str] = MappingProxyType({"layers": "cascade", "strategy": "layer"})
+_BESIDE = frozenset({"preset", "about"})
+
 
 LEGACY: Mapping[str, str] = MappingProxyType(
     {
@@ -36,23 +51,46 @@ LEGACY: Mapping[str, str] = MappingProxyType(
         "red": "red_at",
         "critical": "critical_at",
         "pressure": "zones",
-        # other tools' names of the same things
+        "velocity_window": "trend.window",
+        # names of the window and of its parts
         "max_context_tokens": "window",
         "context_window": "window",
         "model_context_limit": "window",
         "total_window": "window",
         "max_input_tokens": "window",
         "output_reserved": "reserve",
+        "output_reserve": "reserve",
         "output_token_max": "reserve",
         "working": "reserve",
         "headroom_tokens": "headroom",
+        "budget": "buckets",
+        "allocations": "buckets",
+        "system_prompt": "buckets.system",
+        "tool_definitions": "buckets.tools",
+        "message_history": "buckets.history",
+        "tool_results": "buckets.tool_outputs",
+        "memory_injection": "buckets.memory",
+        "soft_limit": "buckets.*.soft",
+        "soft_pct": "soft",
+        # names of layers, of where they act and of what they take
+        "layers": "cascade",
+        "compression": "cascade",
+        "eviction": "cascade",
+        "strategy": "layer",
         "max_token_ratio": "cascade[].at",
         "auto_compact_threshold": "cascade[].at",
+        "compaction_utilization_threshold": "cascade[].at",
         "at_pct": "cascade[].at",
         "trigger_at": "cascade[].at",
-        "layers": "cascade",
-        "strategy": "layer",
-        "max_tool_output": "ingest_cap",
+        "eviction_target": "cascade[].stop_at",
+        "eviction_policy": "cascade[].params.scorer",
+        "prune_protect": "cascade[].params.protect",
+        "prune_minimum": "cascade[].params.minimum",
+        "summarization_token_threshold": "cascade[].params.over",
+        "summarization_threshold": "cascade[].params.over",
+        "max_tool_output": "ingest.cap",
+        "max_output_tokens": "ingest.cap",
+        "placeholder_max_tokens": "placeholder_tokens",
     }
 )
 """Names that other tools and older descriptions use, and what to write here."""
@@ -66,14 +104,80 @@ def preset_directory() -> Path:
     return Path(sysconfig.get_path("data")) / "share" / "weir" / "presets"
 
 
-@functools.cache
 def preset_documents() -> Mapping[str, Document]:
-    """Every preset's file by name; ConfigError if the directory is missing or holds no ``balanced``."""
-    directory = preset_directory()
-    found = {path.stem: read_document(path, env={}) for path in sorted(directory.glob("*.yaml"))}
-    if DEFAULT_PRESET not in found:
+    """Every preset's file by name, each whole; ConfigError if one is broken or the directory holds no ``balanced``."""
+    return _read_presets(*_stamped(preset_directory()))
+
+
+def preset_policies() -> Mapping[str, ContextSettings]:
+    """Every preset as a policy, by name; ConfigError."""
+    return _made_presets(*_stamped(preset_directory()))
+
+
+Stamps = tuple[tuple[Path, int, int], ...]
+
+
+def _stamped(directory: Path) -> tuple[Path, Stamps]:
+    """The directory, and its files with what tells that one of them was written anew."""
+    found = [(path, path.stat()) for path in sorted(directory.glob("*.yaml"))]
+    return directory, tuple((path, stat.st_mtime_ns, stat.st_ino) for path, stat in found)
+
+
+@functools.lru_cache(maxsize=4)
+def _read_presets(directory: Path, stamps: Stamps) -> Mapping[str, Document]:
+    """The same as long as no file changes."""
+    files = {path.stem: read_document(path, env={}) for path, _, _ in stamps}
+    if DEFAULT_PRESET not in files:
         raise ConfigError(f"{directory}: no preset {DEFAULT_PRESET}; the installation is not complete")
-    return MappingProxyType(found)
+    return MappingProxyType({name: _whole(name, files, ()) for name in files})
+
+
+@functools.lru_cache(maxsize=4)
+def _made_presets(directory: Path, stamps: Stamps) -> Mapping[str, ContextSettings]:
+    """The same as long as no file changes."""
+    documents = _read_presets(directory, stamps)
+    made = {name: policy_from(name, documents[name], presets={name: Document(name="")}) for name in documents}
+    return MappingProxyType(made)
+
+
+def _whole(name: str, files: Mapping[str, Document], through: tuple[str, ...]) -> Document:
+    """A preset's document over the documents of the presets that it names."""
+    document = files[name]
+    base = document.data.get("preset")
+    if base is None:
+        return document
+    if base not in files or base == name or base in through:
+        why = "is made from itself" if base in files else f"is no preset{nearest(str(base), sorted(files))}"
+        raise ConfigError(document.problem(("preset",), f"{base} {why}"))
+    return _over(_whole(str(base), files, (*through, name)), document)
+
+
+def _over(base: Document, own: Document, at: KeyPath = ()) -> Document:
+    """``own`` over ``base``, each value with the place where it stands; ``at`` is where ``own`` stands in its file."""
+    leaves, sections = set[KeyPath](), set[KeyPath]()
+    _collect(own.data, (), leaves, sections)
+
+    def inherited(path: KeyPath) -> bool:
+        return path not in sections and not any(path[:length] in leaves for length in range(1, len(path) + 1))
+
+    places = {(*at, *path): place for path, place in base.places.items() if inherited(path)}
+    data = _merged(_settled(base.data), own.data)
+    data.pop("preset", None)
+    return Document(name=own.name, data=data, places={**places, **own.places})
+
+
+def _collect(data: Mapping[str, object], path: KeyPath, leaves: set[KeyPath], sections: set[KeyPath]) -> None:
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            sections.add((*path, key))
+            _collect(value, (*path, key), leaves, sections)
+        else:
+            leaves.add((*path, key))
+
+
+def about(document: Document) -> str:
+    """What a policy is for, in a line; empty where it does not say."""
+    return " ".join(str(document.data.get("about") or "").split())
 
 
 def policy_from(name: str, own: Document, *, presets: Mapping[str, Document], at: KeyPath = ()) -> ContextSettings:
@@ -81,33 +185,39 @@ def policy_from(name: str, own: Document, *, presets: Mapping[str, Document], at
 
     ``at`` is where ``own`` stands in the file, for messages.
     """
+    base = _base(name, own, presets, at)
+    if "name" in own.data:
+        raise ConfigError(own.problem((*at, "name"), "unknown key: a policy's name is the key it stands under"))
+    overrides = dataclasses.replace(own, data=_settled(own.data))
+    typed(ContextSettings, _named(overrides, name), at=at, names=_NAMES, legacy=LEGACY)
+    merged = dataclasses.replace(own, data=_merged(_settled(base.data), overrides.data))
+    settings = typed(ContextSettings, _named(merged, name), at=at, names=_NAMES, legacy=LEGACY)
+    if found := tuple(faults(settings)):
+        whole = _over(base, own, at)
+        raise ConfigError(*(whole.problem((*at, *path), text) for path, text in found))
+    return settings
+
+
+def policy_cautions(
+    settings: ContextSettings, own: Document, *, presets: Mapping[str, Document], at: KeyPath = ()
+) -> tuple[str, ...]:
+    """What is allowed in a policy but probably not meant, in a line each with its place."""
+    whole = _over(_base(settings.name, own, presets, at), own, at)
+    return tuple(whole.problem((*at, *path), text) for path, text in cautions(settings))
+
+
+def _base(name: str, own: Document, presets: Mapping[str, Document], at: KeyPath) -> Document:
     preset = own.data.get("preset")
     if preset is None:
         preset = name if name in presets else DEFAULT_PRESET
     if preset not in presets:
         raise ConfigError(own.problem((*at, "preset"), f"no preset {preset}{nearest(str(preset), sorted(presets))}"))
-    if "name" in own.data:
-        raise ConfigError(own.problem((*at, "name"), "unknown key: a policy's name is the key it stands under"))
-    base = presets[str(preset)]
-    overrides = dataclasses.replace(own, data=_settled(own.data))
-    typed(ContextSettings, _named(overrides, name), at=at, names=_NAMES, legacy=LEGACY)
-    merged = dataclasses.replace(own, data=_merged(_settled(base.data), overrides.data))
-    settings = typed(ContextSettings, _named(merged, name), at=at, names=_NAMES, legacy=LEGACY)
-    if faults := [own.problem((*at, *path), text) for path, text in _faults(settings)]:
-        raise ConfigError(*faults)
-    return settings
+    return presets[str(preset)]
 
 
 def policy_warnings(settings: ContextSettings) -> tuple[str, ...]:
-    """What is allowed but probably not meant."""
-    found = []
-    if settings.headroom < 0.05:
-        found.append(f"headroom {settings.headroom:.1%} < 5%: an estimate that is off by more overflows")
-    for at, layer in enumerate(settings.layers):
-        unset = Layer(strategy=layer.strategy)
-        idle = [name for name in _WITHOUT_EFFECT if getattr(layer, name) != getattr(unset, name)]
-        found.extend(f"cascade[{at}].{name} has no effect in this version" for name in idle)
-    return tuple(found)
+    """What is worth saying whenever the policy is loaded, in a line each."""
+    return tuple(text for _, text in grave(settings))
 
 
 def policy_values(settings: ContextSettings) -> dict[str, object]:
@@ -137,8 +247,8 @@ def _named(document: Document, name: str) -> Document:
 
 
 def _settled(data: Mapping[str, object]) -> dict[str, object]:
-    """The data without ``preset``, and ``summarizer: {model: M}`` as ``summarizer: M``."""
-    settled = {key: value for key, value in data.items() if key != "preset"}
+    """The data without what stands beside the policy, and ``summarizer: {model: M}`` as ``summarizer: M``."""
+    settled = {key: value for key, value in data.items() if key not in _BESIDE}
     summarizer = settled.get("summarizer")
     if isinstance(summarizer, Mapping) and set(summarizer) == {"model"}:
         settled["summarizer"] = summarizer["model"]
@@ -156,38 +266,29 @@ def _merged(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
     return merged
 
 
-def _faults(settings: ContextSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Values that are of the right type and still make no policy."""
-    for name in ("margin",):
-        if not 0 <= getattr(settings, name) < 1:
-            yield (name,), "should be a share from 0 to under 1"
-    for name in ("reserve", "reserve_floor", "note_min", "note_max", "placeholder_tokens"):
-        if getattr(settings, name) < 0:
-            yield (name,), "should not be negative"
-    for name in ("window",):
-        if (value := getattr(settings, name)) is not None and value <= 0:
-            yield (name,), "should be above 0"
-    zones = settings.zones
-    starts = (zones.yellow_at, zones.orange_at, zones.red_at, zones.critical_at)
-    if not (starts[0] > 0 and list(starts) == sorted(starts)):
-        yield ("zones",), "each zone should start no lower than the one before: yellow, orange, red, critical"
-    yield from _shape_faults(settings.shapes)
-    for at, layer in enumerate(settings.layers):
-        if layer.strategy not in LAYERS:
-            yield ("cascade", at, "layer"), f"no layer {layer.strategy}{nearest(layer.strategy, LAYERS)}"
-        for name in ("at", "stop_at", "must_reach"):
-            if (share := getattr(layer, name)) is not None and not 0 <= share <= 1:
-                yield ("cascade", at, name), "should be a share from 0 to 1"
+def policy_amounts(settings: ContextSettings, window: int) -> dict[str, object]:
+    """What the policy's shares come to in a window: tokens reserved, usable, by bucket, and where each layer acts.
 
+    A layer acts at ``acts_at`` tokens in its scope; None for one that is due with the window's trigger, or always.
+    """
+    budget = divide(settings, window=window)
+    base = budget.base(settings)
 
-def _shape_faults(shapes: tuple[Shape, ...]) -> Iterator[tuple[KeyPath, str]]:
-    if not shapes or shapes[-1].window is not None:
-        yield ("shapes",), "the last one should have window: null, for every larger window"
-    windows = [shape.window for shape in shapes[:-1]]
-    known = [window for window in windows if window is not None]
-    if len(known) < len(windows) or known != sorted(set(known)):
-        yield ("shapes",), "windows should rise from one to the next"
-    for at, shape in enumerate(shapes):
-        for name in ("trigger", "low_water", "extract", "tail", "note"):
-            if not 0 <= getattr(shape, name) <= 1:
-                yield ("shapes", at, name), "should be a share from 0 to 1"
+    def acts_at(layer: Layer) -> int | None:
+        if not layer.at:
+            return None
+        if layer.scope == "total":
+            return min(math.ceil(round(layer.at * base, 6)) + (layer.at >= 1), budget.usable + 1)
+        return math.ceil(round(layer.at * budget.caps[layer.scope], 6)) + (layer.at >= 1)
+
+    return {
+        "window": window,
+        "reserve": budget.reserve,
+        "headroom": budget.headroom,
+        "usable": budget.usable,
+        "trigger": math.floor(round(settings.shape_for(window).trigger * budget.usable, 6)),
+        **({"caps": dict(budget.caps)} if budget.caps else {}),
+        "cascade": [
+            {"layer": layer.strategy, "scope": layer.scope, "acts_at": acts_at(layer)} for layer in settings.layers
+        ],
+    }

@@ -9,7 +9,8 @@ from policies import cascade
 from policies.settings import ContextSettings, Layer, Mode
 from proxy.config import Config, ConfigError, Flags, load_config, public
 from proxy.config_file import parse_document
-from proxy.presets import LAYERS, LEGACY, policy_values, preset_directory, preset_documents
+from proxy.policy_layers import LAYERS, NO_EFFECT_YET
+from proxy.presets import LEGACY, policy_values, preset_directory, preset_documents
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = {"OPENAI_API_KEY": "sk-test-0123456789"}
@@ -95,7 +96,10 @@ def test_an_unknown_key_fails_with_file_line_path_and_the_nearest_name(tmp_path)
             "weir.yaml:1: policies.a.preset: no preset balancd; did you mean balanced?",
         ),
         ("policies: {a: {headrom: 0.1}}\n", "weir.yaml:1: policies.a.headrom: unknown key; did you mean headroom?"),
-        ("policies: {a: {headroom: 5}}\n", "weir.yaml:1: policies.a.headroom: should be a share from 0 to under 1"),
+        (
+            "policies: {a: {headroom: 5}}\n",
+            "weir.yaml:1: policies.a.headroom: 5 are tokens; a share is written as 0.05",
+        ),
         (
             "policies:\n a:\n  cascade:\n   - {layer: evct}\n",
             "weir.yaml:4: policies.a.cascade[0].layer: no layer evct;",
@@ -411,7 +415,7 @@ def test_the_preset_balanced_is_exactly_the_defaults_of_the_code():
 def test_a_preset_file_writes_every_key_there_is():
     data = preset_documents()["balanced"].data
 
-    assert set(data) == set(policy_values(ContextSettings())) - {"name"}
+    assert set(data) - {"about"} == set(policy_values(ContextSettings())) - {"name"}
 
 
 @pytest.mark.requirement("A1.5")
@@ -437,7 +441,7 @@ def test_a_policy_is_its_preset_with_overrides(tmp_path):
         "    summarizer: {model: gpt-5-mini}\n"
         "    zones: {orange_at: 0.70}\n"
         "    cascade:\n"
-        "      - {layer: evict, at: 0.75, stop_at: 0.6, params: {keep: 3}}\n"
+        "      - {layer: evict, at: 0.75, stop_at: 0.6, params: {protect_steps: 3}}\n"
         "      - {layer: compact}\n"
         "  bare:\n"
         "  balanced: {headroom: 0.1}\n"
@@ -449,7 +453,7 @@ def test_a_policy_is_its_preset_with_overrides(tmp_path):
     assert (support.name, support.mode, support.summarizer) == ("support", Mode.OBSERVE, "gpt-5-mini")
     assert (support.zones.yellow_at, support.zones.orange_at) == (0.50, 0.70)
     assert support.layers == (
-        Layer(strategy="evict", at=0.75, stop_at=0.6, params={"keep": 3}),
+        Layer(strategy="evict", at=0.75, stop_at=0.6, params={"protect_steps": 3}),
         Layer(strategy="compact"),
     )
     assert support.shapes == ContextSettings().shapes
@@ -458,7 +462,9 @@ def test_a_policy_is_its_preset_with_overrides(tmp_path):
 
 
 def test_what_is_shown_of_a_policy_can_be_written_back(tmp_path):
-    config = config_of(tmp_path, "policies: {a: {headroom: 0.07, cascade: [{layer: evict, params: {n: 1}}]}}\n")
+    config = config_of(
+        tmp_path, "policies: {a: {headroom: 0.07, cascade: [{layer: evict, params: {protect_steps: 1}}]}}\n"
+    )
     shown = {key: value for key, value in policy_values(config.policies["a"]).items() if key != "name"}
 
     again = config_of(tmp_path, yaml.safe_dump({"policies": {"a": shown}}))
@@ -496,14 +502,17 @@ def test_little_headroom_is_a_warning_and_still_loads(tmp_path):
     assert config.warnings == ("policies.a: headroom 3.0% < 5%: an estimate that is off by more overflows",)
 
 
-def test_a_cascade_may_name_exactly_the_strategies_there_are():
-    assert set(LAYERS) == {*cascade.STRATEGIES, *cascade.FLOWS}
+def test_a_cascade_may_name_every_strategy_there_is():
+    made = {*cascade.STRATEGIES, *cascade.FLOWS}
+
+    assert made <= set(LAYERS)
+    assert made.isdisjoint(NO_EFFECT_YET)
 
 
 def test_a_value_without_effect_is_a_warning(tmp_path):
-    config = config_of(tmp_path, "policies: {a: {cascade: [{layer: dedupe}, {layer: evict, at: 0.7}]}}\n")
+    config = config_of(tmp_path, "policies: {a: {cascade: [{layer: dedupe}, {layer: rollover}]}}\n")
 
-    assert config.warnings == ("policies.a: cascade[1].at has no effect in this version",)
+    assert config.warnings == ("policies.a: rollover has no effect in this version",)
 
 
 def test_a_configuration_cannot_be_changed():

@@ -1,0 +1,192 @@
+"""Policies change while Weir runs: by its files, and over HTTP."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from proxy.config import load_config
+from proxy.reload import stamps
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, opening, weir
+
+ADMIN = "admin-0123456789"
+YAML = """
+upstreams: {{main: {{base_url: "{upstream}"}}}}
+window: 8192
+auth: {{admin_token: {admin}}}
+default_policy: {policy}
+{more}
+"""
+
+
+def written(path: Path, simulator: RunningSimulator, *, policy: str = "balanced", more: str = "") -> None:
+    path.write_text(YAML.format(upstream=simulator.base_url, admin=ADMIN, policy=policy, more=more))
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, *, store: str | None = None) -> AsyncIterator[RunningWeir]:
+    """Weir in this loop, with an operator."""
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        text = YAML.format(upstream=simulator.base_url, admin=ADMIN, policy="balanced", more="")
+        path = None if store is None else tmp_path / store
+        async with weir("", path, yaml=text, folder=tmp_path) as running:
+            yield running
+
+
+async def call(
+    weir: RunningWeir | WeirProcess, method: str, path: str, body: str | None = None, *, key: str | None = ADMIN
+) -> tuple[int, dict[str, Any]]:
+    headers = {"authorization": f"Bearer {key}"} if key is not None else {}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, f"{weir.root}/weir/{path}", data=body, headers=headers) as answer,
+    ):
+        return answer.status, await answer.json()
+
+
+async def policy_of_a_request(weir: RunningWeir | WeirProcess, *, asked: str | None = None) -> str | None:
+    """The policy that the record of one real request names; None where it was relayed."""
+    headers = {"x-weir-policy": asked} if asked is not None else {}
+    raw = await weir.client().chat.completions.with_raw_response.create(
+        model="sim", messages=opening(seed=time.monotonic_ns()), extra_headers=headers
+    )
+    assert raw.parse().choices[0].message.content
+    name = raw.headers.get("x-weir-conversation")
+    if name is None:
+        return None
+    for _ in range(100):
+        status, timeline = await call(weir, "GET", f"conversations/{name}/timeline")
+        if status == 200 and timeline["data"]:
+            return str(timeline["data"][-1]["policy"])
+        await asyncio.sleep(0.05)
+    raise AssertionError("the request was not recorded")
+
+
+async def logged(weir: WeirProcess, words: str) -> list[str]:
+    """The lines that say so, as soon as there is one."""
+    for _ in range(160):
+        if found := [line for line in weir.log if words in line]:
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"nothing about {words!r} in {weir.log}")
+
+
+@pytest.mark.requirement("A0.45", "A1.4", "R.79")
+async def test_a_changed_file_holds_from_the_next_request_on_and_a_broken_one_is_said_once(tmp_path: Path) -> None:
+    path = tmp_path / "weir.yaml"
+    store = f"store: {{url: 'sqlite+aiosqlite:///{tmp_path / 'w.db'}'}}\n"
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        written(path, simulator, more=store)
+        async with WeirProcess(["--config", str(path)], free_port()) as process:
+            assert await policy_of_a_request(process) == "balanced"
+
+            written(path, simulator, policy="team", more=f"{store}policies: {{team: {{headroom: 0.08}}}}\n")
+            await logged(process, "the configuration was read anew")
+            assert await policy_of_a_request(process) == "team"
+
+            written(path, simulator, policy="team", more=f"{store}policies:\n  team: {{headrom: 0.08}}\n")
+            said = await logged(process, "the old one stays in force")
+            assert "weir.yaml:8: policies.team.headrom: unknown key; did you mean headroom?" in said[0]
+            assert await policy_of_a_request(process) == "team"
+
+            moved = f"{store}telemetry: {{service_name: other}}\nlimits: {{depth: 50}}\n"
+            written(path, simulator, policy="fb-code-200k", more=moved)
+            assert await logged(process, "telemetry changed in the configuration: that needs a restart")
+            assert await logged(process, "limits changed in the configuration: that needs a restart")
+            assert await policy_of_a_request(process) == "fb-code-200k"
+            assert len([line for line in process.log if "the old one stays in force" in line]) == 1
+            assert len(await logged(process, "headroom 3.0% < 5%")) == 1
+
+
+def test_the_presets_are_watched_like_the_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "weir.yaml"
+    path.write_text("default_policy: audit\n")
+
+    watched = stamps(load_config(path, env={}))
+
+    assert {Path(stamp[0]).name for stamp in watched} >= {"weir.yaml", "balanced.yaml", "fb-voice-32k.yaml"}
+    path.write_text("default_policy: advised\n")
+    assert stamps(load_config(path, env={})) != watched
+
+
+@pytest.mark.requirement("A0.45")
+async def test_a_policy_that_is_put_holds_from_the_next_request_on(tmp_path: Path) -> None:
+    async with running(tmp_path, store="w.db") as weir:
+        assert await policy_of_a_request(weir) == "balanced"
+
+        made = await call(weir, "PUT", "policies/team", json.dumps({"preset": "fb-code-200k", "about": "for the team"}))
+        replaced = await call(weir, "PUT", "policies/team", "preset: article-128k\nzones:\n  yellow_at: 0.4\n")
+
+        assert (made[0], made[1]["kept"], made[1]["for"], made[1]["from"]) == (201, "database", "for the team", "api")
+        assert made[1]["warnings"][0].startswith("headroom 3.0% < 5%")
+        assert (replaced[0], replaced[1]["policy"]["zones"]["yellow_at"]) == (200, 0.4)
+        assert await policy_of_a_request(weir, asked="team") == "team"
+
+        assert (await call(weir, "PUT", "policies/balanced", "mode: off\n"))[0] == 200
+        assert await policy_of_a_request(weir) is None
+
+
+@pytest.mark.requirement("A0.45")
+async def test_a_policy_that_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path, store="w.db") as weir:
+        await call(weir, "PUT", "policies/team", "# of mine\nheadroom: 0.07\n")
+
+    async with running(tmp_path, store="w.db") as weir:
+        status, found = await call(weir, "GET", "policies/team", key="sk-anybody")
+        assert (status, found["policy"]["headroom"], found["from"]) == (200, 0.07, "api")
+        assert await policy_of_a_request(weir, asked="team") == "team"
+
+
+@pytest.mark.requirement("A0.45", "A1.4")
+async def test_only_the_operator_sets_a_policy_and_only_a_valid_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as weir:
+        assert (await call(weir, "PUT", "policies/team", "{}", key="sk-anybody"))[0] == 401
+        assert (await call(weir, "PUT", "policies/team", "{}", key=None))[0] == 401
+        assert (await call(weir, "PUT", "policies/a%20b", "{}"))[0] == 400
+        assert (await call(weir, "PUT", "policies/team", "x" * 300_000))[0] == 413
+        assert (await call(weir, "DELETE", "policies/team"))[0] == 404
+        assert (await call(weir, "GET", "policies/team"))[0] == 404
+
+        status, refused = await call(weir, "PUT", "policies/team", "headroom: 0.1\ncascade:\n  - {layer: evct}\n")
+        assert status == 400
+        assert refused["error"]["code"] == "invalid_request"
+        assert refused["error"]["weir"]["problems"][0].startswith("policies.team.cascade[0].layer: no layer evct")
+        for text in ("[1]", "preset: nothing\n", "a: ${HOME}\n", "a: [1\n"):
+            assert (await call(weir, "PUT", "policies/team", text))[0] == 400
+        assert (await call(weir, "GET", "policies/team"))[0] == 404
+
+
+async def test_every_policy_is_listed_for_anybody_with_a_key(tmp_path: Path) -> None:
+    async with running(tmp_path) as weir:
+        status, listed = await call(weir, "GET", "policies", key="sk-anybody")
+
+        rows = {row["name"]: row for row in listed["data"]}
+        assert status == 200
+        assert (rows["balanced"]["default"], rows["off"]["mode"], rows["audit"]["cascade"]) == (True, "off", [])
+        assert rows["fb-voice-32k"]["for"].startswith("voice")
+        assert (await call(weir, "GET", "policies/turn-atomic"))[1]["policy"]["window_per_output"] == 4
+
+
+@pytest.mark.requirement("A0.45")
+async def test_requests_go_on_while_policies_are_changed(tmp_path: Path) -> None:
+    async with running(tmp_path) as weir:
+
+        async def ask(number: int) -> str:
+            answer = await weir.client().chat.completions.create(model="sim", messages=opening(seed=number))
+            return str(answer.choices[0].message.content)
+
+        async def change() -> None:
+            for number in range(10):
+                status, _ = await call(weir, "PUT", "policies/balanced", f"headroom: 0.0{5 + number % 4}\n")
+                assert status == 200
+
+        *answers, _ = await asyncio.gather(*(ask(number) for number in range(20)), change())
+        assert all(answers)

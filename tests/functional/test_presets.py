@@ -1,0 +1,116 @@
+"""Presets as a client meets them: real SDK, real proxy, strict upstream."""
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import openai
+import pytest
+
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, opening, prose, tool_step, weir
+
+WINDOW = 8192
+
+
+async def started(stack: AsyncExitStack, policy: str, *, window: int = WINDOW) -> tuple[RunningSimulator, RunningWeir]:
+    simulator = await stack.enter_async_context(serve_simulator(SimulatorSettings(window=window), counter=COUNTER))
+    proxy = await stack.enter_async_context(weir(simulator.base_url, window=window, policy=policy))
+    return simulator, proxy
+
+
+def results_in(messages: list[dict[str, Any]]) -> int:
+    """Tokens of the text of all tool results."""
+    return sum(COUNTER.count(message["content"]) for message in messages if message["role"] == "tool")
+
+
+def with_results(share: float, *, window: int = WINDOW) -> list[dict[str, Any]]:
+    """A conversation whose old tool results take about that share of the window."""
+    said = opening()
+    number = 0
+    while results_in(said) < share * window:
+        said += tool_step(number, text=prose(600, seed=number))
+        number += 1
+    return [*said, {"role": "user", "content": "Go on."}]
+
+
+@pytest.mark.requirement("A1.4")
+async def test_audit_refuses_what_does_not_fit_and_removes_nothing() -> None:
+    async with AsyncExitStack() as stack:
+        simulator, proxy = await started(stack, "audit")
+        talk = Talk(proxy.client())
+        while sum(COUNTER.count(m["content"] or "") for m in talk.messages) < 6_000:
+            talk.grow(1)
+        talk.add_question()
+        await talk.ask(max_tokens=256)
+        assert arrays_of(answered(simulator)) == [talk.messages]
+        assert talk.actions() == ["none"]
+
+        talk.grow(8)
+        talk.add_question()
+        with pytest.raises(openai.BadRequestError) as refused:
+            await talk.ask(max_tokens=256)
+
+        assert refused.value.code == "context_length_exceeded"
+        assert isinstance(refused.value.body, dict)
+        assert refused.value.body["weir"]["buckets"]["history"] > 6_000
+        assert len(answered(simulator)) == 1
+
+
+@pytest.mark.requirement("A1.13", "A1.8", "A1.17")
+async def test_turn_51_of_a_support_chat_is_trimmed_and_goes_on() -> None:
+    async with AsyncExitStack() as stack:
+        simulator, proxy = await started(stack, "interceptor-support", window=40_000)
+        talk = Talk(proxy.client())
+        talk.messages = talk.messages[:1]
+        for number in range(51):
+            asked = {"role": "user", "content": prose(200, seed=2 * number)}
+            said = {"role": "assistant", "content": prose(200, seed=2 * number + 1)}
+            talk.messages += [asked, said] if number < 50 else [asked]
+
+        await talk.ask(max_tokens=256)
+
+        [sent] = arrays_of(answered(simulator))
+        before = int(talk.headers[0]["x-weir-tokens"].partition(";")[0].removeprefix("before="))
+        assert 32_000 < before < 40_000
+        assert sent[0] == talk.messages[0]
+        assert sent[-30:] == talk.messages[-30:]
+        assert len(sent) < 40
+
+
+@pytest.mark.requirement("D16", "A0.88")
+async def test_results_over_their_share_only_warn_globally_and_are_cut_by_bucket() -> None:
+    conversation = with_results(0.40)
+    sent = {}
+    for policy in ("article-128k", "five-bucket-128k"):
+        async with AsyncExitStack() as stack:
+            simulator, proxy = await started(stack, policy)
+            await Talk(proxy.client(), messages=[*conversation]).ask(max_tokens=256)
+            [sent[policy]] = arrays_of(answered(simulator))
+
+    assert sent["article-128k"] == conversation
+    assert results_in(sent["five-bucket-128k"]) <= 0.80 * 0.25 * WINDOW < 0.40 * WINDOW <= results_in(conversation)
+    assert [m["role"] for m in sent["five-bucket-128k"]] == [m["role"] for m in conversation]
+
+
+@pytest.mark.requirement("A1.5")
+async def test_off_sends_the_clients_bytes() -> None:
+    async with AsyncExitStack() as stack:
+        simulator, proxy = await started(stack, "off", window=64_000)
+        talk = Talk(proxy.client())
+        talk.grow(30, kind="tools")
+        await talk.ask()
+
+        assert arrays_of(answered(simulator)) == [talk.messages]
+        assert "x-weir-tokens" not in talk.headers[0]
+
+
+@pytest.mark.parametrize("policy", ["article-128k", "turn-atomic", "baseagent-200k", "fb-voice-32k"])
+async def test_a_long_agent_run_goes_on_under_every_kind_of_preset(policy: str) -> None:
+    async with AsyncExitStack() as stack:
+        simulator, proxy = await started(stack, policy)
+        talk = Talk(proxy.client())
+        await talk.agent(22, max_tokens=256)
+
+        assert any(action != "none" for action in talk.actions())
+        assert all(array[0]["role"] == "system" for array in arrays_of(answered(simulator)))

@@ -1,0 +1,208 @@
+"""Other tools' settings become a policy; in a policy their keys are refused and say what to write."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from policies.settings import ContextSettings
+from proxy.cli import main
+from proxy.config import ConfigError, load_config
+from proxy.config_file import Document, parse_document
+from proxy.policy_import import imported, legacy_names
+from proxy.presets import LEGACY, policy_from, preset_documents, preset_policies
+
+BY_SHARES = """
+max_context_tokens: 128000
+pressure:
+  yellow: 0.50
+  orange: 0.75
+  red: 0.90
+  velocity_window: 5
+  spike_multiplier: 3.0
+eviction:
+  policy: hybrid
+  target_utilization: 0.60
+  similarity_threshold: 0.85
+  weights: {recency: 0.30, priority: 0.25, type_ttl: 0.20, reference_freq: 0.15, semantic_duplication: 0.10}
+  ttl: {tool_result: 8, thinking: 2, memory: 20, assistant: 30}
+  placeholder_max_tokens: 50
+compression:
+  summarization_token_threshold: 500
+  progressive_age_threshold: 5
+  compaction_utilization_threshold: 0.85
+  notes_file: agent_notes.md
+  cascade:
+    - {strategy: tool_result_summarization, threshold: 0.75}
+    - {strategy: progressive, threshold: 0.85}
+    - {strategy: compaction, threshold: 0.92}
+    - {strategy: delegation, threshold: 0.95}
+budget:
+  allocations:
+    system_prompt: 0.06
+    tool_definitions: 0.04
+    message_history: 0.65
+    tool_results: 0.12
+    memory_injection: 0.08
+    output_reserved: 0.05
+  soft_limit: 0.80
+cross_window:
+  auto_save: 0.85
+health:
+  alerts: {utilization: 90, eviction_rate: 5, fidelity: 0.75, compression_ratio: 2.0, tool_result_bloat: 0.30}
+"""
+
+BY_PRUNING = """
+model_context_limit: 200000
+output_token_max: 32000
+auto_compact_threshold: 0.85
+prune_protect: 40000
+prune_minimum: 20000
+max_output_tokens: 2500
+"""
+
+
+def policy_of(text: str) -> ContextSettings:
+    made = imported(parse_document(text, name="legacy.yaml", env={}))
+    return policy_from("mine", Document(name="", data=made.policy), presets=preset_documents())
+
+
+def run(tmp_path: Path, text: str, *options: str) -> Result:
+    (tmp_path / "legacy.yaml").write_text(text)
+    return CliRunner().invoke(
+        main, ["policy", "import", str(tmp_path / "legacy.yaml"), *options], catch_exceptions=False
+    )
+
+
+@pytest.mark.requirement("A0.137", "A0.13", "A0.135")
+def test_a_division_by_shares_becomes_its_preset() -> None:
+    settings, preset = policy_of(BY_SHARES), preset_policies()["article-128k"]
+
+    assert settings.window == 128_000
+    assert settings.buckets == preset.buckets
+    assert (settings.reserve, settings.zones, settings.trend) == (0.05, preset.zones, preset.trend)
+    assert [(each.strategy, each.at, each.stop_at) for each in settings.layers] == [
+        (each.strategy, each.at, each.stop_at) for each in preset.layers
+    ]
+    assert settings.layers[0].params["weight_type_ttl"] == 0.20
+    assert settings.layers[0].params["ttl_thinking"] == 2
+
+
+@pytest.mark.requirement("A0.137")
+def test_what_has_no_counterpart_is_a_note_with_its_place(tmp_path: Path) -> None:
+    ran = run(tmp_path, BY_SHARES, "--name", "agent")
+    notes = [line for line in ran.stderr.replace(f"{tmp_path}/", "").splitlines() if "legacy.yaml" in line]
+
+    assert [note.split(": ")[2] for note in notes] == [
+        "compression.progressive_age_threshold",
+        "compression.notes_file",
+        "cross_window.auto_save",
+        *(f"health.alerts.{name}" for name in ("utilization", "eviction_rate", "fidelity", "compression_ratio")),
+        "health.alerts.tool_result_bloat",
+    ]
+    assert notes[1].startswith("note: legacy.yaml:20: compression.notes_file: agent_notes.md: ")
+    assert ran.exit_code == 0
+
+
+@pytest.mark.requirement("A0.137")
+def test_what_is_printed_is_a_section_of_a_configuration(tmp_path: Path) -> None:
+    printed = run(tmp_path, BY_SHARES, "--name", "agent").stdout
+    (tmp_path / "weir.yaml").write_text(printed + "default_policy: agent\n")
+
+    config = load_config(tmp_path / "weir.yaml", env={})
+
+    assert config.policy().name == "agent"
+    assert next(iter(yaml.safe_load(printed)["policies"]["agent"])) == "preset"
+
+
+@pytest.mark.requirement("A3.3", "A3.25")
+def test_a_policy_by_pruning_becomes_its_preset() -> None:
+    settings, preset = policy_of(BY_PRUNING), preset_policies()["baseagent-200k"]
+
+    assert (settings.window, settings.reserve, settings.ingest.cap) == (200_000, 32_000, 2_500)
+    assert settings.layers == preset.layers
+    assert settings.ingest == preset.ingest
+
+
+@pytest.mark.requirement("A3.25", "A3.13")
+def test_the_two_limits_on_output_are_not_confused() -> None:
+    changed = BY_PRUNING.replace("32000", "16000").replace("2500", "1000").replace("0.85", "0.70")
+    settings = policy_of(f"context:\n{changed}".replace("\n", "\n  "))
+
+    assert (settings.reserve, settings.ingest.cap) == (16_000, 1_000)
+    assert [each.at for each in settings.layers] == [0, 0.70, 0.70]
+
+
+@pytest.mark.requirement("A0.24")
+def test_zones_called_by_their_end_start_the_next_one() -> None:
+    settings = policy_of("yellow_threshold: 0.70\norange_threshold: 0.85\nred_threshold: 0.96\n")
+
+    assert (settings.zones.orange_at, settings.zones.red_at, settings.zones.critical_at) == (0.70, 0.85, 0.96)
+
+
+@pytest.mark.requirement("A0.49")
+@pytest.mark.parametrize("name", ["fifo", "lru", "priority", "type_based", "hybrid"])
+def test_the_scorer_is_the_one_that_was_named(name: str) -> None:
+    text = f"eviction: {{policy: {name}, weights: {{recency: 1.0}}, ttl: {{memory: 9}}}}\n"
+
+    evict = policy_of(text).layers[0]
+
+    assert evict.params["scorer"] == name
+    assert ("weight_recency" in evict.params) == (name in {"priority", "hybrid"})
+    assert ("ttl_memory" in evict.params) == (name in {"type_based", "hybrid"})
+
+
+@pytest.mark.requirement("A0.49", "A0.35")
+def test_merging_what_is_alike_is_a_layer_of_its_own_in_front_of_priority() -> None:
+    settings = policy_of("eviction: {policy: semantic_merge, similarity_threshold: 0.9}\n")
+
+    assert [each.strategy for each in settings.layers[:2]] == ["semantic_merge", "evict"]
+    assert settings.layers[0].params == {"threshold": 0.9}
+    assert settings.layers[1].params["scorer"] == "priority"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max_contxt_tokens: 1\n", "legacy.yaml:1: max_contxt_tokens: unknown key; did you mean max_context_tokens?"),
+        ("a: 1\neviction:\n  polcy: lru\n", "legacy.yaml:3: eviction.polcy: unknown key; did you mean policy?"),
+        ("compression:\n  cascade: {compacton: 0.9}\n", "legacy.yaml:2: compression.cascade.compacton: no step of a"),
+        ("prune_protect: 1\npressure: {red: 0.9}\n", "legacy.yaml: keys of two tools: prune_protect"),
+    ],
+)
+def test_a_key_that_nobody_knows_is_an_error(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        imported(parse_document(text, name="legacy.yaml", env={}))
+
+    assert any(problem.startswith(said) for problem in raised.value.problems), raised.value.problems
+
+
+@pytest.mark.parametrize(
+    "cascade",
+    ["{compaction: 0.9}", "{compaction: {at: 0.9}}", "[{layer: compaction, at: 0.9}]", "{compaction_at: 0.9}"],
+)
+def test_a_cascade_is_read_in_every_form(cascade: str) -> None:
+    settings = policy_of(f"compression: {{cascade: {cascade}}}\n")
+
+    assert {each.strategy: each.at for each in settings.layers}["compact"] == 0.9
+
+
+@pytest.mark.requirement("A0.24", "A3.25")
+@pytest.mark.parametrize("key", [*BY_PRUNING.split()[::2], "max_context_tokens:", "orange_threshold:", "eviction:"])
+def test_a_legacy_key_in_a_policy_names_the_new_one(tmp_path: Path, key: str) -> None:
+    name = key.removesuffix(":")
+    path = tmp_path / "weir.yaml"
+    path.write_text(f"policies:\n  mine:\n    {name}: 1\n")
+
+    with pytest.raises(ConfigError) as raised:
+        load_config(path, env={})
+
+    assert raised.value.problems == (f"{path}:3: policies.mine.{name}: unknown key; it is {LEGACY[name]} now",)
+
+
+def test_legacy_names_are_no_keys_of_a_policy() -> None:
+    named = {"pressure", "eviction", "compression", "budget", "yellow", "orange", "red", "critical"}
+
+    assert named <= set(LEGACY)
+    assert {"prune_protect", "notes_file", "system_prompt"} <= set(legacy_names())
