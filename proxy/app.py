@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import signal
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Any
@@ -14,20 +13,23 @@ from typing import Any
 from starlette.routing import Route, Router
 
 from proxy.caller import Caller
-from proxy.config import Config, ConfigError, UpstreamSettings
+from proxy.config import Config, UpstreamSettings
 from proxy.conversation import Conversations
 from proxy.errors import NotFound
 from proxy.exchange import ROUTE
+from proxy.hooks import Hooks, Plugin
 from proxy.intake import Receive
 from proxy.keys import Keyring
 from proxy.learned import LearnedLimits
 from proxy.models import ModelRegistry
 from proxy.planning import Planner
 from proxy.relay import Send
+from proxy.reload import WATCH_EVERY, Reload, reloading
 from proxy.routes.chat import ChatCompletions
 from proxy.routes.health import Health
 from proxy.routes.management import Management
 from proxy.routes.passthrough import Passthrough
+from proxy.routes.policies import Policies
 from proxy.routes.respond import respond_error
 from proxy.runtime import Runtime
 from proxy.settle import Settler
@@ -35,7 +37,7 @@ from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
 from proxy.summarizer import Summarizer
 from proxy.telemetry import Telemetry
-from proxy.tokenizer import Tokenizer
+from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
 from proxy.upstream.probe import Fetch, Probe
@@ -63,9 +65,10 @@ class App:
         providers: Mapping[str, Provider],
         reload: Callable[[], Config] | None,
         clock: Callable[[], float],
+        hooks: Sequence[Plugin],
     ) -> None:
         self.runtime: Runtime | None = None
-        self._parts = (config, telemetry, tokenizer, providers, clock)
+        self._parts = (config, telemetry, tokenizer, providers, clock, hooks)
         self._reload = reload
         self._served: dict[str, Any] = {}
         self._router = Router(routes=self._routes(), lifespan=self._lifespan)
@@ -88,15 +91,17 @@ class App:
             Route("/healthz", served("health"), methods=["GET"]),
             Route("/readyz", served("health"), methods=["GET"]),
             Route("/metrics", served("health"), methods=["GET"]),
+            Route("/weir/policies", served("policies"), methods=ANY_METHOD),
+            Route("/weir/policies/{name}", served("policies"), methods=ANY_METHOD),
             Route("/weir/{rest:path}", served("management"), methods=ANY_METHOD),
             Route("/{rest:path}", _Nothing(), methods=ANY_METHOD),
         ]
 
     @asynccontextmanager
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:
-        config, telemetry, tokenizer, providers, clock = self._parts
+        config, telemetry, tokenizer, providers, clock, hooks = self._parts
         async with running(
-            config, telemetry=telemetry, tokenizer=tokenizer, providers=providers, clock=clock
+            config, telemetry=telemetry, tokenizer=tokenizer, providers=providers, clock=clock, hooks=hooks
         ) as runtime:
             self.runtime = runtime
             self._served.update(
@@ -104,8 +109,9 @@ class App:
                 passthrough=Passthrough(runtime),
                 health=Health(runtime),
                 management=Management(runtime),
+                policies=Policies(runtime),
             )
-            with _reloading(runtime, self._reload):
+            async with reloading(_reload(runtime, self._reload)):
                 yield
         await asyncio.to_thread(telemetry.shutdown)
 
@@ -118,9 +124,21 @@ def create_app(
     providers: Mapping[str, Provider] | None = None,
     reload: Callable[[], Config] | None = None,
     clock: Callable[[], float] = time.time,
+    hooks: Sequence[Plugin] = (),
 ) -> App:
-    """Weir as an ASGI application. ``reload`` reads the configuration anew; it is called on SIGHUP."""
-    return App(config, telemetry=telemetry, tokenizer=tokenizer, providers=providers or {}, reload=reload, clock=clock)
+    """Weir as an ASGI application.
+
+    ``reload`` reads the configuration anew; it is called on SIGHUP. ``hooks`` are told of every managed request.
+    """
+    return App(
+        config,
+        telemetry=telemetry,
+        tokenizer=tokenizer,
+        providers=providers or {},
+        reload=reload,
+        clock=clock,
+        hooks=hooks,
+    )
 
 
 class _Served:
@@ -152,12 +170,18 @@ async def running(
     tokenizer: Tokenizer | None = None,
     providers: Mapping[str, Provider] | None = None,
     clock: Callable[[], float] = time.time,
+    hooks: Sequence[Plugin] = (),
 ) -> AsyncIterator[Runtime]:
     """A running Weir without its HTTP side; leaving the block writes what waits and closes everything."""
+    calls = Hooks(hooks)
     store = await _open_store(config)
     runtime = await _assemble(
         config, store, telemetry=telemetry, tokenizer=tokenizer, providers=providers or {}, clock=clock
     )
+    if store is not None:
+        runtime.take_policies(await store.policies())
+    runtime.hooks = calls
+    calls.start()
     runtime.settler.start()
     tending = asyncio.create_task(_tend(runtime, clock), name="weir-tend")
     try:
@@ -165,7 +189,9 @@ async def running(
     finally:
         tending.cancel()
         await asyncio.gather(tending, return_exceptions=True)
+        await runtime.hooks.close()
         await runtime.summarizer.close()
+        await runtime.custom.close()
         await runtime.upstreams.close()
         await runtime.settler.close()
         await _save_learned(runtime)
@@ -203,7 +229,7 @@ async def _assemble(
     upstreams = Upstreams(Client(instance=instance), providers)
     registry = ModelRegistry(config.models)
     await asyncio.to_thread(registry.load)
-    tokenizer = tokenizer or Tokenizer()
+    tokenizer = tokenizer or Tokenizer(estimators=installed_estimators())
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
     settler = Settler(store, degraded=telemetry.metrics.degraded)
     windows = Windows(
@@ -263,6 +289,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float]) -> None:
             continue
         try:
             runtime.keyring = _keyring(runtime.config, await store.list_keys(), runtime.secret)
+            runtime.take_policies(await store.policies())
             if runtime.windows.has_learned or time.monotonic() - last_tended >= TEND_EVERY:
                 last_tended = time.monotonic()
                 await _save_learned(runtime)
@@ -285,25 +312,19 @@ async def _save_learned(runtime: Runtime) -> None:
             await runtime.store.learn_limit(row)
 
 
-@contextlib.contextmanager
-def _reloading(runtime: Runtime, reload: Callable[[], Config] | None) -> Any:
-    """While it lasts, SIGHUP reads the configuration anew; a bad one leaves the old one in force."""
-    if reload is None:
-        yield
-        return
+def _reload(runtime: Runtime, read: Callable[[], Config] | None) -> Reload | None:
+    """What keeps the runtime at what its files say; None where nothing can be read anew."""
+    if read is None:
+        return None
 
-    def reread() -> None:
+    async def adopt(fresh: Config) -> None:
+        rows: list[KeyRow] | None = []
         try:
-            fresh = reload()
-        except (ConfigError, OSError) as error:
-            log.error("the new configuration is not used, the old one stays in force: %s", error)
-            return
+            rows = await runtime.store.list_keys() if runtime.store is not None else []
+        except StoreError:
+            rows = None  # the keys are read again in a moment
         runtime.adopt(fresh)
-        log.info("the configuration was read anew")
+        if rows is not None:
+            runtime.keyring = _keyring(fresh, rows, runtime.secret)
 
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, reread)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGHUP)
+    return Reload(current=lambda: runtime.config, read=read, adopt=adopt, every=WATCH_EVERY)

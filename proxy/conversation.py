@@ -16,11 +16,13 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from policies import Cut, Edit, Known, Message
+from policies.trend import Trend
 from proxy.store import Store, StoreError
 from proxy.store.records import Branch
 
 log = logging.getLogger("weir.conversation")
 
+UNKNOWN = Trend()
 REWRITTEN_END = 4  # aider's two messages about files, its rules behind the newest message, and that message
 MOST_ENDS = 400_000
 MOST_BRANCHES = 20_000
@@ -31,19 +33,43 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class Thread:
-    """One branch while the process lives: what is known, and the lock that lets one request at a time edit it."""
+    """One branch while the process lives: what is known, and the lock that lets one request at a time edit it.
+
+    ``shadow`` is the ledger of a conversation that is only observed: what would be known if its plans were carried
+    out. ``evicted`` are the calls whose results are out of the window, with the branch that evicted them.
+    """
 
     branch: Branch
     known: Known
     parent: str | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    trend: Trend = UNKNOWN
+    shadow: Known | None = None
+    evicted: dict[bytes, str] = field(default_factory=dict)
+
+    def ledger(self, *, observed: bool) -> Known:
+        """What a plan starts from: what is known, or for an observed one what would be."""
+        return self.shadow if observed and self.shadow is not None else self.known
 
     def apply(self, edits: Sequence[Edit], cut: Cut | None, version: int) -> None:
-        """Remember a batch of edits that was decided at ``version``."""
-        merged = dict(self.known.edits) | {e.key: e for e in edits}
-        cuts = self.known.cuts if cut is None else (*self.known.cuts, cut)
-        self.known = replace(self.known, edits=merged, cuts=cuts)
+        """Remember a batch of edits that was decided at ``version``; what was only observed starts anew from it."""
+        self.known, self.shadow = _merged(self.known, edits, cut), None
         self.branch = replace(self.branch, version=version)
+
+    def observe(self, edits: Sequence[Edit], cut: Cut | None) -> None:
+        """Remember a batch of edits that was decided and not carried out."""
+        self.shadow = _merged(self.ledger(observed=True), edits, cut)
+
+    def refresh(self, branch: Branch) -> None:
+        """Take over what another process has stored."""
+        fresh = thread_from(branch)
+        self.branch, self.known, self.shadow, self.evicted = fresh.branch, fresh.known, None, fresh.evicted
+        self.follow(branch.trend)
+
+    def follow(self, trend: Trend | None) -> None:
+        """Go on from ``trend`` if it is newer than the thread's own."""
+        if trend is not None and (trend.at or 0.0) > (self.trend.at or 0.0):
+            self.trend = trend
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +79,16 @@ class Recognised:
     thread: Thread
     length: int
 
-    @property
-    def known(self) -> Known:
-        """What to replay on this request."""
-        known = self.thread.known
+    def known(self, *, observed: bool = False) -> Known:
+        """What to replay on this request; for an observed one what would be replayed."""
+        known = self.thread.ledger(observed=observed)
         return Known(known.edits, known.cuts, self.length)
 
 
 def thread_from(branch: Branch) -> Thread:
     """A thread of a branch that was read from the store."""
     known = Known(edits={e.key: e for e in branch.edits}, cuts=branch.cuts)
-    return Thread(branch, known)
+    return Thread(branch, known, trend=branch.trend or UNKNOWN, evicted=dict(branch.evicted))
 
 
 class Conversations:
@@ -109,8 +134,7 @@ class Conversations:
             return
         branch = await self._store.branch(thread.branch.tenant, thread.branch.branch)
         if branch is not None:
-            fresh = thread_from(branch)
-            thread.branch, thread.known = replace(fresh.branch, longest=thread.branch.longest), fresh.known
+            thread.refresh(replace(branch, longest=thread.branch.longest))
 
     def _in_memory(self, chain: Sequence[bytes], messages: Sequence[Message]) -> Recognised | None:
         """The thread of the longest prefix that a request ended at, or came near to before a user message that is
@@ -136,12 +160,11 @@ class Conversations:
         if branch is None or (found is not None and found.length > branch.length):
             return found
         thread = self._threads.get(branch.branch)
-        if thread is None or thread.branch.version < branch.version:
-            fresh = thread_from(branch)
-            if thread is None:
-                thread = fresh
-            else:
-                thread.branch, thread.known = fresh.branch, fresh.known
+        if thread is None:
+            return Recognised(thread_from(branch), branch.length)
+        if thread.branch.version < branch.version:
+            thread.refresh(branch)
+        thread.follow(branch.trend)
         return Recognised(thread, branch.length)
 
     async def _begin(self, tenant: str, name: str | None) -> Recognised:
@@ -171,7 +194,6 @@ class Conversations:
         conversation = thread.branch.conversation
         if name is not None:
             conversation = await self._conversation_named(thread.branch.tenant, name) or f"conv-{secrets.token_hex(10)}"
-        cuts = tuple(c for c in thread.known.cuts if c.covers <= len(chain) and chain[c.covers - 1] == c.prefix)
         branch = replace(
             thread.branch,
             conversation=conversation,
@@ -183,10 +205,12 @@ class Conversations:
             edits=(),
             cuts=(),
         )
-        known = Known(edits=thread.known.edits, cuts=cuts)
+        known = _inherited(thread.known, chain)
         if known.triggered and name is None:
             branch = await self._store_fork(thread.branch, branch, known)
-        return Recognised(Thread(branch, known, parent=thread.branch.branch), length)
+        forked = Thread(branch, known, parent=thread.branch.branch, trend=thread.trend, evicted=dict(thread.evicted))
+        forked.shadow = None if thread.shadow is None else _inherited(thread.shadow, chain)
+        return Recognised(forked, length)
 
     async def _store_fork(self, parent: Branch, branch: Branch, known: Known) -> Branch:
         """The branch as stored; as it is in memory where the store cannot be written."""
@@ -229,6 +253,18 @@ class Conversations:
         _bound(self._ends, MOST_ENDS)
         _bound(self._threads, MOST_BRANCHES)
         _bound(self._names, MOST_BRANCHES)
+
+
+def _merged(known: Known, edits: Sequence[Edit], cut: Cut | None) -> Known:
+    """A ledger with one more batch of edits in it."""
+    cuts = known.cuts if cut is None else (*known.cuts, cut)
+    return replace(known, edits=dict(known.edits) | {e.key: e for e in edits}, cuts=cuts)
+
+
+def _inherited(known: Known, chain: Sequence[bytes]) -> Known:
+    """What a fork with this chain takes over: every edit, and the cuts whose prefix it shares."""
+    cuts = tuple(c for c in known.cuts if c.covers <= len(chain) and chain[c.covers - 1] == c.prefix)
+    return Known(edits=known.edits, cuts=cuts)
 
 
 def _new_thread(tenant: str, conversation: str | None, name: str | None) -> Recognised:

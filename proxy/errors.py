@@ -100,7 +100,6 @@ class ContextLengthExceeded(ProxyError):
             weir={"window": window, "reserve": reserve, "buckets": dict(buckets), "protected": protected},
         )
 
-
     @classmethod
     def in_bucket(
         cls,

@@ -13,12 +13,14 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, MutableMapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies import ContextSettings, Mode, Reply, Summarize, Summary
+from policies.effects import Compare, Trim
 from proxy.caller import Caller
 from proxy.errors import (
+    ContextLengthExceeded,
     InvalidRequest,
     LoopDetected,
     ProxyError,
@@ -27,19 +29,23 @@ from proxy.errors import (
     UpstreamEmpty,
     UpstreamUnreachable,
 )
+from proxy.hooks import Overflow, Turn, new_results
 from proxy.intake import ClientGone, Receive, read_body, while_connected
 from proxy.keys import credentials_in
+from proxy.perform import Performer
 from proxy.planning import Job, Planned
 from proxy.relay import MOST_WHOLE, Cut, Opening, Send, is_stream, open_stream, relay_stream, relay_whole
 from proxy.runtime import Runtime
-from proxy.settlement import Outcome, settle
+from proxy.settlement import Outcome, evicted_count, settle, stage_of, strategy_of
+from proxy.similarity import by_shingles, by_vectors
 from proxy.tap import Tap, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, Plan, Trace
+from proxy.tokenizer import TextCounter
 from proxy.upstream.client import StreamBroken, came_through
 from proxy.upstream.overflow import NONE, Kind, Verdict, classify, classify_event, plausible_limit
-from proxy.upstream.upstreams import CHAT, Answer
+from proxy.upstream.upstreams import CHAT, EMBEDDINGS, Answer
 from proxy.windows import Belief
-from proxy.wire.chat import ChatRequest, parse_chat, with_fields
+from proxy.wire.chat import ChatRequest, parse_chat, read_message, with_fields
 from proxy.wire.knobs import wants_no_editing
 from proxy.wire.names import name_from
 
@@ -225,11 +231,15 @@ class Call:
         runtime, request, caller = self.runtime, self.request, self.caller
         settings = self._settings()
         self.outcome.settings = settings
+        if runtime.hooks:
+            self.outcome.turn = turn = Turn(
+                request=self.outcome.id, tenant=caller.tenant, model=request.model, policy=settings.name
+            )
+            runtime.hooks.turn_start(turn)
         self.outcome.upstream = upstream = runtime.config.upstream(request.model)
         if settings.mode is Mode.OFF or not request.messages or wants_no_editing(request.fields):
             return Planned(request.body)
-        rule = runtime.config.rule(request.model)
-        counter = runtime.tokenizer.counter(rule.tokenizer if rule and rule.tokenizer else request.model)
+        counter = self._counter(settings)
 
         async def believe() -> Belief:
             return await runtime.windows.believe(
@@ -248,13 +258,25 @@ class Call:
             settings=settings,
             counter=counter,
             believe=believe,
-            ask=self._ask,
+            ask=Performer(self._ask, self._compare, self._trim),
             summarizer_input=self._summarizer_input(settings.summarizer),
         )
         with self.trace.plan() as span:
-            planned = await runtime.planner.first(self.job)
+            try:
+                planned = await runtime.planner.first(self.job)
+            except ContextLengthExceeded:
+                self._tell_overflow(Overflow(source="planned"))
+                raise
             self._note_plan(span, planned)
+        self._tell_results(planned)
         return planned
+
+    def _counter(self, settings: ContextSettings) -> TextCounter:
+        """What counts this request's tokens: the policy's estimator, else the model's tokenizer."""
+        if settings.estimator != "tokenizer":
+            return self.runtime.tokenizer.counter(settings.estimator)
+        rule = self.runtime.config.rule(self.request.model)
+        return self.runtime.tokenizer.counter(rule.tokenizer if rule and rule.tokenizer else self.request.model)
 
     def _settings(self) -> ContextSettings:
         """The policy of this request: the key's, or the one that its headers ask for where the key allows it."""
@@ -279,7 +301,10 @@ class Call:
         body, retries = self._within_window(planned), 0
         while True:
             received, verdict = await self._attempt(body, planned, number=retries + 1)
-            if not verdict.is_overflow or self.job is None or self.job.settings.mode is not Mode.ENFORCE:
+            if not verdict.is_overflow or self.job is None:
+                return received
+            self._tell_overflow(Overflow(source="upstream", tokens=verdict.prompt, limit=verdict.limit))
+            if self.job.settings.observes:
                 return received
             self.outcome.overflowed(verdict)
             self._learn(verdict, planned)
@@ -310,7 +335,7 @@ class Call:
     def _within_window(self, planned: Planned) -> bytes:
         """The planned body, asking for no more than fits where the upstream is known to refuse more than that."""
         belief, decision = planned.belief, planned.decision
-        enforced = self.job is not None and self.job.settings.mode is Mode.ENFORCE
+        enforced = self.job is not None and not self.job.settings.observes
         if not enforced or belief is None or decision is None or not self.runtime.windows.is_strict(belief.scope):
             return planned.body
         used = math.ceil(decision.after * (1 + belief.budget.margin))
@@ -338,7 +363,9 @@ class Call:
             upstream.name,
             *self.outcome.address(),
             number,
-            compacted=planned.decision is not None and "compact" in planned.decision.applied,
+            compacted=not self.outcome.observed
+            and planned.decision is not None
+            and "compact" in planned.decision.applied,
         )
         self.outcome.attempt = span
         context = span.propagation()
@@ -407,7 +434,7 @@ class Call:
             self.runtime.windows.learn(belief.scope, limit)
         exact = verdict.prompt is not None and not verdict.at_least and not planned.has_media
         if exact and verdict.prompt is not None and planned.sent is not None:
-            self.runtime.windows.calibrate(belief.scope, estimated=planned.sent, reported=verdict.prompt)
+            self.runtime.windows.calibrate(belief.counted, estimated=planned.sent, reported=verdict.prompt)
 
     def learn_from(self, seen: Tap | None) -> None:
         """Calibrate by what the upstream says the forwarded request took."""
@@ -415,7 +442,7 @@ class Call:
         if seen is None or seen.usage is None or seen.usage.prompt is None or planned is None:
             return
         if planned.belief is not None and planned.sent is not None and not planned.has_media:
-            self.runtime.windows.calibrate(planned.belief.scope, estimated=planned.sent, reported=seen.usage.prompt)
+            self.runtime.windows.calibrate(planned.belief.counted, estimated=planned.sent, reported=seen.usage.prompt)
 
     async def _ask(self, effect: Summarize) -> Reply:
         """Have the summariser write; the request's own model and upstream where the policy says ``same``."""
@@ -437,6 +464,22 @@ class Call:
         self.runtime.telemetry.metrics.summarizer(result)
         return reply
 
+    async def _compare(self, effect: Compare) -> Reply:
+        """How alike texts are, by the embeddings model that the policy names, else by their shingles."""
+        if effect.model is None:
+            return await asyncio.to_thread(by_shingles, effect)
+        upstream = self.runtime.config.upstream(effect.model)
+
+        async def post(body: bytes) -> tuple[int, bytes]:
+            return await self.runtime.upstreams.post(upstream, caller=self.caller, path=EMBEDDINGS, body=body)
+
+        return await by_vectors(effect, model=effect.model, send=post)
+
+    async def _trim(self, effect: Trim) -> Reply:
+        """What an operator's function leaves of the request's messages."""
+        raws = self.request.messages or ()
+        return await self.runtime.custom.trim(effect, [read_message(raws[i]) for i in effect.indices])
+
     def _summarizer_input(self, named: str | None) -> int | None:
         """What the summariser can read at once, None for the request's own limit."""
         if named in (None, "same"):
@@ -457,6 +500,8 @@ class Call:
                 units=report.units if report.kept else 0,
                 ref=report.ref,
             )
+        settings, reading = self.outcome.settings_or_default(), decision.reading
+        base = belief.budget.base(settings)
         span.decide(
             decision.action.value,
             before=decision.before,
@@ -464,4 +509,31 @@ class Call:
             limit=decision.limit,
             pressure=decision.pressure.level,
             zone=decision.pressure.zone,
+            base=base,
+            velocity=reading.velocity_tokens_per_turn or 0.0 if reading is not None else 0.0,
+            turns_until_red=reading.turns_until_red if reading is not None else None,
+            source=reading.source if reading is not None else "client_estimated",
+            stage=stage_of(decision, settings, base=base),
+            strategy=strategy_of(decision),
+            evicted=evicted_count(planned),
+            before_percent=round(100 * decision.before / base, 1),
         )
+
+    def _tell_results(self, planned: Planned) -> None:
+        """Tell the hooks which tool results are new, and whether the request does not fit."""
+        turn, hooks = self.outcome.turn, self.runtime.hooks
+        if turn is None or planned.reading is None or planned.recognised is None:
+            return
+        self.outcome.turn = turn = replace(turn, conversation=planned.recognised.thread.branch.name)
+        for result in new_results(planned.reading.transcript, planned.recognised.length):
+            hooks.tool_result(turn, result)
+        decision, belief = planned.decision, planned.belief
+        tokens = planned.reading.transcript.tokens if decision is None else decision.raw_after
+        if belief is not None and not belief.budget.fits(tokens):
+            self._tell_overflow(
+                Overflow(source="planned", tokens=belief.budget.estimate(tokens), limit=belief.budget.usable)
+            )
+
+    def _tell_overflow(self, overflow: Overflow) -> None:
+        if self.outcome.turn is not None:
+            self.runtime.hooks.overflow(self.outcome.turn, overflow)

@@ -6,7 +6,7 @@ fits; if that fails too, the request goes up as it came. If the store fails, the
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from policies import (
@@ -14,30 +14,46 @@ from policies import (
     BudgetUnreachable,
     ContextSettings,
     Decision,
-    Mode,
+    EditKind,
+    Effect,
+    Failed,
+    Piece,
     Reply,
     Summarize,
     Transcript,
     plan,
     trim,
 )
-from proxy.conversation import Conversations, Recognised, Thread
+from policies.effects import Compare
+from policies.messages import ToolDefinition
+from policies.trend import Trend
+from proxy.conversation import UNKNOWN, Conversations, Recognised, Thread
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.perform import Returned, drive, step
+from proxy.evictions import asked_again, evicted_calls, evictions_of
+from proxy.perform import Ask, Returned, drive, step
 from proxy.settle import Settler
+from proxy.shared_readings import SharedReadings
 from proxy.store import StaleVersion, Store, StoreError
-from proxy.store.records import Branch, Change, Original
+from proxy.store.records import Branch, Change, EvictionRow, Original
 from proxy.tokenizer import TextCounter
 from proxy.transcripts import Reading, Transcripts
 from proxy.windows import Belief
-from proxy.wire.chat import ChatRequest, render, unmarked, with_messages
+from proxy.wire.chat import (
+    ChatRequest,
+    render,
+    rewritten,
+    tool_definitions,
+    tool_description,
+    unmarked,
+    with_messages,
+)
+from proxy.wire.raw import read_value
 
 log = logging.getLogger("weir.planning")
 
 MOST_REPLANS = 4
 HARDER = (0.8, 0.5)
 
-Ask = Callable[[Summarize], Awaitable[Reply]]
 Believe = Callable[[], Awaitable[Belief]]
 
 
@@ -45,7 +61,10 @@ Believe = Callable[[], Awaitable[Belief]]
 class Planned:
     """What goes up, and everything that the rest of the exchange has to know of how it came about.
 
-    ``sent`` are the uncalibrated tokens of what goes up.
+    ``sent`` are the uncalibrated tokens of what goes up; ``trend`` is the conversation's growth before this request.
+    ``evictions`` is what was newly taken out, or for an observed request would have been, ``asked_again`` the calls
+    in it whose results are out of the window, as (branch, hash). ``refused`` says why an observed request would have
+    been refused.
     """
 
     body: bytes
@@ -55,6 +74,10 @@ class Planned:
     belief: Belief | None = None
     sent: int | None = None
     degraded: list[str] = field(default_factory=list)
+    trend: Trend = UNKNOWN
+    evictions: tuple[EvictionRow, ...] = ()
+    asked_again: tuple[tuple[str, bytes], ...] = ()
+    refused: str | None = None
 
     @property
     def has_media(self) -> bool:
@@ -76,6 +99,7 @@ class Planner:
     store: Store | None
     settler: Settler
     clock: Callable[[], float] = time.time
+    readings: SharedReadings = field(default_factory=SharedReadings)
 
     async def first(self, job: "Job") -> Planned:
         """The plan of a request as it came. Raises ContextLengthExceeded if nothing that may be forwarded fits."""
@@ -88,8 +112,11 @@ class Planner:
         except ProxyError:
             raise
         except BudgetUnreachable as error:
-            if isinstance(error, BucketExceeded) or job.is_sure(planned):
-                raise _too_long(error) from None
+            refusal = _too_long(error)
+            if job.settings.observes:
+                planned.refused = refusal.code
+            elif isinstance(error, BucketExceeded) or job.is_sure(planned):
+                raise refusal from None
             planned.decision = None
         except Exception:
             log.exception("planning failed; the request goes on without it")
@@ -130,7 +157,11 @@ class Planner:
 
     async def _identify(self, job: "Job", planned: Planned) -> None:
         planned.reading = await self.transcripts.read(
-            job.request, tenant=job.tenant, model=job.request.model, counter=job.counter
+            job.request,
+            tenant=job.tenant,
+            model=job.request.model,
+            counter=job.counter,
+            image_tokens=job.settings.image_tokens,
         )
         transcript = planned.reading.transcript
         try:
@@ -141,42 +172,55 @@ class Planner:
             log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
             planned.degraded.append("store")
             planned.recognised = self.conversations.begin(job.tenant, transcript.chain, name=job.name)
+        thread = planned.recognised.thread
+        planned.trend = thread.trend
+        planned.asked_again = asked_again(thread.evicted, transcript, planned.recognised.length)
+        for _, call in planned.asked_again:
+            del thread.evicted[call]
         planned.belief = await job.believe()
 
     async def _decide(self, job: "Job", planned: Planned, *, ceiling: int | None = None) -> None:
         assert planned.reading and planned.recognised and planned.belief  # noqa: S101, PT018 - set by _identify
-        thread = planned.recognised.thread
+        thread, observed = planned.recognised.thread, job.settings.observes
         for _ in range(MOST_REPLANS):
-            known = planned.recognised.known
+            known = planned.recognised.known(observed=observed)
             flow = plan(
                 planned.reading.transcript,
                 settings=job.settings,
                 budget=planned.belief.budget,
                 known=known,
                 counter=job.counter,
+                trend=planned.trend,
+                at=self.clock(),
                 ceiling=ceiling,
                 summarizer_input=job.summarizer_input,
+                readings=self.readings,
             )
             asked = step(flow)
             if isinstance(asked, Returned):
-                planned.decision = asked.value
+                planned.decision, thread.trend = asked.value, asked.value.trend
                 return
             async with thread.lock:
-                if thread.known.edits is not known.edits:
+                if thread.ledger(observed=observed).edits is not known.edits:
                     continue  # another request of this conversation has just decided: replay that
-                planned.decision = await drive(flow, asked, job.ask)
-                if job.settings.mode is Mode.OBSERVE or not planned.decision.is_new:
-                    return
-                if await self._commit(job, planned, thread):
-                    return
+                decision = await drive(flow, asked, _unpaid(job.ask) if observed else job.ask)
+                planned.decision, thread.trend = decision, decision.trend
+                evictions = evictions_of(planned.reading.transcript, decision, known, settings=job.settings)
+                if observed and decision.is_new:
+                    thread.observe(decision.edits, decision.cut)
+                elif decision.is_new and not await self._commit(job, planned, thread, evictions):
+                    continue
+                planned.evictions += evictions
+                return
         log.warning("a conversation kept changing under a request; its last plan was used without being stored")
 
-    async def _commit(self, job: "Job", planned: Planned, thread: Thread) -> bool:
+    async def _commit(self, job: "Job", planned: Planned, thread: Thread, evictions: tuple[EvictionRow, ...]) -> bool:
         """Store a batch of edits before it is forwarded; False if another process was first."""
         decision, reading = planned.decision, planned.reading
         assert decision is not None  # noqa: S101 - the caller made it
         assert reading is not None  # noqa: S101
-        change = _change(job, decision, reading, thread, self.clock())
+        change = replace(_change(job, decision, reading, thread, self.clock()), evictions=evictions)
+        thread.evicted |= evicted_calls(evictions, thread.branch.branch)
         version = change.expected + 1
         if self.store is not None and self.settler.failing:
             planned.degraded.append("store")
@@ -203,10 +247,12 @@ class Planner:
         planned.sent = reading.transcript.tokens if reading is not None else None
         if reading is None or request.messages is None:
             return
-        pieces = decision.pieces if decision is not None and job.settings.mode is Mode.ENFORCE else None
+        pieces = decision.pieces if decision is not None and not job.settings.observes else None
         if pieces is not None and decision is not None:
             planned.sent = decision.raw_after
-            planned.body = with_messages(request, render(pieces, request.messages, reading.marked))
+            same = not reading.marked and _is_as_it_came(pieces, len(reading.transcript.messages))
+            messages = None if same else render(pieces, request.messages, reading.marked)
+            planned.body = rewritten(request, messages=messages, pruned=decision.pruned)
         elif reading.marked:
             raws = request.messages
             planned.body = with_messages(
@@ -232,6 +278,17 @@ class Job:
         return planned.belief is not None and planned.belief.facts.source not in ("last_resort", "unknown")
 
 
+def _unpaid(ask: Ask) -> Ask:
+    """The same without any model: for a flow that only says what would be done nobody pays, or waits."""
+
+    async def answer(effect: Effect) -> Reply:
+        if isinstance(effect, Summarize):
+            return Failed("observed")
+        return await ask(replace(effect, model=None) if isinstance(effect, Compare) else effect)
+
+    return answer
+
+
 def _too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
     if isinstance(error, BucketExceeded):
         return ContextLengthExceeded.in_bucket(
@@ -250,7 +307,7 @@ def _too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
 
 def _trim(job: Job, planned: Planned) -> None:
     planned.decision = None
-    if planned.reading is None or planned.belief is None or job.settings.mode is not Mode.ENFORCE:
+    if planned.reading is None or planned.belief is None or job.settings.observes:
         return
     try:
         planned.decision = trim(
@@ -258,6 +315,11 @@ def _trim(job: Job, planned: Planned) -> None:
         )
     except Exception:
         log.exception("trimming failed too; the request goes up as it came")
+
+
+def _is_as_it_came(pieces: Sequence[Piece], length: int) -> bool:
+    """Whether an array is the client's own, so that only its tools are to be changed."""
+    return len(pieces) == length and all(p.index == i and p.kind is None for i, p in enumerate(pieces))
 
 
 def _change(job: Job, decision: Decision, reading: Reading, thread: Thread, now: float) -> Change:
@@ -271,12 +333,25 @@ def _change(job: Job, decision: Decision, reading: Reading, thread: Thread, now:
         at=now,
         edits=decision.edits,
         cut=decision.cut,
-        originals=tuple(_original(job, transcript, i) for i in decision.removed),
+        originals=(*(_original(job, transcript, i) for i in decision.removed), *_definitions(job, decision)),
         covered=tuple(transcript.messages[i].ref for i in decision.covered),
         checkpoint=decision.checkpoint,
         chain_end=transcript.chain[-1] if transcript.chain else b"",
         length=len(transcript.chain),
     )
+
+
+def _definitions(job: Job, decision: Decision) -> Iterator[Original]:
+    """The definitions of tools that this decision leaves out, as the client sent them."""
+    new = {edit.ref for edit in decision.edits if edit.kind is EditKind.PRUNE_TOOLS}
+    if not new:
+        return
+    for name, raws in tool_definitions(job.request).items():
+        ref = ToolDefinition(name, 0).digest.hex()[:12]
+        if ref in new:
+            body = bytes(raws[0]) if len(raws) == 1 else b"[" + b",".join(raws) + b"]"
+            said = " ".join((name, *(tool_description(read_value(raw)) for raw in raws)))
+            yield Original(ref=ref, role="tool_definition", tokens=job.counter.count(said), body=body, text=said)
 
 
 def _original(job: Job, transcript: Transcript, index: int) -> Original:

@@ -1,15 +1,20 @@
 """What one process holds while it runs; made by ``app``, given to the routes."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from policies import ContextSettings, Mode
-from proxy.config import Config
+from proxy.config import Config, ConfigError
+from proxy.custom import CustomFunctions
+from proxy.hooks import Hooks
 from proxy.keys import Keyring
 from proxy.models import ModelRegistry
 from proxy.planning import Planner
+from proxy.reload import SetPolicy, read_policy, with_set_policies
 from proxy.settle import Settler
 from proxy.store import Store
+from proxy.store.records import PolicyRow
 from proxy.summarizer import Summarizer
 from proxy.telemetry import Telemetry
 from proxy.tokenizer import Tokenizer
@@ -34,7 +39,10 @@ class Runtime:
     settler: Settler
     telemetry: Telemetry
     instance: str
+    custom: CustomFunctions = field(default_factory=CustomFunctions)
+    hooks: Hooks = field(default_factory=Hooks)
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("weir"))
+    set_policies: dict[str, SetPolicy] = field(default_factory=dict)
     _policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)
 
     def policy(self, name: str, mode: Mode | None = None) -> ContextSettings:
@@ -43,12 +51,36 @@ class Runtime:
         settings = self._policies.get(key)
         if settings is None:
             settings = self.config.policy(name)
-            settings = settings if mode is None else replace(settings, mode=mode)
+            settings = settings if mode is None else _in_mode(settings, mode)
             self._policies[key] = settings
         return settings
 
     def adopt(self, config: Config) -> None:
-        """Go on with another configuration: keys, policies and models at once, listener and store as they were."""
-        self.config = config
+        """Go on with another configuration: policies and models at once, and with the policies set over HTTP."""
+        self.config = with_set_policies(config, self.set_policies.values())
         self._policies.clear()
         self.registry.replace_rules(config.models)
+
+    def set_policy(self, policy: SetPolicy) -> None:
+        """Have a policy hold from the next request on."""
+        self.set_policies[policy.name] = policy
+        self.adopt(self.config)
+
+    def take_policies(self, rows: Sequence[PolicyRow]) -> None:
+        """Have the stored policies hold that are newer than what is known; a broken one is said once and left out."""
+        for row in rows:
+            known = self.set_policies.get(row.name)
+            if known is not None and (known.at >= row.at or known.text == row.document):
+                continue
+            body: Mapping[str, object] | None = None
+            try:
+                body = read_policy(row.name, row.document)
+            except ConfigError as error:
+                self.logger.error("the stored policy %s is not used: %s", row.name, error)
+            self.set_policy(SetPolicy(row.name, row.document, row.at, body))
+
+
+def _in_mode(settings: ContextSettings, mode: Mode) -> ContextSettings:
+    """The policy in a mode that was asked for, which stands above its own ``enforce: observe``."""
+    enforced = mode is Mode.ENFORCE and settings.enforce == "observe"
+    return replace(settings, mode=mode, enforce="global" if enforced else settings.enforce)

@@ -128,7 +128,8 @@ class Settler:
         try:
             await store.commit(change)
         except StaleVersion as stale:
-            kept = replace(change, expected=stale.current, edits=(), cut=None, covered=(), checkpoint=None)
+            nothing = replace(change, edits=(), cut=None, covered=(), checkpoint=None, evictions=())
+            kept = replace(nothing, expected=stale.current)
             if kept.originals:
                 with contextlib.suppress(StaleVersion):
                     await store.commit(kept)

@@ -1,14 +1,24 @@
-"""What is known of an exchange while it runs, the headers that tell the client, and what is remembered after it."""
+"""What is known of an exchange while it runs, the headers that tell the client, and what is remembered after it.
 
+An observed request is forwarded as it came: the headers, the metrics and the log say what went up, the trace and the
+row of the exchange what would have.
+"""
+
+import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from policies import ContextSettings, Decision, Mode, Pressure
+from policies.growth import zones_for
+from policies.pressure import read_pressure
+from policies.trend import lift
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.errors import ProxyError
+from proxy.evictions import CUT
+from proxy.hooks import Turn, TurnEnd
 from proxy.planning import Planned
 from proxy.runtime import Runtime
 from proxy.store.records import ExchangeRow
@@ -17,7 +27,20 @@ from proxy.telemetry import Attempt, ExchangeLine, Trace, log_exchange
 from proxy.upstream.overflow import Verdict
 from proxy.wire.chat import ChatRequest
 
+log = logging.getLogger("weir.settlement")
+
 CLIENT_CLOSED = 499
+MOST_EVENTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Calibrated tokens of a request as it came and as it went up, what W - R - H leaves, and the pressure of that."""
+
+    before: int
+    after: int
+    limit: int
+    pressure: Pressure
 
 
 @dataclass(slots=True)
@@ -41,6 +64,12 @@ class Outcome:
     retries: int = 0
     overflows: int = 0
     clamped: bool = False
+    turn: Turn | None = None
+
+    @property
+    def observed(self) -> bool:
+        """Whether the policy only plans."""
+        return self.settings is not None and self.settings.observes and self.settings.mode is not Mode.OFF
 
     @property
     def decision(self) -> Decision | None:
@@ -90,34 +119,49 @@ class Outcome:
         del reason
         self.error = "stream_broken"
 
-    def actions(self) -> str:
-        """The value of ``x-weir-actions``: what was done to this request, ``none`` if nothing was."""
+    def sent(self) -> Sent | None:
+        """What went up, None where the request was not counted."""
+        decision, planned = self.decision, self.planned
+        if decision is not None and not self.observed:
+            return Sent(decision.before, decision.after, decision.limit, decision.pressure)
+        if planned is None or planned.reading is None or planned.belief is None:
+            return None
+        budget, settings = planned.belief.budget, self.settings_or_default()
+        tokens = planned.reading.transcript.tokens
+        used, zones = budget.estimate(tokens), zones_for(settings, budget.window)
+        pressure = read_pressure(used, budget.base(settings), zones, fits=budget.fits(tokens))
+        zone, _ = lift(pressure.zone, used, settings.rot_soft_tokens)
+        return Sent(used, used, budget.usable, replace(pressure, zone=zone))
+
+    def actions(self, *, planned: bool = False) -> str:
+        """The value of ``x-weir-actions``: what was done to this request, ``none`` if nothing was.
+
+        With ``planned`` it is what was decided, whether it was done or not.
+        """
         decision, parts = self.decision, []
-        if self.settings is not None and self.settings.mode is Mode.OBSERVE:
+        if self.observed:
             parts.append("observe=1")
-        if decision is not None:
+        if decision is not None and (planned or not self.observed):
             parts += [f"{name}={count}" for name, count in sorted(decision.applied.items())]
         if self.clamped:
             parts.append("clamp=1")
         if self.retries:
             parts.append(f"retry={self.retries}")
+        if planned and self.planned is not None and self.planned.refused is not None:
+            parts.append(f"refused={self.planned.refused}")
         if self.planned is not None:
             parts += [f"degraded={reason}" for reason in dict.fromkeys(self.planned.degraded)]
         return ",".join(parts) or "none"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Weir's response headers, as far as the exchange has come."""
-        decision, planned = self.decision, self.planned
+        sent, planned = self.sent(), self.planned
         pairs = [(b"x-request-id", self.id), (b"x-weir-actions", self.actions())]
         if planned is not None and planned.branch is not None:
             pairs.append((b"x-weir-conversation", planned.branch.name))
-        if decision is not None:
-            pairs.append((b"x-weir-tokens", f"before={decision.before};after={decision.after};limit={decision.limit}"))
-            pairs.append((b"x-weir-pressure", str(decision.pressure)))
-        elif planned is not None and planned.reading is not None and planned.belief is not None:
-            tokens = planned.belief.budget.estimate(planned.reading.transcript.tokens)
-            limit = planned.belief.budget.usable
-            pairs.append((b"x-weir-tokens", f"before={tokens};after={tokens};limit={limit}"))
+        if sent is not None:
+            pairs.append((b"x-weir-tokens", f"before={sent.before};after={sent.after};limit={sent.limit}"))
+            pairs.append((b"x-weir-pressure", str(sent.pressure)))
         pairs.append((b"x-weir-overhead-ms", f"{self.overhead_ms:.2f}"))
         return [(name, value.encode("latin-1", "replace")) for name, value in pairs]
 
@@ -129,47 +173,141 @@ def _host_and_port(base: str) -> tuple[str, int | None]:
 
 
 def settle(runtime: Runtime, outcome: Outcome) -> None:
-    """Remember an exchange: trace, metrics, log line, and a row to be written later."""
+    """Remember an exchange: trace, metrics, log line, what the hooks are told, and a row to be written later."""
     duration = time.perf_counter() - outcome.started
+    sent, actions = outcome.sent(), outcome.actions()
+    _report(runtime, outcome)
     _end_trace(outcome)
-    _count(runtime, outcome, duration)
-    decision, planned, caller = outcome.decision, outcome.planned, outcome.caller
-    branch = planned.branch if planned is not None else None
-    actions = outcome.actions()
-    log_exchange(runtime.logger, _line(outcome, duration, actions))
-    if branch is None or decision is None or caller is None or planned is None or planned.reading is None:
+    _count(runtime, outcome, sent, duration)
+    log_exchange(runtime.logger, _line(outcome, sent, duration, actions))
+    if outcome.turn is not None:
+        runtime.hooks.turn_end(outcome.turn, _end(outcome, sent))
+    if sent is not None and outcome.planned is not None and outcome.planned.branch is not None:
+        at = runtime.planner.clock()
+        planned = outcome.actions(planned=True) if outcome.observed else actions
+        runtime.settler.put(_row(outcome, outcome.planned, sent, actions=planned, duration=duration, at=at))
+
+
+def _row(outcome: Outcome, planned: Planned, sent: Sent, *, actions: str, duration: float, at: float) -> ExchangeRow:
+    assert planned.recognised is not None  # noqa: S101 - the caller looked at its branch
+    assert planned.reading is not None  # noqa: S101 - whoever was recognised was read
+    assert planned.belief is not None  # noqa: S101 - sent() looked
+    thread, chain, decision = planned.recognised.thread, planned.reading.transcript.chain, planned.decision
+    usage = outcome.seen.usage if outcome.seen is not None else None
+    settings, pressure = outcome.settings_or_default(), decision.pressure if decision is not None else sent.pressure
+    base = max(1, planned.belief.budget.base(settings))
+    reading = decision.reading if decision is not None else None
+    return ExchangeRow(
+        id=outcome.id,
+        tenant=thread.branch.tenant,
+        conversation=thread.branch.conversation,
+        name=thread.branch.name,
+        branch=thread.branch.branch,
+        parent=thread.parent,
+        at=at,
+        model=outcome.request.model if outcome.request is not None else "",
+        policy=settings.name,
+        chain_end=chain[-1] if chain else b"",
+        length=len(chain),
+        status=outcome.status or 0,
+        outcome=outcome.label,
+        tokens_before=sent.before,
+        tokens_after=decision.after if decision is not None else sent.after,
+        limit=sent.limit,
+        pressure=pressure.level,
+        zone=pressure.zone,
+        actions=actions,
+        usage_prompt=usage.prompt if usage else None,
+        usage_completion=usage.completion if usage else None,
+        usage_cached=usage.cached if usage else None,
+        overhead_ms=outcome.overhead_ms,
+        duration_ms=1000 * duration,
+        attempts=1 + outcome.retries,
+        action="none" if decision is None else stage_of(decision, settings, base=base),
+        observed=outcome.observed,
+        evicted=evicted_count(planned),
+        strategy="" if decision is None else strategy_of(decision),
+        pressure_before=sent.before / base,
+        velocity=reading.velocity_tokens_per_turn if reading is not None else None,
+        turns_until_red=reading.turns_until_red if reading is not None else None,
+        trend=decision.trend if decision is not None else None,
+        asked_again=planned.asked_again,
+        detail={} if decision is None else _detail(decision),
+    )
+
+
+def _detail(decision: Decision) -> dict[str, object]:
+    """Buckets that hold something, events, and the tools whose definitions were left out."""
+    detail: dict[str, object] = {"buckets": {name: tokens for name, tokens in decision.buckets.items() if tokens}}
+    if decision.events:
+        detail["events"] = [{"kind": e.kind, **e.facts} for e in decision.events[:MOST_EVENTS]]
+    if decision.pruned:
+        detail["pruned"] = list(decision.pruned)
+    return detail
+
+
+def stage_of(decision: Decision, settings: ContextSettings, *, base: int) -> str:
+    """How far the management of a request had to go, in a word (requirement A0.148).
+
+    ``none`` while there is room, ``evaluate`` from yellow on and at a spike, ``evict_and_compress`` for a new batch,
+    ``emergency_compaction`` if that was a summary from red on or one of the last rungs, ``cross_window_save`` if the
+    conversation went on in a new window. ``base`` is the denominator of the pressure, tokens.
+    """
+    kept = [report for report in decision.trail if report.kept]
+    if any(report.layer == "rollover" for report in kept):
+        return "cross_window_save"
+    if decision.is_new:
+        late = decision.cut is not None and decision.before >= settings.zones.red_at * base
+        rung = decision.pressure.status == "emergency" or any(report.rung for report in kept)
+        return "emergency_compaction" if late or rung else "evict_and_compress"
+    spiked = decision.reading is not None and decision.reading.spike
+    return "none" if decision.pressure.zone == "green" and not spiked else "evaluate"
+
+
+def strategy_of(decision: Decision) -> str:
+    """The layers whose work on this request was kept, in order and joined by ``+``; empty if there was none."""
+    return "+".join(dict.fromkeys(report.layer for report in decision.trail if report.kept))
+
+
+def evicted_count(planned: Planned) -> int:
+    """How many messages and definitions were newly taken out or shortened, summaries not counted."""
+    return sum(1 for row in planned.evictions if row.kind != CUT or row.tool)
+
+
+def _report(runtime: Runtime, outcome: Outcome) -> None:
+    """Say in trace, metrics and debug log what the planner had to say of this request."""
+    planned, trace = outcome.planned, outcome.trace
+    if planned is None:
         return
-    chain, seen = planned.reading.transcript.chain, outcome.seen
-    usage = seen.usage if seen is not None else None
-    thread = planned.recognised.thread if planned.recognised is not None else None
-    runtime.settler.put(
-        ExchangeRow(
-            id=outcome.id,
-            tenant=branch.tenant,
-            conversation=branch.conversation,
-            name=branch.name,
-            branch=branch.branch,
-            parent=thread.parent if thread is not None else None,
-            at=time.time(),
-            model=outcome.request.model if outcome.request is not None else "",
-            policy=outcome.settings_or_default().name,
-            chain_end=chain[-1] if chain else b"",
-            length=len(chain),
-            status=outcome.status or 0,
-            outcome=outcome.label,
-            tokens_before=decision.before,
-            tokens_after=decision.after,
-            limit=decision.limit,
-            pressure=decision.pressure.level,
-            zone=decision.pressure.zone,
-            actions=actions,
-            usage_prompt=usage.prompt if usage else None,
-            usage_completion=usage.completion if usage else None,
-            usage_cached=usage.cached if usage else None,
-            overhead_ms=outcome.overhead_ms,
-            duration_ms=1000 * duration,
-            attempts=1 + outcome.retries,
+    decision = planned.decision
+    for event in decision.events if decision is not None else ():
+        trace.event(event.kind, **event.facts)
+        runtime.telemetry.metrics.event(event.kind)
+        log.debug("%s: %s", event.kind, event.facts)
+    if planned.evictions:
+        rows = planned.evictions
+        trace.event(
+            "eviction",
+            count=evicted_count(planned),
+            freed=sum(row.freed for row in rows),
+            remaining=rows[-1].tokens_remaining,
+            placeholders=sum(1 for row in rows if row.tokens_after),
+            policy=rows[-1].policy,
         )
+    if planned.asked_again:
+        trace.event("asked_again", count=len(planned.asked_again))
+    if outcome.observed and (decision is not None or planned.refused is not None):
+        trace.event("observed", actions=outcome.actions(planned=True), reason=planned.refused or "")
+
+
+def _end(outcome: Outcome, sent: Sent | None) -> TurnEnd:
+    return TurnEnd(
+        status=outcome.status,
+        outcome=outcome.label,
+        tokens_before=None if sent is None else sent.before,
+        tokens_after=None if sent is None else sent.after,
+        zone="unknown" if sent is None else sent.pressure.zone,
+        actions=outcome.actions(),
     )
 
 
@@ -203,7 +341,7 @@ def _end_trace(outcome: Outcome) -> None:
     trace.end(outcome.status, outcome.error)
 
 
-def _count(runtime: Runtime, outcome: Outcome, duration: float) -> None:
+def _count(runtime: Runtime, outcome: Outcome, sent: Sent | None, duration: float) -> None:
     metrics, decision = runtime.telemetry.metrics, outcome.decision
     metrics.request(outcome=outcome.label, policy=outcome.settings_or_default().name)
     metrics.overhead(outcome.overhead_ms / 1000)
@@ -214,9 +352,10 @@ def _count(runtime: Runtime, outcome: Outcome, duration: float) -> None:
     if outcome.planned is not None:
         for reason in outcome.planned.degraded:
             metrics.degraded(reason)
-    if decision is not None:
-        metrics.tokens(before=decision.before, after=decision.after)
-        metrics.pressure(decision.pressure.level, zone=decision.pressure.zone)
+    if sent is not None:
+        metrics.tokens(before=sent.before, after=sent.after)
+        metrics.pressure(sent.pressure.level, zone=sent.pressure.zone)
+    if decision is not None and not outcome.observed:
         for report in decision.trail:
             if report.kept:
                 metrics.action(report.layer, count=max(1, report.units))
@@ -236,16 +375,16 @@ def _count(runtime: Runtime, outcome: Outcome, duration: float) -> None:
         )
 
 
-def _line(outcome: Outcome, duration: float, actions: str) -> ExchangeLine:
+def _line(outcome: Outcome, sent: Sent | None, duration: float, actions: str) -> ExchangeLine:
     decision, planned = outcome.decision, outcome.planned
     branch = planned.branch if planned is not None else None
-    pressure: Pressure | None = decision.pressure if decision is not None else None
+    removed = len(decision.removed) if decision is not None and not outcome.observed else 0
     return ExchangeLine(
         request=outcome.id,
-        tokens_before=decision.before if decision is not None else 0,
-        tokens_after=decision.after if decision is not None else 0,
-        usable=decision.limit if decision is not None else 0,
-        zone=pressure.zone if pressure is not None else "unknown",
+        tokens_before=sent.before if sent is not None else 0,
+        tokens_after=sent.after if sent is not None else 0,
+        usable=sent.limit if sent is not None else 0,
+        zone=sent.pressure.zone if sent is not None else "unknown",
         status=outcome.status,
         outcome=outcome.label,
         conversation=branch.name if branch is not None else None,
@@ -255,7 +394,7 @@ def _line(outcome: Outcome, duration: float, actions: str) -> ExchangeLine:
         policy=outcome.settings.name if outcome.settings is not None else None,
         actions=actions,
         overflow=outcome.overflows > 0,
-        removed=len(decision.removed) if decision is not None and decision.removed else None,
+        removed=removed or None,
         attempts=1 + outcome.retries,
         overhead_ms=round(outcome.overhead_ms, 2),
         duration_ms=round(1000 * duration, 1),

@@ -34,11 +34,15 @@ UNSURE = frozenset({"last_resort", "unknown"})
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What is believed for one request: its budget, the model's facts, and the scope they were found under."""
+    """What is believed for one request: its budget, the model's facts, and the scope they were found under.
+
+    ``counted`` is the scope of the calibration: estimators that count differently are not calibrated together.
+    """
 
     budget: Budget
     facts: ModelFacts
     scope: str
+    counted: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,8 @@ class Windows:
         scope = self.scope(model, upstream=upstream, caller=caller)
         learned = self._limits.get(scope, now=self._clock())
         facts = await self._facts(model, settings, upstream, caller, learned, max_tokens)
-        calibration = self._calibrations.get(scope) or Calibration()
+        counted = scope if settings.estimator == "tokenizer" else f"{scope} {settings.estimator}"
+        calibration = self._calibrations.get(counted) or Calibration()
         budget = divide(
             settings,
             window=_window_for(settings, facts, max_tokens),
@@ -141,7 +146,7 @@ class Windows:
             margin=calibration.margin(settings.margin, exact=exact),
             reported=calibration.samples > 0,
         )
-        return Belief(budget, facts, scope)
+        return Belief(budget, facts, scope, counted)
 
     async def _facts(
         self,

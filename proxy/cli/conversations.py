@@ -29,6 +29,7 @@ NAMES_SHOWN = 3
 REQUESTS_SHOWN = 200
 EXCERPT = 60
 COMPACT = "compact"
+STATE = ("pressure", "pressure_before", "velocity", "turns_until_red", "action", "observed", "detail")
 
 store_option = click.option("--store", metavar="URL", help="The database; else the configuration's.")
 
@@ -141,7 +142,8 @@ def show(
             originals = await _originals(opened, row, ref)
             return lambda: _show_originals(originals, as_json=as_json)
         gone, saved = await removed_from(opened, row), await opened.checkpoints(row)
-        return lambda: _show_status(row, gone, saved, where=_where(path, store), as_json=as_json)
+        last = (await opened.timeline(row, limit=1))[-1:]
+        return lambda: _show_status(row, gone, saved, last=last, where=_where(path, store), as_json=as_json)
 
     asyncio.run(_reading(url, read))()
 
@@ -222,11 +224,18 @@ async def _originals(store: Store, row: ConversationRow, ref: str) -> list[Origi
 
 
 def _show_status(
-    row: ConversationRow, gone: list[Removed], checkpoints: list[CheckpointRow], *, where: str, as_json: bool
+    row: ConversationRow,
+    gone: list[Removed],
+    checkpoints: list[CheckpointRow],
+    *,
+    last: list[ExchangeRow],
+    where: str,
+    as_json: bool,
 ) -> None:
     if as_json:
         out = {"messages": len(gone), "tokens": sum(each.tokens for each in gone), "kinds": kinds_of(gone)}
-        print_json({**asdict(row), "removed": out, "checkpoints": [each.version for each in checkpoints]})
+        state = {name: getattr(each, name) for each in last for name in STATE}
+        print_json({**asdict(row), **state, "removed": out, "checkpoints": [each.version for each in checkpoints]})
         return
     table = Table.grid(padding=(0, 2))
     values = {
@@ -237,6 +246,7 @@ def _show_status(
         "requests": f"{row.requests} on {row.branches} branch{'es' if row.branches != 1 else ''}",
         "first and last used": f"{_moment(row.created)} to {_moment(row.updated)} UTC",
         "last request": f"{_tokens(row.tokens_before, row.tokens_after, row.limit)} tokens, {row.zone}",
+        **{name: line for each in last for name, line in (("pressure", _pressure(each)), ("growth", _growth(each)))},
         "last actions": row.actions,
         "batches of edits": str(row.version),
         "checkpoints": ", ".join(str(each.version) for each in checkpoints) or "none",
@@ -247,6 +257,21 @@ def _show_status(
     console().print(table)
     for option in ["--timeline", *(["--checkpoint"] if checkpoints else []), *(["--removed"] if gone else [])]:
         click.echo(f"  weir conversations show {shlex.quote(_tame(row.name))} {option}{where}", err=True)
+
+
+def _pressure(row: ExchangeRow) -> str:
+    """Pressure before and after the newest request was managed, the zone, and what that took."""
+    before = row.pressure if row.pressure_before is None else row.pressure_before
+    moved = f"{before:.2f} > {row.pressure:.2f}" if f"{before:.2f}" != f"{row.pressure:.2f}" else f"{row.pressure:.2f}"
+    return f"{moved}, {row.zone}; {row.action}{', observed only' if row.observed else ''}"
+
+
+def _growth(row: ExchangeRow) -> str:
+    """How fast the conversation grows, and when that will be too much."""
+    if row.velocity is None:
+        return "not known yet"
+    left = "" if row.turns_until_red is None else f", red in {row.turns_until_red:g}"
+    return f"{row.velocity:,.1f} tokens per request{left}"
 
 
 def _where(path: Path | None, store: str | None) -> str:
@@ -274,9 +299,12 @@ def removed_line(gone: list[Removed]) -> str:
 
 def _show_timeline(requests: list[ExchangeRow], *, as_json: bool) -> None:
     if as_json:
-        print_json([{**asdict(row), "chain_end": row.chain_end.hex(), "detail": dict(row.detail)} for row in requests])
+        print_json([_plain_exchange(row) for row in requests])
         return
-    table = Table("at (UTC)", "messages", "tokens", "pressure", "zone", "actions", "outcome", "cached", "weir ms")
+    table = Table(
+        "at (UTC)", "messages", "tokens", "pressure", "zone", "velocity", "action", "actions", "outcome", "cached",
+        "weir ms",
+    )  # fmt: skip
     _plain(table)
     for row in requests:
         cached = f"{row.usage_cached / row.usage_prompt:.0%}" if row.usage_cached and row.usage_prompt else ""
@@ -286,12 +314,19 @@ def _show_timeline(requests: list[ExchangeRow], *, as_json: bool) -> None:
             _tokens(row.tokens_before, row.tokens_after, row.limit),
             f"{row.pressure:.2f}",
             row.zone,
+            "" if row.velocity is None else f"{row.velocity:,.0f}",
+            row.action,
             row.actions,
             f"{row.status} {row.outcome}",
             cached,
             f"{row.overhead_ms:.1f}",
         )
     console().print(table)
+
+
+def _plain_exchange(row: ExchangeRow) -> dict[str, object]:
+    own = {name: value for name, value in asdict(row).items() if name not in {"trend", "asked_again"}}
+    return {**own, "chain_end": row.chain_end.hex(), "detail": dict(row.detail)}
 
 
 def _show_checkpoint(row: CheckpointRow, *, as_json: bool) -> None:

@@ -16,17 +16,19 @@ import click
 from proxy.app import create_app
 from proxy.cli import Failure
 from proxy.cli.config import config_option, loaded
-from proxy.config import Config, Flags, environment, hand_down, handed_down, masked_url
+from proxy.config import Config, Flags, environment, hand_down, handed_down, load_config, masked_url
+from proxy.hooks import Hooks, Plugin
 from proxy.protocol import App, ServerLimits
 from proxy.server import run
 from proxy.simulator.serving import run_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store import Store, StoreError
 from proxy.telemetry import QueuedLog, Telemetry, TelemetrySettings
-from proxy.tokenizer import Tokenizer
+from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.upstream.providers import providers_for
 
 DISTRIBUTION = "weir-proxy"
+HOOKS = "weir.hooks"
 SIMULATED_WINDOW = 8192
 COLLECT_AFTER = (2_000, 10, 10)
 
@@ -56,7 +58,7 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     """
     flags = Flags(**values)  # type: ignore[arg-type]  # the options above, by the same names
     config = loaded(path, flags)
-    tokenizer = Tokenizer(cache_dir=_vocabularies())
+    tokenizer = Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
     with _logging(log_format), _listening(config) as listener, _upstream(config, tokenizer) as effective:
         _check_store(effective)
         _announce(effective, listener.getsockname()[1])
@@ -70,7 +72,9 @@ def worker_app() -> App:
     path, flags = handed_down(environment())
     _log_to(QueuedLog(sys.stderr))
     _tune_collector()
-    return _app(loaded(path, flags), path, flags, Tokenizer(cache_dir=_vocabularies()))
+    return _app(
+        loaded(path, flags), path, flags, Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
+    )
 
 
 def _tune_collector() -> None:
@@ -114,8 +118,21 @@ def _app(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer) 
         telemetry=telemetry,
         tokenizer=tokenizer,
         providers=providers_for(config.upstreams.values()),
-        reload=None if config.simulate else lambda: loaded(path, flags),
+        reload=None if config.simulate else lambda: load_config(path, env=environment(), flags=flags),
+        hooks=installed_plugins(),
     )
+
+
+def installed_plugins() -> tuple[Plugin, ...]:
+    """One object of each class or function that an installed distribution names in the group ``weir.hooks``."""
+    found: list[Plugin] = []
+    for entry in importlib.metadata.entry_points(group=HOOKS):
+        try:
+            found.append(entry.load()())
+            Hooks(found[-1:])
+        except Exception as error:  # whatever a plugin's own code raises, the start says which one it was
+            raise Failure(f"the plugin {entry.name} ({entry.value}) cannot be used: {error}") from error
+    return tuple(found)
 
 
 def _vocabularies() -> Path | None:

@@ -3,23 +3,30 @@
 A caller sees its own conversations only; the admin token sees all.
 """
 
+import asyncio
 import json
 from collections.abc import MutableMapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from proxy.errors import InvalidAPIKey, NotFound, ProxyError
+from policies.clipping import TEXT_OF
+from proxy.errors import InvalidAPIKey, InvalidRequest, NotFound, ProxyError
 from proxy.intake import Receive
 from proxy.keys import credentials_in, presented, same_secret
 from proxy.relay import Send
-from proxy.routes.respond import respond, respond_error, respond_json
+from proxy.routes.respond import JSON, respond, respond_error, respond_json
 from proxy.runtime import Runtime
 from proxy.store import Store, StoreError
 from proxy.store.records import ConversationRow, ExchangeRow
+from proxy.wire.chat import body_of, read_message
+from proxy.wire.raw import split_array
 
 PREFIX = "/weir/"
 PAGE = 64 * 1024
+MOST_DIGITS = 15
+TEXT = b"text/plain; charset=utf-8"
 
 
 class Management:
@@ -72,17 +79,22 @@ class Management:
         return self._runtime.keyring.identify(headers).tenant
 
     async def _blob(self, send: Send, tenant: str | None, ref: str, query: dict[str, str]) -> None:
-        """The original of a removed message, or of all that a summary covers, in pages of 64 KiB."""
+        """The original of a removed message, or of all that a summary covers, in pages of at most 64 KiB.
+
+        ``REF`` is the JSON that the client sent, ``REF.txt`` what it says, as UTF-8. Cursors count bytes, and a page
+        ends between two characters. Size and SHA-256 are those of the whole.
+        """
         if tenant is None:
             raise InvalidAPIKey("Originals are read with the key of the caller that sent them.")
-        body = await self._original(tenant, ref)
-        start = int(query.get("cursor", "0")) if query.get("cursor", "0").isdigit() else 0
-        part = body[start : start + PAGE]
-        following = start + PAGE if start + PAGE < len(body) else None
-        headers = [(b"x-weir-size", str(len(body)).encode())]
-        if following is not None:
-            headers.append((b"x-weir-cursor", str(following).encode()))
-        await respond(send, part, headers=headers)
+        start = _cursor(query.get("cursor", "0"))
+        body = await self._original(tenant, ref.removesuffix(TEXT_OF))
+        as_text = ref.endswith(TEXT_OF)
+        page = await asyncio.to_thread(_page, body, start, as_text=as_text)
+        headers = [(b"x-weir-size", str(page.size).encode()), (b"x-weir-sha256", page.sha256.encode())]
+        headers.append((b"x-weir-end", b"true" if page.following is None else b"false"))
+        if page.following is not None:
+            headers.append((b"x-weir-cursor", str(page.following).encode()))
+        await respond(send, page.part, kind=TEXT if as_text else JSON, headers=headers)
 
     async def _original(self, tenant: str, ref: str) -> bytes:
         waiting = self._runtime.settler.original(tenant, ref)
@@ -116,6 +128,35 @@ class Management:
             await respond_json(send, {**summary, "summary": newest.cut.text, "state": state})
         else:
             raise NotFound(f"A conversation has no {part[:40]!r} here.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    part: bytes
+    following: int | None
+    size: int
+    sha256: str
+
+
+def _cursor(given: str) -> int:
+    if not (given.isascii() and given.isdigit() and len(given) <= MOST_DIGITS):
+        raise InvalidRequest("cursor must be a number of bytes.", param="cursor")
+    return int(given)
+
+
+def _page(body: bytes, start: int, *, as_text: bool) -> _Page:
+    """The bytes from ``start`` on, 64 KiB or a few less, so that no character is parted; nothing beyond the end."""
+    whole = _said(body) if as_text else body
+    stop = min(len(whole), start + PAGE)
+    while start + 4 < stop < len(whole) and whole[stop] & 0xC0 == 0x80:
+        stop -= 1
+    return _Page(whole[start:stop], stop if stop < len(whole) else None, len(whole), sha256(whole).hexdigest())
+
+
+def _said(body: bytes) -> bytes:
+    """The text of a message, or of each in a list of them, as UTF-8."""
+    messages = split_array(body) if body.startswith(b"[") else (body,)
+    return "\n".join(body_of(read_message(raw)).text for raw in messages or ()).encode("utf-8", "surrogatepass")
 
 
 def conversation_json(row: ConversationRow) -> dict[str, object]:

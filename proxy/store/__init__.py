@@ -1,4 +1,4 @@
-"""What Weir remembers: conversations and their edits, the archive, exchanges, keys, what upstreams taught.
+"""What Weir remembers: conversations, their edits and evictions, the archive, exchanges, keys, what upstreams taught.
 
 :class:`Store` is the front door, and everything outside this package uses only it, the records and the errors.
 Each method is one transaction, or one consistent read; a task that is cancelled inside leaves no lock and never
@@ -13,7 +13,17 @@ from typing import Literal
 import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit
-from proxy.store import archive, conversations, exchanges, keys, learned, ledger, maintenance
+from proxy.store import (
+    archive,
+    conversations,
+    documents,
+    evictions,
+    exchanges,
+    keys,
+    learned,
+    ledger,
+    maintenance,
+)
 from proxy.store.engine import Database, open_database
 from proxy.store.errors import (
     CorruptStore,
@@ -29,10 +39,13 @@ from proxy.store.records import (
     Change,
     CheckpointRow,
     ConversationRow,
+    EvictionRow,
+    EvictionSum,
     ExchangeRow,
     KeyRow,
     LimitRow,
     Original,
+    PolicyRow,
 )
 from proxy.store.schema import HEAD
 
@@ -184,6 +197,38 @@ class Store:
         """Every checkpoint of a conversation, all branches, oldest first."""
         return await self._database.read(lambda c: ledger.checkpoints(c, conversation, self._damage))
 
+    async def evictions(
+        self,
+        tenant: str | None,
+        *,
+        conversation: ConversationRow | None = None,
+        policy: str | None = None,
+        asked_again: bool = False,
+        limit: int = 200,
+    ) -> list[EvictionRow]:
+        """What was evicted for a tenant, or with None for everybody, the newest first.
+
+        ``asked_again`` leaves only what was asked for again; ``policy`` is the name of the one that evicted it.
+        """
+        return await self._database.read(
+            lambda c: evictions.listed(c, tenant, of=conversation, policy=policy, asked_again=asked_again, limit=limit)
+        )
+
+    async def eviction_sums(
+        self, tenant: str | None, *, conversation: ConversationRow | None = None, policy: str | None = None
+    ) -> list[EvictionSum]:
+        """How much each layer took from each tool, and how much of it was asked for again, most tokens first."""
+        return await self._database.read(lambda c: evictions.sums(c, tenant, of=conversation, policy=policy))
+
+    async def save_policy(self, name: str, document: str, at: float) -> None:
+        """Store a policy's document in place of the one of that name."""
+        row = PolicyRow(name=name, document=document, at=at)
+        await self._database.write(lambda c: documents.save_policy(c, row))
+
+    async def policies(self) -> list[PolicyRow]:
+        """Every policy that was saved, by name."""
+        return await self._database.read(documents.all_policies)
+
     async def delete(self, conversation: ConversationRow) -> bool:
         """Delete a conversation and all that only it needed, the WAL's copy included; whether it was there."""
         found = await self._database.write(lambda c: maintenance.delete(c, conversation))
@@ -260,11 +305,14 @@ __all__ = [
     "CheckpointRow",
     "ConversationRow",
     "CorruptStore",
+    "EvictionRow",
+    "EvictionSum",
     "ExchangeRow",
     "KeyRow",
     "LimitRow",
     "NameTaken",
     "Original",
+    "PolicyRow",
     "SchemaTooNew",
     "StaleVersion",
     "Store",

@@ -11,9 +11,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit
+from policies.trend import Trend
 from proxy.store.archive import add_originals, hold
 from proxy.store.bulk import run_many
 from proxy.store.errors import StaleVersion
+from proxy.store.evictions import add_evictions, load_evicted
 from proxy.store.ledger import Damage, add_cut, add_edits, copy_cuts, load_cuts, load_edits, refs_of_cuts
 from proxy.store.records import Branch, Change, ConversationRow
 from proxy.store.tables import branches, chains, conversations, keep_first, keep_last
@@ -26,7 +28,12 @@ OF_BRANCH = (
     branches.c.conversation == conversations.c.id,
 )
 HEADS = sa.select(
-    branches.c.branch, branches.c.version, branches.c.longest, branches.c.conversation, conversations.c.name
+    branches.c.branch,
+    branches.c.version,
+    branches.c.longest,
+    branches.c.conversation,
+    branches.c.trend,
+    conversations.c.name,
 ).join(conversations, sa.and_(*OF_BRANCH))
 # All hashes travel as one value: SQLAlchemy spends ten times as long on 200 parameters as SQLite on 200 look-ups.
 LOOK = sa.text(
@@ -103,6 +110,7 @@ def commit(connection: sa.Connection, change: Change, *, full: bool) -> int:
         run_many(connection, TOUCH_CHAIN[connection.dialect.name], [{**tip, "length": change.length, "at": change.at}])
     add_edits(connection, tenant=change.tenant, branch=change.branch, version=version, given=change.edits)
     add_cut(connection, change)
+    add_evictions(connection, change, version=version)
     add_originals(
         connection,
         tenant=change.tenant,
@@ -238,6 +246,8 @@ def _branch(
         cuts=load_cuts(connection, tenant, row.branch, damage) if touched else (),
         length=length,
         longest=row.longest,
+        trend=None if row.trend is None else Trend.from_json(row.trend),
+        evicted=load_evicted(connection, tenant, row.branch) if touched else (),
     )
 
 

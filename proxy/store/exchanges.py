@@ -6,8 +6,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from policies.trend import Trend
 from proxy.store.bulk import run_many
 from proxy.store.conversations import TOUCH_CHAIN, open_conversations
+from proxy.store.evictions import mark_asked_again
 from proxy.store.records import ConversationRow, ExchangeRow
 from proxy.store.tables import branches, conversations, exchanges, keep_last
 
@@ -35,9 +37,17 @@ SAME_NAME = (
     "overhead_ms",
     "duration_ms",
     "attempts",
+    "action",
+    "observed",
+    "evicted",
+    "strategy",
+    "pressure_before",
+    "velocity",
+    "turns_until_red",
 )
-TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated"))
+TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated"), newest={"trend": "updated"})
 ADD = sa.insert(exchanges)
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 KNOWN = sa.select(exchanges.c.id).where(
     exchanges.c.tenant == sa.bindparam("tenant"), exchanges.c.id.in_(sa.bindparam("ids", expanding=True))
 )
@@ -69,6 +79,7 @@ def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
     _touch_branches(connection, rows, home)
     _touch_chains(connection, rows)
     _touch_conversations(connection, rows, home)
+    mark_asked_again(connection, rows)
     run_many(
         connection,
         ADD,
@@ -77,7 +88,7 @@ def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
             | {
                 "conversation": home[row.id],
                 "token_limit": row.limit,
-                "detail": json.dumps(dict(row.detail)) if row.detail else "{}",
+                "detail": _ENCODER.encode(dict(row.detail)) if row.detail else "{}",
             }
             for row in rows
         ],
@@ -109,9 +120,12 @@ def _new(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> list[Exchang
 def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:
     latest: dict[tuple[str, str], dict[str, object]] = {}
     longest: dict[tuple[str, str], int] = {}
+    trends: dict[tuple[str, str], Trend] = {}
     for row in rows:
         key = (row.tenant, row.branch)
         longest[key] = max(longest.get(key, 0), row.length)
+        if row.trend is not None:
+            trends[key] = row.trend
         latest[key] = {
             "tenant": row.tenant,
             "branch": row.branch,
@@ -121,7 +135,10 @@ def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow], home
             "longest": longest[key],
             "created": row.at,
             "updated": row.at,
+            "trend": None,
         }
+    for key, trend in trends.items():
+        latest[key]["trend"] = trend.to_json()
     run_many(connection, TOUCH_BRANCH[connection.dialect.name], [latest[key] for key in sorted(latest)])
 
 

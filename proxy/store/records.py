@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from policies.ledger import Cut, Edit
+from policies.trend import Trend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +13,9 @@ class Branch:
 
     ``conversation`` is the internal id, ``name`` the label people use (given by the client or generated).
     ``version`` is the head that a commit compares and sets. ``cuts`` are oldest first; ``length`` is the
-    number of chain messages that was matched when the branch was found.
+    number of chain messages that was matched when the branch was found. ``trend`` is how it has grown, None where
+    nothing is known of that; ``evicted`` are the hashes of calls whose results are out of the window and were not
+    asked for again, with the branch that evicted each.
     """
 
     tenant: str
@@ -24,6 +27,59 @@ class Branch:
     cuts: tuple[Cut, ...] = ()
     length: int = 0
     longest: int = 0
+    trend: Trend | None = None
+    evicted: tuple[tuple[bytes, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionRow:
+    """One message, tool definition or rest of a history that a batch took out of the window or made shorter.
+
+    Attributes:
+        digest: of the message; of the covered prefix for what a summary stands for.
+        kind: of the edit, ``layer`` what made it, ``scorer`` by what rule (empty for the layer's own).
+        tool: whose result it was; empty for what answers no call, ``call_hash`` then too.
+        call_hash: of the tool's name and its normalised arguments.
+        tokens_before: uncalibrated tokens of it before the batch, ``tokens_after`` of what stands there now.
+        tokens_remaining: uncalibrated tokens of the whole request once the batch was carried out.
+        asked_again_at: when a later call asked for it again, None if none did.
+    """
+
+    digest: bytes
+    occurrence: int
+    kind: str
+    layer: str
+    policy: str
+    tokens_before: int
+    tokens_after: int
+    tokens_remaining: int
+    scorer: str = ""
+    tool: str = ""
+    call_hash: bytes = b""
+    tenant: str = ""
+    conversation: str = ""
+    branch: str = ""
+    version: int = 0
+    at: float = 0.0
+    asked_again_at: float | None = None
+    asked_again_count: int = 0
+
+    @property
+    def freed(self) -> int:
+        """Uncalibrated tokens that it set free, net of what stands there now."""
+        return self.tokens_before - self.tokens_after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionSum:
+    """What one layer took from one tool: how many results, how many of them were asked for again, tokens."""
+
+    layer: str
+    tool: str
+    evicted: int
+    asked_again: int
+    tokens_before: int
+    tokens_after: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +115,25 @@ class Change:
     checkpoint: str | None = None
     chain_end: bytes = b""
     length: int = 0
+    evictions: tuple[EvictionRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeRow:
-    """One request through Weir, written after its answer."""
+    """One request through Weir, written after its answer.
+
+    Attributes:
+        tokens_after: of the forwarded request; where it was only ``observed``, of the one that would have been.
+        pressure: forwarded tokens over the policy's base, ``pressure_before`` those of the client's array.
+        action: the stage of management in a word: none, evaluate, evict_and_compress, emergency_compaction or
+            cross_window_save.
+        actions: what was done by kind, as ``x-weir-actions`` says it.
+        evicted: messages that this request's batch evicted or shortened, ``strategy`` what rewrote its history.
+        velocity: tokens by which the conversation grows with each request, ``turns_until_red`` requests until red.
+        trend: the conversation's growth after this request; written to its branch, not read back with the row.
+        asked_again: calls of this request whose results were evicted earlier, as (branch, hash of the call).
+        detail: buckets and events.
+    """
 
     id: str
     tenant: str
@@ -90,6 +160,15 @@ class ExchangeRow:
     overhead_ms: float = 0.0
     duration_ms: float = 0.0
     attempts: int = 1
+    action: str = "none"
+    observed: bool = False
+    evicted: int = 0
+    strategy: str = ""
+    pressure_before: float | None = None
+    velocity: float | None = None
+    turns_until_red: float | None = None
+    trend: Trend | None = None
+    asked_again: tuple[tuple[str, bytes], ...] = ()
     detail: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -136,6 +215,15 @@ class KeyRow:
     allow: tuple[str, ...]
     created: float
     revoked: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRow:
+    """A policy that was set while Weir ran: ``document`` is the text as it was given."""
+
+    name: str
+    document: str
+    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,15 @@ statement on it names the tenant. What people wrote is kept as exact UTF-8 bytes
 JSON may carry lone surrogates and NUL, which neither database takes as text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 metadata = sa.MetaData()
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
@@ -88,6 +90,7 @@ branches = sa.Table(
     sa.Column("longest", sa.Integer, nullable=False),
     sa.Column("created", sa.Double, nullable=False),
     sa.Column("updated", sa.Double, nullable=False),
+    sa.Column("trend", sa.Text),
     sa.ForeignKeyConstraint(
         ["tenant", "conversation"], ["conversations.tenant", "conversations.id"], ondelete="CASCADE"
     ),
@@ -177,6 +180,31 @@ removed = sa.Table(
     sqlite_with_rowid=False,
 )
 
+evictions = sa.Table(
+    "evictions",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("branch", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("position", sa.Integer, primary_key=True),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("occurrence", sa.Integer, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("layer", sa.Text, nullable=False),
+    sa.Column("policy", PlainText, nullable=False),
+    sa.Column("scorer", sa.Text, nullable=False),
+    sa.Column("tool", PlainText, nullable=False),
+    sa.Column("call_hash", sa.LargeBinary, nullable=False),
+    sa.Column("tokens_before", sa.BigInteger, nullable=False),
+    sa.Column("tokens_after", sa.BigInteger, nullable=False),
+    sa.Column("tokens_remaining", sa.BigInteger, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("asked_again_at", sa.Double),
+    sa.Column("asked_again_count", sa.Integer, nullable=False),
+    _branch_key(),
+    sa.Index("evictions_of_call", "tenant", "branch", "call_hash"),
+)
+
 exchanges = sa.Table(
     "exchanges",
     metadata,
@@ -206,11 +234,26 @@ exchanges = sa.Table(
     sa.Column("duration_ms", sa.Double, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("detail", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, nullable=False, server_default="none"),
+    sa.Column("observed", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("evicted", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("strategy", sa.Text, nullable=False, server_default=""),
+    sa.Column("pressure_before", sa.Double),
+    sa.Column("velocity", sa.Double),
+    sa.Column("turns_until_red", sa.Double),
     sa.ForeignKeyConstraint(
         ["tenant", "conversation"], ["conversations.tenant", "conversations.id"], ondelete="CASCADE"
     ),
     sa.Index("exchanges_of_conversation", "tenant", "conversation", "at"),
     sa.Index("exchanges_at", "at"),
+)
+
+policies = sa.Table(
+    "policies",
+    metadata,
+    sa.Column("name", PlainText, primary_key=True),
+    sa.Column("document", ExactText, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
 )
 
 keys = sa.Table(
@@ -252,16 +295,30 @@ def keep_first(table: sa.Table) -> dict[str, sa.Insert]:
     }
 
 
-def keep_last(table: sa.Table, *, replaced: Sequence[str] = (), greatest: Sequence[str] = ()) -> dict[str, sa.Insert]:
+def keep_last(
+    table: sa.Table,
+    *,
+    replaced: Sequence[str] = (),
+    greatest: Sequence[str] = (),
+    newest: Mapping[str, str] = NOTHING,
+) -> dict[str, sa.Insert]:
     """An INSERT that overwrites some columns of a row which is there already, for every dialect by name.
 
-    ``replaced`` columns take the new value, ``greatest`` ones only if it is greater.
+    ``replaced`` columns take the new value, ``greatest`` ones only if it is greater. A ``newest`` column takes a
+    value that is not null unless the row is ahead in the column that it is mapped to.
     """
 
     def changes(given: sa.ColumnCollection[str, sa.ColumnElement[object]]) -> dict[str, sa.ColumnElement[object]]:
-        return {name: given[name] for name in replaced} | {
-            name: sa.case((given[name] > table.c[name], given[name]), else_=table.c[name]) for name in greatest
-        }
+        return (
+            {name: given[name] for name in replaced}
+            | {name: sa.case((given[name] > table.c[name], given[name]), else_=table.c[name]) for name in greatest}
+            | {
+                name: sa.case(
+                    (sa.and_(given[name].is_not(None), given[by] >= table.c[by]), given[name]), else_=table.c[name]
+                )
+                for name, by in newest.items()
+            }
+        )
 
     key = list(table.primary_key.columns)
     lite, post = sqlite.insert(table), postgresql.insert(table)

@@ -106,6 +106,7 @@ class Metrics:
         self._requests = counter(names.REQUESTS)
         self._tokens = counter(names.TOKENS_SEEN)
         self._actions = counter(names.ACTIONS)
+        self._events = counter(names.EVENTS)
         self._pressure = histogram(names.PRESSURE)
         self._overflows = counter(names.OVERFLOWS)
         self._retries = counter(names.RETRIES)
@@ -131,6 +132,10 @@ class Metrics:
     def action(self, layer: str, *, count: int = 1) -> None:
         """A layer changed or removed ``count`` units."""
         self._actions.add(count, (layer,))
+
+    def event(self, kind: str) -> None:
+        """The planner reported something of a request, such as a change of zone."""
+        self._events.add(1, (kind,))
 
     def pressure(self, value: float, *, zone: str) -> None:
         """Forwarded tokens over the base of the policy, and the zone."""

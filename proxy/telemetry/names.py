@@ -56,6 +56,10 @@ TENANT: Final = "weir.tenant"
 POLICY: Final = "weir.policy"
 PRESET: Final = "weir.preset"
 ACTION: Final = "weir.action"
+STAGE: Final = "weir.decision.action"
+STRATEGY: Final = "weir.decision.strategy"
+EVICTED: Final = "weir.decision.evicted"
+BEFORE_PERCENT: Final = "weir.decision.utilization_before_pct"
 LAYER: Final = "weir.layer"
 UNITS: Final = "weir.units"
 REF: Final = "weir.ref"
@@ -116,6 +120,22 @@ EVENT_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
         "ratio": "weir.ratio",
         "count": "weir.count",
         "version": "weir.checkpoint.version",
+        "actions": "weir.actions",
+        "component": "weir.bucket",
+        "current": "weir.bucket.current",
+        "excess": "weir.bucket.excess",
+        "utilization_after": "weir.bucket.utilization_after",
+        "turns_remaining": "weir.bucket.turns_remaining",
+        "urgency": "weir.bucket.urgency",
+        "last_delta": "weir.tokens.last_delta",
+        "soft": "weir.tokens.soft_limit",
+        "used": "weir.tokens.used",
+        "freed": "weir.tokens.freed",
+        "remaining": "weir.tokens.remaining",
+        "placeholders": "weir.placeholders",
+        "policy": POLICY,
+        "old_window": "weir.window.old",
+        "new_window": "weir.window.new",
     }
 )
 """Field of an event (as the caller spells it) to attribute; what is not here is not recorded."""
@@ -180,6 +200,7 @@ TOKENS_SEEN = Instrument(
     "weir.tokens", "counter", "{token}", "Tokens as sent by clients, as forwarded, and saved", (KIND,)
 )
 ACTIONS = Instrument("weir.actions", "counter", "{action}", "Units changed or removed, by layer", (LAYER,))
+EVENTS = Instrument("weir.events", "counter", "{event}", "What the planner reported of requests, by kind", (KIND,))
 PRESSURE = Instrument(
     "weir.pressure", "histogram", "1", "Forwarded tokens over the base of the policy", (ZONE,), SHARES
 )

@@ -166,11 +166,16 @@ class PlanSpan(OpenSpan):
         velocity: float = 0.0,
         turns_until_red: float | None = None,
         source: str = "client_estimated",
+        stage: str = "none",
+        strategy: str = "",
+        evicted: int = 0,
+        before_percent: float | None = None,
     ) -> None:
         """What was decided, on this span and the root, and the seven ``ctx.pressure.*`` values on the root.
 
         ``base`` is the denominator of ``pressure`` (default ``limit``); ``turns_until_red`` is -1 where pressure
-        does not grow, because an attribute cannot be null.
+        does not grow, because an attribute cannot be null. ``stage`` is the stage of management in a word,
+        ``strategy`` the layers whose work was kept, ``evicted`` how many messages they took.
         """
         decided: dict[str, Value] = {
             names.BEFORE: before,
@@ -189,8 +194,12 @@ class PlanSpan(OpenSpan):
                 names.PRESSURE_VELOCITY: round(velocity, 1),
                 names.PRESSURE_TURNS: -1.0 if turns_until_red is None else float(turns_until_red),
                 names.PRESSURE_SOURCE: source,
+                names.STAGE: stage,
             }
         )
+        if evicted or strategy:
+            self.trace.root.attributes.update({names.STRATEGY: clean(strategy), names.EVICTED: evicted})
+        self.trace.root.set(names.BEFORE_PERCENT, before_percent)
 
     def __enter__(self) -> Self:
         self.trace.plan_open = self
@@ -391,7 +400,7 @@ class ExchangeTrace:
             span.attributes.update(_request_params(request))
         return span
 
-    def event(self, name: str, **fields: str | float) -> None:
+    def event(self, name: str, /, **fields: str | float) -> None:
         """An event ``weir.<name>`` on the root, with those fields that are in the table."""
         if self.root.ended or len(self.root.events) >= MOST_EVENTS:
             return

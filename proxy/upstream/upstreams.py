@@ -12,6 +12,7 @@ from proxy.upstream.client import Client, StreamBroken, Target
 Headers = Sequence[tuple[bytes, bytes]]
 CREDENTIAL_HEADERS = frozenset({b"authorization", b"api-key", b"x-api-key"})
 CHAT = "/chat/completions"
+EMBEDDINGS = "/embeddings"
 
 
 class Answer(Protocol):

@@ -173,7 +173,7 @@ async def test_a_second_batch_right_after_the_database_is_back_does_not_lose_the
         assert stored(database, "SELECT max(version) FROM branches") == 2
         async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
             for message in placeholders:
-                ref = str(message["content"]).rpartition("recall ")[2][:12]
+                ref = str(message["content"]).rpartition("archived as ")[2][:12]
                 page = await http.get(f"{target.root}/weir/blobs/{ref}")
                 assert page.status_code == 200
 

@@ -4,7 +4,7 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 
 from policies.ledger import Cut, Edit, EditKind
-from proxy.store import Change, ExchangeRow, Original
+from proxy.store import Change, EvictionRow, ExchangeRow, Original
 
 
 def url(path: Path) -> str:
@@ -92,6 +92,30 @@ def original(number: int, *, of: str = "a", text: str | None = None) -> Original
         tokens=50,
         body=b'{"role": "tool", "content": "%s"}' % said.encode(),
         text=said,
+    )
+
+
+def eviction(
+    number: int,
+    *,
+    tool: str = "read_file",
+    layer: str = "evict",
+    policy: str = "balanced",
+    before: int = 300,
+    after: int = 30,
+) -> EvictionRow:
+    return EvictionRow(
+        digest=digest("evicted", number),
+        occurrence=0,
+        kind=layer,
+        layer=layer,
+        policy=policy,
+        scorer="hybrid",
+        tool=tool,
+        call_hash=digest("call", number) if tool else b"",
+        tokens_before=before,
+        tokens_after=after,
+        tokens_remaining=4000,
     )
 
 

@@ -27,6 +27,8 @@ from proxy.store import (
     StoreUnavailable,
     archive,
     conversations,
+    documents,
+    evictions,
     exchanges,
     keys,
     learned,
@@ -36,7 +38,7 @@ from proxy.store import (
 from proxy.store.engine import Database
 from proxy.store.files import has_wal_reset_bug, journal_for
 from proxy.store.tables import metadata
-from tests.proxy.store_rows import change, exchange, original, url
+from tests.proxy.store_rows import change, eviction, exchange, original, url
 
 
 def beside(path: Path) -> list[Path]:
@@ -294,7 +296,7 @@ async def test_an_error_tells_no_content(tmp_path: Path) -> None:
 
 
 def statements() -> Iterator[tuple[str, sa.ClauseElement]]:
-    for module in (archive, conversations, exchanges, keys, learned):
+    for module in (archive, conversations, documents, evictions, exchanges, keys, learned):
         for name, value in vars(module).items():
             if isinstance(value, sa.Executable) and name.isupper():
                 yield f"{module.__name__}.{name}", value
@@ -307,7 +309,7 @@ def test_every_prepared_statement_can_be_written_for_postgresql(name: str, state
     assert str(statement.compile(dialect=postgresql.dialect())), name
 
 
-TENANTED = ("conversations", "branches", "chains", "edits", "cuts", "originals", "removed", "exchanges")
+TENANTED = ("conversations", "branches", "chains", "edits", "cuts", "originals", "removed", "exchanges", "evictions")
 
 
 @pytest.mark.requirement("S.1", "P7")
@@ -321,7 +323,7 @@ async def test_every_statement_on_conversations_names_the_tenant(tmp_path: Path)
 
     for lane in (database._reader, database._writer):
         listen(lane._engine)
-    given = change(0)
+    given = replace(change(0), evictions=(eviction(1),))
     await store.record([exchange(1, end=b"x" * 16, length=1)])
     await store.commit(given)
     found = await store.find("tenant-a", [b"x" * 16])
@@ -337,6 +339,9 @@ async def test_every_statement_on_conversations_names_the_tenant(tmp_path: Path)
     assert row is not None
     await store.timeline(row)
     await store.checkpoints(row)
+    await store.evictions("tenant-a", conversation=row)
+    await store.eviction_sums("tenant-a", conversation=row)
+    await store.record([replace(exchange(2), asked_again=(("b1", b"c" * 16),))])
     await store.delete(row)
     await store.close()
     ours = [s for s in seen if re.search(rf"\b({'|'.join(TENANTED)})\b", s)]

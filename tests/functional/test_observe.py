@@ -1,0 +1,174 @@
+"""Observing: the plan is made from step to step as if it were carried out, and nothing of it is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from proxy.store.records import ExchangeRow
+from proxy.telemetry import Telemetry, TelemetrySettings
+from tests.functional.harness import COUNTER, RunningWeir, Talk, weir
+
+ROOMY = 200_000
+OBSERVING = """
+upstreams:
+  sim: {{kind: openai, base_url: "{base}"}}
+models:
+  - {{match: "*", upstream: sim, window: 4096}}
+auth: {{mode: keys}}
+keys:
+  - {{name: watched, secret: sk-watched-1, policy: watched}}
+  - {{name: free, secret: sk-free-1, policy: watched, allow: [mode]}}
+  - {{name: plain, secret: sk-plain-1, allow: [mode]}}
+policies:
+  watched: {{preset: balanced, {how}: observe}}
+"""
+STEPS = 15
+
+
+async def rows_of(target: RunningWeir, name: str) -> list[ExchangeRow]:
+    await target.runtime.settler.flush()
+    store = target.runtime.store
+    assert store is not None
+    row = await store.conversation(None, name)
+    assert row is not None
+    return await store.timeline(row)
+
+
+def sent_bodies(simulator: RunningSimulator) -> list[bytes]:
+    return [seen.body for seen in simulator.answered()]
+
+
+class Recorder:
+    """A client that keeps the bytes of what it sends."""
+
+    def __init__(self, client: Any) -> None:
+        self.bodies: list[bytes] = []
+        client._client.event_hooks["request"].append(self.keep)
+        self.client = client
+
+    async def keep(self, request: Any) -> None:
+        self.bodies.append(await request.aread())
+
+
+@pytest.mark.requirement("A0.95", "P14", "P4")
+@pytest.mark.parametrize("how", ["mode", "enforce"])
+async def test_an_observed_session_is_forwarded_byte_for_byte_and_planned_from_step_to_step(
+    how: str, tmp_path: Path
+) -> None:
+    async with serve_simulator(SimulatorSettings(window=ROOMY), counter=COUNTER) as simulator:
+        yaml = OBSERVING.format(base=simulator.base_url, how=how)
+        async with weir(simulator.base_url, tmp_path / "o.db", yaml=yaml, folder=tmp_path, window=None) as target:
+            client = Recorder(target.client("sk-watched-1"))
+            talk = Talk(client.client)
+            await talk.agent(STEPS)
+            observed = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
+            simulated = sent_bodies(simulator)
+            store = target.runtime.store
+            assert store is not None
+            branch = await store.branch(observed[-1].tenant, observed[-1].branch)
+            evicted = await store.evictions(None)
+            simulator.forget()
+            enforced = Talk(target.client("sk-plain-1"))
+            await enforced.agent(STEPS)
+            really = await rows_of(target, enforced.headers[-1]["x-weir-conversation"])
+    assert simulated == client.bodies
+    assert {h["x-weir-actions"] for h in talk.headers} == {"observe=1"}
+    for header, row in zip(talk.headers, observed, strict=True):
+        assert header["x-weir-tokens"].startswith(f"before={row.tokens_before};after={row.tokens_before};")
+    assert all(row.observed for row in observed)
+    assert not any(row.observed for row in really)
+    plans = [(r.tokens_before, r.tokens_after, r.actions, r.action, r.zone, r.evicted) for r in observed]
+    assert plans == [
+        (
+            r.tokens_before,
+            r.tokens_after,
+            "observe=1" + ("" if r.actions == "none" else f",{r.actions}"),
+            r.action,
+            r.zone,
+            r.evicted,
+        )
+        for r in really
+    ]
+    assert sum(r.evicted > 0 for r in observed) >= 2, "there were not two batches"
+    assert branch is not None
+    assert (branch.version, branch.edits, branch.cuts, evicted) == (0, (), (), [])
+
+
+@pytest.mark.requirement("P14")
+async def test_a_request_may_ask_to_be_observed_or_enforced_where_its_key_allows_that(tmp_path: Path) -> None:
+    async with serve_simulator(SimulatorSettings(window=ROOMY), counter=COUNTER) as simulator:
+        yaml = OBSERVING.format(base=simulator.base_url, how="enforce")
+        async with weir(simulator.base_url, tmp_path / "o.db", yaml=yaml, folder=tmp_path, window=None) as target:
+            seen = {}
+            for key, mode in (("watched", "enforce"), ("free", "enforce"), ("plain", "observe"), ("plain", "off")):
+                talk = Talk(target.client(f"sk-{key}-1", default_headers={"x-weir-mode": mode}))
+                talk.grow(20, kind="agent")
+                await talk.ask()
+                untouched = json.loads(simulator.ledger[-1].body)["messages"] == talk.messages
+                seen[key, mode] = (untouched, talk.headers[-1]["x-weir-actions"].split("=")[0])
+    assert seen == {
+        ("watched", "enforce"): (True, "observe"),
+        ("free", "enforce"): (False, "compact"),
+        ("plain", "observe"): (True, "observe"),
+        ("plain", "off"): (True, "none"),
+    }
+
+
+@pytest.mark.requirement("A0.95", "P14")
+async def test_the_plan_of_an_observed_request_is_in_its_trace(tmp_path: Path) -> None:
+    exporter = InMemorySpanExporter()
+    telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
+    async with (
+        serve_simulator(SimulatorSettings(window=ROOMY), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "o.db", telemetry=telemetry) as target,
+    ):
+        talk = Talk(target.client(default_headers={"x-weir-mode": "observe"}))
+        talk.grow(20, kind="agent")
+        await talk.ask()
+        metrics = target.runtime.telemetry.metrics.render().decode()
+    spans = exporter.get_finished_spans()
+    [root] = [s for s in spans if s.parent is None]
+    events = {e.name: dict(e.attributes or {}) for e in root.events}
+    assert str(events["weir.observed"]["weir.actions"]).startswith("observe=1,")
+    assert events["weir.eviction"]["weir.count"]
+    assert (root.attributes or {})["weir.decision.action"] in ("evict_and_compress", "emergency_compaction")
+    assert any(s.name.startswith("weir context.layer") for s in spans)
+    saved = next(line for line in metrics.splitlines() if line.startswith('weir_tokens_total{weir_kind="saved"}'))
+    assert saved.endswith(" 0")
+    assert "weir_actions_total{" not in metrics
+
+
+@pytest.mark.requirement("A0.95")
+async def test_what_would_be_refused_is_forwarded_and_said(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=ROOMY), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "o.db", window=1024) as target,
+    ):
+        talk = Talk(target.client(default_headers={"x-weir-mode": "observe"}))
+        talk.messages = [{"role": "system", "content": "rule " * 4000}, {"role": "user", "content": "go"}]
+        await talk.ask()
+        [row] = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
+    assert row.actions == "observe=1,refused=context_length_exceeded"
+    assert talk.headers[-1]["x-weir-actions"] == "observe=1"
+    assert talk.headers[-1]["x-weir-pressure"].endswith(";critical;emergency")
+    assert json.loads(simulator.ledger[-1].body)["messages"] == talk.messages
+
+
+@pytest.mark.requirement("A0.95")
+async def test_an_observed_conversation_asks_no_summariser(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=ROOMY, summary_model="summariser"), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "o.db", summarizer="summariser") as target,
+    ):
+        talk = Talk(target.client(default_headers={"x-weir-mode": "observe"}))
+        talk.grow(60)
+        talk.add_question()
+        await talk.ask()
+        [row] = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
+    assert "compact=1" in row.actions
+    assert [s.model for s in simulator.answered()] == ["sim"]

@@ -1,0 +1,184 @@
+"""How a conversation grows is known to the next request: after a restart, on a retry, in a fork."""
+
+import asyncio
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from policies.trend import Trend, velocity
+from proxy.cli import main
+from proxy.simulator.serving import serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from proxy.store.records import ExchangeRow
+from proxy.telemetry import Telemetry, TelemetrySettings
+from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, weir
+
+WINDOW = 100_000
+
+
+async def rows_of(target: RunningWeir, name: str) -> list[ExchangeRow]:
+    """What was stored of a conversation."""
+    await target.runtime.settler.flush()
+    store = target.runtime.store
+    assert store is not None
+    row = await store.conversation(None, name)
+    assert row is not None
+    return await store.timeline(row)
+
+
+async def trend_of(target: RunningWeir, branch: str) -> Trend:
+    """The growth that is stored of a branch."""
+    store = target.runtime.store
+    assert store is not None
+    [row] = [r for r in await store.conversations(None) if r.branches]
+    found = await store.branch(row.tenant, branch)
+    assert found is not None
+    assert found.trend is not None
+    return found.trend
+
+
+@pytest.mark.requirement("A0.25", "A0.22")
+async def test_a_restart_between_two_requests_keeps_the_velocity(tmp_path: Path) -> None:
+    async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
+        rows: list[list[ExchangeRow]] = []
+        trends: list[Trend] = []
+        for stays in ((5,), (3, 2)):
+            file, talk = tmp_path / f"{len(stays)}.db", Talk(None)
+            for steps in stays:
+                async with weir(simulator.base_url, file, window=WINDOW) as target:
+                    talk.client = target.client()
+                    await talk.agent(steps)
+                    found = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
+                    trends.append(await trend_of(target, found[-1].branch))
+            rows.append(found)
+    through, before, restarted = trends
+    assert restarted.deltas[:2] == before.deltas
+    assert replace(restarted, at=None) == replace(through, at=None)
+    assert [r.velocity is None for r in rows[1]] == [True, False, False, False, False]
+    speeds = [[r.velocity for r in each[1:]] for each in rows]
+    assert speeds[1] == pytest.approx(speeds[0], rel=0.01)  # calibrated: only that goes on from another sample
+
+
+@pytest.mark.requirement("A0.23", "A0.25")
+async def test_a_retry_of_the_same_request_changes_nothing(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db", window=WINDOW) as target,
+    ):
+        talk = Talk(target.client())
+        await talk.agent(3)
+        rows = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
+        before = await trend_of(target, rows[-1].branch)
+        await talk.ask(talk.messages[:-2], tools=TOOLS)
+        again = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
+        after = await trend_of(target, rows[-1].branch)
+    assert again[-1].branch == rows[-1].branch
+    assert again[-1].velocity == pytest.approx(rows[-1].velocity, rel=0.01)
+    assert (after.raw, after.deltas, after.baseline) == (before.raw, before.deltas, before.baseline)
+
+
+@pytest.mark.requirement("A0.25", "P1")
+async def test_a_fork_inherits_the_growth_and_goes_its_own_way(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db", window=WINDOW) as target,
+    ):
+        talk = Talk(target.client())
+        await talk.agent(8)
+        name = talk.headers[-1]["x-weir-conversation"]
+        before = await rows_of(target, name)
+        fork = Talk(target.client(), talk.messages[:6], seed=7)
+        fork.add_step()
+        await fork.agent(2)
+        rows = await rows_of(target, name)
+        own = await trend_of(target, rows[-1].branch)
+        parent = await trend_of(target, before[-1].branch)
+    assert rows[-1].branch != before[-1].branch
+    assert rows[-2].velocity == before[-1].velocity
+    assert own.deltas[:-1] == parent.deltas[1:]
+    assert velocity(own) != velocity(parent)
+
+
+@pytest.mark.requirement("A0.19", "A0.22")
+async def test_the_first_request_of_a_conversation_has_no_velocity_and_the_second_has_one(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db", window=WINDOW) as target,
+    ):
+        for seed in (1, 2):
+            talk = Talk(target.client(), seed=seed)
+            talk.messages = [{"role": "user", "content": f"conversation {seed}"}]
+            await talk.agent(2)
+            rows = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
+            grown = rows[1].tokens_before - rows[0].tokens_before
+            assert [r.velocity for r in rows] == [None, pytest.approx(grown, abs=1)]
+
+
+@pytest.mark.requirement("A0.18", "A0.148", "P15")
+async def test_a_change_of_zone_is_an_event_of_the_trace_a_count_and_part_of_the_row(tmp_path: Path) -> None:
+    exporter = InMemorySpanExporter()
+    telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db", telemetry=telemetry) as target,
+    ):
+        talk = Talk(target.client())
+        await talk.agent(12)
+        rows = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
+        metrics = target.runtime.telemetry.metrics.render().decode()
+    zones = [row.zone for row in rows]
+    changed = [(old, new) for old, new in pairwise(zones) if old != new]
+    stored = [
+        (event["old"], event["new"])
+        for row in rows
+        for event in row.detail.get("events", ())  # type: ignore[attr-defined]
+        if event["kind"] == "zone_change"
+    ]
+    roots = [span for span in exporter.get_finished_spans() if span.parent is None]
+    told = [
+        ((event.attributes or {})["weir.zone.old"], (event.attributes or {})["weir.zone.new"])
+        for span in sorted(roots, key=lambda span: span.start_time or 0)
+        for event in span.events
+        if event.name == "weir.zone_change"
+    ]
+    assert len(changed) >= 2
+    assert stored == changed == told
+    assert f'weir_events_total{{weir_kind="zone_change"}} {len(changed)}' in metrics
+    for row in rows:
+        assert sum(row.detail["buckets"].values()) == row.tokens_after  # type: ignore[attr-defined]
+        assert row.pressure_before is not None
+        assert row.pressure_before >= row.pressure
+
+
+def shown(*arguments: str, file: Path) -> str:
+    given = ["conversations", "show", *arguments, "--store", f"sqlite+aiosqlite:///{file}"]
+    result = CliRunner().invoke(main, given, env={"WEIR_CONFIG": ""})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.requirement("A0.9", "A0.148")
+async def test_show_prints_zone_pressure_growth_and_what_was_done(tmp_path: Path) -> None:
+    file = tmp_path / "w.db"
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        weir(simulator.base_url, file) as target,
+    ):
+        talk = Talk(target.client(default_headers={"x-weir-conversation": "grown"}))
+        await talk.agent(16)
+        rows = await rows_of(target, "grown")
+    page = await asyncio.to_thread(shown, "grown", file=file)
+    table = (await asyncio.to_thread(shown, "grown", "--timeline", file=file)).splitlines()
+    last, edited = rows[-1], next(n for n, row in enumerate(rows) if row.evicted)
+    assert f"{last.pressure_before:.2f} > {last.pressure:.2f}, {last.zone}; {last.action}" in page
+    assert f"{last.velocity:,.1f} tokens per request, red in {last.turns_until_red:g}" in page
+    assert table[0].split()[3:9] == ["tokens", "pressure", "zone", "velocity", "action", "actions"]
+    for part in (f"{rows[edited].velocity:,.0f}", rows[edited].zone, rows[edited].action, rows[edited].actions):
+        assert part in table[1 + edited]
+    state = json.loads(await asyncio.to_thread(shown, "grown", "--json", file=file))
+    assert (state["velocity"], state["action"]) == (last.velocity, last.action)

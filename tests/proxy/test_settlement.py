@@ -1,0 +1,60 @@
+"""The words by which an exchange is remembered."""
+
+from dataclasses import replace
+
+import pytest
+
+from policies import Action, ContextSettings, Cut, Decision, Pressure
+from policies.cascade import LayerReport
+from proxy.settlement import stage_of, strategy_of
+
+BASE = 100_000
+SETTINGS = ContextSettings()
+
+
+def decision(before: int, *layers: str, new: bool = False, cut: bool = False, zone: str = "green") -> Decision:
+    """A decision on a request of ``before`` tokens, in which these layers were kept."""
+    reports = tuple(LayerReport(layer=n, before=before, after=1000, units=2, kept=True) for n in layers)
+    summary = Cut(covers=2, prefix=b"p", text="s", tokens=4, version=1, ref="r")
+    return Decision(
+        action=Action.EDIT if new else Action.PASS,
+        pieces=None,
+        before=before,
+        after=1000,
+        limit=BASE,
+        raw_after=1000,
+        pressure=Pressure(level=0.01, zone=zone, status="active" if new else "healthy"),
+        buckets={},
+        applied={},
+        cut=summary if cut or new else None,
+        trail=reports,
+    )
+
+
+@pytest.mark.requirement("A0.148")
+@pytest.mark.parametrize(
+    ("decided", "expected"),
+    [
+        (decision(49_000), "none"),
+        (decision(50_000, zone="yellow"), "evaluate"),
+        (decision(89_999, "evict", "compact", new=True), "evict_and_compress"),
+        (decision(90_000, "evict", "compact", new=True), "emergency_compaction"),
+        (decision(97_000, "compact", "rollover", new=True), "cross_window_save"),
+    ],
+)
+def test_each_stage_of_management_has_its_word(decided: Decision, expected: str) -> None:
+    assert stage_of(decided, SETTINGS, base=BASE) == expected
+
+
+@pytest.mark.requirement("A0.148")
+def test_one_of_the_last_rungs_is_an_emergency_at_any_pressure() -> None:
+    rung = LayerReport(layer="clip", before=9, after=5, units=1, kept=True, rung=True)
+    decided = replace(decision(60_000, "evict", new=True), trail=(rung,))
+    assert stage_of(decided, SETTINGS, base=BASE) == "emergency_compaction"
+
+
+def test_the_strategy_names_the_layers_whose_work_was_kept() -> None:
+    dropped = LayerReport(layer="evict", before=9, after=8, units=1, kept=False)
+    decided = decision(60_000, "dedupe", "compact", "compact", new=True)
+    assert strategy_of(decided) == "dedupe+compact"
+    assert strategy_of(replace(decided, trail=(dropped,))) == ""
