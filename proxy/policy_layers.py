@@ -88,7 +88,7 @@ LAYERS: Mapping[str, Parameters] = MappingProxyType(
         "dedupe": {},
         "evict": {
             "scorer": Parameter(kind="word", words=tuple(SCORERS)),
-            "types": Parameter(kind="words", words=_TYPES),
+            "types": Parameter(kind="words", words=("tool_result", "memory", "user")),
             "protect_steps": _COUNT,
         },
         "prune": {

@@ -11,7 +11,9 @@ from policies.budget import BUCKETS
 from policies.settings import Bucket, ContextSettings, Ingest, Layer, Mode, Shape
 from policies.trend import TrendRules
 from proxy.config_file import KeyPath, nearest
+from proxy.custom import check_custom
 from proxy.policy_layers import LAYERS, NO_EFFECT_YET, parameters_of
+from proxy.tokenizer import check_estimator
 
 Found = Iterator[tuple[KeyPath, str]]
 
@@ -48,6 +50,8 @@ def faults(settings: ContextSettings) -> Found:
     starts = (zones.yellow_at, zones.orange_at, zones.red_at, zones.critical_at)
     if not (starts[0] > 0 and list(starts) == sorted(starts)):
         yield ("zones",), "each zone should start no lower than the one before: yellow, orange, red, critical"
+    if (unknown := check_estimator(settings.estimator)) is not None:
+        yield ("estimator",), unknown
     yield from _shape_faults(settings.shapes)
     yield from _bucket_faults(settings.buckets)
     for at, layer in enumerate(settings.layers):
@@ -212,8 +216,12 @@ def _layer_faults(layer: Layer, settings: ContextSettings) -> Found:
             yield ("params", name), f"{layer.strategy} has {of}"
         elif (fault := known[name].fault(value)) is not None:
             yield ("params", name), fault
-    if layer.strategy == "custom" and not layer.params.get("path"):
-        yield (), "custom needs params: {path: module:function}"
+    if layer.strategy == "custom":
+        path = layer.params.get("path")
+        if not path:
+            yield (), "custom needs params: {path: module:function}"
+        elif (fault := check_custom(str(path))) is not None:
+            yield ("params", "path"), fault
 
 
 def _scope_faults(scope: str, buckets: Mapping[str, Bucket]) -> Found:
