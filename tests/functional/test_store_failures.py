@@ -166,14 +166,14 @@ async def test_a_second_batch_right_after_the_database_is_back_does_not_lose_the
         talk.grow(8, kind="agent")
         await talk.agent(1)
         second = arrays()[-1]
-        placeholders = [m for m in first if m["role"] == "tool" and "recall" in str(m["content"])]
+        placeholders = [m for m in first if m["role"] == "tool" and "rchived as" in str(m["content"])]
         assert placeholders
         assert all(m in second for m in placeholders), "edits of the first batch were forgotten"
         await target.runtime.settler.flush()
         assert stored(database, "SELECT max(version) FROM branches") == 2
         async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
             for message in placeholders:
-                ref = str(message["content"]).rpartition("archived as ")[2][:12]
+                ref = str(message["content"]).rpartition("rchived as ")[2][:12]
                 page = await http.get(f"{target.root}/weir/blobs/{ref}")
                 assert page.status_code == 200
 
