@@ -43,7 +43,8 @@ class Edit:
 
     ``tokens`` are the uncalibrated tokens of the message as replaced. ``chain`` is the chain's hash at the
     message when the edit was made: only where it still holds may the edit replay onto protected content,
-    because the same text may come back as the newest result.
+    because the same text may come back as the newest result. ``length`` is the number of messages after the head of
+    the request that it was made for: a shorter one, begun anew from an earlier point, was sent without it.
     """
 
     digest: bytes
@@ -53,6 +54,7 @@ class Edit:
     ref: str
     tokens: int
     chain: bytes = b""
+    length: int = 0
 
     @property
     def key(self) -> tuple[bytes, int]:
@@ -68,6 +70,7 @@ class Cut:
     the end of the head) of covered messages that stay verbatim in front of and behind the summary.
     ``text`` is the exact content of the summary message, empty for none, ``tokens`` its uncalibrated tokens,
     ``version`` the checkpoint's version, ``ref`` the archive's key of what was covered, ``origin`` how it was made.
+    ``length`` is an edit's.
     """
 
     covers: int
@@ -80,6 +83,7 @@ class Cut:
     after: tuple[int, ...] = ()
     origin: str = "extract"
     narrative: str = ""
+    length: int = 0
 
     @property
     def layer(self) -> str:

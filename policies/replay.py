@@ -15,6 +15,7 @@ from policies.messages import Transcript, count_occurrences
 from policies.protection import Protection
 
 SHORTENED = frozenset({EditKind.INGEST_CAP, EditKind.CLIP})
+REWRITTEN = 4  # clients rewrite, drop or ask again for their last few messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,22 @@ class Known:
     edits: Mapping[tuple[bytes, int], Edit] = field(default_factory=dict)
     cuts: tuple[Cut, ...] = ()
     length: int = 0
+
+    def at(self, length: int) -> "Known":
+        """What was known when the conversation had ``length`` messages after the head, or a few more.
+
+        A client that begins anew from an early point is sent what it was sent then, not what was taken out later.
+        """
+        length += REWRITTEN
+        later = [e for e in self.edits.values() if e.length > length]
+        if not later and all(cut.length <= length for cut in self.cuts):
+            return self
+        gone = {e.key for e in later}
+        return Known(
+            edits={key: e for key, e in self.edits.items() if key not in gone},
+            cuts=tuple(cut for cut in self.cuts if cut.length <= length),
+            length=self.length,
+        )
 
     @property
     def triggered(self) -> bool:
@@ -52,10 +69,15 @@ def replay(transcript: Transcript, known: Known, protection: Protection) -> Draf
     """The client's array with every known edit and the newest applicable cut applied."""
     if not known.edits and not known.cuts:
         return untouched(transcript)
-    draft = _with_cut(transcript, applicable_cut(transcript, known.cuts, protection))
-    if not known.edits:
-        return draft
-    return _without_tools(_with_edits(draft, known.edits, protection), known)
+    draft = _replayed(transcript, known, protection, cut=applicable_cut(transcript, known.cuts, protection))
+    if draft.tokens > transcript.tokens:  # what the summary stood for was longer than what is there now
+        return _replayed(transcript, known, protection, cut=None)
+    return draft
+
+
+def _replayed(transcript: Transcript, known: Known, protection: Protection, *, cut: Cut | None) -> Draft:
+    draft = _with_cut(transcript, cut)
+    return _without_tools(_with_edits(draft, known.edits, protection), known) if known.edits else draft
 
 
 def _without_tools(draft: Draft, known: Known) -> Draft:

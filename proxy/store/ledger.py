@@ -22,7 +22,7 @@ LATEST_CUT = sa.select(sa.func.max(cuts.c.version)).where(
 )
 # As text and without column types: a ledger may have a thousand edits, and converting rows would be most of the time.
 EDITS = sa.text(
-    "SELECT digest, occurrence, kind, text, ref, tokens, chain, sha, version, position FROM edits "
+    "SELECT digest, occurrence, kind, text, ref, tokens, chain, sha, version, position, length FROM edits "
     "WHERE tenant = :tenant AND branch = :branch ORDER BY version, position"
 )
 CUT_COLUMNS = [c for c in cuts.c if c.name not in {"covered", "body", "body_sha"}]
@@ -37,13 +37,14 @@ def load_edits(connection: sa.Connection, tenant: str, branch: str, damage: Dama
     """The newest edit of every message, oldest first; a row whose SHA-256 does not match is reported, not returned."""
     found: dict[tuple[bytes, int], Edit] = {}
     rows = connection.execute(EDITS, {"tenant": tenant, "branch": branch}).all()
-    for digest, occurrence, kind, text, ref, tokens, chain, sha, version, position in rows:
+    for digest, occurrence, kind, text, ref, tokens, chain, sha, version, position, length in rows:
         if _edit_sha(digest, occurrence, kind, text, ref, tokens, chain) != sha:
             damage("edit", tenant, f"{branch} {version}.{position}")
             continue
         key = (digest, occurrence)
         found.pop(key, None)
-        found[key] = Edit(digest, occurrence, KINDS[kind], text.decode("utf-8", "surrogatepass"), ref, tokens, chain)
+        said = text.decode("utf-8", "surrogatepass")
+        found[key] = Edit(digest, occurrence, KINDS[kind], said, ref, tokens, chain, length)
     return tuple(found.values())
 
 
@@ -73,6 +74,7 @@ def add_edits(connection: sa.Connection, *, tenant: str, branch: str, version: i
                 "tokens": edit.tokens,
                 "chain": edit.chain,
                 "sha": sha,
+                "length": edit.length,
             }
         )
     if rows:
@@ -175,6 +177,7 @@ def _cut_row(cut: Cut, *, at: float) -> dict[str, object]:
         "stays": json.dumps([cut.before, cut.after]),
         "origin": cut.origin,
         "narrative": cut.narrative,
+        "length": cut.length,
         "sha": _cut_sha(cut),
     }
 
@@ -193,6 +196,7 @@ def _cut(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> Cut | None:
             after=tuple(after),
             origin=row.origin,
             narrative=row.narrative,
+            length=row.length,
         )
     except ValueError:
         cut = None

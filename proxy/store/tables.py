@@ -125,6 +125,7 @@ edits = sa.Table(
     sa.Column("tokens", sa.BigInteger, nullable=False),
     sa.Column("chain", sa.LargeBinary, nullable=False),
     sa.Column("sha", sa.LargeBinary, nullable=False),
+    sa.Column("length", sa.Integer, nullable=False, server_default="0"),
     _branch_key(),
 )
 
@@ -147,6 +148,7 @@ cuts = sa.Table(
     sa.Column("covered", sa.Text, nullable=False),
     sa.Column("body", ExactText, nullable=False),
     sa.Column("body_sha", sa.LargeBinary, nullable=False),
+    sa.Column("length", sa.Integer, nullable=False, server_default="0"),
     _branch_key(),
     sa.Index("cuts_ref", "tenant", "ref"),
 )

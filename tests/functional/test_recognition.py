@@ -108,6 +108,24 @@ async def test_a_rewound_conversation_keeps_its_edits_and_goes_on_without_anothe
     assert batches(after) == 0
 
 
+@pytest.mark.requirement("P1", "P2", "D25")
+async def test_a_run_that_is_begun_anew_is_sent_what_the_first_one_was_sent_at_each_step(both: Both) -> None:
+    """The same task again, as evaluations and retries do: nothing is missing that was there the first time.
+
+    Only the last two steps before the batch may have its edits early, as after a client's rewriting of its end.
+    """
+    first = both.talk("first", seed=4)
+    await first.agent(16)
+    assert first.actions()[-1].startswith("evict=")
+    again = both.talk("again", seed=4)
+    await again.agent(16)
+    batch = next(n for n, action in enumerate(first.actions()) if action != "none")
+    before, after = both.arrays("first"), both.arrays("again")
+    assert again.actions()[: batch - 2] == ["none"] * (batch - 2)
+    assert after[: batch - 2] == before[: batch - 2]
+    assert after[batch:] == before[batch:]
+
+
 @pytest.mark.requirement("P1", "P2", "R.25")
 async def test_two_continuations_of_one_history_share_its_edits_and_not_their_contents(both: Both) -> None:
     talk = both.talk("sim", seed=1)

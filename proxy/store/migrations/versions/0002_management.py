@@ -11,6 +11,8 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("branches", sa.Column("trend", sa.Text))
+    op.add_column("edits", sa.Column("length", sa.Integer, nullable=False, server_default="0"))
+    op.add_column("cuts", sa.Column("length", sa.Integer, nullable=False, server_default="0"))
     _exchanges()
     _evictions()
     _policies()
