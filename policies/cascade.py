@@ -50,6 +50,7 @@ FLOWS: dict[str, Callable[[Draft, Bounds], Flow[Draft]]] = {
 }
 HARDER_SHARE = 0.25
 LEAST_EARLY = 0.05
+LEAST_STUCK = 0.20
 PAID = frozenset({"compact", "summarize_tool_result", "progressive", "delegate", "rollover"})
 """Strategies that may ask a model; all others are free."""
 
@@ -164,21 +165,25 @@ def _run(layer: Layer, draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, str]]:
 
 def _pays(layer: Layer, before: Draft, after: Draft, bounds: Bounds) -> bool:
     saved = before.tokens - after.tokens
-    if saved <= 0 or saved < _least_savings(layer, bounds, fits=bounds.soft_fits(before.tokens)):
+    reached = after.tokens <= bounds.target
+    if saved <= 0 or saved < _least_savings(layer, bounds, fits=bounds.soft_fits(before.tokens), reached=reached):
         return False
     if layer.must_reach is None:
         return True
     return after.tokens <= bounds.low_water + layer.must_reach * (bounds.trigger - bounds.low_water)
 
 
-def _least_savings(layer: Layer, bounds: Bounds, *, fits: bool) -> float:
+def _least_savings(layer: Layer, bounds: Bounds, *, fits: bool, reached: bool) -> float:
     """The uncalibrated tokens that a layer has to save, or an edit would not be worth the cache that it costs.
 
-    What the policy does not say is nothing where the request has to get smaller.
+    What the policy does not say is nothing where the request has to get smaller. A bucket that cannot be brought down
+    to where the layer should end waits until a fifth of its cap can be saved, or every request would be a batch.
     """
     least = layer.min_savings
     if least is None:
         least = LEAST_EARLY if fits and (layer.at or bounds.early < 1) else 0
+        if least and layer.scope != "total" and not reached:
+            least = LEAST_STUCK
     whole = bounds.budget.window if layer.scope == "total" else bounds.budget.caps.get(layer.scope, 0)
     return amount(least, whole) / bounds.budget.ratio
 
