@@ -1,21 +1,40 @@
 """Whose tokens are whose: every token of a request is in exactly one bucket, and counts against one cap."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from policies.budget import BUCKETS, Budget
-from policies.messages import HEAD_ROLES, RESULT_ROLES, Transcript
+from policies.messages import HEAD_ROLES, RESULT_ROLES, Message, Transcript
 from policies.settings import Bucket, ContextSettings, Memory
 
 BLOAT = 0.30
 BLOAT_OVER_CAP = 1.25
 
 
+@dataclass(frozen=True, slots=True)
+class Summed(Transcript):
+    """A transcript whose uncalibrated tokens by role are known, so that a long one costs no more than a short one."""
+
+    by_role: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Uncalibrated tokens of the whole request as the client sent it."""
+        return sum(self.by_role.values()) + self.tools + self.priming
+
+
+def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Uncalibrated tokens of messages by their role, added to those ``before`` them."""
+    result = dict(before or {})
+    for message in messages:
+        result[message.role] = result.get(message.role, 0) + message.tokens
+    return result
+
+
 def raw_buckets(transcript: Transcript) -> dict[str, int]:
     """Uncalibrated tokens by bucket of a request as the client sent it; they sum to its tokens."""
-    by_role: dict[str, int] = {}
-    for message in transcript.messages:
-        by_role[message.role] = by_role.get(message.role, 0) + message.tokens
+    by_role = transcript.by_role if isinstance(transcript, Summed) else tokens_by_role(transcript.messages)
     result = dict.fromkeys(BUCKETS, 0)
     result["tools"] = transcript.tools
     result["history"] = transcript.priming
@@ -49,10 +68,25 @@ def find_memory(transcript: Transcript, memory: Memory) -> frozenset[int]:
     return frozenset(found)
 
 
-def charged(buckets: Mapping[str, int], rules: Mapping[str, Bucket]) -> dict[str, int]:
+def calibrated(buckets: Mapping[str, int], budget: Budget) -> dict[str, int]:
+    """What :meth:`Budget.estimate_each` gives, without a step for buckets that are empty."""
+    result: dict[str, int] = {}
+    before = reported = 0
+    for name, tokens in buckets.items():
+        if not tokens:
+            result[name] = 0
+            continue
+        before += tokens
+        upto = budget.estimate(before)
+        result[name] = upto - reported
+        reported = upto
+    return result
+
+
+def charged(buckets: Mapping[str, int], rules: Mapping[str, Bucket]) -> Mapping[str, int]:
     """Tokens by the bucket whose cap they count against; the sum stays the same."""
     if not rules:
-        return dict(buckets)
+        return buckets
     result = dict.fromkeys(buckets, 0)
     for name, tokens in buckets.items():
         rule = rules.get(name)

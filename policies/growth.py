@@ -5,16 +5,17 @@ says nothing about how fast the window fills.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from policies.buckets import bloat_limit, charged, is_over, is_soft, raw_buckets
+from policies.buckets import bloat_limit, calibrated, charged, is_over, is_soft, raw_buckets, refuses
 from policies.budget import Budget
 from policies.burn import BucketReport, bucket_report
 from policies.messages import Transcript
 from policies.pressure import Pressure, read_pressure
 from policies.settings import ContextSettings, Zones
-from policies.trend import PressureEvent, PressureReading, Trend, read_trend, scaled_zones, should_preempt
+from policies.trend import PressureEvent, PressureReading, Trend, lift, read_trend, scaled_zones, should_preempt
 from policies.trend import events as changes
+from policies.triggers import first_trigger, layers_of, limit_for
 
 UNKNOWN = Trend()
 """The trend of a conversation of which nothing is known."""
@@ -29,13 +30,61 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a policy says in one budget, the same for every request: worked out once, by :func:`limits_for`.
+
+    Attributes:
+        base: the denominator of pressure, tokens; ``zones`` start at shares of it.
+        trigger: the most uncalibrated tokens of a whole request at which no layer is due, ``fits`` those that leave
+            reserve and headroom free.
+        scoped: the same as the trigger for each layer about one bucket, as (bucket, tokens).
+        refused: the caps of buckets above which a request is refused, as (bucket, tokens).
+        bloat: the share of a request that tool results may take.
+    """
+
+    settings: ContextSettings
+    budget: Budget
+    zones: Zones
+    base: int
+    trigger: int
+    fits: int
+    scoped: tuple[tuple[str, int], ...]
+    refused: tuple[tuple[str, int], ...]
+    bloat: float
+
+    def has_room(self, buckets: Mapping[str, int]) -> bool:
+        """Whether no bucket of so many uncalibrated tokens makes a layer due or the request refused."""
+        for name, most in self.scoped:
+            if buckets.get(name, 0) > most:
+                return False
+        return not any(buckets.get(name, 0) > cap for name, cap in self.refused)
+
+
+def limits_for(settings: ContextSettings, budget: Budget) -> Limits:
+    """The limits of every request that has this policy and this budget."""
+    scoped = ((layer.scope, limit_for(layer, settings, budget)) for layer in layers_of(settings))
+    return Limits(
+        settings=settings,
+        budget=budget,
+        zones=zones_for(settings, budget.window),
+        base=budget.base(settings),
+        trigger=first_trigger(settings, budget),
+        fits=budget.soft_limit,
+        scoped=tuple((name, most) for name, most in scoped if name != "total"),
+        refused=tuple((name, cap) for name, cap in budget.caps.items() if refuses(settings, name)),
+        bloat=bloat_limit(budget),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """One request measured as it came: calibrated tokens, in all and by bucket.
 
-    ``charged`` are uncalibrated tokens by the bucket whose cap they count against; ``cold`` says that the provider's
-    cache has nothing left of the conversation.
+    ``tokens`` are uncalibrated, ``charged`` too, by the bucket whose cap they count against; ``cold`` says that the
+    provider's cache has nothing left of the conversation.
     """
 
+    tokens: int
     raw: int
     buckets: dict[str, int]
     charged: Mapping[str, int]
@@ -54,22 +103,22 @@ class Seen:
     events: tuple[Event, ...]
 
 
-def measure(
-    transcript: Transcript, *, settings: ContextSettings, budget: Budget, trend: Trend, at: float | None
-) -> Growth:
+def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float | None) -> Growth:
     """The growth that a request shows; ``at`` is its time in seconds."""
+    settings, budget, tokens = limits.settings, limits.budget, transcript.tokens
     uncalibrated = raw_buckets(transcript)
     counted = charged(uncalibrated, settings.buckets)
     idle = None if at is None or trend.at is None else at - trend.at
     return Growth(
-        raw=budget.estimate(transcript.tokens),
-        buckets=budget.estimate_each(uncalibrated),
+        tokens=tokens,
+        raw=budget.estimate(tokens),
+        buckets=calibrated(uncalibrated, budget),
         charged=counted,
         before=trend,
         trend=trend.advance(
-            raw=transcript.tokens,
+            raw=tokens,
             length=len(transcript.messages),
-            buckets=counted,
+            buckets=counted if budget.caps else None,
             zone=trend.zone,
             at=trend.at or 0.0 if at is None else at,
             rules=settings.trend,
@@ -78,53 +127,68 @@ def measure(
     )
 
 
-def is_urgent(grown: Growth, *, settings: ContextSettings, budget: Budget, tokens: int) -> bool:
+def is_urgent(grown: Growth, *, limits: Limits, tokens: int) -> bool:
     """Whether free layers should run before their trigger on a request of so many uncalibrated tokens.
 
     That is if growth spiked and as much again would reach orange, or if a bucket overflows within a few requests.
     """
-    if not settings.preempt:
+    if not limits.settings.preempt:
         return False
-    zones = zones_for(settings, budget.window)
-    base = budget.base(settings)
-    reading = _read(grown.trend, settings=settings, budget=budget, tokens=budget.estimate(tokens), red_at=zones.red_at)
     return should_preempt(
-        reading,
-        base=base,
-        orange_at=zones.orange_at,
-        critical_bucket_urgency=bool(report_buckets(grown, settings=settings, budget=budget).critical),
+        _read(grown.trend, limits=limits, tokens=limits.budget.estimate(tokens)),
+        base=limits.base,
+        orange_at=limits.zones.orange_at,
+        critical_bucket_urgency=bool(report_buckets(grown, limits=limits).critical),
     )
 
 
 def conclude(
     grown: Growth,
     *,
-    settings: ContextSettings,
-    budget: Budget,
+    limits: Limits,
     tokens: int,
     buckets: Mapping[str, int],
     acted: bool = False,
     emergency: bool = False,
 ) -> Seen:
     """What is reported of a request forwarded with so many uncalibrated ``tokens``; ``buckets`` are calibrated."""
-    zones, base, used = zones_for(settings, budget.window), budget.base(settings), budget.estimate(tokens)
-    fits = budget.fits(tokens)
-    pressure = read_pressure(used, base, zones, fits=fits, acted=acted, emergency=emergency)
-    trend = grown.trend.in_zone(pressure.zone)
-    reading = _read(trend, settings=settings, budget=budget, tokens=used, red_at=zones.red_at)
-    events = [
-        *(Event(e.kind, _facts(e)) for e in changes(grown.before, reading, ratio=budget.ratio)),
-        *_bucket_events(charged(buckets, settings.buckets), settings, budget),
-        *_burn_events(grown, settings=settings, budget=budget),
-    ]
-    share = buckets.get("tool_outputs", 0) / max(1, used)
-    if share > bloat_limit(budget) and reading.zone != "green":
-        events.append(Event("tool_bloat", {"share": round(share, 2), "limit": round(bloat_limit(budget), 2)}))
+    used = grown.raw if tokens == grown.tokens else limits.budget.estimate(tokens)
+    pressure = read_pressure(
+        used, limits.base, limits.zones, fits=tokens <= limits.fits, acted=acted, emergency=emergency
+    )
+    zone, _ = lift(pressure.zone, used, limits.settings.rot_soft_tokens)
+    if zone != pressure.zone:
+        pressure = Pressure(level=pressure.level, zone=zone, status=pressure.status)
+    trend = grown.trend.in_zone(zone)
+    reading = _read(trend, limits=limits, tokens=used)
+    return Seen(
+        pressure,
+        reading,
+        trend,
+        _events(grown, reading, limits=limits, tokens=tokens, buckets=buckets, acted=acted),
+    )
+
+
+def _events(
+    grown: Growth, reading: PressureReading, *, limits: Limits, tokens: int, buckets: Mapping[str, int], acted: bool
+) -> tuple[Event, ...]:
+    """What an operator may want to hear of; on most requests that is nothing."""
+    settings, budget, used = limits.settings, limits.budget, reading.current_tokens
+    events: list[Event] = []
+    if reading.zone != grown.before.zone or reading.spike:
+        events += [Event(e.kind, _facts(e)) for e in changes(grown.before, reading, ratio=budget.ratio)]
+    if budget.caps:
+        events += _bucket_events(charged(buckets, settings.buckets), settings, budget)
+        events += _burn_events(grown, limits=limits)
+    if reading.zone != "green":
+        share = buckets.get("tool_outputs", 0) / max(1, used)
+        if share > limits.bloat:
+            events.append(Event("tool_bloat", {"share": round(share, 2), "limit": round(limits.bloat, 2)}))
     if reading.rot_guard and not acted:
         events.append(Event("rot_guard", {"tokens": used, "soft": settings.rot_soft_tokens or 0}))
-    if not fits and budget.hard_fits(tokens):
+    if tokens > limits.fits and budget.hard_fits(tokens):
         events.append(Event("headroom_hit", {"used": used, "limit": budget.usable}))
-    return Seen(replace(pressure, zone=reading.zone), reading, grown.trend.in_zone(reading.zone), tuple(events))
+    return tuple(events)
 
 
 def zones_for(settings: ContextSettings, window: int) -> Zones:
@@ -136,11 +200,11 @@ def zones_for(settings: ContextSettings, window: int) -> Zones:
     return Zones(yellow_at=yellow, orange_at=orange, red_at=red, critical_at=critical)
 
 
-def report_buckets(grown: Growth, *, settings: ContextSettings, budget: Budget) -> BucketReport:
+def report_buckets(grown: Growth, *, limits: Limits) -> BucketReport:
     """Every bucket of a request as it came, against its cap, and how long it will last."""
-    used = charged(grown.buckets, settings.buckets)
+    settings, budget = limits.settings, limits.budget
     return bucket_report(
-        used,
+        charged(grown.buckets, settings.buckets),
         budget.caps,
         grown.trend.burn,
         limit=budget.usable,
@@ -151,15 +215,15 @@ def report_buckets(grown: Growth, *, settings: ContextSettings, budget: Budget) 
     )
 
 
-def _read(trend: Trend, *, settings: ContextSettings, budget: Budget, tokens: int, red_at: float) -> PressureReading:
+def _read(trend: Trend, *, limits: Limits, tokens: int) -> PressureReading:
     return read_trend(
         trend,
         tokens=tokens,
-        base=budget.base(settings),
-        red_at=red_at,
-        source="model_reported" if budget.reported else "client_estimated",
-        rot_soft_tokens=settings.rot_soft_tokens,
-        ratio=budget.ratio,
+        base=limits.base,
+        red_at=limits.zones.red_at,
+        source="model_reported" if limits.budget.reported else "client_estimated",
+        rot_soft_tokens=limits.settings.rot_soft_tokens,
+        ratio=limits.budget.ratio,
     )
 
 
@@ -179,11 +243,9 @@ def _bucket_events(buckets: Mapping[str, int], settings: ContextSettings, budget
             yield Event("soft_warning", {"component": name, "utilization_after": round(used / max(1, cap), 2)})
 
 
-def _burn_events(grown: Growth, *, settings: ContextSettings, budget: Budget) -> Iterator[Event]:
+def _burn_events(grown: Growth, *, limits: Limits) -> Iterator[Event]:
     """One event for each bucket that will overflow within a few requests (requirements A0.90)."""
-    if not budget.caps:
-        return
-    for line in report_buckets(grown, settings=settings, budget=budget).buckets:
+    for line in report_buckets(grown, limits=limits).buckets:
         if line.urgency != "normal" and line.turns_remaining is not None:
             facts: dict[str, str | int | float | bool] = {"component": line.bucket, "urgency": line.urgency}
             yield Event("burn_rate", facts | {"turns_remaining": line.turns_remaining})

@@ -13,7 +13,7 @@ from policies.cascade import LayerReport, is_due, report_on, run_layers, run_run
 from policies.draft import Draft, Piece, untouched
 from policies.effects import Flow, Offload
 from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation
-from policies.growth import UNKNOWN, Event, Growth, conclude, is_urgent, measure
+from policies.growth import UNKNOWN, Event, Growth, Limits, conclude, is_urgent, limits_for, measure
 from policies.invariants import broken_rules
 from policies.ledger import Cut, Edit
 from policies.messages import Transcript
@@ -27,7 +27,6 @@ from policies.strategies.drop_oldest import drop_oldest
 from policies.strategies.ingest_cap import ingest_cap
 from policies.tokens import TokenCounter
 from policies.trend import PressureReading, Trend
-from policies.triggers import first_trigger, layers_of, limit_for
 from policies.turns import units
 
 CLIP = Layer(strategy="clip")
@@ -92,21 +91,24 @@ def plan(
     ceiling: int | None = None,
     summarizer_input: int | None = None,
     readings: Readings | None = None,
+    limits: Limits | None = None,
 ) -> Flow[Decision]:
     """What to do with one request.
 
     ``trend`` is what the conversation's earlier requests said about its growth, ``at`` the time of this one in
     seconds of any clock. ``ceiling`` (uncalibrated tokens) is set after an upstream refused what the budget allowed,
     ``summarizer_input`` is the most that the summariser reads at once, ``readings`` what earlier compactions
-    have read. Raises BudgetUnreachable if the protected
-    content alone does not fit, BucketExceeded if the policy refuses a full bucket, InvalidConversation if a layer
-    made an array that an upstream would reject.
+    have read, ``limits`` those of these settings in this budget if they are known already. Raises BudgetUnreachable
+    if the protected content alone does not fit, BucketExceeded if the policy refuses a full bucket,
+    InvalidConversation if a layer made an array that an upstream would reject.
     """
+    limits = limits or limits_for(settings, budget)
+    known = known.at(len(transcript.chain))
     if settings.memory.tags or settings.memory.names:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
-    grown = measure(transcript, settings=settings, budget=budget, trend=trend, at=at)
-    if not known.triggered and ceiling is None and _is_quiet(transcript, grown, settings=settings, budget=budget):
-        return _passed(transcript, grown, settings=settings, budget=budget)
+    grown = measure(transcript, limits=limits, trend=trend, at=at)
+    if not known.triggered and ceiling is None and _is_quiet(transcript, grown, limits=limits):
+        return _passed(transcript, grown, limits=limits)
     bounds = bounds_for(
         transcript,
         settings=settings,
@@ -121,7 +123,7 @@ def plan(
     if (known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):
         yield Offload()
         draft = ingest_cap(draft, bounds, new_only=True)
-    bounds = _hurried(bounds, grown, draft)
+    bounds = _hurried(bounds, grown, draft, limits=limits)
     trail: tuple[LayerReport, ...] = ()
     if settings.when_full == "manage" and is_due(draft, bounds) and not _is_repeat(draft, bounds):
         yield Offload()
@@ -133,7 +135,7 @@ def plan(
         if draft.tokens > bounds.hard_limit:
             draft, rungs = yield from run_rungs(draft, bounds)
             trail += rungs
-    return _decide(_checked(draft, bounds), bounds, grown, settings=settings, budget=budget, trail=trail)
+    return _decide(_checked(draft, bounds), bounds, grown, limits=limits, trail=trail)
 
 
 def trim(transcript: Transcript, *, settings: ContextSettings, budget: Budget, counter: TokenCounter) -> Decision:
@@ -144,20 +146,14 @@ def trim(transcript: Transcript, *, settings: ContextSettings, budget: Budget, c
         draft = drop_oldest(draft, replace(bounds, aim=bounds.budget.soft_limit))
     if draft.tokens > bounds.hard_limit:
         draft = clip(draft, bounds, target=bounds.hard_limit)
-    grown = measure(transcript, settings=settings, budget=budget, trend=UNKNOWN, at=None)
-    return _decide(_checked(draft, bounds), bounds, grown, settings=settings, budget=budget)
+    limits = limits_for(settings, budget)
+    grown = measure(transcript, limits=limits, trend=UNKNOWN, at=None)
+    return _decide(_checked(draft, bounds), bounds, grown, limits=limits)
 
 
-def _passed(transcript: Transcript, grown: Growth, *, settings: ContextSettings, budget: Budget) -> Decision:
+def _passed(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decision:
     """The decision to forward a request as it came."""
-    tokens = transcript.tokens
-    seen = conclude(
-        grown,
-        settings=settings,
-        budget=budget,
-        tokens=tokens,
-        buckets=grown.buckets,
-    )
+    seen = conclude(grown, limits=limits, tokens=grown.tokens, buckets=grown.buckets)
     events = seen.events
     if any(event.kind == "zone_change" for event in events):
         events = (*events, _would_go(transcript))
@@ -166,8 +162,8 @@ def _passed(transcript: Transcript, grown: Growth, *, settings: ContextSettings,
         pieces=None,
         before=grown.raw,
         after=grown.raw,
-        limit=budget.usable,
-        raw_after=tokens,
+        limit=limits.budget.usable,
+        raw_after=grown.tokens,
         pressure=seen.pressure,
         buckets=grown.buckets,
         applied={},
@@ -193,35 +189,29 @@ def _would_go(transcript: Transcript) -> Event:
     )
 
 
-def _is_quiet(transcript: Transcript, grown: Growth, *, settings: ContextSettings, budget: Budget) -> bool:
+def _is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
     """Whether a request that was never managed needs no management now either."""
-    trigger = first_trigger(settings, budget)
-    early = settings.cold_at if grown.cold and settings.cold_at is not None else 1.0
-    if transcript.tokens > trigger * early or is_urgent(
-        grown, settings=settings, budget=budget, tokens=transcript.tokens
-    ):
+    settings, tokens = limits.settings, grown.tokens
+    if tokens > limits.trigger or is_urgent(grown, limits=limits, tokens=tokens):
         return False
     if settings.ingest.from_start:
-        cap = ingest_cap_for(settings, budget)
+        cap = ingest_cap_for(settings, limits.budget)
         if any(m.is_result and m.tokens > cap for m in transcript.messages) or settings.ingest.is_particular:
             return False
-    return all(
-        layer.scope == "total" or grown.charged.get(layer.scope, 0) <= limit_for(layer, settings, budget)
-        for layer in layers_of(settings)
-    ) and not any(refuses(settings, name) and is_over(name, n, budget) for name, n in grown.charged.items())
+    return limits.has_room(grown.charged)
 
 
-def _hurried(bounds: Bounds, grown: Growth, draft: Draft) -> Bounds:
+def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> Bounds:
     """The bounds of a request on which layers are due before their trigger.
 
     Growth that will soon be too much brings the free ones forward. A cold cache makes an edit cost nothing but
-    itself, so a batch that would come soon comes now.
+    itself, so a batch that would come soon comes now; not the first one, until which Weir is invisible.
     """
     settings, tokens = bounds.settings, draft.tokens
     fits = bounds.ceiling is None and bounds.soft_fits(tokens)
-    if fits and is_urgent(grown, settings=settings, budget=bounds.budget, tokens=tokens):
+    if fits and is_urgent(grown, limits=limits, tokens=tokens):
         return replace(bounds, early=0.0, free_only=True)
-    if grown.cold and settings.cold_at is not None:
+    if grown.cold and settings.cold_at is not None and bounds.known.triggered:
         return replace(bounds, early=settings.cold_at)
     return bounds
 
@@ -285,24 +275,22 @@ def _decide(
     bounds: Bounds | None,
     grown: Growth,
     *,
-    settings: ContextSettings,
-    budget: Budget,
+    limits: Limits,
     trail: tuple[LayerReport, ...] = (),
 ) -> Decision:
-    after = draft.tokens
+    budget, after = limits.budget, draft.tokens
     new = bool(draft.edits) or draft.cut is not None or bool(draft.tool_edits)
     changed = draft.changed
     buckets = budget.estimate_each(draft.buckets()) if changed else grown.buckets
     seen = conclude(
         grown,
-        settings=settings,
-        budget=budget,
+        limits=limits,
         tokens=after,
         buckets=buckets,
         acted=new,
         emergency=any(r.rung and r.kept and r.layer != "compact" for r in trail),
     )
-    covered = _covered(draft, bounds)
+    covered, length = _covered(draft, bounds), len(draft.transcript.chain)
     return Decision(
         action=Action.EDIT if new else Action.REPLAY if changed else Action.PASS,
         pieces=draft.pieces if changed else None,
@@ -316,8 +304,8 @@ def _decide(
         events=seen.events,
         buckets=buckets,
         applied=draft.applied if changed else {},
-        edits=(*draft.edits.values(), *draft.tool_edits),
-        cut=draft.cut,
+        edits=tuple(replace(edit, length=length) for edit in (*draft.edits.values(), *draft.tool_edits)),
+        cut=draft.cut and replace(draft.cut, length=length),
         removed=tuple(sorted({*draft.edits, *covered})),
         covered=covered,
         checkpoint=draft.checkpoint,

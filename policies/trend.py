@@ -86,29 +86,32 @@ class Trend:
     spike: bool = False
 
     def advance(
-        self, *, raw: int, length: int, buckets: Mapping[str, int], zone: str, at: float, rules: TrendRules
+        self, *, raw: int, length: int, buckets: Mapping[str, int] | None, zone: str, at: float, rules: TrendRules
     ) -> "Trend":
         """The trend after a request of ``raw`` tokens in ``length`` messages, as the client sent it.
 
-        ``buckets`` are tokens by bucket of the same array. All counts are uncalibrated, or a new calibration would
-        look like growth. ``zone`` is the one that is reported, lifted by :func:`lift`; where it is not known yet,
-        :meth:`in_zone` sets it later.
+        ``buckets`` are tokens by bucket of the same array, None where nobody asks how fast they fill: then what was
+        known of that is forgotten. All counts are uncalibrated, or a new calibration would look like growth.
+        ``zone`` is the one that is reported, lifted by :func:`lift`; where it is not known yet, :meth:`in_zone` sets
+        it later.
         """
         raw, length = bounded(raw), bounded(length)
         if raw == self.raw and length == self.length:
-            return Trend(raw, length, self.deltas, self.baseline, zone, at, self.burn)
+            return Trend(raw, length, self.deltas, self.baseline, zone, at, self.burn if buckets is not None else ())
         if self.raw is None or raw < self.raw or length < self.length:
-            burn = fold(self.burn, buckets, window=rules.burn_window, grew=False)
+            burn = () if buckets is None else fold(self.burn, buckets, window=rules.burn_window, grew=False)
             return Trend(raw, length, self.deltas, self.baseline, zone, at, burn)
         growth, before = raw - self.raw, self.baseline
         deltas = (*self.deltas, growth)[-max(1, rules.window) :]
         baseline = growth if before is None else rules.ema_alpha * growth + (1 - rules.ema_alpha) * before
-        burn = fold(self.burn, buckets, window=rules.burn_window)
+        burn = () if buckets is None else fold(self.burn, buckets, window=rules.burn_window)
         spike = before is not None and growth > rules.spike_multiplier * before
         return Trend(raw, length, deltas, float(baseline), zone, at, burn, spike)
 
     def in_zone(self, zone: str) -> "Trend":
         """The same trend with the zone that was read once the request was managed."""
+        if zone == self.zone:
+            return self
         return Trend(self.raw, self.length, self.deltas, self.baseline, zone, self.at, self.burn, self.spike)
 
     def to_json(self) -> str:

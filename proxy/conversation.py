@@ -31,12 +31,34 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What the last request that an upstream accepted began with.
+
+    Attributes:
+        head: a hash of its system messages, ``tools`` of its tool definitions, both as the client sent them.
+        end: the chain's hash after its ``length`` messages behind the head.
+        pruned: names of the tools whose definitions were left out.
+        hit_ratio: share of it that was read from the provider's cache, None where that was not reported.
+        is_stale: whether Weir has changed it since, for a request that was not accepted.
+    """
+
+    head: bytes
+    tools: bytes
+    end: bytes
+    length: int
+    pruned: tuple[str, ...] = ()
+    hit_ratio: float | None = None
+    is_stale: bool = False
+
+
 @dataclass(slots=True)
 class Thread:
     """One branch while the process lives: what is known, and the lock that lets one request at a time edit it.
 
     ``shadow`` is the ledger of a conversation that is only observed: what would be known if its plans were carried
-    out. ``evicted`` are the calls whose results are out of the window, with the branch that evicted them.
+    out. ``evicted`` are the calls whose results are out of the window, with the branch that evicted them. ``prefix``
+    is what the provider's cache may hold, None where this process has sent nothing of it yet.
     """
 
     branch: Branch
@@ -46,6 +68,7 @@ class Thread:
     trend: Trend = UNKNOWN
     shadow: Known | None = None
     evicted: dict[bytes, str] = field(default_factory=dict)
+    prefix: Prefix | None = None
 
     def ledger(self, *, observed: bool) -> Known:
         """What a plan starts from: what is known, or for an observed one what would be."""
@@ -209,6 +232,7 @@ class Conversations:
         if known.triggered and name is None:
             branch = await self._store_fork(thread.branch, branch, known)
         forked = Thread(branch, known, parent=thread.branch.branch, trend=thread.trend, evicted=dict(thread.evicted))
+        forked.prefix = thread.prefix
         forked.shadow = None if thread.shadow is None else _inherited(thread.shadow, chain)
         return Recognised(forked, length)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from policies import (
     BucketExceeded,
+    Budget,
     BudgetUnreachable,
     ContextSettings,
     Decision,
@@ -25,6 +26,7 @@ from policies import (
     trim,
 )
 from policies.effects import Compare
+from policies.growth import Limits, limits_for
 from policies.messages import ToolDefinition
 from policies.trend import Trend
 from proxy.conversation import UNKNOWN, Conversations, Recognised, Thread
@@ -52,6 +54,7 @@ from proxy.wire.raw import read_value
 log = logging.getLogger("weir.planning")
 
 MOST_REPLANS = 4
+MOST_LIMITS = 1_000
 HARDER = (0.8, 0.5)
 
 Believe = Callable[[], Awaitable[Belief]]
@@ -82,7 +85,7 @@ class Planned:
     @property
     def has_media(self) -> bool:
         """Whether there are images or the like in it, whose price says nothing about that of text."""
-        return self.reading is not None and any(m.media for m in self.reading.transcript.messages)
+        return self.reading is not None and self.reading.has_media
 
     @property
     def branch(self) -> Branch | None:
@@ -100,6 +103,7 @@ class Planner:
     settler: Settler
     clock: Callable[[], float] = time.time
     readings: SharedReadings = field(default_factory=SharedReadings)
+    _limits: dict[tuple[int, int], Limits] = field(default_factory=dict)
 
     async def first(self, job: "Job") -> Planned:
         """The plan of a request as it came. Raises ContextLengthExceeded if nothing that may be forwarded fits."""
@@ -182,6 +186,7 @@ class Planner:
     async def _decide(self, job: "Job", planned: Planned, *, ceiling: int | None = None) -> None:
         assert planned.reading and planned.recognised and planned.belief  # noqa: S101, PT018 - set by _identify
         thread, observed = planned.recognised.thread, job.settings.observes
+        limits = self._limits_of(job.settings, planned.belief.budget)
         for _ in range(MOST_REPLANS):
             known = planned.recognised.known(observed=observed)
             flow = plan(
@@ -195,6 +200,7 @@ class Planner:
                 ceiling=ceiling,
                 summarizer_input=job.summarizer_input,
                 readings=self.readings,
+                limits=limits,
             )
             asked = step(flow)
             if isinstance(asked, Returned):
@@ -213,6 +219,16 @@ class Planner:
                 planned.evictions += evictions
                 return
         log.warning("a conversation kept changing under a request; its last plan was used without being stored")
+
+    def _limits_of(self, settings: ContextSettings, budget: Budget) -> Limits:
+        """The limits of a policy in a budget, worked out once for as long as both are the same objects."""
+        key = (id(settings), id(budget))  # the limits hold both: no other object can have their ids meanwhile
+        limits = self._limits.get(key)
+        if limits is None:
+            if len(self._limits) >= MOST_LIMITS:
+                self._limits.clear()
+            limits = self._limits[key] = limits_for(settings, budget)
+        return limits
 
     async def _commit(self, job: "Job", planned: Planned, thread: Thread, evictions: tuple[EvictionRow, ...]) -> bool:
         """Store a batch of edits before it is forwarded; False if another process was first."""

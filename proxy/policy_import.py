@@ -5,11 +5,12 @@ Two sets of keys are read. One divides the window into shares and has sections (
 ``prune_protect``). Each becomes its preset with what differs written over it. A key of neither is an error.
 """
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from proxy.config_file import ConfigError, Document, KeyPath, dotted, nearest
+from proxy.config_file import ConfigError, Document, KeyPath, dotted
 from proxy.presets import preset_documents
 
 BY_SHARES, BY_PRUNING = "article-128k", "baseagent-200k"
@@ -124,6 +125,20 @@ _NO_COUNTERPART: Mapping[str, str] = MappingProxyType(
 _ALERTS = "alerts are not part of a policy"
 _SECTIONS = ("pressure", "eviction", "compression", "budget", "cross_window", "health")
 _PASSED_OVER = frozenset({"thresholds", "zones", "limits", "settings"})
+_CLOSE = 0.8
+_SPECIAL = (
+    "policy",
+    "eviction_policy",
+    "weights",
+    "ttl",
+    "ttl_turns",
+    "cascade",
+    "alerts",
+    "soft_limit",
+    "soft_limit_pct",
+    "similarity_threshold",
+)
+"""Keys of the first set whose values are taken apart one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +155,14 @@ def legacy_names() -> Iterator[str]:
         yield name.rpartition(".")[2]
 
 
+def known_keys() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The two sets of keys: the one that divides the window into shares, with its sections, and the flat one."""
+    shares = (*_SECTIONS, *_SPECIAL, *(name for name in legacy_names() if name not in _PRUNING))
+    return tuple(dict.fromkeys(shares)), tuple(sorted(_PRUNING))
+
+
 def imported(document: Document) -> Imported:
-    """The policy that other tools' settings describe; ConfigError for a key that neither of them has."""
+    """The policy that other tools' settings describe; ConfigError with everything that neither of them has."""
     return _Import(_unwrapped(document)).run()
 
 
@@ -169,14 +190,21 @@ class _Import:
     threshold: object = 0.85
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    unknown: int = 0
 
     def run(self) -> Imported:
-        keys = {path[-1] for path, _ in _leaves(self.document.data, ())}
-        pruning = keys & _PRUNING
+        leaves = [(path, value) for path, value in _leaves(self.document.data, ()) if path]
+        pruning = {path[-1] for path, _ in leaves} & _PRUNING
         if pruning and set(self.document.data) & set(_SECTIONS):
-            raise ConfigError(f"{self.document.name}: keys of two tools: {', '.join(sorted(map(str, pruning)))}")
-        for path, value in _leaves(self.document.data, ()):
+            self.problems.append(
+                f"{self.document.name}: keys of both sets: {', '.join(sorted(map(str, pruning)))} do not go with "
+                f"{', '.join(name for name in _SECTIONS if name in self.document.data)}"
+            )
+        for path, value in leaves:
             self._take(path, value)
+        if self.unknown == len(leaves):
+            text = "nothing was recognised: none of its keys is one that weir policy import --help names"
+            raise ConfigError(f"{self.document.name}: {text}", *self.problems)
         if self.problems:
             raise ConfigError(*self.problems)
         preset = BY_PRUNING if pruning else BY_SHARES
@@ -187,7 +215,7 @@ class _Import:
         return Imported(policy=policy, notes=tuple(self.notes))
 
     def _take(self, path: KeyPath, value: object) -> None:
-        words = [str(step) for step in path if step not in _PASSED_OVER]
+        words = [str(step) for step in path if step not in _PASSED_OVER] or [str(path[-1])]
         key = words[-1]
         if "alerts" in words or words[0] == "health":
             self._note(path, f"{value}: {_ALERTS}")
@@ -204,10 +232,9 @@ class _Import:
         elif (target := _SET.get(f"{words[0]}.{key}", _SET.get(key))) is not None:
             self._put(target, value)
         elif not self._take_special(path, words, value):
-            known = sorted(
-                {*legacy_names(), "policy", "weights", "ttl", "cascade", "soft_limit", "similarity_threshold"}
-            )
-            self.problems.append(self.document.problem(path, f"unknown key{nearest(key, known)}"))
+            self.unknown += 1
+            known = (*_SPECIAL, *legacy_names())
+            self.problems.append(self.document.problem(path, f"unknown key{_close_to(key, known)}"))
 
     def _take_special(self, path: KeyPath, words: list[str], value: object) -> bool:
         key = words[-1]
@@ -246,7 +273,7 @@ class _Import:
             )
             step = _STEPS.get(str(named))
         if step is None or not isinstance(value, int | float):
-            self.problems.append(self.document.problem(path, f"no step of a cascade{nearest(key, sorted(_STEPS))}"))
+            self.problems.append(self.document.problem(path, f"no step of a cascade{_close_to(key, tuple(_STEPS))}"))
         else:
             self.starts[step] = value
 
@@ -299,6 +326,12 @@ def _scored(params: dict[str, object]) -> dict[str, object]:
         for name, value in params.items()
         if not name.startswith(("weight_", "ttl_")) or name.startswith(takes)
     }
+
+
+def _close_to(word: str, known: Sequence[str]) -> str:
+    """``; did you mean X?`` for a name that is nearly the same, else nothing."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=_CLOSE)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _leaves(data: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:

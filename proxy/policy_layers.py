@@ -11,6 +11,9 @@ from proxy.config_file import nearest
 NO_EFFECT_YET = frozenset({"summarize_tool_result", "progressive", "delegate", "rollover"})
 """Layers that a policy may name already and that this version passes over."""
 
+ASKING = frozenset({"compact", "summarize_tool_result", "progressive"})
+"""Layers that may ask a model; all others cost nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:

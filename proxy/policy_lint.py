@@ -12,7 +12,7 @@ from policies.settings import Bucket, ContextSettings, Ingest, Layer, Mode, Shap
 from policies.trend import TrendRules
 from proxy.config_file import KeyPath, nearest
 from proxy.custom import check_custom
-from proxy.policy_layers import LAYERS, NO_EFFECT_YET, parameters_of
+from proxy.policy_layers import ASKING, LAYERS, NO_EFFECT_YET, parameters_of
 from proxy.tokenizer import check_estimator
 
 Found = Iterator[tuple[KeyPath, str]]
@@ -192,9 +192,22 @@ def _charge_faults(at: KeyPath, name: str, target: str, buckets: Mapping[str, Bu
         yield (*at, "charge_to"), f"no bucket {target}{nearest(target, BUCKETS)}"
     elif target == name:
         yield (*at, "charge_to"), "a bucket cannot be charged to itself"
-    elif target in buckets and buckets[target].charge_to is not None:
-        further = buckets[target].charge_to
-        yield (*at, "charge_to"), f"{target} is itself charged to {further}: name {further}, or nothing"
+    elif target in buckets and (further := buckets[target].charge_to) is not None:
+        last = _last_charged(name, further, buckets)
+        advice = f"name {last}, or nothing" if last is not None else "take charge_to from one of them"
+        yield (*at, "charge_to"), f"{target} is itself charged to {further}: {advice}"
+
+
+def _last_charged(name: str, target: str, buckets: Mapping[str, Bucket]) -> str | None:
+    """The bucket at the end of a chain of charges from ``target`` on; None where that leads back."""
+    seen = {name}
+    while target not in seen:
+        seen.add(target)
+        further = buckets[target].charge_to if target in buckets else None
+        if further is None:
+            return target if target in BUCKETS else None
+        target = further
+    return None
 
 
 def _layer_faults(layer: Layer, settings: ContextSettings) -> Found:
@@ -286,11 +299,23 @@ def _layer_cautions(settings: ContextSettings) -> Found:
         )
     elif not kinds | actions:
         yield ("cascade",), "no way to get smaller: the oldest turns are dropped when the window is full"
-    after: int | None = None
-    for at, layer in enumerate(settings.layers):
-        if layer.scope == "total" and layer.at is None:
-            if after is not None and at > after + 1:
-                text = f"stands behind cascade[{after}], a compact that is due with it and leaves it nothing to do"
-                yield ("cascade", at, "layer"), text
-            if layer.strategy == "compact" and after is None:
-                after = at
+    yield from _order_cautions(settings.layers)
+
+
+def _order_cautions(layers: tuple[Layer, ...]) -> Found:
+    """Layers that may ask a model before layers of the same scope that are free."""
+    for at, layer in enumerate(layers):
+        if layer.strategy not in ASKING - NO_EFFECT_YET:
+            continue
+        free = [
+            later.strategy
+            for later in layers[at + 1 :]
+            if later.strategy not in ASKING | NO_EFFECT_YET
+            and (later.scope == layer.scope or "total" in {later.scope, layer.scope})
+        ]
+        if free:
+            named = ", ".join(dict.fromkeys(free))
+            yield (
+                ("cascade", at, "layer"),
+                f"{layer.strategy} may ask a model: {named} cost nothing and should go first",
+            )

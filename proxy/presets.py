@@ -8,13 +8,14 @@ for. Sections (``zones``) merge key by key, lists (``cascade``, ``shapes``) repl
 import dataclasses
 import functools
 import math
+import re
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from policies.budget import divide
-from policies.settings import ContextSettings, Layer
+from policies.budget import Budget, divide
+from policies.settings import ContextSettings, Layer, Mode
 from proxy.config_file import ConfigError, Document, KeyPath, nearest, read_document, typed
 from proxy.policy_lint import cautions, faults, grave
 
@@ -25,11 +26,13 @@ __all__ = [
     "policy_amounts",
     "policy_cautions",
     "policy_from",
+    "policy_section",
     "policy_values",
     "policy_warnings",
     "preset_directory",
     "preset_documents",
     "preset_policies",
+    "uses_shapes",
 ]
 
 DEFAULT_PRESET = "balanced"
@@ -91,9 +94,30 @@ LEGACY: Mapping[str, str] = MappingProxyType(
         "max_tool_output": "ingest.cap",
         "max_output_tokens": "ingest.cap",
         "placeholder_max_tokens": "placeholder_tokens",
+        # keys of a part, written where they say nothing
+        "trigger": "shapes[].trigger or cascade[].at",
+        "threshold": "cascade[].at",
+        "target": "shapes[].low_water or cascade[].stop_at",
+        "low_water": "shapes[].low_water or cascade[].stop_at",
+        "at": "cascade[].at",
+        "stop_at": "cascade[].stop_at",
+        "scope": "cascade[].scope",
+        "params": "cascade[].params",
+        "scorer": "cascade[].params.scorer",
+        "extract": "shapes[].extract",
+        "tail": "shapes[].tail",
+        "cap": "buckets.*.cap or ingest.cap",
+        "on_overflow": "buckets.*.on_overflow",
+        "charge_to": "buckets.*.charge_to",
+        "watermark": "buckets.*.watermark",
+        "tags": "memory.tags",
     }
 )
-"""Names that other tools and older descriptions use, and what to write here."""
+"""Names that other tools, older descriptions and other parts of a policy use, and what to write here."""
+
+_KNOWN = "unknown key; known: "
+_TO_NAME = 8
+_NUMBERS = re.compile(r"should be a valid (integer|number)")
 
 
 def preset_directory() -> Path:
@@ -189,13 +213,34 @@ def policy_from(name: str, own: Document, *, presets: Mapping[str, Document], at
     if "name" in own.data:
         raise ConfigError(own.problem((*at, "name"), "unknown key: a policy's name is the key it stands under"))
     overrides = dataclasses.replace(own, data=_settled(own.data))
-    typed(ContextSettings, _named(overrides, name), at=at, names=_NAMES, legacy=LEGACY)
-    merged = dataclasses.replace(own, data=_merged(_settled(base.data), overrides.data))
-    settings = typed(ContextSettings, _named(merged, name), at=at, names=_NAMES, legacy=LEGACY)
+    _typed(_named(overrides, name), at)
+    settings = _typed(_named(dataclasses.replace(own, data=_merged(_settled(base.data), overrides.data)), name), at)
     if found := tuple(faults(settings)):
         whole = _over(base, own, at)
         raise ConfigError(*(whole.problem((*at, *path), text) for path, text in found))
     return settings
+
+
+def _typed(document: Document, at: KeyPath) -> ContextSettings:
+    try:
+        return typed(ContextSettings, document, at=at, names=_NAMES, legacy=LEGACY)
+    except ConfigError as fault:
+        raise ConfigError(*_plainer(fault.problems)) from None
+
+
+def _plainer(problems: Sequence[str]) -> Iterator[str]:
+    """The problems without what helps nobody: every key of a section, and that a number is no whole one either."""
+    said = set[str]()
+    for problem in problems:
+        where, _, listed = problem.partition(_KNOWN)
+        if listed.count(",") >= _TO_NAME:
+            yield f"{where}unknown key; docs/policies.md and weir policy show name every key"
+            continue
+        number = _NUMBERS.search(problem)
+        text = problem if number is None else f"{problem[: number.start()]}should be a number"
+        if text not in said:
+            said.add(text)
+            yield text
 
 
 def policy_cautions(
@@ -237,6 +282,25 @@ def policy_values(settings: ContextSettings) -> dict[str, object]:
     }
 
 
+def policy_section(settings: ContextSettings, purpose: str = "") -> dict[str, object]:
+    """The policy as ``policies:`` of a YAML file, which loads to the same settings whatever its name."""
+    values = _listed(policy_values(settings))
+    del values["name"]
+    about_it = {"about": purpose} if purpose else {}
+    return {"policies": {settings.name: {**about_it, "preset": DEFAULT_PRESET, **values}}}
+
+
+def _listed(values: Mapping[str, object]) -> dict[str, object]:
+    """The data with lists for tuples."""
+    return {key: _list_of(value) for key, value in values.items()}
+
+
+def _list_of(value: object) -> object:
+    if isinstance(value, Mapping):
+        return _listed(value)
+    return [_list_of(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def _layer_values(layer: Layer) -> dict[str, object]:
     values = dataclasses.asdict(layer)
     return {"layer": values.pop("strategy"), **values, "params": dict(layer.params)}
@@ -266,29 +330,50 @@ def _merged(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
     return merged
 
 
+def uses_shapes(settings: ContextSettings) -> bool:
+    """Whether ``shapes`` say anything: to a layer of the one batch, or to a summary."""
+    if settings.mode is Mode.OFF or settings.when_full == "reject":
+        return False
+    summarizes = settings.enforce == "bucket" and any(
+        bucket.cap is not None and bucket.on_overflow == "summarize" for bucket in settings.buckets.values()
+    )
+    return summarizes or any(
+        layer.strategy == "compact" or (layer.scope == "total" and layer.at is None) for layer in settings.layers
+    )
+
+
 def policy_amounts(settings: ContextSettings, window: int) -> dict[str, object]:
     """What the policy's shares come to in a window: tokens reserved, usable, by bucket, and where each layer acts.
 
-    A layer acts at ``acts_at`` tokens in its scope; None for one that is due with the window's trigger, or always.
+    ``trigger`` is the most that a request may have before any layer about the whole of it is due; a layer is due from
+    ``acts_at`` tokens in its scope on, 0 for one that always is. Both are estimates less the policy's margin.
     """
     budget = divide(settings, window=window)
-    base = budget.base(settings)
-
-    def acts_at(layer: Layer) -> int | None:
-        if not layer.at:
-            return None
-        if layer.scope == "total":
-            return min(math.ceil(round(layer.at * base, 6)) + (layer.at >= 1), budget.usable + 1)
-        return math.ceil(round(layer.at * budget.caps[layer.scope], 6)) + (layer.at >= 1)
-
+    total = [layer for layer in settings.layers if layer.scope == "total" and layer.at != 0]
+    working = {"working": budget.reserve} if "working" in settings.buckets else {}
+    caps = {**budget.caps, **working}
     return {
         "window": window,
         "reserve": budget.reserve,
         "headroom": budget.headroom,
         "usable": budget.usable,
-        "trigger": math.floor(round(settings.shape_for(window).trigger * budget.usable, 6)),
-        **({"caps": dict(budget.caps)} if budget.caps else {}),
+        "trigger": min([budget.soft_limit, *(_limit(layer, settings, budget) for layer in total)]),
+        **({"caps": caps} if caps else {}),
         "cascade": [
-            {"layer": layer.strategy, "scope": layer.scope, "acts_at": acts_at(layer)} for layer in settings.layers
+            {"layer": layer.strategy, "scope": layer.scope, "acts_at": _limit(layer, settings, budget) + 1}
+            for layer in settings.layers
         ],
     }
+
+
+def _limit(layer: Layer, settings: ContextSettings, budget: Budget) -> int:
+    """The most tokens at which a layer is not due, by the table of policies.triggers; -1 for one that always is."""
+    if layer.at == 0 and layer.scope == "total":
+        return -1
+    of = budget.base(settings) if layer.scope == "total" else budget.caps.get(layer.scope, budget.window)
+    if layer.scope == "total" and layer.at is None:
+        shape = settings.shape_for(budget.window)
+        return min(budget.room_for(shape.trigger * budget.usable), budget.soft_limit)
+    full = layer.at is None or layer.at >= 1 or (layer.scope != "total" and layer.scope not in budget.caps)
+    limit = budget.room_for(of if full else math.ceil(round((layer.at or 0) * of, 6)) - 1)
+    return min(limit, budget.soft_limit) if layer.scope == "total" else limit

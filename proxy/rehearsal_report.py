@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from proxy.prices import PriceList
 from proxy.rehearsal import SLIDING, UNMANAGED, LaneResult, Rehearsal, Tally
 from proxy.rehearsal.charts import buckets_chart, cost_chart, cost_scale, reuse_chart
-from proxy.rehearsal.costs import PriceList
 
 LEGEND = (
     ("b-system", "system"),
@@ -93,10 +93,12 @@ def render_report(report: Report) -> str:
 def _header(report: Report) -> Iterator[str]:
     any_lane = next(iter(report.totals.values()), Tally())
     yield f"<h1>Rehearsal of {escape(report.title)}</h1>"
+    drawn = len(report.drawn)
+    shown = "all" if drawn == any_lane.conversations else f"only {drawn:,} of {any_lane.conversations:,}"
     yield (
         f'<p class="soft">{any_lane.requests:,} requests of {any_lane.conversations:,} recorded sessions; a window of '
         f"{report.window:,} tokens, {report.reserve:,} of them for the answer; prices: "
-        f"{escape(report.prices.source)}. No model was asked.</p>"
+        f"{escape(report.prices.source)}. No model was asked. The table is about all sessions; {shown} are drawn.</p>"
     )
 
 
@@ -108,6 +110,30 @@ def _table(report: Report) -> Iterator[str]:
         cells = "".join(f"<td>{escape(cell)}</td>" for cell in table_row(name, tally, report.prices))
         yield f"<tr{' class=base' if name in (UNMANAGED, SLIDING) else ''}>{cells}</tr>"
     yield "</tbody></table></div>"
+    for name, tally in report.totals.items():
+        yield from (f'<p class="soft">{escape(text)}</p>' for text in remarks(name, tally))
+
+
+def remarks(name: str, tally: Tally) -> Iterator[str]:
+    """What a reader has to know of a lane's figures, in a sentence each."""
+    if tally.refused:
+        reasons = "; ".join(f"{each.text} ({each.count:,} x)" for each in tally.why)
+        yield (
+            f"{name}: {tally.refused:,} of {tally.requests:,} requests could not be made to fit and would have been "
+            f"refused{f': {reasons}' if reasons else ''}. They are in no sum, and no cost is compared."
+        )
+    unfit = tally.unanswered - tally.refused
+    if unfit:
+        yield f"{name}: {unfit:,} of {tally.requests:,} requests do not fit the window: no cost is compared."
+    if tally.failed:
+        yield f"{name}: {tally.failed:,} requests could not be planned and went up as they came."
+    if tally.asked:
+        yield f"{name}: a model would have been asked {tally.asked:,} times; here code wrote every summary."
+
+
+def shown_ratio(tally: Tally) -> str:
+    """Cost over unmanaged; a dash and how many where requests were refused or did not fit."""
+    return f"– ({tally.unanswered:,})" if tally.unanswered else f"{tally.ratio:.2f}"  # noqa: RUF001 - a dash
 
 
 def table_row(name: str, tally: Tally, prices: PriceList) -> tuple[str, ...]:
@@ -122,7 +148,7 @@ def table_row(name: str, tally: Tally, prices: PriceList) -> tuple[str, ...]:
         f"{tally.tokens:,}",
         f"{tally.saved:,}",
         prices.shown(tally.cost),
-        f"{tally.ratio:.2f}",
+        shown_ratio(tally),
         f"{kept.kept / kept.needed:.1%}" if kept.needed else "-",
         f"{kept.recoverable / kept.needed:.1%}" if kept.needed else "-",
     )
@@ -147,7 +173,7 @@ def _conversation(
     tally = lane.tally
     yield (
         f"<h3>{escape(rehearsal.id)}: {tally.requests} requests, {tally.batches} batches, {tally.reuse:.1%} reused, "
-        f"{tally.ratio:.2f} of the cost unmanaged</h3>"
+        f"{shown_ratio(tally)} of the cost unmanaged</h3>"
     )
     lines = [
         ("unmanaged", [step.total for step in lanes[UNMANAGED].steps]),

@@ -14,9 +14,10 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from proxy.config import Config, ConfigError
-from proxy.config_file import parse_document
-from proxy.presets import preset_directory
+from policies import ContextSettings
+from proxy.config import Config, ConfigError, environment
+from proxy.config_file import parse_document, read_document
+from proxy.presets import policy_from, preset_directory, preset_documents, preset_policies
 
 log = logging.getLogger("weir.reload")
 
@@ -29,7 +30,10 @@ Stamp = tuple[str, int, int, int]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetPolicy:
-    """A policy that was set while Weir ran: the text as it was given, when, and what it says; None if unreadable."""
+    """A policy that was set while Weir ran: the text as it was given, when, and what it says.
+
+    ``body`` is None for one that cannot be read, and for one that was removed again.
+    """
 
     name: str
     text: str
@@ -57,6 +61,37 @@ def with_set_policies(config: Config, policies: Iterable[SetPolicy]) -> Config:
         except ConfigError as error:
             log.error("the policy %s that was set over HTTP is not used: %s", policy.name, error)
     return config
+
+
+def beneath(config: Config, name: str) -> ContextSettings | None:
+    """The policy of that name in the configuration's file, else the preset; None if there is neither. ConfigError."""
+    if config.path is not None and ("policies", name) in config.places:
+        document = read_document(config.path, env=environment())
+        bodies = document.data.get("policies")
+        body = bodies.get(name) if isinstance(bodies, Mapping) else None
+        own = dataclasses.replace(document, data=body if isinstance(body, Mapping) else {})
+        return policy_from(name, own, presets=preset_documents(), at=("policies", name))
+    return preset_policies().get(name)
+
+
+def without_set_policy(config: Config, name: str) -> Config:
+    """The configuration with the file's policy of that name, or the preset, or none of that name. ConfigError."""
+    there = beneath(config, name)
+    policies = {each: settings for each, settings in config.policies.items() if each != name}
+    return dataclasses.replace(config, policies=policies if there is None else {**policies, name: there})
+
+
+def overridden(config: Config) -> Iterator[str]:
+    """A line for each policy that was set over HTTP and stands above another one of the file's or above a preset."""
+    for name, settings in config.policies.items():
+        try:
+            there = beneath(config, name)
+        except ConfigError:
+            continue  # the file is being written; what holds was said when it was read
+        if there is not None and there != settings:
+            place = config.places.get(("policies", name))
+            of = f"the one in {place}" if place is not None else "the preset of that name"
+            yield f"the policy {name} that was set over HTTP stands above {of}; DELETE /weir/policies/{name} removes it"
 
 
 def stamps(config: Config) -> tuple[Stamp, ...]:
@@ -113,6 +148,7 @@ class Reload:
     async def watch(self) -> None:
         """Read anew whenever a file changes or somebody asks; never returns."""
         seen = await asyncio.to_thread(stamps, self._current())
+        await self._say_overridden()
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), self._every)
@@ -143,7 +179,12 @@ class Reload:
         for warning in fresh.warnings:
             if warning not in old.warnings:
                 log.warning("%s", warning)
+        await self._say_overridden()
         return True
+
+    async def _say_overridden(self) -> None:
+        for text in await asyncio.to_thread(lambda: tuple(overridden(self._current()))):
+            log.warning("%s", text)
 
 
 @contextlib.asynccontextmanager

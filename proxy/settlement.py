@@ -6,14 +6,16 @@ row of the exchange what would have.
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from policies import ContextSettings, Decision, Mode, Pressure
-from policies.growth import zones_for
+from policies.growth import Event, zones_for
 from policies.pressure import read_pressure
 from policies.trend import lift
+from proxy.caching import CacheUse, follow
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.errors import ProxyError
@@ -31,6 +33,7 @@ log = logging.getLogger("weir.settlement")
 
 CLIENT_CLOSED = 499
 MOST_EVENTS = 8
+TENANT_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,20 +178,62 @@ def _host_and_port(base: str) -> tuple[str, int | None]:
 def settle(runtime: Runtime, outcome: Outcome) -> None:
     """Remember an exchange: trace, metrics, log line, what the hooks are told, and a row to be written later."""
     duration = time.perf_counter() - outcome.started
-    sent, actions = outcome.sent(), outcome.actions()
-    _report(runtime, outcome)
+    sent, actions, at = outcome.sent(), outcome.actions(), runtime.planner.clock()
+    events, use = _events(runtime, outcome), _cache_use(outcome, at=at)
+    _report(runtime, outcome, events)
+    if use is not None:
+        outcome.trace.cache(changed=use.changed, is_cold=use.is_cold, hit_ratio=use.hit_ratio)
     _end_trace(outcome)
-    _count(runtime, outcome, sent, duration)
+    _count(runtime, outcome, sent, use, duration)
     log_exchange(runtime.logger, _line(outcome, sent, duration, actions))
     if outcome.turn is not None:
         runtime.hooks.turn_end(outcome.turn, _end(outcome, sent))
     if sent is not None and outcome.planned is not None and outcome.planned.branch is not None:
-        at = runtime.planner.clock()
         planned = outcome.actions(planned=True) if outcome.observed else actions
-        runtime.settler.put(_row(outcome, outcome.planned, sent, actions=planned, duration=duration, at=at))
+        detail = _detail(outcome.planned, outcome.settings_or_default(), events, use)
+        row = _row(outcome, outcome.planned, sent, actions=planned, duration=duration, at=at, detail=detail)
+        runtime.settler.put(row)
 
 
-def _row(outcome: Outcome, planned: Planned, sent: Sent, *, actions: str, duration: float, at: float) -> ExchangeRow:
+def _cache_use(outcome: Outcome, *, at: float) -> CacheUse | None:
+    """What the provider's cache made of the request; None where none went up, or nobody knows whose it was."""
+    planned, request = outcome.planned, outcome.request
+    if planned is None or planned.recognised is None or request is None or outcome.attempt is None:
+        return None
+    return follow(
+        planned,
+        request,
+        outcome.seen.usage if outcome.seen is not None else None,
+        ttl=outcome.settings_or_default().cache_ttl,
+        at=at,
+        carried_out=not outcome.observed,
+        ok=outcome.status is not None and outcome.status < 400,
+    )
+
+
+def _events(runtime: Runtime, outcome: Outcome) -> tuple[Event, ...]:
+    """What an operator may want to hear of the request: that estimates are off from now on, and the plan's events."""
+    planned, decision = outcome.planned, outcome.decision
+    events = decision.events if decision is not None else ()
+    drift = None if planned is None or planned.belief is None else runtime.windows.take_drift(planned.belief.counted)
+    if drift is None:
+        return events
+    facts = {"estimated": drift.predicted, "reported": drift.reported, "ratio": round(drift.ratio, 3)}
+    model = outcome.request.model[:200] if outcome.request is not None else ""
+    log.warning("%s counted %d tokens where %d were predicted", model, drift.reported, drift.predicted)
+    return (Event("estimate_drift", facts), *events)
+
+
+def _row(
+    outcome: Outcome,
+    planned: Planned,
+    sent: Sent,
+    *,
+    actions: str,
+    duration: float,
+    at: float,
+    detail: Mapping[str, object],
+) -> ExchangeRow:
     assert planned.recognised is not None  # noqa: S101 - the caller looked at its branch
     assert planned.reading is not None  # noqa: S101 - whoever was recognised was read
     assert planned.belief is not None  # noqa: S101 - sent() looked
@@ -232,18 +277,26 @@ def _row(outcome: Outcome, planned: Planned, sent: Sent, *, actions: str, durati
         turns_until_red=reading.turns_until_red if reading is not None else None,
         trend=decision.trend if decision is not None else None,
         asked_again=planned.asked_again,
-        detail={} if decision is None else _detail(decision),
+        detail=detail,
     )
 
 
-def _detail(decision: Decision) -> dict[str, object]:
-    """Buckets that hold something, events, and the tools whose definitions were left out."""
-    detail: dict[str, object] = {"buckets": {name: tokens for name, tokens in decision.buckets.items() if tokens}}
-    if decision.events:
-        detail["events"] = [{"kind": e.kind, **e.facts} for e in decision.events[:MOST_EVENTS]]
-    if decision.pruned:
+def _detail(
+    planned: Planned, settings: ContextSettings, events: Sequence[Event], use: CacheUse | None
+) -> dict[str, object]:
+    """Buckets that hold something, what pressure is a share of, events, the tools that were left out, the cache."""
+    decision, detail = planned.decision, dict[str, object]()
+    if decision is not None:
+        detail["buckets"] = {name: tokens for name, tokens in decision.buckets.items() if tokens}
+    if planned.belief is not None:
+        budget = planned.belief.budget
+        detail["base"] = budget.base(settings)
+        detail["source"] = "model_reported" if budget.reported else "client_estimated"
+    if events:
+        detail["events"] = [{"kind": e.kind, **e.facts} for e in events[:MOST_EVENTS]]
+    if decision is not None and decision.pruned:
         detail["pruned"] = list(decision.pruned)
-    return detail
+    return detail if use is None else detail | use.facts()
 
 
 def stage_of(decision: Decision, settings: ContextSettings, *, base: int) -> str:
@@ -274,13 +327,13 @@ def evicted_count(planned: Planned) -> int:
     return sum(1 for row in planned.evictions if row.kind != CUT or row.tool)
 
 
-def _report(runtime: Runtime, outcome: Outcome) -> None:
+def _report(runtime: Runtime, outcome: Outcome, events: Sequence[Event]) -> None:
     """Say in trace, metrics and debug log what the planner had to say of this request."""
     planned, trace = outcome.planned, outcome.trace
     if planned is None:
         return
     decision = planned.decision
-    for event in decision.events if decision is not None else ():
+    for event in events:
         trace.event(event.kind, **event.facts)
         runtime.telemetry.metrics.event(event.kind)
         log.debug("%s: %s", event.kind, event.facts)
@@ -341,7 +394,7 @@ def _end_trace(outcome: Outcome) -> None:
     trace.end(outcome.status, outcome.error)
 
 
-def _count(runtime: Runtime, outcome: Outcome, sent: Sent | None, duration: float) -> None:
+def _count(runtime: Runtime, outcome: Outcome, sent: Sent | None, use: CacheUse | None, duration: float) -> None:
     metrics, decision = runtime.telemetry.metrics, outcome.decision
     metrics.request(outcome=outcome.label, policy=outcome.settings_or_default().name)
     metrics.overhead(outcome.overhead_ms / 1000)
@@ -355,6 +408,9 @@ def _count(runtime: Runtime, outcome: Outcome, sent: Sent | None, duration: floa
     if sent is not None:
         metrics.tokens(before=sent.before, after=sent.after)
         metrics.pressure(sent.pressure.level, zone=sent.pressure.zone)
+    if use is not None and use.cost is not None and outcome.caller is not None:
+        unmanaged = use.cost + (use.cost_saved or 0.0)
+        metrics.cost(forwarded=use.cost, unmanaged=unmanaged, tenant=outcome.caller.tenant[:TENANT_SHOWN])
     if decision is not None and not outcome.observed:
         for report in decision.trail:
             if report.kept:
@@ -389,7 +445,7 @@ def _line(outcome: Outcome, sent: Sent | None, duration: float, actions: str) ->
         outcome=outcome.label,
         conversation=branch.name if branch is not None else None,
         trace=outcome.trace.trace_id,
-        tenant=branch.tenant[:8] if branch is not None else None,
+        tenant=branch.tenant[:TENANT_SHOWN] if branch is not None else None,
         model=outcome.request.model if outcome.request is not None else None,
         policy=outcome.settings.name if outcome.settings is not None else None,
         actions=actions,

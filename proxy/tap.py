@@ -16,12 +16,17 @@ MOST_READ = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that the upstream reported; None where it did not."""
+    """Tokens that the upstream reported; None where it did not.
+
+    ``prompt`` counts all of the prompt, ``cached`` what of it was read from a cache and ``written`` what was written
+    to one at a price of its own.
+    """
 
     prompt: int | None = None
     completion: int | None = None
     cached: int | None = None
     reasoning: int | None = None
+    written: int | None = None
 
 
 def usage_from(value: object) -> Usage | None:
@@ -31,14 +36,26 @@ def usage_from(value: object) -> Usage | None:
     prompt, completion = value.get("prompt_tokens"), value.get("completion_tokens")
     if not isinstance(prompt, int):
         return None
-    details = value.get("prompt_tokens_details")
-    thinking = value.get("completion_tokens_details")
+    details, thinking = _object(value, "prompt_tokens_details"), _object(value, "completion_tokens_details")
+    # OpenAI, OpenRouter and vLLM put them into the details, DeepSeek and litellm beside them
+    cached = _first(_int(details, "cached_tokens"), _int(value, "prompt_cache_hit_tokens"))
+    written = _first(_int(details, "cache_write_tokens"), _int(value, "cache_creation_input_tokens"))
     return Usage(
         prompt=prompt,
         completion=completion if isinstance(completion, int) else None,
-        cached=_int(details, "cached_tokens") if isinstance(details, dict) else _int(value, "prompt_cache_hit_tokens"),
-        reasoning=_int(thinking, "reasoning_tokens") if isinstance(thinking, dict) else None,
+        cached=cached,
+        reasoning=_int(thinking, "reasoning_tokens"),
+        written=written,
     )
+
+
+def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = values.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _first(*found: int | None) -> int | None:
+    return next((value for value in found if value is not None), None)
 
 
 def _int(values: Mapping[str, Any], key: str) -> int | None:

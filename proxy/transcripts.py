@@ -7,13 +7,15 @@ its slice.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, Self
 
 import xxhash
 
-from policies import Body, Message, Transcript
+from policies import Body, Message
+from policies.buckets import Summed, tokens_by_role
 from policies.messages import ToolDefinition, Tools, chain_of, extend_chain, head_length
 from proxy.counting import count_messages, count_tools, tool_texts
 from proxy.errors import RequestTooLarge
@@ -41,15 +43,19 @@ SMALLEST_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A transcript, and the indices of messages that carry Weir's own mark."""
+    """A transcript, the indices of messages that carry Weir's own mark, and whether there are images or the like."""
 
-    transcript: Transcript
+    transcript: Summed
     marked: frozenset[int]
+    has_media: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Array:
-    """An array that was read before: ``size`` bytes without the closing bracket, and their hash."""
+    """An array that was read before: ``size`` bytes without the closing bracket, and their hash.
+
+    ``by_role`` are the tokens of its messages by their role.
+    """
 
     size: int
     digest: bytes
@@ -57,6 +63,8 @@ class _Array:
     chain: tuple[bytes, ...]
     head: int
     marked: frozenset[int]
+    by_role: Mapping[str, int]
+    has_media: bool
 
 
 class Transcripts:
@@ -79,42 +87,46 @@ class Transcripts:
         raws = request.messages or MessageArray(b"[]")
         seed = xxhash.xxh3_64_intdigest(tenant.encode())
         kind = f"{counter.name}/{model}" if image_tokens is None else f"{counter.name}/{model}/{image_tokens}"
-        whole = raws.raw
-        places = _boundaries(whole, seed)
-        known = self._begins_with(whole, places, seed=seed, kind=kind)
+        whole, size = raws.raw, len(raws.raw) - 1
+        places = _boundaries(whole, size, seed)
+        known, place = self._begins_with(whole, places, kind)
         new = raws.after(known.size) if known is not None else raws[:]
         if len(new) + (len(known.messages) if known is not None else 0) > self._most:
             raise RequestTooLarge(f"More than {self._most} messages are not accepted here.")
         entries = await self._entries(
             new, seed=seed, kind=kind, model=model, counter=counter, image_tokens=image_tokens
         )
-        array = _joined(known, entries, whole, seed=seed, tenant=tenant)
-        self._remember(array, places, kind)
+        digest = b"" if place is None else place.extended(whole, size).digest
+        array = _joined(known, entries, size=size, digest=digest, tenant=tenant)
+        if places:
+            self._remember(array, (places[-1].digest, kind))
         return Reading(
-            Transcript(
+            Summed(
                 messages=array.messages,
                 read=_Bodies(raws).read,
                 chain=array.chain,
                 head=array.head,
                 tools=self._count_tools(request, seed=seed, kind=kind, model=model, counter=counter),
                 read_tools=partial(self._read_tools, request, seed=seed, kind=kind, model=model, counter=counter),
+                by_role=array.by_role,
             ),
             array.marked,
+            array.has_media,
         )
 
-    def _begins_with(self, whole: memoryview, places: Sequence[bytes], *, seed: int, kind: str) -> _Array | None:
-        """The longest array read before whose bytes ``whole`` begins with."""
+    def _begins_with(
+        self, whole: memoryview, places: Sequence["_Prefix"], kind: str
+    ) -> tuple[_Array | None, "_Prefix | None"]:
+        """The longest array read before whose bytes ``whole`` begins with, and the longest prefix that is hashed."""
         for place in reversed(places):
-            for array in self._arrays.get((place, kind), ()):
-                follows = array.size < len(whole) and whole[array.size] in b",] \n\r\t"
-                if follows and xxhash.xxh3_128_digest(whole[: array.size], seed) == array.digest:
-                    return array
-        return None
+            for array in self._arrays.get((place.digest, kind), ()):
+                if array.size < len(whole) and whole[array.size] in b",] \n\r\t":
+                    prefix = place.extended(whole, array.size)
+                    if prefix.digest == array.digest:
+                        return array, prefix
+        return None, places[-1] if places else None
 
-    def _remember(self, array: _Array, places: Sequence[bytes], kind: str) -> None:
-        if not places:
-            return
-        key = (places[-1], kind)
+    def _remember(self, array: _Array, key: tuple[bytes, str]) -> None:
         others = tuple(a for a in self._arrays.get(key, ()) if a.size != array.size or a.digest != array.digest)
         self._arrays[key] = (array, *others)[:ARRAYS_PER_PREFIX]
         self._arrays.move_to_end(key)
@@ -190,39 +202,71 @@ def _define(request: ChatRequest, *, model: str, counter: TextCounter) -> tuple[
     return tuple(found)
 
 
-def _boundaries(whole: memoryview, seed: int) -> list[bytes]:
-    """Hashes of the first 4 KB, 8 KB, 16 KB … of an array: two arrays that share one may share what follows."""
-    running, places, begin = xxhash.xxh3_128(seed=seed), [], 0
-    for power in range(SMALLEST_ARRAY, len(whole).bit_length()):
-        end = 1 << power
-        running.update(whole[begin:end])
-        places.append(running.digest())
-        begin = end
+class _Hash(Protocol):
+    """A hash that goes on from where a copy of it was taken."""
+
+    def update(self, data: memoryview, /) -> None: ...
+    def digest(self) -> bytes: ...
+    def copy(self) -> "_Hash": ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """The first ``end`` bytes of an array, hashed."""
+
+    end: int
+    digest: bytes
+    running: _Hash
+
+    @classmethod
+    def none(cls, seed: int) -> Self:
+        """The first 0 bytes."""
+        return cls(0, b"", xxhash.xxh3_128(seed=seed))
+
+    def extended(self, whole: memoryview, end: int) -> "_Prefix":
+        """A longer prefix of ``whole``; only what it has more is hashed."""
+        running = self.running.copy()
+        running.update(whole[self.end : end])
+        return _Prefix(end, running.digest(), running)
+
+
+def _boundaries(whole: memoryview, size: int, seed: int) -> list[_Prefix]:
+    """The first 4 KB, 8 KB, 16 KB … of ``size`` bytes, hashed: two arrays that share one may share what follows."""
+    places: list[_Prefix] = []
+    if size < 1 << SMALLEST_ARRAY:
+        return places
+    prefix = _Prefix.none(seed)
+    for power in range(SMALLEST_ARRAY, size.bit_length()):
+        prefix = prefix.extended(whole, 1 << power)
+        places.append(prefix)
     return places
 
 
 def _joined(
-    known: _Array | None, entries: Sequence[tuple[Message, bool]], whole: memoryview, *, seed: int, tenant: str
+    known: _Array | None, entries: Sequence[tuple[Message, bool]], *, size: int, digest: bytes, tenant: str
 ) -> _Array:
-    """The array that begins with a known one, if any, and goes on with these messages."""
-    size = len(whole) - 1
+    """The array of this size and hash that begins with a known one, if any, and goes on with these messages."""
     new = tuple(entry[0] for entry in entries)
-    digest = xxhash.xxh3_128_digest(whole[:size], seed)
-    if known is None or known.head == len(known.messages):
-        before = known.messages if known is not None else ()
-        marked = known.marked if known is not None else frozenset[int]()
-        messages = before + new
+    media = any(message.media for message in new)
+    if known is None:
+        head = head_length(new)
+        chain = chain_of(tenant, new, head)
+        return _Array(size, digest, new, chain, head, _marks(entries, 0), tokens_by_role(new), media)
+    messages = known.messages + new
+    if known.head == len(known.messages):
         head = head_length(messages)
-        return _Array(
-            size, digest, messages, chain_of(tenant, messages, head), head, marked | _marks(entries, len(before))
-        )
+        chain = chain_of(tenant, messages, head)
+    else:
+        head, chain = known.head, extend_chain(known.chain, new)
     return _Array(
         size,
         digest,
-        known.messages + new,
-        extend_chain(known.chain, new),
-        known.head,
+        messages,
+        chain,
+        head,
         known.marked | _marks(entries, len(known.messages)),
+        tokens_by_role(new, known.by_role),
+        known.has_media or media,
     )
 
 

@@ -46,6 +46,19 @@ class Belief:
 
 
 @dataclass(frozen=True, slots=True)
+class Drift:
+    """Where an upstream's count began to differ by more than 15 % from the prediction: tokens of that request."""
+
+    predicted: int
+    reported: int
+
+    @property
+    def ratio(self) -> float:
+        """Reported over predicted."""
+        return self.reported / max(1, self.predicted)
+
+
+@dataclass(frozen=True, slots=True)
 class _Held:
     """A belief and how long it stands; the settings are held so that their identity stays theirs."""
 
@@ -80,6 +93,7 @@ class Windows:
         self._clock = clock
         self._calibrations: OrderedDict[str, Calibration] = OrderedDict()
         self._unsaved: dict[str, Calibration] = {}
+        self._drifts: dict[str, Drift] = {}
         self._learned: dict[str, LimitRow] = {}
         self._strict: set[str] = set()
         self._held: dict[tuple[object, ...], _Held] = {}
@@ -202,6 +216,8 @@ class Windows:
         if estimated < SMALLEST_SAMPLE:
             return before
         after = before.observe(estimated, reported)
+        if after.is_drifting and not before.is_drifting and len(self._drifts) < MOST_SCOPES:
+            self._drifts[scope] = Drift(before.apply(estimated), reported)
         self._calibrations[scope] = after
         self._calibrations.move_to_end(scope)
         moved = abs(after.ratio - before.ratio) > WORTH_A_WRITE
@@ -211,6 +227,13 @@ class Windows:
         if len(self._calibrations) > MOST_SCOPES:
             self._calibrations.popitem(last=False)
         return after
+
+    def take_drift(self, scope: str) -> Drift | None:
+        """The drift of a calibration that nobody was told of yet; None while the upstream counts as predicted.
+
+        A drift begins with the first response that is off and ends with the next one that is not; it is given once.
+        """
+        return self._drifts.pop(scope, None) if self._drifts else None
 
     @property
     def has_learned(self) -> bool:

@@ -141,7 +141,7 @@ def show(
         if ref is not None:
             originals = await _originals(opened, row, ref)
             return lambda: _show_originals(originals, as_json=as_json)
-        gone, saved = await removed_from(opened, row), await opened.checkpoints(row)
+        gone, saved = await removed_from(opened, row), await _checkpoints(opened, row)
         last = (await opened.timeline(row, limit=1))[-1:]
         return lambda: _show_status(row, gone, saved, last=last, where=_where(path, store), as_json=as_json)
 
@@ -203,8 +203,13 @@ def _near(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else "; see weir conversations list"
 
 
+async def _checkpoints(store: Store, row: ConversationRow) -> list[CheckpointRow]:
+    """Every checkpoint, oldest first; a cut that drops messages without a summary has no body and is none."""
+    return [each for each in await store.checkpoints(row) if each.body]
+
+
 async def _newest(store: Store, row: ConversationRow) -> CheckpointRow:
-    checkpoints = await store.checkpoints(row)
+    checkpoints = await _checkpoints(store, row)
     if not checkpoints:
         raise Failure(f"{row.name} has no checkpoint: nothing was compacted in it")
     return checkpoints[-1]

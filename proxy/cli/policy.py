@@ -1,6 +1,8 @@
 """``weir policy``: what every policy does, with all its values; what is wrong with one; which one to try."""
 
+import asyncio
 import dataclasses
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,22 +15,39 @@ from policies.settings import ContextSettings, Mode
 from proxy.cli import Failure
 from proxy.cli.config import config_option, console, flat, json_option, loaded, print_json, shown
 from proxy.cli.recommend import recommend
-from proxy.config import Config, environment
+from proxy.config import Config, environment, masked_url
 from proxy.config_file import ConfigError, Document, KeyPath, dotted, nearest, read_document
-from proxy.policy_import import imported
+from proxy.config_values import FileValues
+from proxy.policy_import import imported, known_keys
 from proxy.presets import (
     about,
     policy_amounts,
     policy_cautions,
     policy_from,
+    policy_section,
     policy_values,
     preset_directory,
     preset_documents,
+    uses_shapes,
 )
+from proxy.reload import SetPolicy, read_policy, with_set_policies
+from proxy.store import Store, StoreError
+from proxy.store.records import PolicyRow
 
 EXIT_ERRORS = 2
 EXIT_WARNINGS = 1
-WIDE = 240
+COLUMNS, WIDE = 120, 300
+WINDOWS = (8_192, 32_768, 131_072)
+PATIENCE = 1.0
+_OF_THE_FILE = {each.name for each in dataclasses.fields(FileValues)} - {
+    each.name for each in dataclasses.fields(ContextSettings)
+}
+IMPORT_KEYS = "\n\n".join(
+    "\b\n" + textwrap.fill(f"{title}: {', '.join(keys)}.", 76, break_on_hyphens=False)
+    for title, keys in zip(
+        ("Keys of the set that divides the window into shares", "Keys of the flat set"), known_keys(), strict=True
+    )
+)
 
 
 @click.group()
@@ -46,63 +65,77 @@ policy.add_command(recommend)
 
 
 @policy.command("list")
+@click.option("--wide", is_flag=True, help="Each policy's layers too, in one line.")
 @config_option
 @json_option
-def list_policies(path: Path | None, *, as_json: bool) -> None:
-    """Presets and the file's own policies, one line each.
+def list_policies(path: Path | None, *, wide: bool, as_json: bool) -> None:
+    """Presets, the file's own policies, and those that were set over HTTP.
 
     \b
     Example:
       weir policy list --config weir.yaml
     """
-    effective = loaded(path)
-    purposes = _purposes(effective)
-    rows = [_row(name, effective, purposes.get(name, "")) for name in effective.policies]
+    effective, stored = _with_stored(loaded(path))
+    purposes = _purposes(effective, stored)
+    rows = [_row(name, effective, purposes.get(name, ""), stored) for name in effective.policies]
     if as_json:
         print_json(rows)
         return
-    table = Table("policy", "for", "window", "acts", "layers", box=None, pad_edge=False)
+    table = Table("policy", "window", "acts", "for", *(["layers"] if wide else []), box=None, pad_edge=False)
     for row in rows:
         layers = row["cascade"]
+        named = " > ".join(map(str, layers)) if isinstance(layers, list) and layers and row["mode"] != "off" else "-"
         table.add_row(
             f"{row['name']}{' (default)' if row['default'] else ''}",
-            str(row["for"]),
             _window_words(effective.policy(str(row["name"]))),
             str(row["acts"]),
-            " > ".join(map(str, layers)) if isinstance(layers, list) and layers and row["mode"] != "off" else "-",
+            str(row["for"]),
+            *([named] if wide else []),
         )
-    out = console()
-    (out if out.is_terminal else Console(highlight=False, width=WIDE)).print(table)
+    _print_lean(table, WIDE if wide else COLUMNS)
 
 
 @policy.command()
 @click.argument("name")
 @click.option("--window", type=click.IntRange(min=64), help="Also say what the shares come to in this window, tokens.")
+@click.option("--yaml", "as_yaml", is_flag=True, help="As a section of weir.yaml that loads to the same policy.")
 @config_option
 @json_option
-def show(name: str, window: int | None, path: Path | None, *, as_json: bool) -> None:
+def show(name: str, window: int | None, path: Path | None, *, as_yaml: bool, as_json: bool) -> None:
     """Every value of one policy as it holds, in the words of the YAML file.
+
+    What shares come to in tokens is said for the window that the policy names, else for three usual ones. Shapes are
+    left out where no layer of the policy uses them.
 
     \b
     Example:
       weir policy show balanced
       weir policy show five-bucket-128k --window 64000
+      weir policy show fb-code-200k --yaml > code.yaml
     """
-    effective = loaded(path)
+    effective, stored = _with_stored(loaded(path))
     if name not in effective.policies:
         raise Failure(f"no policy {name}{nearest(name, sorted(effective.policies))}")
+    if as_yaml:
+        purpose = _purposes(effective, stored).get(name, "")
+        click.echo(_section_text(policy_section(effective.policies[name], purpose)), nl=False)
+        return
     settings = effective.policy(name)
     values = policy_values(settings)
+    if not uses_shapes(settings):
+        del values["shapes"]
     size = window or settings.window or settings.designed_for
     if size is not None:
         values["tokens"] = policy_amounts(settings, size)
+    else:
+        values["tokens"] = {str(each): policy_amounts(settings, each) for each in WINDOWS}
     if as_json:
         print_json(values)
         return
     table = Table("key", "value", box=None, pad_edge=False)
     for at, value in flat(values):
         table.add_row(dotted(at), f"{value:,}" if at[0] == "tokens" and isinstance(value, int) else shown(value))
-    console().print(table)
+    _print_lean(table, WIDE)
 
 
 @policy.command()
@@ -135,33 +168,91 @@ def lint(file: str, *, strict: bool, as_json: bool) -> None:
         raise click.exceptions.Exit(EXIT_WARNINGS)
 
 
-@policy.command("import")
+@policy.command("import", epilog=IMPORT_KEYS)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--name", default="imported", show_default=True, help="What the policy is to be called.")
 def import_policy(file: Path, *, name: str) -> None:
-    """Another tool's settings as a policy: YAML for weir.yaml on stdout, what could not be said on stderr.
+    """Another tool's settings as a policy: a YAML file on stdout, what could not be said on stderr.
+
+    What is printed is complete by itself. To use it in a weir.yaml that has policies already, put the lines below
+    `policies:` under that file's own. Two sets of keys are known, below; a key of neither is an error.
 
     \b
     Example:
-      weir policy import agent-context.yaml --name agent >> weir.yaml
+      weir policy import agent-context.yaml --name agent > agent.yaml
+      weir policy lint agent.yaml
     """
     try:
         made = imported(read_document(file, env=environment()))
         document = Document(name="", data=made.policy)
         settings = policy_from(name, document, presets=preset_documents())
     except ConfigError as fault:
-        raise Failure(fault.problems[0]) from fault
-    click.echo(yaml.safe_dump({"policies": {name: made.policy}}, sort_keys=False, allow_unicode=True), nl=False)
+        for problem in fault.problems:
+            click.echo(f"error: {problem}", err=True)
+        raise click.exceptions.Exit(EXIT_WARNINGS) from fault
+    click.echo(_section_text({"policies": {name: made.policy}}), nl=False)
     for note in (*made.notes, *policy_cautions(settings, document, presets=preset_documents())):
         click.echo(f"note: {note}", err=True)
 
 
-def _row(name: str, effective: Config, purpose: str) -> dict[str, object]:
+def _section_text(section: Mapping[str, object]) -> str:
+    """A ``policies:`` section as YAML, and where it goes."""
+    where = (
+        "# Complete by itself. In a weir.yaml that has policies: already, only what is below policies: goes under it.\n"
+    )
+    return where + yaml.safe_dump(section, sort_keys=False, allow_unicode=True, width=COLUMNS)
+
+
+def _print_lean(table: Table, width: int) -> None:
+    """Print a table without blanks at the ends of its lines; as wide as a terminal where there is one."""
+    out = console()
+    paper = out if out.is_terminal else Console(highlight=False, width=width)
+    with paper.capture() as captured:
+        paper.print(table)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _with_stored(effective: Config) -> tuple[Config, Mapping[str, SetPolicy]]:
+    """The configuration with the policies that were set over HTTP and are in its database, and these by name."""
+    url = effective.store.url
+    scheme, _, place = url.partition(":///")
+    if scheme.startswith("sqlite") and not (place and Path(place.partition("?")[0]).exists()):
+        return effective, {}
+    try:
+        rows = asyncio.run(_stored(url))
+    except StoreError as fault:
+        said = f"{masked_url(url)}: {fault}; a server may hold policies that were set over HTTP"
+        click.echo(f"note: {said}, see GET /weir/policies", err=True)
+        return effective, {}
+    policies = {row.name: given for row in rows if (given := _given(row)) is not None}
+    return with_set_policies(effective, policies.values()), policies
+
+
+async def _stored(url: str) -> list[PolicyRow]:
+    """The stored policies. StoreError."""
+    store = await Store.open(url, read_only=True, busy_timeout=PATIENCE)
+    try:
+        return await store.policies()
+    finally:
+        await store.close()
+
+
+def _given(row: PolicyRow) -> SetPolicy | None:
+    """A stored policy as it was set, None if it can no longer be read."""
+    try:
+        return SetPolicy(row.name, row.document, row.at, read_policy(row.name, row.document))
+    except ConfigError as fault:
+        click.echo(f"note: the policy {row.name} that was set over HTTP cannot be read: {fault.problems[0]}", err=True)
+        return None
+
+
+def _row(name: str, effective: Config, purpose: str, stored: Mapping[str, SetPolicy]) -> dict[str, object]:
     settings = effective.policy(name)
+    origin = "file" if ("policies", name) in effective.places else "preset"
     return {
         "name": name,
         "for": purpose,
-        "from": "file" if ("policies", name) in effective.places else "preset",
+        "from": "api" if name in stored else origin,
         "default": name == effective.default_policy,
         "mode": str(settings.mode),
         "window": settings.window,
@@ -172,14 +263,16 @@ def _row(name: str, effective: Config, purpose: str) -> dict[str, object]:
     }
 
 
-def _purposes(effective: Config) -> Mapping[str, str]:
-    """What each policy is for, as far as its file says so."""
+def _purposes(effective: Config, stored: Mapping[str, SetPolicy]) -> Mapping[str, str]:
+    """What each policy is for, as far as its file or its document says so."""
     found = {name: about(document) for name, document in preset_documents().items()}
     if effective.path is not None:
         own = read_document(effective.path, env=environment()).data.get("policies")
         for name, body in own.items() if isinstance(own, Mapping) else ():
             preset = found.get(str(body.get("preset"))) if isinstance(body, Mapping) else None
             found[name] = (about(Document(name="", data=body)) if isinstance(body, Mapping) else "") or preset or ""
+    for name, given in stored.items():
+        found[name] = about(Document(name="", data=given.body or {}))
     return found
 
 
@@ -217,7 +310,10 @@ def _linted(file: str) -> tuple[list[str], list[str]]:
         return [*fault.problems], []
     errors: list[str] = []
     warnings: list[str] = []
-    for name, own, at in _policies_in(document, path.stem):
+    policies = _policies_in(document, path.stem)
+    if not policies:
+        warnings.append(f"{file}: nothing was found to lint: neither keys of a policy nor policies:")
+    for name, own, at in policies:
         try:
             settings = policy_from(name, own, presets=preset_documents(), at=at)
         except ConfigError as fault:
@@ -230,6 +326,8 @@ def _linted(file: str) -> tuple[list[str], list[str]]:
 def _policies_in(document: Document, stem: str) -> list[tuple[str, Document, KeyPath]]:
     """The policies of a configuration, or the one that the file itself is."""
     policies = document.data.get("policies")
+    if not document.data or ("policies" not in document.data and set(document.data) <= _OF_THE_FILE):
+        return []
     if "policies" not in document.data:
         return [(stem, document, ())]
     if not isinstance(policies, Mapping):

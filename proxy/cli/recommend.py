@@ -12,8 +12,8 @@ from policies.advise import recommend as choose
 from proxy.cli.config import config_option, console, json_option, loaded, print_json
 from proxy.config_file import nearest
 from proxy.models import ModelFacts, ModelRegistry
+from proxy.prices import BadPrices, PriceList, price_list
 from proxy.rehearsal import BadRecording, Conditions, Script, read_recordings
-from proxy.rehearsal.costs import BadPrices, PriceList, price_list
 from proxy.rehearsal.traffic import TrafficCount, pace_of
 from proxy.tokenizer import Tokenizer
 

@@ -19,6 +19,7 @@ from proxy.cli.config import config_option, console, json_option, loaded, print_
 from proxy.config import Config
 from proxy.config_file import nearest
 from proxy.models import ModelFacts, ModelRegistry
+from proxy.prices import BadPrices, PriceList, price_list
 from proxy.rehearsal import (
     SLIDING,
     UNMANAGED,
@@ -33,9 +34,8 @@ from proxy.rehearsal import (
     rehearse,
     step_values,
 )
-from proxy.rehearsal.costs import BadPrices, PriceList, price_list
 from proxy.rehearsal.traffic import TrafficCount, advice_for, advised
-from proxy.rehearsal_report import COLUMNS, Report, render_report, table_row
+from proxy.rehearsal_report import COLUMNS, Report, remarks, render_report, table_row
 from proxy.tokenizer import Tokenizer
 
 DEFAULT_ENCODING = "o200k_base"
@@ -315,12 +315,7 @@ def _count(number: int, noun: str) -> str:
 
 def _remarks(outcome: Outcome) -> Iterator[str]:
     for name, tally in outcome.totals.items():
-        if tally.refused:
-            yield f"{name}: {tally.refused} requests could not be made to fit and would have been refused."
-        if tally.failed:
-            yield f"{name}: {tally.failed} requests could not be planned and went up as they came."
-        if tally.asked:
-            yield f"{name}: a model would have been asked {tally.asked} times; here code wrote every summary."
+        yield from remarks(name, tally)
     choice = recommend(outcome.traffic.traffic)
     yield f"This traffic is of the kind {choice.kind} ({choice.reason}). Try {', then '.join(choice.policies)}."
     for each in worst_tools(outcome.traffic.traffic, most=1):
@@ -336,16 +331,22 @@ def _steps_table(steps: Sequence[Step], prices: PriceList) -> Table:
         column.justify = "right"
     for step in steps:
         done = ",".join(f"{name}={count}" for name, count in step.applied.items()) or "none"
-        mark = " *" if step.broke else ""
         table.add_row(
             str(step.number),
             str(step.messages),
             f"{step.before:,}",
             f"{step.after:,}",
             f"{step.limit:,}",
-            f"{step.action if step.action in ('refused', 'failed') else done}{mark}",
+            _happened(step, done),
             f"{step.reuse:.1%}",
             prices.shown(step.cost),
-            f"{step.ratio:.2f}",
+            f"{step.ratio:.2f}" if step.fits else "–",  # noqa: RUF001 - a dash
         )
     return table
+
+
+def _happened(step: Step, done: str) -> str:
+    """What was done to a request, or what refused it; a star where it did not begin with the one before."""
+    if step.why is not None:
+        return f"refused: {step.why.text}"
+    return f"{step.action if step.action in ('refused', 'failed') else done}{' *' if step.broke else ''}"

@@ -14,7 +14,7 @@ from proxy.rehearsal.lanes import SLIDING, UNMANAGED, Conditions, Open, SlidingW
 from proxy.rehearsal.meter import Meter
 from proxy.rehearsal.recordings import BadRecording, Fact, Place, Recording, read_recordings, recording_of
 from proxy.rehearsal.script import Script
-from proxy.rehearsal.tally import Step, Tally, step_values
+from proxy.rehearsal.tally import Refusal, Step, Tally, step_values
 
 __all__ = [
     "SLIDING",
@@ -25,6 +25,7 @@ __all__ = [
     "LaneResult",
     "Place",
     "Recording",
+    "Refusal",
     "Rehearsal",
     "Retention",
     "Script",

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from policies import (
+    BucketExceeded,
     Budget,
+    BudgetUnreachable,
     ContextSettings,
     Decision,
     Done,
@@ -31,6 +33,7 @@ from policies.tokens import Calibration
 from proxy.models import ModelFacts
 from proxy.perform import Returned, step
 from proxy.rehearsal.script import Script
+from proxy.rehearsal.tally import WHOLE, Refusal
 from proxy.tokenizer import TextCounter
 
 UNMANAGED, SLIDING = "unmanaged", "sliding window"
@@ -74,7 +77,7 @@ class Forwarded:
     ``pieces`` is None for a request that was refused. ``tokens`` of it (or of what was refused) and ``limit`` are
     uncalibrated, as are ``buckets``. ``new`` says that edits were decided, ``applied`` which edits are in
     the array, ``layers`` what ran and was kept, ``removed`` the originals that went into the archive, ``asked`` how
-    often a model was asked for.
+    often a model was asked for, ``why`` what refused it.
     """
 
     pieces: tuple[Piece, ...] | None
@@ -87,6 +90,7 @@ class Forwarded:
     layers: tuple[str, ...] = ()
     removed: tuple[int, ...] = ()
     asked: int = 0
+    why: Refusal | None = None
 
 
 class Lane(Protocol):
@@ -161,8 +165,9 @@ class Managed:
         except InvalidConversation:
             pieces = script.raw_pieces(length)
             return Forwarded(pieces=pieces, tokens=transcript.tokens, limit=budget.usable, action="failed")
-        except PolicyError:
-            return Forwarded(pieces=None, tokens=transcript.tokens, limit=budget.usable, action="refused")
+        except PolicyError as error:
+            why = _why(error, budget)
+            return Forwarded(pieces=None, tokens=transcript.tokens, limit=budget.usable, action="refused", why=why)
         self._remember(decision, transcript)
         return Forwarded(
             pieces=decision.pieces if decision.pieces is not None else script.raw_pieces(length),
@@ -184,6 +189,15 @@ class Managed:
         self._known = replace(self._known, edits=edits, cuts=cuts, length=len(transcript.chain))
         if decision.raw_after >= SMALLEST_SAMPLE:
             self._calibration = self._calibration.observe(decision.raw_after, decision.raw_after)
+
+
+def _why(error: PolicyError, budget: Budget) -> Refusal | None:
+    """What refused a request."""
+    if isinstance(error, BucketExceeded):
+        return Refusal(error.bucket, error.used, error.cap)
+    if isinstance(error, BudgetUnreachable):
+        return Refusal(WHOLE, error.protected, budget.hard_limit)
+    return None
 
 
 def decide(flow: Flow[Decision]) -> tuple[Decision, int]:

@@ -7,7 +7,7 @@ from policies.advise import Prices, request_cost
 from proxy.rehearsal.facts import Retention, judge
 from proxy.rehearsal.lanes import Forwarded, Lane
 from proxy.rehearsal.script import Request, Script
-from proxy.rehearsal.tally import Step, Tally
+from proxy.rehearsal.tally import Step, Tally, refusals
 from proxy.wire.raw import Raw
 
 
@@ -83,22 +83,25 @@ class Meter:
             tally.retention += played.retention
             return
         went = sent.pieces is not None
+        before = self._script.transcript(played.request.length).tokens
         one = Tally(
             requests=1,
             fit=int(went and sent.tokens <= self._room),
             refused=int(not went),
             failed=int(sent.action == "failed"),
             batches=int(played.broke),
-            before=self._script.transcript(played.request.length).tokens,
+            before=before,
+            left_out=0 if went else before,
             tokens=sent.tokens if went else 0,
             reused=played.reused,
             largest=sent.tokens if went else 0,
             asked=sent.asked,
             cost=played.cost,
-            unmanaged=unmanaged,
-            sliding=sliding,
+            unmanaged=unmanaged if went else 0.0,
+            sliding=sliding if went else 0.0,
             seconds=played.seconds,
             slowest=played.seconds,
+            why=refusals(sent.why),
             retention=played.retention,
         )
         tally.add(one)
@@ -131,5 +134,6 @@ class Meter:
             unmanaged=self.tally.unmanaged,
             fits=bool(one.fit),
             seconds=one.seconds,
+            why=sent.why,
             retention=one.retention,
         )

@@ -6,12 +6,13 @@ A caller sees its own conversations only; the admin token sees all.
 import asyncio
 import json
 from collections.abc import MutableMapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from policies.clipping import TEXT_OF
+from proxy.caching import shown
 from proxy.errors import InvalidAPIKey, InvalidRequest, NotFound, ProxyError
 from proxy.intake import Receive
 from proxy.keys import credentials_in, presented, same_secret
@@ -27,6 +28,7 @@ PREFIX = "/weir/"
 PAGE = 64 * 1024
 MOST_DIGITS = 15
 TEXT = b"text/plain; charset=utf-8"
+SHOWN = tuple(each.name for each in fields(ExchangeRow) if each.name not in {"trend", "asked_again"})
 
 
 class Management:
@@ -115,15 +117,17 @@ class Management:
         if row is None:
             raise NotFound(f"There is no conversation {name[:80]!r}.")
         if part == "":
-            await respond_json(send, conversation_json(row))
+            last = (await store.timeline(row, limit=1))[-1:]
+            await respond_json(send, conversation_json(row) | state_json(last[0] if last else None))
         elif part == "timeline":
             await respond_json(send, {"data": [exchange_json(e) for e in await store.timeline(row)]})
         elif part == "checkpoint":
-            checkpoints = await store.checkpoints(row)
+            # a cut that drops messages without a summary is stored beside the checkpoints, without a body
+            checkpoints = [each for each in await store.checkpoints(row) if each.body]
             if not checkpoints:
                 raise NotFound(f"Conversation {name[:80]!r} has no checkpoint: nothing was compacted in it.")
             newest = checkpoints[-1]
-            state = json.loads(newest.body) if newest.body else {}
+            state = json.loads(newest.body)
             summary = {"version": newest.version, "covers": newest.cut.covers, "ref": newest.cut.ref}
             await respond_json(send, {**summary, "summary": newest.cut.text, "state": state})
         else:
@@ -164,9 +168,23 @@ def conversation_json(row: ConversationRow) -> dict[str, object]:
     return asdict(row)
 
 
+def state_json(last: ExchangeRow | None) -> dict[str, object]:
+    """The reading of the conversation's last request, the buckets it filled, and how many requests are left."""
+    if last is None:
+        return {"pressure": None, "buckets": {}, "turns_until_red": None}
+    reading = {
+        "current_tokens": last.tokens_after,
+        "max_tokens": last.detail.get("base"),
+        "utilization_pct": round(100 * last.pressure, 1),
+        "zone": last.zone,
+        "velocity_tokens_per_turn": last.velocity,
+        "turns_until_red": last.turns_until_red,
+        "source": last.detail.get("source"),
+    }
+    return {"pressure": reading, "buckets": last.detail.get("buckets", {}), "turns_until_red": last.turns_until_red}
+
+
 def exchange_json(row: ExchangeRow) -> dict[str, object]:
-    """One request of a conversation as the API shows it."""
-    shown = asdict(row)
-    shown["chain_end"] = row.chain_end.hex()
-    shown["detail"] = dict(row.detail)
-    return shown
+    """One request of a conversation as the API shows it; what the next one is planned from is not shown."""
+    own = {name: getattr(row, name) for name in SHOWN}
+    return own | {"chain_end": row.chain_end.hex(), "detail": dict(row.detail)} | shown(row.detail)

@@ -1,5 +1,6 @@
 """``/weir/policies``: every policy that there is, to anybody with a key; the operator may set one while Weir runs."""
 
+import asyncio
 import re
 from collections.abc import Mapping, MutableMapping
 from typing import Any
@@ -12,7 +13,7 @@ from proxy.intake import ClientGone, Receive, read_body
 from proxy.keys import credentials_in, presented, same_secret
 from proxy.presets import about, policy_values, policy_warnings, preset_documents
 from proxy.relay import Send
-from proxy.reload import SetPolicy, read_policy
+from proxy.reload import SetPolicy, read_policy, without_set_policy
 from proxy.routes.respond import respond_error, respond_json
 from proxy.runtime import Runtime
 from proxy.store import StoreError
@@ -34,8 +35,10 @@ class Policies:
         try:
             if scope["method"] == "PUT" and name:
                 await self._put(scope, receive, send, name)
+            elif scope["method"] == "DELETE" and name:
+                await self._delete(scope, send, name)
             elif scope["method"] != "GET":
-                raise NotFound("Policies are read with GET and set with PUT, each under its name.")
+                raise NotFound("Policies are read with GET, set with PUT and removed with DELETE, each under its name.")
             else:
                 await self._get(scope, send, name)
         except ProxyError as error:
@@ -69,10 +72,39 @@ class Policies:
             problems = list(error.problems)
             raise InvalidRequest("; ".join(problems), param="body", weir={"problems": problems}) from None
         known = name in self._runtime.config.policies
+        before = self._origin(name) if known else "nothing"
         policy = SetPolicy(name, text, self._runtime.planner.clock(), body)
         kept = await self._keep(policy)
         self._runtime.set_policy(policy)
+        self._runtime.logger.info("policy %s was set over HTTP by the admin, before it was from: %s", name, before)
         await respond_json(send, {**self._whole(name), "kept": kept}, status=200 if known else 201)
+
+    async def _delete(self, scope: MutableMapping[str, Any], send: Send, name: str) -> None:
+        """Have the file's policy of that name, or the preset, hold again."""
+        runtime = self._runtime
+        if not self._is_operator(scope):
+            raise InvalidAPIKey("Policies are removed with the admin token (auth.admin_token).")
+        if name not in runtime.set_policies or self._origin(name) != "api":
+            raise NotFound(f"No policy {name[:80]!r} was set over HTTP; the file's and presets are not removed here.")
+        try:
+            restored = await asyncio.to_thread(without_set_policy, runtime.config, name)
+        except ConfigError as error:
+            text = f"The file's policy {name} would hold again, and is not valid: {'; '.join(error.problems)}"
+            raise InvalidRequest(text, weir={"problems": list(error.problems)}) from None
+        try:
+            if runtime.store is not None:
+                await runtime.store.delete_policy(name)
+        except StoreError as error:
+            runtime.logger.error("policy %s could not be removed from the database: %s", name, error)
+            await respond_error(send, ProxyError("The database cannot be written now: the policy still holds."))
+            return
+        runtime.set_policies[name] = SetPolicy(name, "", runtime.planner.clock(), None)
+        runtime.adopt(restored)
+        left = self._origin(name) if name in restored.policies else None
+        runtime.logger.info(
+            "policy %s of the API was removed by the admin, now it is from: %s", name, left or "nothing"
+        )
+        await respond_json(send, {"name": name, "deleted": True, "from": left})
 
     async def _keep(self, policy: SetPolicy) -> str:
         """Where the policy is kept: in the database, or only in memory while that fails."""
@@ -91,17 +123,23 @@ class Policies:
         headers = credentials_in(scope["headers"])
         return token is not None and same_secret(presented(headers), token.get_secret_value())
 
+    def _origin(self, name: str) -> str:
+        """Where a policy is from: ``api``, ``file`` or ``preset``."""
+        given = self._runtime.set_policies.get(name)
+        if given is not None and given.body is not None:
+            return "api"
+        return "file" if ("policies", name) in self._runtime.config.places else "preset"
+
     def _rows(self) -> list[dict[str, object]]:
         presets = preset_documents()
         return [self._row(name, presets) for name in self._runtime.config.policies]
 
     def _row(self, name: str, presets: Mapping[str, Document]) -> dict[str, object]:
         config, given = self._runtime.config, self._runtime.set_policies.get(name)
+        origin = self._origin(name)
+        document = presets.get(name, Document(name=name))
         if given is not None and given.body is not None:
-            origin, document = "api", Document(name=name, data=given.body)
-        else:
-            origin = "file" if ("policies", name) in config.places else "preset"
-            document = presets.get(name, Document(name=name))
+            document = Document(name=name, data=given.body)
         settings = config.policy(name)
         return {
             "name": name,

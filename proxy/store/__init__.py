@@ -225,6 +225,10 @@ class Store:
         row = PolicyRow(name=name, document=document, at=at)
         await self._database.write(lambda c: documents.save_policy(c, row))
 
+    async def delete_policy(self, name: str) -> bool:
+        """Delete the policy that was saved under a name; whether there was one."""
+        return await self._database.write(lambda c: documents.delete_policy(c, name))
+
     async def policies(self) -> list[PolicyRow]:
         """Every policy that was saved, by name."""
         return await self._database.read(documents.all_policies)

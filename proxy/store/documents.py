@@ -14,6 +14,11 @@ def save_policy(connection: sa.Connection, row: PolicyRow) -> None:
     connection.execute(SAVE[connection.dialect.name], {"name": row.name, "document": row.document, "at": row.at})
 
 
+def delete_policy(connection: sa.Connection, name: str) -> bool:
+    """Delete the stored policy of that name; whether there was one."""
+    return connection.execute(sa.delete(policies).where(policies.c.name == name)).rowcount > 0
+
+
 def all_policies(connection: sa.Connection) -> list[PolicyRow]:
     """Every stored policy, by name."""
     return [PolicyRow(name=row.name, document=row.document, at=row.at) for row in connection.execute(ALL)]

@@ -105,6 +105,7 @@ class Metrics:
         self._first_chunk = histogram(names.TIME_TO_FIRST_CHUNK)
         self._requests = counter(names.REQUESTS)
         self._tokens = counter(names.TOKENS_SEEN)
+        self._cost = counter(names.COST)
         self._actions = counter(names.ACTIONS)
         self._events = counter(names.EVENTS)
         self._pressure = histogram(names.PRESSURE)
@@ -128,6 +129,11 @@ class Metrics:
         self._tokens.add(before, ("before",))
         self._tokens.add(after, ("after",))
         self._tokens.add(max(0, before - after), ("saved",))
+
+    def cost(self, *, forwarded: float, unmanaged: float, tenant: str) -> None:
+        """US dollars that one request cost, and that the client's own array would have cost; ``tenant`` is the hash."""
+        self._cost.add(forwarded, ("forwarded", tenant))
+        self._cost.add(unmanaged, ("unmanaged", tenant))
 
     def action(self, layer: str, *, count: int = 1) -> None:
         """A layer changed or removed ``count`` units."""

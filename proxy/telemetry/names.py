@@ -60,6 +60,9 @@ STAGE: Final = "weir.decision.action"
 STRATEGY: Final = "weir.decision.strategy"
 EVICTED: Final = "weir.decision.evicted"
 BEFORE_PERCENT: Final = "weir.decision.utilization_before_pct"
+PREFIX_CHANGED: Final = "weir.prefix_changed"
+CACHE_COLD: Final = "weir.cache.cold"
+CACHE_HIT_RATIO: Final = "weir.cache.hit_ratio"
 LAYER: Final = "weir.layer"
 UNITS: Final = "weir.units"
 REF: Final = "weir.ref"
@@ -208,6 +211,13 @@ OVERFLOWS = Instrument("weir.overflows", "counter", "{overflow}", "Upstream said
 RETRIES = Instrument("weir.retries", "counter", "{attempt}", "Attempts after the first one, by reason", (REASON,))
 SUMMARIZER_CALLS = Instrument("weir.summarizer.calls", "counter", "{call}", "Calls of the summariser", (RESULT,))
 DEGRADED = Instrument("weir.degraded", "counter", "{request}", "Requests managed with a part missing", (REASON,))
+COST = Instrument(
+    "weir.cost",
+    "counter",
+    "USD",
+    "List price of prompts and answers: forwarded, and what the clients' own arrays would have cost (unmanaged)",
+    (KIND, TENANT),
+)
 STORE_LATENCY = Instrument(
     "weir.store.latency", "histogram", "s", "Time of a store operation", (STORE_OPERATION,), SHORT_SECONDS
 )

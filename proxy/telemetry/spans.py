@@ -366,6 +366,14 @@ class ExchangeTrace:
         note(names.PRESET, preset and clean(preset))
         note(names.REQUEST_MODEL, clean(model))
 
+    def cache(self, *, changed: str, is_cold: bool, hit_ratio: float | None) -> None:
+        """What the provider's prompt cache made of the request, on the root: who changed its prefix, and the rest."""
+        note = self.root.attributes
+        note[names.PREFIX_CHANGED] = changed
+        note[names.CACHE_COLD] = is_cold
+        if hit_ratio is not None:
+            note[names.CACHE_HIT_RATIO] = round(hit_ratio, 4)
+
     def plan(self) -> PlanSpan:
         """``weir context.plan``, to be entered; each round after an overflow has its own."""
         return self.child(PlanSpan, names.PLAN_SPAN, SpanKind.INTERNAL, self.now(), self.root)
@@ -506,7 +514,7 @@ class NullTrace:
     def _null(self, *_: object, **__: object) -> NullSpan:
         return NULL_SPAN
 
-    identify = event = end = _ignore
+    identify = event = cache = end = _ignore
     plan = summarizer = attempt = _null
 
 

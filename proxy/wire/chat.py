@@ -15,6 +15,7 @@ import msgspec
 
 from policies import Body, EditKind, Message, Piece, ToolCall
 from proxy.errors import InvalidRequest
+from proxy.wire.markers import content_with, marker_for_summary, marker_within
 from proxy.wire.parts import attached, reasoning_of, without_media, without_reasoning
 from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
 
@@ -359,16 +360,26 @@ def _canonical_call(call: object) -> object:
 
 
 def render(pieces: Sequence[Piece], messages: Sequence[Raw], marked: frozenset[int]) -> list[Raw]:
-    """The raw slices of a planned array: the client's own bytes wherever a message was not replaced."""
-    return [_render(piece, messages, marked) for piece in pieces]
+    """The raw slices of a planned array: the client's own bytes wherever a message was not replaced.
+
+    ``marked`` are the indices of messages with Weir's own mark, which is taken out. Cache markers stay on what
+    replaces their block.
+    """
+    return [
+        _render_summary(piece, marker_for_summary(pieces, messages))
+        if piece.index is None
+        else _render(piece, messages[piece.index], marked=piece.index in marked)
+        for piece in pieces
+    ]
 
 
-def _render(piece: Piece, messages: Sequence[Raw], marked: frozenset[int]) -> Raw:
-    if piece.index is None:
-        return write_value({"role": "user", "content": piece.text or ""})
-    raw = messages[piece.index]
+def _render_summary(piece: Piece, markers: Mapping[str, Any]) -> Raw:
+    return write_value({"role": "user", "content": content_with(piece.text or "", markers)})
+
+
+def _render(piece: Piece, raw: Raw, *, marked: bool) -> Raw:
     if piece.text is None:
-        return unmarked(raw) if piece.index in marked else raw
+        return unmarked(raw) if marked else raw
     value = dict(read_message(raw))
     value.pop(MARK, None)
     if piece.kind is EditKind.REASONING:
@@ -376,7 +387,7 @@ def _render(piece: Piece, messages: Sequence[Raw], marked: frozenset[int]) -> Ra
     elif piece.kind is EditKind.MEDIA:
         value = without_media(value, piece.text.split("\n"))
     else:
-        value["content"] = piece.text
+        value["content"] = content_with(piece.text, marker_within(value))
     return write_value(value)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from policies.media import AUDIO_TYPES, FILE_TYPES, IMAGE_TYPES, VIDEO_TYPES, is_media
+from proxy.wire.markers import markers_of
 
 THINKING_TYPES = frozenset({"thinking", "redacted_thinking"})
 REASONING_KEYS = ("reasoning_content", "reasoning")
@@ -45,12 +46,17 @@ def without_reasoning(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_media(value: Mapping[str, Any], lines: Sequence[str]) -> dict[str, Any]:
-    """The message with a text part for each image, audio, video or file: its line, the last line for what has none."""
+    """The message with a text part for each image, audio, video or file: its line, the last line for what has none.
+
+    A cache marker on such a part stays on the text that takes its place.
+    """
     new, left = dict(value), list(lines) or [""]
     content = new.get("content")
     if isinstance(content, list):
         new["content"] = [
-            {"type": "text", "text": left.pop(0) if len(left) > 1 else left[0]} if _is_media(part) else part
+            {"type": "text", "text": left.pop(0) if len(left) > 1 else left[0], **markers_of(part)}
+            if _is_media(part)
+            else part
             for part in content
         ]
     return new

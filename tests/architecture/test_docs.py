@@ -5,8 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from policies.settings import Bucket, ContextSettings, Ingest
+from policies.settings import Bucket, ContextSettings, Ingest, Memory, Shape, Zones
+from policies.trend import TrendRules
+from proxy.cli import main
+from proxy.custom import check_custom
+from proxy.policy_import import known_keys
 from proxy.policy_layers import LAYERS, SCORERS
 from proxy.presets import preset_documents
 
@@ -33,11 +38,54 @@ def test_every_parameter_of_a_scorer_is_on_the_page(scorer: str) -> None:
     assert families <= WORDS
 
 
-def test_every_key_of_a_bucket_and_of_the_ingest_cap_is_on_the_page() -> None:
-    keys = {f.name for part in (Bucket, Ingest) for f in dataclasses.fields(part)} - {"sub_agent_cap"}
-    assert keys <= WORDS
+def names(part: type) -> set[str]:
+    return {each.name for each in dataclasses.fields(part)}
+
+
+def in_code() -> set[str]:
+    """Words that stand alone between back quotes."""
+    return set(re.findall(r"`(\w+)`", PAGE))
+
+
+@pytest.mark.parametrize("part", [Bucket, Ingest, Memory, Shape])
+def test_every_key_of_a_section_is_on_the_page(part: type) -> None:
+    assert names(part) <= in_code()
+
+
+def test_every_key_of_the_trend_is_on_the_page_with_its_section() -> None:
+    assert {f"trend.{name}" for name in names(TrendRules)} <= WORDS
 
 
 def test_every_key_of_a_policy_is_on_the_page() -> None:
-    internal = {"name", "mode", "note_min", "note_max", "summarizer", "layers", "reserve_floor"}
-    assert {f.name for f in dataclasses.fields(ContextSettings)} - internal <= WORDS
+    assert names(ContextSettings) - {"name", "layers"} | {"cascade", "preset", "about"} <= in_code()
+    assert {name.removesuffix("_at") for name in names(Zones)} <= WORDS
+
+
+def test_every_key_that_is_imported_is_on_the_page_and_in_the_help() -> None:
+    said = CliRunner().invoke(main, ["policy", "import", "--help"]).stdout
+
+    for keys in known_keys():
+        assert set(keys) <= in_code()
+        assert set(keys) <= set(re.findall(r"\w+", said))
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_examples_of_policies_pass_the_strictest_lint(tmp_path: Path) -> None:
+    assert blocks("yaml")
+    for text in blocks("yaml"):
+        (tmp_path / "weir.yaml").write_text(text)
+        ran = CliRunner().invoke(main, ["policy", "lint", "--strict", str(tmp_path / "weir.yaml")])
+        assert ran.exit_code == 0, ran.output
+
+
+def test_the_example_of_a_function_can_be_named_from_the_folder_weir_is_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_layers.py").write_text(blocks("python")[0])
+    monkeypatch.chdir(tmp_path)
+
+    assert check_custom("my_layers:newest") is None
+    assert check_custom("my_layers:oldest") is not None

@@ -277,15 +277,21 @@ def test_zones_scale_with_the_window_only_where_the_policy_says_so() -> None:
 
 @pytest.mark.requirement("D25")
 def test_a_batch_that_would_come_soon_runs_early_where_the_provider_has_forgotten_the_prefix() -> None:
-    settings = replace(PLAIN, layers=(EVICT,), cold_at=0.8, cache_ttl=300.0)
-    transcript = talk(*sized(61_000))
-    before = grown(50_000)  # its only request was at second 1
-    warm = decide(transcript, settings=settings, budget=HUNDRED, trend=before, at=300.0)
-    cold = decide(transcript, settings=settings, budget=HUNDRED, trend=before, at=302.0)
-    assert warm.action is Action.PASS
-    assert cold.action is Action.PASS  # it is at 60 % already: nothing to gain
-    deep = replace(settings, layers=(replace(EVICT, stop_at=0.3),))
-    assert decide(transcript, settings=deep, budget=HUNDRED, trend=before, at=300.0).action is Action.PASS
-    assert decide(transcript, settings=deep, budget=HUNDRED, trend=before, at=302.0).action is Action.EDIT
-    never = replace(deep, cold_at=None)
-    assert decide(transcript, settings=never, budget=HUNDRED, trend=before, at=302.0).action is Action.PASS
+    settings = replace(PLAIN, layers=(replace(EVICT, stop_at=0.5),), cold_at=0.8, cache_ttl=300.0)
+    said = sized(76_000)
+    first = decide(talk(*said), settings=settings, budget=HUNDRED, at=1.0)
+    assert first.is_new
+    known = remember(Known(), first, talk(*said))
+    for n in range(14):
+        said += step(f"later {n} {words(800)}", arguments=f'{{"later": {n}}}')
+    transcript = talk(*said)
+
+    def at(second: float, policy: ContextSettings = settings, ledger: Known = known) -> Action:
+        return decide(transcript, settings=policy, budget=HUNDRED, known=ledger, trend=first.trend, at=second).action
+
+    assert 60_000 < decide(transcript, settings=settings, budget=HUNDRED, known=known).raw_after < 75_000
+    assert at(301.0) is Action.REPLAY
+    assert at(302.0) is Action.EDIT
+    assert at(302.0, replace(settings, cold_at=None)) is Action.REPLAY
+    calm = talk(*sized(65_000))  # a conversation that was never managed is left alone until its trigger
+    assert decide(calm, settings=settings, budget=HUNDRED, trend=first.trend, at=999.0).action is Action.PASS

@@ -197,6 +197,7 @@ def test_a_policy_is_shown_with_every_default(clean):
     shown = json.loads(weir("policy", "show", "balanced", "--json").stdout)
     table = weir("policy", "show", "balanced").stdout
 
+    assert list(shown.pop("tokens")) == ["8192", "32768", "131072"]
     assert shown == json.loads(json.dumps(policy_values(ContextSettings())))
     rows = {line.split()[0]: line.split()[-1] for line in table.splitlines()}
     assert (rows["reserve_floor"], rows["shapes[3].low_water"], rows["zones.red_at"]) == ("4000", "0.3", "0.9")
@@ -208,7 +209,7 @@ def test_policies_are_listed_with_the_default_marked(clean, monkeypatch):
     monkeypatch.setenv("WEIR_POLICY", "mine")
 
     rows = json.loads(weir("policy", "list", "--config", "weir.yaml", "--json").stdout)
-    table = weir("policy", "list", "--config", "weir.yaml").stdout
+    table = weir("policy", "list", "--wide", "--config", "weir.yaml").stdout
 
     listed = [(row["name"], row["from"], row["default"], row["mode"]) for row in rows]
     assert listed[-1] == ("mine", "file", True, "off")

@@ -168,7 +168,10 @@ def test_merging_what_is_alike_is_a_layer_of_its_own_in_front_of_priority() -> N
         ("max_contxt_tokens: 1\n", "legacy.yaml:1: max_contxt_tokens: unknown key; did you mean max_context_tokens?"),
         ("a: 1\neviction:\n  polcy: lru\n", "legacy.yaml:3: eviction.polcy: unknown key; did you mean policy?"),
         ("compression:\n  cascade: {compacton: 0.9}\n", "legacy.yaml:2: compression.cascade.compacton: no step of a"),
-        ("prune_protect: 1\npressure: {red: 0.9}\n", "legacy.yaml: keys of two tools: prune_protect"),
+        (
+            "prune_protect: 1\npressure: {red: 0.9}\n",
+            "legacy.yaml: keys of both sets: prune_protect do not go with pressure",
+        ),
     ],
 )
 def test_a_key_that_nobody_knows_is_an_error(text: str, said: str) -> None:
@@ -176,6 +179,46 @@ def test_a_key_that_nobody_knows_is_an_error(text: str, said: str) -> None:
         imported(parse_document(text, name="legacy.yaml", env={}))
 
     assert any(problem.startswith(said) for problem in raised.value.problems), raised.value.problems
+
+
+def test_everything_that_is_wrong_is_said_at_once_and_only_close_names_are_guessed(tmp_path: Path) -> None:
+    ran = run(tmp_path, "prune_protect: 1\npressure: {red: 0.9, blue: 2}\nevicton: {polcy: lru}\ncolour: red\n")
+
+    said = ran.stderr.replace(f"{tmp_path}/", "").splitlines()
+    assert (ran.exit_code, ran.stdout) == (1, "")
+    assert said == [
+        "error: legacy.yaml: keys of both sets: prune_protect do not go with pressure",
+        "error: legacy.yaml:2: pressure.blue: unknown key",
+        "error: legacy.yaml:3: evicton.polcy: unknown key; did you mean policy?",
+        "error: legacy.yaml:4: colour: unknown key",
+    ]
+
+
+def test_every_value_that_makes_no_policy_is_said(tmp_path: Path) -> None:
+    ran = run(tmp_path, "max_context_tokens: many\npressure: {red: 1.5x}\nyellow_threshold: no\n")
+
+    assert ran.exit_code == 1
+    assert len(ran.stderr.splitlines()) == 3, ran.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}\n", "# nothing\n", "upstreams: {a: {b: 1}}\nlisten: {port: 1}\n", "limits: 5\n"]
+)
+def test_a_file_in_which_nothing_is_known_is_an_error(tmp_path: Path, text: str) -> None:
+    ran = run(tmp_path, text)
+
+    assert (ran.exit_code, ran.stdout) == (1, "")
+    assert "legacy.yaml: nothing was recognised: " in ran.stderr.splitlines()[0]
+
+
+def test_what_is_printed_says_where_it_goes_and_the_example_writes_a_file_of_its_own(tmp_path: Path) -> None:
+    printed = run(tmp_path, BY_PRUNING).stdout
+    shown = CliRunner().invoke(main, ["policy", "import", "--help"]).stdout
+
+    assert printed.startswith("# ")
+    assert "policies: already" in printed.splitlines()[0]
+    assert "> agent.yaml" in shown
+    assert ">>" not in shown
 
 
 @pytest.mark.parametrize(

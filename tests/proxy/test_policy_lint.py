@@ -122,7 +122,7 @@ def test_the_five_mistakes_are_warnings_with_their_place(tmp_path: Path, text: s
     [
         (
             "cascade:\n  - {layer: dedupe}\n  - {layer: compact}\n  - {layer: evict}\n  - {layer: prune}\n",
-            "mine.yaml:5: cascade[3].layer: stands behind cascade[1]",
+            "mine.yaml:3: cascade[1].layer: compact may ask a model: evict, prune cost nothing and should go first",
         ),
         ("cascade:\n  - {layer: evict}\n  - {layer: rollover}\n", "mine.yaml:3: cascade[1].layer: rollover has no"),
         ("when_full: reject\n", "cascade: no layer ever runs where when_full is reject"),
@@ -187,7 +187,7 @@ CAPPED = "tool_outputs: {cap: 0.3}"
         ("buckets:\n  tools: {charge_to: tools}\n", "buckets.tools.charge_to: a bucket cannot be charged to itself"),
         (
             "buckets:\n  tools: {charge_to: memory}\n  memory: {charge_to: tools}\n",
-            "mine.yaml:2: buckets.tools.charge_to: memory is itself charged to tools",
+            "buckets.tools.charge_to: memory is itself charged to tools: take charge_to from one of them",
         ),
         (
             "buckets:\n  tools: {on_overflow: reject}\n",
@@ -205,6 +205,10 @@ CAPPED = "tool_outputs: {cap: 0.3}"
         (
             "preset: five-bucket-256k\n",
             "mine.yaml:1: preset: no preset five-bucket-256k; did you mean five-bucket-128k?",
+        ),
+        (
+            "buckets:\n  tools: {charge_to: memory}\n  memory: {charge_to: summary}\n  summary: {charge_to: history}\n",
+            "buckets.tools.charge_to: memory is itself charged to summary: name history, or nothing",
         ),
         ("cold_at: 2\n", "mine.yaml:1: cold_at: should be a share above 0 to 1"),
         ("ingest: {share: 0}\n", "mine.yaml:1: ingest.share: should be a share above 0 to 1"),
@@ -245,6 +249,58 @@ def test_a_configuration_is_linted_policy_by_policy(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     assert linted(tmp_path, "a: [1\n")[0] == 2
     assert lint(tmp_path / "missing.yaml").exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "policies:\n", "policies: {}\n", "default_policy: audit\n"])
+def test_a_file_without_a_policy_says_that_nothing_was_found(tmp_path: Path, text: str) -> None:
+    code, lines = linted(tmp_path, text)
+
+    assert (code, linted(tmp_path, text, "--strict")[0]) == (0, 1)
+    assert lines == ["warning: mine.yaml: nothing was found to lint: neither keys of a policy nor policies:"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("headroom: 1.5x\n", "mine.yaml:1: headroom: should be a number"),
+        ("trigger: 0.8\n", "mine.yaml:1: trigger: unknown key; it is shapes[].trigger or cascade[].at now"),
+        ("cascade: [{layer: evict, cap: 3}]\n", "mine.yaml:1: cascade[0].cap: unknown key; it is buckets.*.cap or"),
+        ("colour: red\n", "mine.yaml:1: colour: unknown key; docs/policies.md and weir policy show name every key"),
+        ("headrom: 0.1\n", "mine.yaml:1: headrom: unknown key; did you mean headroom?"),
+    ],
+)
+def test_one_fault_is_one_short_line(tmp_path: Path, text: str, said: str) -> None:
+    code, lines = linted(tmp_path, text)
+
+    assert (code, len(lines)) == (2, 1), lines
+    assert lines[0].startswith(f"error: {said}")
+    assert len(lines[0]) < 140
+
+
+def test_what_a_circle_of_charges_is_told_leads_to_no_other_error(tmp_path: Path) -> None:
+    circle = "buckets:\n  tools: {cap: 0.1, charge_to: memory}\n  memory: {charge_to: tools}\n"
+
+    assert linted(tmp_path, circle)[0] == 2
+    assert linted(tmp_path, circle.replace("memory: {charge_to: tools}", "memory: {cap: 0.1}"))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("cascade", "asks_first"),
+    [
+        ("[{layer: compact, at: 0.8}, {layer: evict, at: 0.9}]", True),
+        ("[{layer: evict, at: 0.8}, {layer: compact, at: 0.9}]", False),
+        ("[{layer: compact}, {layer: rollover}]", False),
+        ("[{layer: compact, scope: history}, {layer: evict, scope: tool_outputs}]", False),
+    ],
+)
+def test_a_layer_that_asks_a_model_before_a_free_one_is_a_warning(
+    tmp_path: Path, cascade: str, *, asks_first: bool
+) -> None:
+    buckets = "buckets: {tools: {cap: 0.1}, history: {cap: 0.4}, tool_outputs: {cap: 0.3}}\n"
+
+    _, lines = linted(tmp_path, f"{buckets}cascade: {cascade}\n")
+
+    assert any("should go first" in line for line in lines) is asks_first, lines
 
 
 def test_shares_of_amounts_in_tokens_need_a_window() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +18,9 @@ from policies.replay import Known
 from policies.scoring import SCORERS as SCORERS_THERE_ARE
 from policies.scoring import parameters
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Mode
+from policies.triggers import first_trigger, limit_for
 from proxy.cli import main
+from proxy.config import load_config
 from proxy.policy_layers import NO_EFFECT_YET, SCORERS
 from proxy.presets import about, policy_amounts, preset_directory, preset_documents, preset_policies
 from tests.policies.play import Said, assistant, decide, result, talk, user, words
@@ -94,6 +97,7 @@ def test_article_divides_128k_in_six() -> None:
         "memory": 10_240,
         "history": 83_200,
         "tool_outputs": 15_360,
+        "working": 6_400,
     }
     assert amounts["reserve"] == 6_400
     assert layer("article-128k", "evict").params == {"scorer": "hybrid", "weights": "article-yaml"}
@@ -178,9 +182,9 @@ def test_baseagents_numbers_are_exact() -> None:
         "reserve": 32_000,
         "headroom": 0,
         "usable": 168_000,
-        "trigger": 134_400,
+        "trigger": 142_799,
         "cascade": [
-            {"layer": "ingest_cap", "scope": "total", "acts_at": None},
+            {"layer": "ingest_cap", "scope": "total", "acts_at": 0},
             {"layer": "prune", "scope": "total", "acts_at": 142_800},
             {"layer": "compact", "scope": "total", "acts_at": 142_800},
         ],
@@ -198,7 +202,7 @@ def test_baseagents_numbers_are_exact() -> None:
     table = CliRunner().invoke(main, ["policy", "show", "baseagent-200k"]).stdout
     assert "142,800" in table
     assert "168,000" in table
-    assert "143" not in table
+    assert "143," not in table
 
 
 @pytest.mark.requirement("A3.13")
@@ -446,6 +450,61 @@ def test_a_preset_acts_at_its_threshold_and_not_one_token_before(name: str, scop
 
 def test_every_preset_that_may_act_is_in_the_table() -> None:
     assert {name for name, *_ in ACTS} == {*PRESETS} - {"audit", "off"}
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("window", [8_192, 32_768, 131_072, 200_000])
+def test_the_tokens_that_are_shown_are_those_the_planner_goes_by(name: str, window: int) -> None:
+    settings = PRESETS[name]
+    shown, budget = policy_amounts(settings, window), divide(settings, window=window)
+
+    assert shown["trigger"] == first_trigger(settings, budget)
+    assert shown["cascade"] == [
+        {"layer": each.strategy, "scope": each.scope, "acts_at": limit_for(each, settings, budget) + 1}
+        for each in settings.layers
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("called", [None, "mine"])
+def test_a_policy_printed_as_yaml_loads_to_the_same_settings(tmp_path: Path, name: str, called: str | None) -> None:
+    ran = CliRunner().invoke(main, ["policy", "show", name, "--yaml"], catch_exceptions=False)
+    text = ran.stdout.replace(f"\n  {name}:\n", f"\n  {called or name}:\n")
+    (tmp_path / "weir.yaml").write_text(text)
+
+    loaded = load_config(tmp_path / "weir.yaml", env={}).policies[called or name]
+
+    assert loaded == dataclasses.replace(PRESETS[name], name=called or name)
+    assert about(preset_documents()[name]) in " ".join(text.split())
+
+
+def test_without_a_window_tokens_are_shown_for_three() -> None:
+    tokens = shown("balanced")["tokens"]
+
+    assert isinstance(tokens, dict)
+    assert list(tokens) == ["8192", "32768", "131072"]
+    assert all(each["acts_at"] == tokens["8192"]["trigger"] + 1 for each in tokens["8192"]["cascade"])
+    assert shown("balanced", "--window", "4096")["tokens"] == policy_amounts(PRESETS["balanced"], 4_096)
+
+
+def test_shapes_are_shown_only_where_a_layer_uses_them() -> None:
+    assert {name for name in PRESETS if "shapes" not in shown(name)} == {
+        "audit",
+        "off",
+        "interceptor",
+        "interceptor-support",
+        "turn-atomic",
+    }
+
+
+def test_the_list_of_policies_fits_120_columns() -> None:
+    narrow = CliRunner().invoke(main, ["policy", "list"], catch_exceptions=False).stdout.splitlines()
+    wide = CliRunner().invoke(main, ["policy", "list", "--wide"], catch_exceptions=False).stdout.splitlines()
+
+    assert max(map(len, narrow)) <= 120
+    assert all(line == line.rstrip() for line in (*narrow, *wide))
+    assert len(wide) == 1 + len(PRESETS)
+    assert any("evict > summarize_tool_result" in line for line in wide)
 
 
 @pytest.mark.requirement("A1.4")

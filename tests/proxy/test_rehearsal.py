@@ -12,6 +12,7 @@ import pytest
 from policies import ContextSettings, Mode
 from policies.advise import PROVIDERS, Prices, recommend
 from proxy.models import ModelFacts
+from proxy.prices import BadPrices, PriceList, price_list
 from proxy.rehearsal import (
     SLIDING,
     UNMANAGED,
@@ -29,7 +30,6 @@ from proxy.rehearsal import (
     step_values,
 )
 from proxy.rehearsal.charts import MOST_TICKS, scale
-from proxy.rehearsal.costs import BadPrices, PriceList, price_list
 from proxy.rehearsal.lanes import Managed, SlidingWindow
 from proxy.rehearsal.traffic import TrafficCount, advice_for, advised, pace_of
 from proxy.rehearsal_report import Report, render_report

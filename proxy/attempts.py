@@ -1,0 +1,168 @@
+"""One request to the upstream: what it may ask for, what its answer says about size, what is learned from it."""
+
+import math
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from policies import ContextSettings
+from proxy.caller import Caller
+from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
+from proxy.planning import Planned
+from proxy.relay import MOST_WHOLE, Opening, is_stream, open_stream
+from proxy.runtime import Runtime
+from proxy.settlement import Outcome
+from proxy.tap import Tap, read_completion
+from proxy.telemetry import CONTEXT_HEADERS
+from proxy.upstream.client import StreamBroken
+from proxy.upstream.overflow import NONE, Kind, Verdict, classify, classify_event, plausible_limit
+from proxy.upstream.upstreams import CHAT, Answer
+from proxy.wire.chat import ChatRequest, with_fields
+
+SMALLEST_OUTPUT = 16
+CLAMP_MARGIN = 8
+DROPPED = frozenset({b"accept-encoding", b"baggage"})
+
+
+@dataclass(slots=True)
+class Received:
+    """An answer that is to be relayed: as a whole (``body``), or as a stream of which a beginning was read."""
+
+    answer: Answer
+    body: bytes | None = None
+    seen: Tap | None = None
+    chunks: AsyncGenerator[bytes, None] | None = None
+    opening: Opening | None = None
+
+
+@dataclass(slots=True)
+class Attempts:
+    """The requests to the upstream that one client's request makes, until an answer can be relayed.
+
+    ``policy`` is what manages the request, None where nothing does: then no stream is looked into beforehand.
+    """
+
+    runtime: Runtime
+    request: ChatRequest
+    caller: Caller
+    headers: Sequence[tuple[bytes, bytes]]
+    outcome: Outcome
+    policy: ContextSettings | None
+
+    async def make(self, body: bytes, planned: Planned, *, number: int) -> tuple[Received, Verdict]:
+        """Send ``body`` as attempt ``number`` (from 1): the answer, and what it says about size."""
+        outcome = self.outcome
+        upstream = outcome.upstream
+        assert upstream is not None  # noqa: S101 - whoever planned has chosen it
+        span = outcome.trace.attempt(
+            self.request.model,
+            upstream.name,
+            *outcome.address(),
+            number,
+            compacted=planned.decision is not None and "compact" in planned.decision.applied and not outcome.observed,
+        )
+        outcome.attempt = span
+        context = span.propagation()
+        drop = DROPPED | CONTEXT_HEADERS if context else DROPPED
+        try:
+            answer = await self.runtime.upstreams.send(
+                upstream,
+                caller=self.caller,
+                method="POST",
+                path=CHAT,
+                query=outcome.query,
+                headers=[*[h for h in self.headers if h[0] not in drop], *context],
+                body=body,
+                attempt=number - 1,
+            )
+            received, verdict = await self._look(answer, planned)
+        except ProxyError as error:
+            span.failed(error.code)
+            raise
+        if answer.status >= 400:
+            span.failed("context_length_exceeded" if verdict.is_overflow else str(answer.status), status=answer.status)
+        return received, verdict
+
+    async def _look(self, answer: Answer, planned: Planned) -> tuple[Received, Verdict]:
+        """Read as much of an answer as tells whether it is an overflow, before anything goes to the client."""
+        if is_stream(answer) and answer.status < 400:
+            chunks = answer.chunks()
+            if self.policy is None:
+                return Received(answer, chunks=chunks), NONE
+            try:
+                opening = await open_stream(chunks)
+            except StreamBroken as error:
+                answer.close()
+                raise UpstreamUnreachable(str(error)) from None
+            except BaseException:
+                answer.close()
+                raise
+            verdict = classify_event(opening.error) if opening.error is not None else NONE
+            return Received(answer, chunks=chunks, opening=opening), verdict
+        try:
+            body = await answer.read(MOST_WHOLE)
+        except StreamBroken as error:
+            answer.close()
+            raise UpstreamUnreachable(str(error)) from None
+        if answer.status == 200 and not body.strip():
+            answer.close()
+            raise UpstreamEmpty("The upstream answered 200 with an empty body.")
+        seen = read_completion(body) if answer.status < 400 else None
+        if seen is not None and seen.said:
+            return Received(answer, body=body, seen=seen), NONE
+        window = planned.belief.budget.window if planned.belief is not None else None
+        verdict = classify(answer.status, body, window=window)
+        if seen is not None and verdict.kind is not Kind.CONTEXT:
+            verdict = NONE  # an answer that was only cut short
+        return Received(answer, body=body, seen=seen), verdict
+
+    def within_window(self, planned: Planned) -> bytes:
+        """The planned body, asking for no more than fits where the upstream is known to refuse more than that."""
+        belief, decision = planned.belief, planned.decision
+        if self.policy is None or self.policy.observes or belief is None or decision is None:
+            return planned.body
+        if not self.runtime.windows.is_strict(belief.scope):
+            return planned.body
+        used = math.ceil(decision.after * (1 + belief.budget.margin))
+        return self._asking_for(planned.body, belief.budget.window - used - CLAMP_MARGIN) or planned.body
+
+    def clamped(self, body: bytes, verdict: Verdict) -> bytes | None:
+        """The same body asking for a shorter answer, where only prompt plus answer is too large; None where it is not.
+
+        None also where the client asks for nothing that could be cut.
+        """
+        return self._asking_for(body, verdict.clamp(CLAMP_MARGIN)) if verdict.kind is Kind.COMPLETION else None
+
+    def _asking_for(self, body: bytes, room: int | None) -> bytes | None:
+        """The body with the client's ``max_tokens`` cut to ``room``; None if there is nothing to cut or no room."""
+        asked = self.request.max_tokens
+        if room is None or asked is None or room >= asked or room < min(SMALLEST_OUTPUT, asked):
+            return None
+        name = "max_completion_tokens" if "max_completion_tokens" in self.request.fields else "max_tokens"
+        self.outcome.clamped = True
+        return with_fields(body, **{name: room})
+
+
+def learn_from_error(runtime: Runtime, verdict: Verdict, planned: Planned) -> None:
+    """Remember the limit and the count that an upstream put into its error."""
+    belief, windows = planned.belief, runtime.windows
+    if belief is None:
+        return
+    if verdict.kind is Kind.COMPLETION:
+        windows.mark_strict(belief.scope)
+    limit = plausible_limit(verdict)
+    if limit is not None:
+        windows.learn(belief.scope, limit)
+    if verdict.prompt is not None and not verdict.at_least:
+        _calibrate(runtime, planned, verdict.prompt)
+
+
+def learn_from_answer(runtime: Runtime, outcome: Outcome) -> None:
+    """Calibrate by what the upstream says the forwarded request took."""
+    planned, seen = outcome.planned, outcome.seen
+    if planned is not None and seen is not None and seen.usage is not None and seen.usage.prompt is not None:
+        _calibrate(runtime, planned, seen.usage.prompt)
+
+
+def _calibrate(runtime: Runtime, planned: Planned, reported: int) -> None:
+    if planned.belief is not None and planned.sent is not None and not planned.has_media:
+        runtime.windows.calibrate(planned.belief.counted, estimated=planned.sent, reported=reported)

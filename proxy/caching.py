@@ -1,0 +1,213 @@
+"""What the provider's prompt cache made of a request: warm or cold, by whose doing its prefix changed, what it cost.
+
+Cached tokens count as used: a cache changes what a request costs, not what fits. Costs are list prices in US dollars,
+of the prompt and the answer, with the model's own prices as far as they are known::
+
+    cost        prompt tokens that were not cached + .1 for cached ones (Anthropic's and OpenAI's price) + the answer
+    cost_saved  the same for the client's own array, less cost; negative where a batch made the cache forget
+
+The client's own array would have been read from the cache in the share that was reported; on a request whose prefix
+Weir has just changed, in the share of the request before, because the array as the client sent it did not change.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import xxhash
+
+from policies import EditKind
+from policies.advise import Prices
+from policies.messages import count_occurrences
+from proxy.conversation import Prefix
+from proxy.evictions import CUT
+from proxy.models import ModelFacts
+from proxy.planning import Planned
+from proxy.prices import price_list
+from proxy.tap import Usage
+from proxy.wire.chat import TOOL_FIELDS, ChatRequest
+
+Cause = Literal["none", "client", "proxy"]
+CACHED_PRICE = 0.1
+TOOLS_AND_SCHEMA = (*TOOL_FIELDS, "response_format")
+DIGITS = 9
+NO_HASH = b""
+WHOLE = frozenset({CUT, str(EditKind.PRUNE_TOOLS)})
+"""Kinds of what a batch did that changes the beginning of every request: a summary or a note, and the tools."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheUse:
+    """One request as the provider's cache saw it.
+
+    Attributes:
+        hit_ratio: share of the prompt that was read from the cache, None where the upstream did not say.
+        is_cold: whether the conversation rested for longer than the policy's ``cache_ttl`` before it.
+        changed: who made it begin in another way than the request before, ``none`` if nobody is known to have.
+        cost: of prompt and answer, US dollars; None without reported usage or a price.
+        cost_saved: what the client's own array would have cost beyond that.
+    """
+
+    hit_ratio: float | None = None
+    is_cold: bool = False
+    changed: Cause = "none"
+    cost: float | None = None
+    cost_saved: float | None = None
+
+    def facts(self) -> dict[str, object]:
+        """What there is to say, for the detail of an exchange's row."""
+        said: dict[str, object] = {}
+        if self.hit_ratio is not None:
+            said["hit_ratio"] = round(self.hit_ratio, 4)
+        if self.is_cold:
+            said["cold"] = True
+        if self.changed != "none":
+            said["prefix_changed"] = self.changed
+        if self.cost is not None:
+            said["cost"] = round(self.cost, DIGITS)
+        if self.cost_saved is not None:
+            said["cost_saved"] = round(self.cost_saved, DIGITS)
+        return said
+
+
+def shown(detail: Mapping[str, object]) -> dict[str, object]:
+    """The same of a stored row, every name there."""
+    unsaid = {"hit_ratio": None, "cold": False, "prefix_changed": "none", "cost": None, "cost_saved": None}
+    return {name: detail.get(name, default) for name, default in unsaid.items()}
+
+
+def follow(
+    planned: Planned, request: ChatRequest, usage: Usage | None, *, ttl: float, at: float, carried_out: bool, ok: bool
+) -> CacheUse:
+    """What the cache made of a request that went up, which the next one of the conversation will be compared with.
+
+    ``ttl`` is the policy's, in seconds; ``at`` when the request was settled; ``carried_out`` whether the plan is what
+    went up, and ``ok`` whether the upstream accepted it.
+    """
+    assert planned.recognised is not None  # noqa: S101 - the caller looked at its branch
+    thread = planned.recognised.thread
+    before, now = thread.prefix, _prefix(planned, request, usage)
+    touched = carried_out and _touches_what_was_sent(planned)
+    changed = _cause(planned, before, now, touched=touched)
+    if ok:
+        thread.prefix = now
+    elif before is not None and changed == "proxy":
+        thread.prefix = replace(before, is_stale=True)
+    is_cold = _is_cold(planned, ttl=ttl, at=at)
+    prices = prices_of(request.model, planned.belief.facts) if planned.belief is not None else None
+    if usage is None or prices is None:
+        return CacheUse(hit_ratio=now.hit_ratio, is_cold=is_cold, changed=changed)
+    cost, removed = _cost(prices, usage), _removed(planned) if carried_out else 0
+    share = now.hit_ratio or 0.0
+    if before is not None and before.hit_ratio is not None and changed == "proxy" and not is_cold:
+        share = max(share, before.hit_ratio)
+    return CacheUse(
+        hit_ratio=now.hit_ratio,
+        is_cold=is_cold,
+        changed=changed,
+        cost=cost,
+        cost_saved=_cost_unmanaged(prices, usage, removed=removed, share=share) - cost if removed else 0.0,
+    )
+
+
+def _prefix(planned: Planned, request: ChatRequest, usage: Usage | None) -> Prefix:
+    assert planned.reading is not None  # noqa: S101 - whoever was recognised was read
+    transcript = planned.reading.transcript
+    tools = [request.fields[name] for name in TOOLS_AND_SCHEMA if name in request.fields]
+    return Prefix(
+        head=b"".join([m.digest for m in transcript.messages[: transcript.head]]),
+        tools=b"".join([xxhash.xxh3_64_digest(raw) for raw in tools]),
+        end=transcript.chain[-1] if transcript.chain else NO_HASH,
+        length=len(transcript.chain),
+        pruned=planned.decision.pruned if planned.decision is not None else (),
+        hit_ratio=hit_ratio(usage),
+    )
+
+
+def hit_ratio(usage: Usage | None) -> float | None:
+    """Cached tokens over all of the prompt's, at most 1; None where the upstream did not report both."""
+    if usage is None or usage.cached is None or not usage.prompt or usage.prompt < 0:
+        return None
+    return min(1.0, max(0, usage.cached) / usage.prompt)
+
+
+def _cause(planned: Planned, before: Prefix | None, now: Prefix, *, touched: bool) -> Cause:
+    if touched or (before is not None and before.is_stale):
+        return "proxy"
+    if before is None:
+        return "none"
+    if (now.head, now.tools, now.pruned) != (before.head, before.tools, before.pruned):
+        return "client"  # Weir has left out nothing new: a tool that comes back was asked for by name
+    return "none" if _goes_on(planned, before) else "client"
+
+
+def _goes_on(planned: Planned, before: Prefix) -> bool:
+    """Whether the messages are those of the request before and new ones, or the first of what was sent earlier."""
+    assert planned.recognised is not None  # noqa: S101 - follow() looked
+    assert planned.reading is not None  # noqa: S101
+    chain = planned.reading.transcript.chain
+    if len(chain) < before.length:
+        return planned.recognised.length == len(chain)
+    return before.length == 0 or chain[before.length - 1] == before.end
+
+
+def _touches_what_was_sent(planned: Planned) -> bool:
+    """Whether this request's batch, or one before it that the upstream refused, changed what was sent before."""
+    decision, reading, recognised = planned.decision, planned.reading, planned.recognised
+    if reading is None or recognised is None or not recognised.length:
+        return False
+    sent = reading.transcript.head + recognised.length
+    if decision is not None and decision.removed and decision.removed[0] < sent:
+        return True
+    if not planned.evictions:
+        return False
+    messages = reading.transcript.messages[:sent]
+    places = {(m.digest, nth) for m, nth in zip(messages, count_occurrences(messages), strict=True)}
+    return any(row.kind in WHOLE or (row.digest, row.occurrence) in places for row in planned.evictions)
+
+
+def _is_cold(planned: Planned, *, ttl: float, at: float) -> bool:
+    """Whether the conversation's last request came longer than ``ttl`` seconds before this one."""
+    last = planned.trend.at
+    mine = planned.decision.trend.at if planned.decision is not None else None
+    return last is not None and (at if mine is None else mine) - last > ttl
+
+
+def _removed(planned: Planned) -> int:
+    """Calibrated tokens by which the planned request is shorter than the client's."""
+    decision = planned.decision
+    return max(0, decision.before - decision.after) if decision is not None else 0
+
+
+@lru_cache(maxsize=1024)
+def prices_of(model: str, facts: ModelFacts) -> Prices | None:
+    """The model's prices in US dollars a token; a cached one is a tenth where nobody says, None without any price."""
+    if facts.input_price is None:
+        return None
+    listed = price_list(None, model=model, facts=facts).prices
+    read = facts.cache_read_price if facts.cache_read_price is not None else CACHED_PRICE * facts.input_price
+    return Prices(listed.input, read, listed.cache_write, listed.output, cliff=listed.cliff)
+
+
+def _cost(prices: Prices, usage: Usage) -> float:
+    """US dollars of a request as it was reported; what was written to the cache has a price of its own."""
+    prompt, cached, written = usage.prompt or 0, usage.cached or 0, usage.written or 0
+    plain = max(0, prompt - cached - written)
+    read = prices.input * plain + prices.cache_read * cached + prices.cache_write * written
+    return _tiered(prices, prompt, read, usage.completion or 0)
+
+
+def _cost_unmanaged(prices: Prices, usage: Usage, *, removed: int, share: float) -> float:
+    """US dollars of the same request with ``removed`` tokens more, a ``share`` of it all cached."""
+    prompt = (usage.prompt or 0) + removed
+    read = prompt * (prices.input * (1 - share) + prices.cache_read * share)
+    return _tiered(prices, prompt, read, usage.completion or 0)
+
+
+def _tiered(prices: Prices, prompt: int, read: float, answer: int) -> float:
+    """The prompt's cost and its answer's, both in the dearer tier where the prompt is that long."""
+    cliff = prices.cliff
+    if cliff is None or prompt <= cliff.above:
+        return read + prices.output * answer
+    return read * cliff.input + prices.output * answer * cliff.output

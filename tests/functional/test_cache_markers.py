@@ -1,0 +1,169 @@
+"""A client that marks its prompt for the provider's cache, as coding agents for Claude do, through a real Weir."""
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.simulator.ledger import Seen
+from proxy.simulator.serving import serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from proxy.wire.chat import digest_of
+from proxy.wire.raw import split_array, split_object
+from tests.functional.harness import COUNTER, ROOT, TOOLS, Talk, answered, arrays_of, begins_with, prose, weir
+
+RECORDED = ROOT.parent / "shared" / "data" / "clients" / "deepagents.jsonl"
+MARKER = {"type": "ephemeral"}
+HOUR = {"type": "ephemeral", "ttl": "1h"}
+
+
+def part(text: str, marker: dict[str, str] | None = None) -> dict[str, Any]:
+    return {"type": "text", "text": text} | ({} if marker is None else {"cache_control": marker})
+
+
+def marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The array as such a client sends it: an hour for the system prompt, five minutes for the two newest messages."""
+    new = deepcopy(messages)
+    new[0]["content"] = [part("You are an agent."), part(new[0]["content"], HOUR)]
+    with_text = [m for m in new[1:] if isinstance(m.get("content"), str) and m["content"]]
+    for message in with_text[-2:]:
+        message["content"] = [part(message["content"], MARKER)]
+    return new
+
+
+def marked_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [*tools[:-1], tools[-1] | {"cache_control": HOUR}]
+
+
+def grown() -> Iterator[list[dict[str, Any]]]:
+    """The arrays of an agent's run, made here."""
+    talk = Talk(None)
+    for _ in range(24):
+        yield deepcopy(talk.messages)
+        talk.add_step()
+
+
+def recorded() -> list[dict[str, Any]]:
+    """The bodies of one recorded run, in order."""
+    bodies: list[dict[str, Any]] = []
+    before: dict[str, Any] = {}
+    for line in RECORDED.read_text().splitlines():
+        row = json.loads(line)
+        body = row["body"]
+        body["tools"] = before["tools"] if body.get("tools") == {"@same": True} else body.get("tools")
+        before = body
+        if row["run"] == "agent" and row["path"].endswith("/chat/completions"):
+            bodies.append(body)
+    return bodies
+
+
+async def forwarded(arrays: list[list[dict[str, Any]]], tools: list[dict[str, Any]], window: int) -> list[Seen]:
+    async with (
+        serve_simulator(SimulatorSettings(window=window), counter=COUNTER) as simulator,
+        weir(simulator.base_url, window=window) as target,
+    ):
+        client = target.client()
+        for messages in arrays:
+            await client.chat.completions.create(
+                model="sim", messages=marked(messages), tools=marked_tools(tools), max_tokens=256
+            )
+        return answered(simulator)
+
+
+def surface(seen: Seen) -> tuple[bytes, bytes]:
+    """The bytes of the tools and of the system prompt."""
+    fields = split_object(seen.body)
+    items = split_array(fields["messages"])
+    assert items is not None
+    return bytes(fields["tools"]), bytes(items[0])
+
+
+def markers_in(value: Any) -> int:
+    return json.dumps(value).count('"cache_control"')
+
+
+def check(arrays: list[list[dict[str, Any]]], seen: list[Seen]) -> None:
+    """What holds of every request: the cached surface is stable, and each marker is where the client put it."""
+    assert len({surface(s) for s in seen}) == 1
+    for messages, one in zip(arrays, seen, strict=True):
+        sent, body = marked(messages), one.json()
+        assert markers_in(body) <= markers_in(sent) + 1 <= 4
+        theirs = {digest_of(m): m for m in sent}
+        for message in body["messages"]:
+            original = theirs.get(digest_of(message))
+            if original is not None:
+                assert message == original
+    assert any(body != [digest_of(m) for m in marked(a)] for a, body in zip(arrays, digests(seen), strict=True)), (
+        "no batch came: the test would show nothing"
+    )
+
+
+def digests(seen: list[Seen]) -> list[list[bytes]]:
+    return [[digest_of(m) for m in s.json()["messages"]] for s in seen]
+
+
+@pytest.mark.requirement("A4.13", "D25", "P2")
+async def test_tools_and_system_prompt_keep_their_bytes_over_a_batch_and_markers_their_place() -> None:
+    arrays = list(grown())
+    seen = await forwarded(arrays, TOOLS, 8192)
+    check(arrays, seen)
+    breaks = sum(old != new[: len(old)] for old, new in pairwise(digests(seen)))
+    assert 1 <= breaks <= 4, "between two batches each request begins with the one before"
+
+
+@pytest.mark.requirement("A4.13")
+@pytest.mark.skipif(not RECORDED.exists(), reason="the recorded requests of real clients are not here")
+async def test_the_requests_of_a_recorded_agent_keep_their_cached_surface_too() -> None:
+    bodies = recorded()
+    arrays = [body["messages"] for body in bodies]
+    check(arrays, await forwarded(arrays, bodies[0]["tools"], 14_000))
+
+
+@pytest.mark.requirement("A4.13")
+async def test_an_evicted_result_keeps_its_marker_and_one_without_stays_a_string() -> None:
+    talk = Talk(None)
+    talk.grow(16, kind="agent")
+    results = [m for m in talk.messages if m["role"] == "tool"]
+    results[1]["content"] = [part("Beginning."), part(results[1]["content"], MARKER)]
+    results[2]["content"] = [part(results[2]["content"])]
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        weir(simulator.base_url) as target,
+    ):
+        talk.client = target.client()
+        await talk.agent(2)
+        arrays = arrays_of(answered(simulator))
+    assert "evict" in talk.actions()[0]
+    for array in arrays:
+        found = {m["tool_call_id"]: m["content"] for m in array if m["role"] == "tool"}
+        (kept,) = found[results[1]["tool_call_id"]]
+        assert kept["cache_control"] == MARKER
+        assert len(kept["text"]) < 400
+        assert isinstance(found[results[2]["tool_call_id"]], str)
+        assert isinstance(found[results[0]["tool_call_id"]], str)
+    assert begins_with(arrays[1], arrays[0])
+
+
+@pytest.mark.requirement("A4.13", "P2")
+async def test_the_marker_of_a_summarized_message_stands_on_the_summary_request_after_request(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db") as target,
+    ):
+        talk = Talk(target.client())
+        talk.grow(3)
+        talk.messages[3]["content"] = [part(prose(80, seed=3), MARKER)]
+        talk.grow(26)
+        await talk.chat(3)
+        arrays = arrays_of(answered(simulator))
+    assert "compact" in talk.actions()[0]
+    for array in arrays:
+        (summary,) = [m for m in array if "Written by Weir" in json.dumps(m["content"])]
+        (only,) = summary["content"]
+        assert only["cache_control"] == MARKER
+        assert markers_in(array) == 1
+    assert all(begins_with(new, old) for old, new in pairwise(arrays))
