@@ -5,18 +5,22 @@ the sentences first, so they are read apart from the identifiers and have a shar
 """
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.findings import ERROR
-from policies.identifiers import STRONG, Kind, scan
+from policies.findings import ERROR, is_code
+from policies.identifiers import STRONG, Kind, Mention, scan
 from policies.passages import is_prose
-from policies.rules import sentences
+from policies.rules import STOP, WORD, sentences
 
 LONGEST = 320
 SHORTEST_NOTE = 40
 """Characters from which a plain statement without any cue may be a finding."""
 WEAKEST = 0.7
 """A sentence that weighs less announces a step and concludes nothing."""
+VAGUE = 0.25
+"""What a conclusion is worth that does not say of what."""
+LEAST = 0.45
 MOST = 24
 """Conclusions kept of one message."""
 EMPHASIS = re.compile(r"\b(?:IMPORTANT|DO_NOT_EVICT)\b")
@@ -109,6 +113,14 @@ _ANNOUNCES = re.compile(
     r"|should|want))\b",
     re.IGNORECASE,
 )
+_EMPTY_WORDS = (
+    "found find cause bug problem issue reason done fixed works working passes pass fails failed checked next "
+    "your have has here there seems however unfortunately successfully been information details several following "
+    "assistance further feel free help anything else need needed happy fix correct wrong decided right again "
+    "still after before because since "
+)
+_EMPTY = frozenset(_EMPTY_WORDS.split())
+"""Words with which a conclusion says that there is one and not which."""
 _NUMBERED = re.compile(r"\A(?:\d{1,3}[.)]|[-*•])\s")
 
 
@@ -144,11 +156,22 @@ def conclusions(text: str) -> tuple[Conclusion, ...]:
             continue
         mentions = scan(sentence)
         weight += min(0.6, 0.2 * sum(m.kind in STRONG or m.kind is Kind.QUANTITY for m in mentions))
-        if _ASKS.search(sentence):
+        if _ASKS.search(sentence) or sentence.endswith(":"):
             weight *= 0.3
+        elif _says_little(sentence, mentions):
+            weight *= VAGUE
+        if weight < LEAST and not EMPHASIS.search(sentence):
+            continue
         keys = frozenset(m.value.lower() for m in mentions if m.kind in STRONG)
         found.append(Conclusion(label, sentence, weight * spread, keys))
     return tuple(sorted(sorted(found, key=lambda c: -c.weight)[:MOST], key=found.index))
+
+
+def _says_little(sentence: str, mentions: Sequence[Mention]) -> bool:
+    """Whether a sentence names nothing and has hardly a word that tells: "That is the bug."."""
+    if mentions:
+        return False
+    return sum(w.lower() not in STOP and w.lower() not in _EMPTY and len(w) > 2 for w in WORD.findall(sentence)) < 2
 
 
 def _judge(sentence: str) -> tuple[str, float]:
@@ -171,7 +194,11 @@ def open_error(text: str) -> Conclusion | None:
     if len(text) > 400_000 or not ERROR.search(text):
         return None
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    named = [line for line in lines if len(line) > 4 and ERROR.search(line) and not _WORKED.search(line)]
+    named = [
+        line
+        for line in lines
+        if len(line) > 4 and ERROR.search(line) and not _WORKED.search(line) and not is_code(line)
+    ]
     if not named:
         return None
     best = next((line for line in reversed(named) if _NAMED_ERROR.search(line)), named[-1])

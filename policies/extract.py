@@ -12,8 +12,9 @@ from math import exp
 
 from policies.checkpoint import Checkpoint, Identifier
 from policies.claims import Frame, frame
+from policies.conclusions import EMPHASIS, Conclusion
 from policies.identifiers import Kind
-from policies.packing import EXPONENT, ROOMY, Piece, Queues, fit
+from policies.packing import ROOMY, Piece, Queues, fit
 from policies.passages import telegraph
 from policies.readings import Reading, Readings, Source, normal
 from policies.rules import RULE_THRESHOLD, Sentence, read_sentence, statements
@@ -24,14 +25,18 @@ from policies.tokens import TokenCounter
 __all__ = ["Extract", "Readings", "Source", "extract", "render_summary"]
 
 SEEN = 0.1
-FLOOR = 0.6
+FLOOR = 0.3
 RECENCY_MESSAGES = 40.0
+TASK_MESSAGES = 80.0
+"""In so many messages all is likely to be of one task."""
 STEP_MESSAGES = 12.0
 """What is left to do is done, and an error mended, within so many messages (e-fold)."""
 BRIEF_BELOW = 256
 """Below so many tokens the user's statements of fact lose their function words; rules never do."""
 BRIEF_RULE = 5
 """In so small a budget a rule in many words is worth no more than a plain one."""
+TOLD = 0.2
+"""What a sentence of an answer is worth as a fact that is a conclusion already."""
 MOST_FACTS = 1_000
 MOST_IDENTIFIERS = 200
 _DENSE = frozenset(
@@ -98,6 +103,7 @@ def extract(
     """
     reader = Readings() if readings is None else readings
     read = [reader.of(source) for source in sources]
+    concluded = list(_concluded(sources, read, reader=reader))
     end = max((s.position for s in sources), default=0) + 1
     said = _said(sources, read, later=later, end=end)
     stale = superseded([s.sentence for s in said], [s.frame for s in said])
@@ -106,9 +112,15 @@ def extract(
         said, stale=stale, end=end, shown=set().union(*(s.sentences for s in shown)), brief=max_tokens < BRIEF_BELOW
     )
     retired = _retired(said, stale=stale)
-    notes = [p for p in _notes(sources, read, end=end) if p.keys.isdisjoint(retired)]
+    notes = [p for p in _notes(sources, concluded, end=end) if p.keys.isdisjoint(retired)]
     facts = _facts(
-        sources, read, end=end, retired=retired, labelled=max_tokens >= ROOMY, most=max(MOST_FACTS, max_tokens // 2)
+        sources,
+        read,
+        end=end,
+        retired=retired,
+        told={c.text for _, said in concluded for c in said},
+        labelled=max_tokens >= ROOMY,
+        most=max(MOST_FACTS, max_tokens // 2),
     )
     text = ""
     if max_tokens > 0:
@@ -144,6 +156,16 @@ def _said(sources: Sequence[Source], read: Sequence[Reading], *, later: Sequence
 
 def _recency(position: int, *, end: int, over: float = RECENCY_MESSAGES) -> float:
     return exp(-max(0, end - position) / over)
+
+
+def _standing(sources: Sequence[Source], *, end: int) -> list[float]:
+    """What a fact of each source is still worth: the more has been said since, the less, down to a rest.
+
+    The rest shrinks with the length of what leaves: a long history is likely to be of several tasks.
+    """
+    first = sources[0].position if sources else end
+    rest = FLOOR * min(1.0, TASK_MESSAGES / max(1, end - first))
+    return [rest + (1.0 - rest) * _recency(s.position, end=end) for s in sources]
 
 
 def _spoken(
@@ -205,26 +227,49 @@ def _retired(said: Sequence[_Said], *, stale: dict[int, Successor]) -> frozenset
     return frozenset(old - live)
 
 
-def _notes(sources: Sequence[Source], read: Sequence[Reading], *, end: int) -> Iterator[Piece]:
-    """Pieces from what the assistant concluded; an explanation to a person counts less than a step of a task."""
-    newest: dict[str, Piece] = {}
-    for n, (source, reading) in enumerate(zip(sources, read, strict=True)):
+def _concluded(
+    sources: Sequence[Source], read: Sequence[Reading], *, reader: Readings
+) -> Iterator[tuple[bool, tuple[Conclusion, ...]]]:
+    """Of each source whether it is a step of a task, and what it concludes; long explanations conclude nothing."""
+    for n, source in enumerate(sources):
         working = (
             bool(source.calls)
             or source.is_result
             or (n > 0 and (sources[n - 1].is_result or read[n - 1].showed_output))
         )
-        for i, conclusion in enumerate(reading.conclusions):
-            if not working and (conclusion.label not in _LASTING or len(source.text) > LONGEST_REPORT):
+        short = len(source.text) <= LONGEST_REPORT
+        yield working, reader.conclusions(source) if working or short else ()
+
+
+def _notes(
+    sources: Sequence[Source], concluded: Sequence[tuple[bool, tuple[Conclusion, ...]]], *, end: int
+) -> Iterator[Piece]:
+    """Pieces from what the assistant concluded; an explanation to a person counts less than a step of a task."""
+    newest: dict[str, Piece] = {}
+    plan = max((i for i, (_, said) in enumerate(concluded) if any(c.label == "next" for c in said)), default=-1)
+    for n, (source, (working, said)) in enumerate(zip(sources, concluded, strict=True)):
+        for i, conclusion in enumerate(said):
+            if not working and conclusion.label not in _LASTING:
+                continue
+            if conclusion.label == "next" and n < plan and not EMPHASIS.search(conclusion.text):
                 continue
             passing = conclusion.label in _PASSING
             recency = _recency(source.position, end=end, over=STEP_MESSAGES if passing else RECENCY_MESSAGES)
             score = conclusion.weight * (1.0 if working else 0.45) * (recency if passing else 0.5 + 0.5 * recency)
-            key = normal(conclusion.text)
+            key = _likeness(conclusion)
             newest.pop(key, None)
             order = (source.position, 1_000 + i, 0)
             newest[key] = Piece("note", f"{conclusion.label}:", order, conclusion.text, 1.3 * score, conclusion.keys)
     yield from newest.values()
+
+
+def _likeness(conclusion: Conclusion) -> str:
+    """What two conclusions share that say the same: their words, of a mere note the first and the last of them."""
+    said = normal(conclusion.text)
+    if conclusion.label != "noted":
+        return said
+    words = said.split()
+    return " ".join((*words[:4], "…", *words[-4:])) if len(words) > 8 else said
 
 
 def _facts(
@@ -233,6 +278,7 @@ def _facts(
     *,
     end: int,
     retired: frozenset[str],
+    told: set[str],
     labelled: bool,
     most: int,
 ) -> list[Piece]:
@@ -243,15 +289,19 @@ def _facts(
     for _, _, reading in found:
         seen.update(reading.literals)
     last, shapes, argument_names = uses.last, uses.shapes, uses.keys
+    worth = dict(zip((s.position for s in sources), _standing(sources, end=end), strict=True))
     ranked: list[tuple[float, int, int, float]] = []
     for i, (source, _, reading) in enumerate(found):
         position = source.position
-        weight = FLOOR + (1 - FLOOR) * _recency(position, end=end)
+        weight = worth[position]
         spoken = bool(retired) and not source.is_result
+        lengths = reading.lengths
         for n, (_, key, text, _, value, keys, _, form) in enumerate(reading.passages):
             if spoken and not retired.isdisjoint(keys) and (source.role != "user" or keys <= retired):
                 continue
             score = weight * value
+            if text in told:
+                score *= TOLD
             if text in last and last[text] > position:
                 score *= 1.6 + 0.1 * min(4, uses.times[text])
             elif form in shapes:
@@ -261,7 +311,7 @@ def _facts(
             if len(keys) == 1:
                 (only,) = keys
                 score *= 1.0 + SEEN * min(5, seen[only])
-            ranked.append((-score / (1.5 + (len(text) + len(key)) / 4.0) ** EXPONENT, i, n, score))
+            ranked.append((-score / lengths[n], i, n, score))
     ranked.sort()
     return [_fact(found[i], n, score, labelled=labelled) for _, i, n, score in ranked[:most]]
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from policies.identifiers import WEIGHTS, Kind, classify, scan
@@ -16,8 +16,11 @@ _SPEAKS_FOR_ITSELF = frozenset({Kind.URL, Kind.EMAIL, Kind.PATH})
 _PLAIN_KEY = re.compile(
     r"(?:^|_)(?:id|ids|number|no|name|key|code|url|path|file|email|date|title|sku|ref)s?$", re.IGNORECASE
 )
-_STAMP_KEY = re.compile(r"(?:created|updated|modified|timestamp|accessed|etag|hash|checksum|version)", re.IGNORECASE)
+_STAMP_KEY = re.compile(
+    r"(?:created|updated|modified|timestamp|accessed|etag|hash|checksum|version|zip|postal|postcode)", re.IGNORECASE
+)
 _PAIRS = (("origin", "destination"), ("from", "to"), ("source", "target"), ("start", "end"), ("old", "new"))
+_ENUMERATED = re.compile(r"[a-z]+(?:_[a-z]+)*")
 ERROR = re.compile(
     r"\b(?:\w{0,40}(?:Error|Exception)\b|error\b|failed\b|failure\b|fatal\b|denied\b|not found\b|invalid\b|traceback\b|"
     r"cannot\b|unable to\b|refused\b|timed? ?out\b|panic\b|exit (?:code|status) [1-9])",
@@ -132,7 +135,36 @@ def _leaf(value: object, *, section: str, key: str, record: int) -> Leaf:
         weight *= 0.5
     elif kind is Kind.NUMBER and text in {"0", "1"}:
         weight *= 0.4
+    elif kind is Kind.SYMBOL and _ENUMERATED.fullmatch(text):
+        weight *= 0.3
     return Leaf(section, record, key, text, kind, weight)
+
+
+_CODE = re.compile(
+    r"(?:\A(?![\s\W]*\").*[;{(\[]|\A[\s})\];,]+|=>.*)\s*\Z|\A\W*(?:try|else|finally|except|catch)\s*[:{(]"
+    r"|\A\W*(?:return|throw|raise|catch|except|if|elif|while|switch|def|class|function|async|await|const|let|var"
+    r"|export|public|private|static|func|fn|assert|yield)\b(?=[^:]*[({;=]|[^:]*:\s*\Z)"
+    r"|\A\W*(?:throw|raise|return)\s+[\w.]+;?\s*\Z|\A\W*except\s[\w\s.]+:\s*\Z"
+    r"|\A\W*(?:from\s+\S+\s+import\b|import\s.*(?:from\s|;\s*\Z|\sas\s))"
+    r"|\A\s*[-+]?\s*(?:#|//|/\*|<!--|@@)|\A\s*[\w.]+(?:\[[^\]]*\])? [-+*/|&]?= .*[(;]"
+)
+_REPORTED = re.compile(
+    r"\b\w{0,40}(?:Error|Exception|Errno)\b[^(]{0,20}: |\b(?:error|fatal)(?:\[\w+\]| \w{2,8})?: "
+    r"|\b\d+ (?:failed|errors?)\b|^\s*(?:FAIL|FAILED|ERROR|E )\b"
+)
+AN_ERROR = 0.9
+LAST_LINES = 6
+_NAMES = frozenset({Kind.SYMBOL, Kind.PATH, Kind.URL, Kind.CODE})
+_VERDICT = re.compile(
+    r"\b\d[\d,.]*\s*(?:%|tests?|passed|failed|skipped|errors?|warnings?|files?|rows?|matches|results?|total|in total)\b"
+    r"|\b(?:total|summary|passed|succeeded|success(?:ful(?:ly)?)?|completed?|done|ok|exit(?:ed)?|result)\b",
+    re.IGNORECASE,
+)
+
+
+def is_code(line: str) -> bool:
+    """Whether a line reads as source text rather than as what a program reports of itself."""
+    return bool(_CODE.search(line)) and not _REPORTED.search(line)
 
 
 def informative_lines(text: str, *, limit: int = 400) -> tuple[tuple[str, float], ...]:
@@ -142,8 +174,8 @@ def informative_lines(text: str, *, limit: int = 400) -> tuple[tuple[str, float]
         line = shorten(" ".join(line[:2_000].split()), 240)
         if len(line) < 2:
             continue
-        if ERROR.search(line):
-            found.append((line, 0.9))
+        if ERROR.search(line) and not is_code(line):
+            found.append((line, AN_ERROR))
         elif len(found) < limit and any(c.isalnum() for c in line):
             literal = max((WEIGHTS[m.kind] for m in scan(line)), default=0.1)
             found.append((line, 0.5 * literal))
@@ -215,18 +247,14 @@ def finding(text: str, *, tool: str = "", arguments: str = "", max_tokens: int, 
     known = f"{tool} {arguments}"
     document = parse(text)
     if document is None:
-        ranked: Sequence[tuple[str, float]] = informative_lines(text, limit=200)
-        if not ranked:
-            return ""
-        best = max(range(len(ranked)), key=lambda i: (ranked[i][1], -i))
-        return clip(ranked[best][0], max_tokens=max_tokens, counter=counter)
+        return _said_in_text(text, known=known, max_tokens=max_tokens, counter=counter)
     found = [leaf for leaf in leaves(document) if leaf.value not in known]
     if not found:
         return clip("empty" if not document else "as asked", max_tokens=max_tokens, counter=counter)
     chosen: set[int] = set()
     used = 0
     seen: set[str] = set()
-    for i in sorted(range(len(found)), key=lambda i: (-found[i].weight, i)):
+    for i in sorted(range(len(found)), key=lambda i: (-found[i].weight / (2 + len(found[i].text) / 3) ** 0.5, i)):
         cost = counter.count(f" {found[i].text},")
         if found[i].value in seen or used + cost > max_tokens:
             continue
@@ -239,15 +267,42 @@ def finding(text: str, *, tool: str = "", arguments: str = "", max_tokens: int, 
     return clip(line or found[0].text, max_tokens=max_tokens, counter=counter)
 
 
+def _said_in_text(text: str, *, known: str, max_tokens: int, counter: TokenCounter) -> str:
+    """Of a plain text its error, else its verdict, of source text the names in it, else its most telling line."""
+    ranked = informative_lines(text, limit=200)
+    if not ranked:
+        return ""
+    best = max(range(len(ranked)), key=lambda i: (ranked[i][1], -i))
+    if ranked[best][1] >= AN_ERROR:
+        return clip(ranked[best][0], max_tokens=max_tokens, counter=counter)
+    verdict = [line for line, _ in ranked[-LAST_LINES:] if _VERDICT.search(line) and not is_code(line)]
+    if verdict:
+        return clip(verdict[-1], max_tokens=max_tokens, counter=counter)
+    if sum(is_code(line) for line, _ in ranked) * 3 >= len(ranked) > 2:
+        names = dict.fromkeys(m.value for m in scan(text[:20_000]) if m.kind in _NAMES and m.value not in known)
+        return _joined(names, max_tokens=max_tokens, counter=counter) or ranked[best][0]
+    return clip(ranked[best][0], max_tokens=max_tokens, counter=counter)
+
+
+def _joined(values: Iterable[str], *, max_tokens: int, counter: TokenCounter) -> str:
+    """As many of ``values`` as fit, in order."""
+    chosen: list[str] = []
+    for value in values:
+        max_tokens -= counter.count(f" {value},")
+        if max_tokens < 0:
+            break
+        chosen.append(value)
+    return ", ".join(chosen)
+
+
 def placeholder(text: str, *, tool: str, arguments: str, ref: str, max_tokens: int = 50, counter: TokenCounter) -> str:
-    """What stands in place of a removed result: tool, key argument, size, one finding, and where the full text is."""
+    """What stands in place of a removed result: tool, key argument, what it found, and where the full text is."""
     name = re.sub(r"\s+", " ", tool)[:64] or "tool"
     argument = _harmless(key_argument(arguments))
-    tokens = counter.count(text)
 
     def line(called: str, found: str) -> str:
         said = f": {found}" if found else ""
-        return f"[weir: result of {called} removed ({tokens} tokens){said}. Archived as {ref}]"
+        return f"[weir: result of {called} removed{said}. Archived as {ref}]"
 
     for called in dict.fromkeys((f"{name}({argument})", f"{name}({shorten(argument, 24)})", name)):
         room = max_tokens - counter.count(line(called, "")) - 2

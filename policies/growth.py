@@ -13,7 +13,17 @@ from policies.burn import BucketReport, bucket_report
 from policies.messages import Transcript
 from policies.pressure import Pressure, read_pressure
 from policies.settings import ContextSettings, Zones
-from policies.trend import PressureEvent, PressureReading, Trend, lift, read_trend, scaled_zones, should_preempt
+from policies.trend import (
+    PressureEvent,
+    PressureReading,
+    Scale,
+    Trend,
+    lift,
+    read_on,
+    scaled_zones,
+    should_preempt,
+    tokens_at,
+)
 from policies.trend import events as changes
 from policies.triggers import first_trigger, layers_of, limit_for
 
@@ -34,7 +44,8 @@ class Limits:
     """What a policy says in one budget, the same for every request: worked out once, by :func:`limits_for`.
 
     Attributes:
-        base: the denominator of pressure, tokens; ``zones`` start at shares of it.
+        scale: what tokens are held against; ``zones`` start at shares of its base.
+        usable: W - R - H in tokens.
         trigger: the most uncalibrated tokens of a whole request at which no layer is due, ``fits`` those that leave
             reserve and headroom free.
         scoped: the same as the trigger for each layer about one bucket, as (bucket, tokens).
@@ -45,7 +56,8 @@ class Limits:
     settings: ContextSettings
     budget: Budget
     zones: Zones
-    base: int
+    scale: Scale
+    usable: int
     trigger: int
     fits: int
     scoped: tuple[tuple[str, int], ...]
@@ -63,11 +75,19 @@ class Limits:
 def limits_for(settings: ContextSettings, budget: Budget) -> Limits:
     """The limits of every request that has this policy and this budget."""
     scoped = ((layer.scope, limit_for(layer, settings, budget)) for layer in layers_of(settings))
+    zones, base = zones_for(settings, budget.window), budget.base(settings)
     return Limits(
         settings=settings,
         budget=budget,
-        zones=zones_for(settings, budget.window),
-        base=budget.base(settings),
+        zones=zones,
+        scale=Scale(
+            base=base,
+            red=tokens_at(base, zones.red_at),
+            source="model_reported" if budget.reported else "client_estimated",
+            rot_soft_tokens=settings.rot_soft_tokens,
+            ratio=budget.ratio,
+        ),
+        usable=budget.usable,
         trigger=first_trigger(settings, budget),
         fits=budget.soft_limit,
         scoped=tuple((name, most) for name, most in scoped if name != "total"),
@@ -135,8 +155,8 @@ def is_urgent(grown: Growth, *, limits: Limits, tokens: int) -> bool:
     if not limits.settings.preempt:
         return False
     return should_preempt(
-        _read(grown.trend, limits=limits, tokens=limits.budget.estimate(tokens)),
-        base=limits.base,
+        read_on(limits.scale, grown.trend, limits.budget.estimate(tokens)),
+        base=limits.scale.base,
         orange_at=limits.zones.orange_at,
         critical_bucket_urgency=bool(report_buckets(grown, limits=limits).critical),
     )
@@ -153,42 +173,37 @@ def conclude(
 ) -> Seen:
     """What is reported of a request forwarded with so many uncalibrated ``tokens``; ``buckets`` are calibrated."""
     used = grown.raw if tokens == grown.tokens else limits.budget.estimate(tokens)
-    pressure = read_pressure(
-        used, limits.base, limits.zones, fits=tokens <= limits.fits, acted=acted, emergency=emergency
-    )
-    zone, _ = lift(pressure.zone, used, limits.settings.rot_soft_tokens)
+    fits = tokens <= limits.fits
+    pressure = read_pressure(used, limits.scale.base, limits.zones, fits=fits, acted=acted, emergency=emergency)
+    zone, rot_guard = lift(pressure.zone, used, limits.settings.rot_soft_tokens)
     if zone != pressure.zone:
         pressure = Pressure(level=pressure.level, zone=zone, status=pressure.status)
     trend = grown.trend.in_zone(zone)
-    reading = _read(trend, limits=limits, tokens=used)
-    return Seen(
-        pressure,
-        reading,
-        trend,
-        _events(grown, reading, limits=limits, tokens=tokens, buckets=buckets, acted=acted),
-    )
+    reading = read_on(limits.scale, trend, used)
+    events: tuple[Event, ...] = ()
+    quiet = fits and zone == "green" == grown.before.zone and not (rot_guard or reading.spike or limits.budget.caps)
+    if not quiet:
+        events = tuple(_events(grown, reading, limits=limits, tokens=tokens, buckets=buckets, acted=acted))
+    return Seen(pressure, reading, trend, events)
 
 
 def _events(
     grown: Growth, reading: PressureReading, *, limits: Limits, tokens: int, buckets: Mapping[str, int], acted: bool
-) -> tuple[Event, ...]:
-    """What an operator may want to hear of; on most requests that is nothing."""
-    settings, budget, used = limits.settings, limits.budget, reading.current_tokens
-    events: list[Event] = []
-    if reading.zone != grown.before.zone or reading.spike:
-        events += [Event(e.kind, _facts(e)) for e in changes(grown.before, reading, ratio=budget.ratio)]
+) -> Iterator[Event]:
+    """What an operator may want to hear of: changes, full buckets, too much of one thing."""
+    settings, budget, used, zone = limits.settings, limits.budget, reading.current_tokens, reading.zone
+    if zone != grown.before.zone or reading.spike:
+        yield from (Event(e.kind, _facts(e)) for e in changes(grown.before, reading, ratio=budget.ratio))
     if budget.caps:
-        events += _bucket_events(charged(buckets, settings.buckets), settings, budget)
-        events += _burn_events(grown, limits=limits)
-    if reading.zone != "green":
-        share = buckets.get("tool_outputs", 0) / max(1, used)
-        if share > limits.bloat:
-            events.append(Event("tool_bloat", {"share": round(share, 2), "limit": round(limits.bloat, 2)}))
+        yield from _bucket_events(charged(buckets, settings.buckets), settings, budget)
+        yield from _burn_events(grown, limits=limits)
+    share = buckets.get("tool_outputs", 0) / max(1, used)
+    if share > limits.bloat and zone != "green":
+        yield Event("tool_bloat", {"share": round(share, 2), "limit": round(limits.bloat, 2)})
     if reading.rot_guard and not acted:
-        events.append(Event("rot_guard", {"tokens": used, "soft": settings.rot_soft_tokens or 0}))
+        yield Event("rot_guard", {"tokens": used, "soft": settings.rot_soft_tokens or 0})
     if tokens > limits.fits and budget.hard_fits(tokens):
-        events.append(Event("headroom_hit", {"used": used, "limit": budget.usable}))
-    return tuple(events)
+        yield Event("headroom_hit", {"used": used, "limit": limits.usable})
 
 
 def zones_for(settings: ContextSettings, window: int) -> Zones:
@@ -212,18 +227,6 @@ def report_buckets(grown: Growth, *, limits: Limits) -> BucketReport:
         ratio=budget.ratio,
         urgent_turns=settings.trend.urgent_turns,
         warning_turns=settings.trend.warning_turns,
-    )
-
-
-def _read(trend: Trend, *, limits: Limits, tokens: int) -> PressureReading:
-    return read_trend(
-        trend,
-        tokens=tokens,
-        base=limits.base,
-        red_at=limits.zones.red_at,
-        source="model_reported" if limits.budget.reported else "client_estimated",
-        rot_soft_tokens=limits.settings.rot_soft_tokens,
-        ratio=limits.budget.ratio,
     )
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from policies.findings import ERROR, Leaf, informative_lines, key_argument, leaves, parse
+from policies.findings import ERROR, Leaf, informative_lines, is_code, key_argument, leaves, parse
 from policies.identifiers import STRONG, WEIGHTS, Kind, Mention, scan, shape
 from policies.rules import sentences
 
@@ -131,7 +131,7 @@ def output_passages(text: str, *, group: str) -> Iterator[Passage]:
         said = " ".join(text.split())
         if said:
             keys = frozenset(m.value.lower() for m in scan(said))
-            yield Passage(group, "", said, Kind.WORD, 1.0 if ERROR.search(said) else 0.4, keys)
+            yield Passage(group, "", said, Kind.WORD, 1.0 if ERROR.search(said) and not is_code(said) else 0.4, keys)
         return
     for line, weight in informative_lines(text, limit=0):
         yield Passage(group, "", line, Kind.WORD, weight, frozenset(m.value.lower() for m in scan(line)))

@@ -155,14 +155,14 @@ def _passed(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decisio
     """The decision to forward a request as it came."""
     seen = conclude(grown, limits=limits, tokens=grown.tokens, buckets=grown.buckets)
     events = seen.events
-    if any(event.kind == "zone_change" for event in events):
+    if events and any(event.kind == "zone_change" for event in events):
         events = (*events, _would_go(transcript))
     return Decision(
         action=Action.PASS,
         pieces=None,
         before=grown.raw,
         after=grown.raw,
-        limit=limits.budget.usable,
+        limit=limits.usable,
         raw_after=grown.tokens,
         pressure=seen.pressure,
         buckets=grown.buckets,
@@ -296,7 +296,7 @@ def _decide(
         pieces=draft.pieces if changed else None,
         before=grown.raw,
         after=budget.estimate(after),
-        limit=budget.usable,
+        limit=limits.usable,
         raw_after=after,
         pressure=seen.pressure,
         reading=seen.reading,

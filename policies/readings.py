@@ -13,6 +13,7 @@ from policies.conclusions import Conclusion, conclusions, open_error
 from policies.findings import Leaf, leaves, parse
 from policies.identifiers import Kind, scan, shape
 from policies.messages import ToolCall
+from policies.packing import EXPONENT
 from policies.passages import (
     Passage,
     answer_passages,
@@ -70,6 +71,8 @@ class Reading:
     question: str = ""
     showed_output: bool = False
     literals: frozenset[str] = frozenset()
+    lengths: tuple[float, ...] = ()
+    """Of each passage what its value is divided by for its length."""
 
     @property
     def size(self) -> int:
@@ -110,6 +113,18 @@ class Readings:
         made = _with_literals(read(source))
         self.keep(key, made)
         return made
+
+    def conclusions(self, source: Source) -> tuple[Conclusion, ...]:
+        """What a message concludes: an answer its findings and decisions, anything else the error that it shows."""
+        if source.role != "assistant" or source.tool:
+            return self.of(source).conclusions
+        key = blake2b(b"concluded\0" + source.text.encode(errors="replace"), digest_size=16).digest()
+        found = self.find(key)
+        if isinstance(found, Reading):
+            return found.conclusions
+        made = Reading(conclusions=conclusions(source.text))
+        self.keep(key, made)
+        return made.conclusions
 
     def shown(self, text: str) -> Shown:
         """What a visible text says."""
@@ -163,13 +178,17 @@ def read(source: Source) -> Reading:
             asked=asked,
         )
     if source.role == "assistant":
-        return Reading(passages=tuple(answer_passages(source.text)), conclusions=conclusions(source.text), asked=asked)
+        return Reading(passages=tuple(answer_passages(source.text)), asked=asked)
     return Reading(asked=asked)
 
 
 def _with_literals(reading: Reading) -> Reading:
-    """The reading with the literals that stand alone in a passage."""
-    return replace(reading, literals=frozenset(v for p in reading.passages if len(p.keys) == 1 for v in p.keys))
+    """The reading with the literals that stand alone in a passage, and what the passages' lengths come to."""
+    return replace(
+        reading,
+        literals=frozenset(v for p in reading.passages if len(p.keys) == 1 for v in p.keys),
+        lengths=tuple((1.5 + (len(p.text) + len(p.key)) / 4.0) ** EXPONENT for p in reading.passages),
+    )
 
 
 def _read_speaker(text: str, *, asked: tuple[Asked, ...]) -> Reading:

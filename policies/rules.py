@@ -58,6 +58,15 @@ _TALK = re.compile(
     r"i(?:['\u2019]ll| will) (?:definitely|check|try|keep))\b",
     re.IGNORECASE,
 )
+_ANSWER = re.compile(
+    r"(?:that|this|it|these|those|neither|none|either|both|one)(?: \w+){0,5} works?\b"
+    r"|(?:i )?(?:apologi[sz]e|am sorry)\b"
+    r"|(?:neither|none) of (?:those|these|them)\b",
+    re.IGNORECASE,
+)
+_PROMISE = re.compile(
+    r"(?:[\w ]{1,20}, )?(?:i|we)(?:['\u2019]ll| will) (?:make sure|be sure|remember|take care)\b", re.IGNORECASE
+)
 CHANGE = re.compile(
     r"\b(?:now|update[ds]?|change[ds]?|moved|switched|new|instead|no longer|rotated|retired|rebased|"
     r"renamed|replaced?|replaces|actually|correction|corrected|from now on|going forward|rather|"
@@ -136,6 +145,8 @@ def rule_grade(sentence: str) -> float:
     found = signs(body)
     if found and not _WISH.search(body):
         found = signs(_FIRST_PERSON.sub(" ", body))
+    if _ANSWER.match(body) or _PROMISE.match(body):
+        found = max(0.0, found - 2.0)
     grade += min(5.0, found)
     if _IMPERATIVE.match(body):
         grade += 0.8

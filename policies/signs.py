@@ -4,6 +4,7 @@ Each sign names words of which one is always in it, so that a sentence is search
 """
 
 import re
+from functools import cache
 
 _SIGNS: tuple[tuple[float, str, str], ...] = (
     (2.5, "from", r"\bfrom (?:now|here|this point|today)(?: on| out| forward)?\b"),
@@ -234,7 +235,6 @@ _SIGNS: tuple[tuple[float, str, str], ...] = (
     ),
 )
 """Signs of a standing rule: what each adds to the grade, words of which one is always in it ("": none is), and it."""
-_STRONG = tuple((re.compile(sign, 0 if "IMPORTANT" in sign else re.IGNORECASE), weight) for weight, _, sign in _SIGNS)
 _WATCHED: dict[str, tuple[int, ...]] = {
     word: tuple(i for i, (_, words, _) in enumerate(_SIGNS) if word in words.split())
     for word in {w for _, words, _ in _SIGNS for w in words.split()}
@@ -243,9 +243,16 @@ _UNWATCHED = tuple(i for i, (_, words, _) in enumerate(_SIGNS) if not words)
 _ASCII_WORD = re.compile(r"[a-z_]+")
 
 
+@cache
+def _sign(number: int) -> re.Pattern[str]:
+    """The pattern of a sign, made when it is first looked for: most are rare."""
+    pattern = _SIGNS[number][2]
+    return re.compile(pattern, 0 if "IMPORTANT" in pattern else re.IGNORECASE)
+
+
 def signs(text: str) -> float:
     """The weights of all signs of a rule in ``text``."""
     likely = set(_UNWATCHED)
     for word in set(_ASCII_WORD.findall(text.lower())):
         likely.update(_WATCHED.get(word, ()))
-    return sum(_STRONG[i][1] for i in sorted(likely) if _STRONG[i][0].search(text))
+    return sum(_SIGNS[i][0] for i in sorted(likely) if _sign(i).search(text))

@@ -153,6 +153,22 @@ class Trend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """What a policy holds tokens against, the same for every request in one budget.
+
+    ``base`` is the denominator of pressure and ``red`` where its red zone begins, both in calibrated tokens; ``source``
+    is whose count they are compared with. ``rot_soft_tokens`` is what models read reliably, None for no such guard.
+    ``ratio`` makes uncalibrated growth what the upstream would report.
+    """
+
+    base: int
+    red: int
+    source: Source = "client_estimated"
+    rot_soft_tokens: int | None = ROT_SOFT_TOKENS
+    ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PressureReading:
     """What one request's pressure says.
 
@@ -209,18 +225,25 @@ def read_trend(
 
     ``tokens`` and ``base`` are calibrated; ``ratio`` is what makes the trend's uncalibrated growth the same.
     """
-    zone, rot_guard = lift(trend.zone, tokens, rot_soft_tokens)
+    red = tokens_at(base, red_at)
+    scale = Scale(base=base, red=red, source=source, rot_soft_tokens=rot_soft_tokens, ratio=ratio)
+    return read_on(scale, trend, tokens)
+
+
+def read_on(scale: Scale, trend: Trend, tokens: int) -> PressureReading:
+    """The same on a scale that was made before."""
+    zone, rot_guard = lift(trend.zone, tokens, scale.rot_soft_tokens)
     speed, delta = velocity(trend), last_delta(trend)
-    if ratio != 1.0 and speed is not None and delta is not None:
-        speed, delta = speed * ratio, round(delta * ratio)
+    if scale.ratio != 1.0 and speed is not None and delta is not None:
+        speed, delta = speed * scale.ratio, round(delta * scale.ratio)
     return PressureReading(
         current_tokens=tokens,
-        max_tokens=base,
-        utilization_pct=_percentage(tokens, base),
+        max_tokens=scale.base,
+        utilization_pct=_percentage(tokens, scale.base),
         zone=zone,
         velocity_tokens_per_turn=one_decimal(speed),
-        turns_until_red=one_decimal(turns_until_red(tokens, speed, tokens_at(base, red_at))),
-        source=source,
+        turns_until_red=one_decimal(turns_until_red(tokens, speed, scale.red)),
+        source=scale.source,
         last_delta=delta,
         velocity_class=velocity_class(speed),
         spike=trend.spike,

@@ -39,9 +39,8 @@ EXIT_WARNINGS = 1
 COLUMNS, WIDE = 120, 300
 WINDOWS = (8_192, 32_768, 131_072)
 PATIENCE = 1.0
-_OF_THE_FILE = {each.name for each in dataclasses.fields(FileValues)} - {
-    each.name for each in dataclasses.fields(ContextSettings)
-}
+_OF_THE_FILE = frozenset(each.name for each in dataclasses.fields(FileValues))
+_OF_A_POLICY = frozenset(each.name for each in dataclasses.fields(ContextSettings))
 IMPORT_KEYS = "\n\n".join(
     "\b\n" + textwrap.fill(f"{title}: {', '.join(keys)}.", 76, break_on_hyphens=False)
     for title, keys in zip(
@@ -326,7 +325,8 @@ def _linted(file: str) -> tuple[list[str], list[str]]:
 def _policies_in(document: Document, stem: str) -> list[tuple[str, Document, KeyPath]]:
     """The policies of a configuration, or the one that the file itself is."""
     policies = document.data.get("policies")
-    if not document.data or ("policies" not in document.data and set(document.data) <= _OF_THE_FILE):
+    keys = set(document.data)
+    if not keys or (keys <= _OF_THE_FILE - {"policies"} and not keys <= _OF_A_POLICY):
         return []
     if "policies" not in document.data:
         return [(stem, document, ())]

@@ -10,7 +10,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from click.testing import CliRunner
 
+from proxy.cli import main
 from proxy.config import load_config
 from proxy.reload import stamps
 from proxy.simulator.serving import RunningSimulator, serve_simulator
@@ -162,6 +164,87 @@ async def test_only_the_operator_sets_a_policy_and_only_a_valid_one(tmp_path: Pa
         for text in ("[1]", "preset: nothing\n", "a: ${HOME}\n", "a: [1\n"):
             assert (await call(weir, "PUT", "policies/team", text))[0] == 400
         assert (await call(weir, "GET", "policies/team"))[0] == 404
+
+
+@pytest.mark.requirement("A0.45")
+async def test_a_policy_that_was_put_is_deleted_and_what_it_stood_above_holds_again(tmp_path: Path) -> None:
+    more = "policies: {team: {headroom: 0.08, about: of the file}}\n"
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        text = YAML.format(upstream=simulator.base_url, admin=ADMIN, policy="balanced", more=more)
+        async with weir("", tmp_path / "w.db", yaml=text, folder=tmp_path) as running:
+            for name in ("team", "balanced", "fresh"):
+                assert (await call(running, "PUT", f"policies/{name}", "headroom: 0.09\n"))[0] in {200, 201}
+                assert (await call(running, "GET", f"policies/{name}"))[1]["from"] == "api"
+
+            assert (await call(running, "DELETE", "policies/team", key="sk-anybody"))[0] == 401
+            assert (await call(running, "DELETE", "policies/audit"))[0] == 404
+            deleted = [await call(running, "DELETE", f"policies/{name}") for name in ("team", "balanced", "fresh")]
+
+            assert [(status, body["from"]) for status, body in deleted] == [(200, "file"), (200, "preset"), (200, None)]
+            team = (await call(running, "GET", "policies/team"))[1]
+            assert (team["from"], team["policy"]["headroom"]) == ("file", 0.08)
+            assert (await call(running, "GET", "policies/balanced"))[1]["policy"]["headroom"] == 0.05
+            assert (await call(running, "GET", "policies/fresh"))[0] == 404
+            assert (await call(running, "DELETE", "policies/team"))[0] == 404
+            assert await policy_of_a_request(running, asked="team") == "team"
+            assert (await call(running, "PUT", "policies/team", "headroom: 0.07\n"))[1]["policy"]["headroom"] == 0.07
+            assert (await call(running, "DELETE", "policies/team"))[0] == 200
+
+        async with weir("", tmp_path / "w.db", yaml=text, folder=tmp_path) as running:
+            assert (await call(running, "GET", "policies/team"))[1]["from"] == "file"
+            assert (await call(running, "GET", "policies/fresh"))[0] == 404
+
+
+@pytest.mark.requirement("A0.45")
+async def test_a_policy_over_another_is_said_when_it_is_put_at_the_start_and_at_each_reload(tmp_path: Path) -> None:
+    path = tmp_path / "weir.yaml"
+    more = f"store: {{url: 'sqlite+aiosqlite:///{tmp_path / 'w.db'}'}}\npolicies:\n  team: {{headroom: 0.08}}\n"
+    above = "the policy {} that was set over HTTP stands above"
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        written(path, simulator, more=more)
+        async with WeirProcess(["--config", str(path)], free_port()) as process:
+            for name in ("team", "audit", "fresh"):
+                await call(process, "PUT", f"policies/{name}", "headroom: 0.09\n")
+            assert await logged(process, "policy team was set over HTTP by the admin, before it was from: file")
+            assert await logged(process, "policy audit was set over HTTP by the admin, before it was from: preset")
+            assert await logged(process, "policy fresh was set over HTTP by the admin, before it was from: nothing")
+            assert not any(above.format("team") in line for line in process.log)
+
+        async with WeirProcess(["--config", str(path)], free_port()) as process:
+            assert "weir.yaml:8; DELETE /weir/policies/team" in (await logged(process, above.format("team")))[0]
+            assert await logged(process, f"{above.format('audit')} the preset of that name")
+            assert not any(above.format("fresh") in line for line in process.log)
+            written(path, simulator, more=f"{more}summarizer: none\n")
+            await logged(process, "the configuration was read anew")
+            for _ in range(100):
+                if sum(above.format("team") in line for line in process.log) == 2:
+                    break
+                await asyncio.sleep(0.05)
+            assert sum(above.format("team") in line for line in process.log) == 2
+            listed = await asyncio.to_thread(
+                CliRunner().invoke, main, ["policy", "list", "--config", str(path), "--json"], catch_exceptions=False
+            )
+            origins = {row["name"]: row["from"] for row in json.loads(listed.stdout)}
+            assert (origins["team"], origins["audit"], origins["fresh"], origins["off"]) == (
+                "api",
+                "api",
+                "api",
+                "preset",
+            )
+            await call(process, "DELETE", "policies/team")
+            assert await logged(process, "policy team of the API was removed by the admin, now it is from: file")
+
+
+def test_a_database_that_cannot_be_read_is_a_note_beside_the_list(tmp_path: Path) -> None:
+    (tmp_path / "w.db").write_bytes(b"no database at all" * 100)
+    path = tmp_path / "weir.yaml"
+    path.write_text(f"store: {{url: 'sqlite+aiosqlite:///{tmp_path / 'w.db'}'}}\n")
+
+    shown = CliRunner().invoke(main, ["policy", "show", "audit", "--config", str(path)], catch_exceptions=False)
+
+    assert shown.exit_code == 0
+    assert "a server may hold policies that were set over HTTP" in shown.stderr
+    assert len(shown.stderr.splitlines()) == 1
 
 
 async def test_every_policy_is_listed_for_anybody_with_a_key(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_the_table_has_a_row_for_each_policy_beside_unmanaged_and_a_sliding_wind
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0].startswith("2 conversations, 36 requests, a window of 8,192 tokens (512 for the answer)")
-    rows = [line for line in lines if line.startswith(("unmanaged", "sliding window", "balanced", "off"))]
+    rows = [line for line in lines if line.startswith(("unmanaged ", "sliding window ", "balanced ", "off "))]
     assert [row.split("  ")[0] for row in rows] == ["unmanaged", "sliding window", "balanced", "off"]
     assert rows[0].split()[1:] == rows[3].split()[1:]
 
@@ -128,6 +128,60 @@ def test_steps_are_shown_and_told_on_request(recorded: Path) -> None:
     assert any(step["applied"] for step in by_policy["balanced"])
     assert "first: balanced" in shown
     assert sum(line.split()[:1] == [str(STEPS)] for line in shown.splitlines()) == 1
+
+
+REFUSES = """
+policies:
+  strict:
+    preset: balanced
+    enforce: bucket
+    buckets: {tool_outputs: {cap: 1500, on_overflow: reject}}
+"""
+
+
+def test_a_policy_that_refuses_is_not_the_cheapest_and_says_why(recorded: Path, tmp_path: Path) -> None:
+    (tmp_path / "weir.yaml").write_text(REFUSES, encoding="utf-8")
+    options = (recorded, "--policy", "strict", "--config", "weir.yaml", "--window", 32_768, "--max-tokens", 512)
+
+    strict = told(*options)["policies"]["strict"]
+    steps = next(each for each in told(*options, "--steps")["steps"] if each["policy"] == "strict")["steps"]
+    shown = replay(*options, "--steps").stdout
+
+    refused = strict["refused"]
+    assert 0 < refused < strict["requests"] == strict["fit"] + refused
+    assert strict["tokens_saved"] == 0 == round(strict["cost_saved"], 6)
+    assert strict["cost_against_unmanaged"] is strict["peak_cost_against_unmanaged"] is None
+    (why,) = strict["refused_by"]
+    assert (why["scope"], why["cap"], why["requests"]) == ("tool_outputs", 1_500, refused)
+    assert why["used"] > 1_500
+    assert next(step for step in steps if step["action"] == "refused")["refused_by"]["cap"] == 1_500
+    assert f"bucket tool_outputs holds {why['used']:,} tokens, its cap is 1,500 ({refused} x)" in shown
+    row = next(line for line in shown.splitlines() if line.startswith("strict "))
+    assert f"– ({refused})" in row  # noqa: RUF001 - a dash
+    assert "refused: bucket tool_outputs holds" in shown
+
+
+def test_no_cost_is_compared_where_requests_do_not_fit(recorded: Path) -> None:
+    raw = told(recorded, "--window", 8192, "--max-tokens", 512)["policies"]["unmanaged"]
+    shown = replay(recorded, "--window", 8192, "--max-tokens", 512, "--compare", "off").stdout
+
+    unfit = raw["requests"] - raw["fit"]
+    assert (raw["cost_against_unmanaged"], raw["refused_by"]) == (None, [])
+    assert unfit > 0
+    rows = {line.split("  ")[0]: line for line in shown.splitlines() if line.startswith(("unmanaged ", "off "))}
+    assert all(f"– ({unfit})" in row and f"{raw['prefix_reuse']:.1%}" in row for row in rows.values())  # noqa: RUF001
+    assert f"off: {unfit} of {raw['requests']} requests do not fit the window: no cost is compared." in shown
+
+
+def test_the_report_says_how_many_sessions_are_drawn(recorded: Path, tmp_path: Path) -> None:
+    line = recorded.read_text(encoding="utf-8").splitlines()[1]
+    recorded.write_text("\n".join([line] * 8), encoding="utf-8")
+
+    replay(recorded, "--window", 8192, "--html", tmp_path / "eight.html")
+    replay(recorded, "--window", 8192, "--limit", 2, "--html", tmp_path / "two.html")
+
+    assert "only 6 of 8 are drawn." in (tmp_path / "eight.html").read_text(encoding="utf-8")
+    assert "; all are drawn." in (tmp_path / "two.html").read_text(encoding="utf-8")
 
 
 def test_only_so_many_conversations_are_played_as_asked(recorded: Path) -> None:

@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.checkpoint import Checkpoint
+from policies.conclusions import conclusions, open_error
 from policies.extract import Readings, Source, extract
 from policies.findings import clip, finding, key_argument, placeholder, shorten
 from policies.messages import ToolCall
-from policies.rules import rule_grade
+from policies.rules import RULE_THRESHOLD, read_sentence, rule_grade
 from policies.summary import render_summary
 
 
@@ -332,15 +333,15 @@ def tool_run(*steps: tuple[str, str]) -> list[Source]:
 
 def test_what_the_assistant_concluded_stays_among_hundreds_of_identifiers() -> None:
     noise = json.dumps([{"id": f"job-{n:04}", "node": f"n{n}-x{n}", "path": f"/srv/d{n}/f{n}.bin"} for n in range(60)])
-    conclusions = (
+    stated = (
         "The root cause is a lock that the second writer never takes.",
         "I decided to queue the writes instead of locking the file.",
         "Raising the timeout did not help.",
         "Next I will add a test for two writers.",
     )
-    steps = [("", noise), (conclusions[0], noise), ("", noise), *((c, noise) for c in conclusions[1:])]
+    steps = [("", noise), (stated[0], noise), ("", noise), *((c, noise) for c in stated[1:])]
     text = extract(tool_run(*steps), max_tokens=700, counter=COUNTER).text
-    for conclusion in conclusions:
+    for conclusion in stated:
         assert conclusion in text
     assert "job-00" in text
 
@@ -430,3 +431,82 @@ def test_the_argument_that_names_a_call_keeps_the_end_of_a_long_path() -> None:
     assert len(named) <= 60
     assert named.endswith("/src/module/loader.py")
     assert named.removeprefix("…") in path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "throw error;",
+        "return Promise.reject(error);",
+        "} catch (error) {",
+        "raise InvalidState(code)",
+        "except TimeoutError:",
+        "if (error.response?.status === 404) return markGone(id);",
+        "// the error is handled by the caller",
+        '+    raise ValueError(f"invalid {name}")',
+        "from errors import NotFoundError",
+    ],
+)
+def test_a_line_of_source_text_is_no_error(line: str) -> None:
+    shown = f"start of the file\n{line}\nand some more of it that says nothing in particular"
+    assert open_error(shown) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "TypeError: Cannot read properties of undefined (reading 'items')",
+        "error: failed to push some refs to 'origin'",
+        "error[E0308]: mismatched types (expected u8)",
+        "E   ValueError: invalid literal for int()",
+        "FAILED tests/test_port.py::test_default - assert port(",
+        '{"level": "error", "message": "connection refused"}',
+        "* 3 steps failed to run",
+        "import failed, no such file",
+        "permission denied (publickey)",
+        "status = failed",
+        "from server: permission denied (publickey)",
+    ],
+)
+def test_what_a_program_reports_is_an_error_even_where_it_quotes_code(line: str) -> None:
+    error = open_error(f"running\n{line}\nend")
+    assert error is not None
+    assert error.text == line if "  " not in line else error.text == " ".join(line.split())
+
+
+def test_only_the_newest_plan_is_called_next() -> None:
+    sources: list[Source] = []
+    for n, name in enumerate(("users", "orders", "invoices")):
+        call = (ToolCall(f"c{n}", "read", f'{{"path": "src/{name}.ts"}}'),)
+        sources.append(Source(2 * n, "assistant", f"Next is the module {name}: I read it before changing.", calls=call))
+        sources.append(Source(2 * n + 1, "tool", "done", "read", call[0].arguments))
+    text = extract(sources, max_tokens=400, counter=COUNTER).text
+    assert text.count("next:") == 1
+    assert "next: Next is the module invoices" in text
+
+
+@pytest.mark.parametrize(
+    "said", ["That is the bug.", "I have found your profile.", "If you need any further assistance, feel free to ask."]
+)
+def test_a_conclusion_that_does_not_say_of_what_is_left_out(said: str) -> None:
+    assert conclusions(said) == ()
+
+
+@pytest.mark.parametrize(
+    "said", ["That works for me.", "I'll make sure to send the id later.", "Neither of those flights works for me."]
+)
+def test_an_answer_or_a_promise_of_the_user_is_no_rule(said: str) -> None:
+    assert read_sentence(said, index=0).rule < RULE_THRESHOLD
+
+
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [
+        ("collected\n" + "ok line of the runner\n" * 40 + "Tests  18 passed (18)", "18 passed"),
+        ("export const a = 1;\nexport function parseOrder(x) {\n  return x;\n}\n", "parseOrder"),
+    ],
+)
+def test_a_placeholder_tells_the_verdict_of_a_run_and_the_names_in_source_text(result: str, found: str) -> None:
+    text = placeholder(result, tool="run", arguments="{}", ref="0" * 12, counter=COUNTER)
+    assert found in text
+    assert COUNTER.count(text) <= 50

@@ -251,7 +251,9 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     assert lint(tmp_path / "missing.yaml").exit_code == 2
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "policies:\n", "policies: {}\n", "default_policy: audit\n"])
+@pytest.mark.parametrize(
+    "text", ["", "# nothing\n", "policies:\n", "policies: {}\n", "default_policy: audit\nwindow: 8192\n"]
+)
 def test_a_file_without_a_policy_says_that_nothing_was_found(tmp_path: Path, text: str) -> None:
     code, lines = linted(tmp_path, text)
 
