@@ -22,6 +22,7 @@ The list is closed. ``code`` is also the label of the error metric.
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 
@@ -81,6 +82,19 @@ class ModelNotAllowed(ProxyError):
     kind = "permission_error"
 
 
+IN_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "system": "the system prompt",
+        "tools": "the tool definitions",
+        "memory": "memory",
+        "summary": "the summary",
+        "history": "the conversation",
+        "tool_outputs": "tool results",
+    }
+)
+"""What a developer who never heard of buckets would call them."""
+
+
 class ContextLengthExceeded(ProxyError):
     """What may not be removed does not fit; the message has the words that clients match on."""
 
@@ -114,9 +128,11 @@ class ContextLengthExceeded(ProxyError):
     ) -> "ContextLengthExceeded":
         """The error of a policy that refuses a bucket above its cap (requirements A4.6)."""
         facts = {"window": window, "reserve": reserve, "buckets": dict(buckets), "protected": protected}
+        what = IN_WORDS.get(bucket, bucket)
         return cls(
-            f"This model's maximum context length is {window} tokens, of which your policy gives {cap} to {bucket}. "
-            f"However, your messages hold {used} tokens there. Please reduce them.",
+            f"This model's maximum context length is {window} tokens, of which the context policy of this proxy (Weir) "
+            f"allows {cap} for {what}. However, your request holds {used} tokens there. Please shorten {what}, or ask "
+            f"the operator for another cap on the bucket {bucket}.",
             param="tools" if bucket == "tools" else "messages",
             weir={**facts, "bucket": bucket, "used": used, "cap": cap},
         )

@@ -27,6 +27,7 @@ from proxy.wire.raw import split_array
 PREFIX = "/weir/"
 PAGE = 64 * 1024
 MOST_DIGITS = 15
+MOST_ROWS = 500
 TEXT = b"text/plain; charset=utf-8"
 SHOWN = tuple(each.name for each in fields(ExchangeRow) if each.name not in {"trend", "asked_again"})
 
@@ -59,12 +60,14 @@ class Management:
         elif store is None:
             raise NotFound("This Weir runs without a store.")
         elif path == ["conversations"]:
-            rows = await store.conversations(tenant, limit=min(500, int(query.get("limit", "50"))))
+            rows = await store.conversations(tenant, limit=_limit(query.get("limit", "50")))
             await respond_json(send, {"data": [conversation_json(row) for row in rows]})
         elif path == ["search"]:
             if tenant is None:
                 raise NotFound("Search needs a tenant's own key.")
-            found = await store.search(tenant, query.get("q", ""))
+            if not query.get("q"):
+                raise InvalidRequest("q should say what to search for.", param="q")
+            found = await store.search(tenant, query["q"])
             data = [{"ref": o.ref, "role": o.role, "tokens": o.tokens, "text": o.text[:2000]} for o in found]
             await respond_json(send, {"data": data})
         elif path[0] == "conversations" and len(path) in (2, 3):
@@ -140,6 +143,13 @@ class _Page:
     following: int | None
     size: int
     sha256: str
+
+
+def _limit(given: str) -> int:
+    """How many rows a caller asks for, at most 500. Raises InvalidRequest for what is no number from 1 on."""
+    if not given.isascii() or not given.isdigit() or int(given[:MOST_DIGITS]) < 1:
+        raise InvalidRequest("limit must be a number from 1 on.", param="limit")
+    return min(MOST_ROWS, int(given[:MOST_DIGITS]))
 
 
 def _cursor(given: str) -> int:

@@ -237,3 +237,18 @@ async def test_a_compressed_body_is_refused_where_it_would_have_to_be_read() -> 
             assert answer.status == 415
             assert (await answer.json())["error"]["code"] == "invalid_request"
         assert simulator.ledger == []
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [("conversations?limit=abc", "limit"), ("conversations?limit=-1", "limit"), ("search", "q")],
+)
+async def test_the_management_api_says_which_parameter_is_wrong(path: str, param: str, tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db") as target,
+        aiohttp.ClientSession(headers={"authorization": "Bearer sk-test"}) as session,
+        session.get(f"{target.root}/weir/{path}") as answer,
+    ):
+        error = (await answer.json())["error"]
+        assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", param)
