@@ -6,6 +6,7 @@ says nothing about how fast the window fills.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from policies.buckets import bloat_limit, calibrated, charged, is_over, is_soft, raw_buckets, refuses
 from policies.budget import Budget
@@ -96,8 +97,7 @@ def limits_for(settings: ContextSettings, budget: Budget) -> Limits:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class Growth(NamedTuple):
     """One request measured as it came: calibrated tokens, in all and by bucket.
 
     ``tokens`` are uncalibrated, ``charged`` too, by the bucket whose cap they count against; ``cold`` says that the
@@ -113,8 +113,7 @@ class Growth:
     cold: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """What is reported of a request when it is decided."""
 
     pressure: Pressure

@@ -125,7 +125,7 @@ class Exchange:
         runtime = self.runtime
         if came_through(headers, runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
-        if any(n == b"content-encoding" and v.strip().lower() != b"identity" for n, v in headers):
+        if any([n == b"content-encoding" and v.strip().lower() != b"identity" for n, v in headers]):
             raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
         caller = runtime.keyring.identify(credentials_in(headers))
         request = parse_chat(body)
@@ -229,10 +229,12 @@ class Call:
             ask=Replies(runtime, request, caller, settings, self.outcome.trace),
             summarizer_input=summarizer_input(runtime, settings),
         )
+        begun = Planned(request.body)
         with self.outcome.trace.plan() as span:
             try:
-                planned = await runtime.planner.first(self.job)
+                planned = await runtime.planner.first(self.job, begun)
             except ContextLengthExceeded:
+                self.outcome.planned = begun
                 self._tell_overflow(Overflow(source="planned"))
                 raise
             self._note_plan(span, planned)

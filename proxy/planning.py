@@ -105,9 +105,11 @@ class Planner:
     readings: SharedReadings = field(default_factory=SharedReadings)
     _limits: dict[tuple[int, int], Limits] = field(default_factory=dict)
 
-    async def first(self, job: "Job") -> Planned:
-        """The plan of a request as it came. Raises ContextLengthExceeded if nothing that may be forwarded fits."""
-        planned = Planned(job.request.body)
+    async def first(self, job: "Job", planned: Planned) -> Planned:
+        """The plan of a request as it came, which is ``planned`` filled in.
+
+        Raises ContextLengthExceeded if nothing that may be forwarded fits; ``planned`` then says how full it was.
+        """
         if self.store is None or self.settler.failing:
             planned.degraded.append("store")
         try:
@@ -276,7 +278,7 @@ class Planner:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Job:
     """One request that is to be planned: what was asked, by whom, and what it may cost."""
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import xxhash
 
@@ -50,8 +50,7 @@ class Reading:
     has_media: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Array:
+class _Array(NamedTuple):
     """An array that was read before: ``size`` bytes without the closing bracket, and their hash.
 
     ``by_role`` are the tokens of its messages by their role.
@@ -210,8 +209,7 @@ class _Hash(Protocol):
     def copy(self) -> "_Hash": ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Prefix:
+class _Prefix(NamedTuple):
     """The first ``end`` bytes of an array, hashed."""
 
     end: int
@@ -246,8 +244,8 @@ def _joined(
     known: _Array | None, entries: Sequence[tuple[Message, bool]], *, size: int, digest: bytes, tenant: str
 ) -> _Array:
     """The array of this size and hash that begins with a known one, if any, and goes on with these messages."""
-    new = tuple(entry[0] for entry in entries)
-    media = any(message.media for message in new)
+    new = tuple([entry[0] for entry in entries])
+    media = any([message.media for message in new])
     if known is None:
         head = head_length(new)
         chain = chain_of(tenant, new, head)
@@ -271,7 +269,7 @@ def _joined(
 
 
 def _marks(entries: Sequence[tuple[Message, bool]], start: int) -> frozenset[int]:
-    return frozenset(start + i for i, entry in enumerate(entries) if entry[1])
+    return frozenset([start + i for i, entry in enumerate(entries) if entry[1]])
 
 
 def _unreadable(digest: bytes, tokens: int) -> Message:

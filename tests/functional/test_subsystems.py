@@ -220,7 +220,6 @@ async def test_every_answer_says_how_full_the_window_was_and_what_was_done(
     assert pressure_of(found[-1])[1] == "active"
 
 
-@pytest.mark.xfail(strict=True, reason="a refusal by Weir carries no tokens and no pressure: the plan is lost with it")
 @pytest.mark.requirement("A0.134")
 async def test_a_refusal_by_weir_itself_says_how_full_the_window_was(upstream: RunningSimulator) -> None:
     messages = [{"role": "system", "content": prose(9_000, seed=5)}, {"role": "user", "content": "hello"}]
