@@ -125,7 +125,7 @@ class Exchange:
         runtime = self.runtime
         if came_through(headers, runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
-        if any([n == b"content-encoding" and v.strip().lower() != b"identity" for n, v in headers]):
+        if [v for n, v in headers if n == b"content-encoding" and v.strip().lower() != b"identity"]:
             raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
         caller = runtime.keyring.identify(credentials_in(headers))
         request = parse_chat(body)

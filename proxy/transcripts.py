@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple, Protocol, Self
 
 import xxhash
@@ -38,6 +39,7 @@ MOST_TOOL_SETS = 4_096
 MOST_DEFINED = 128  # sets of definitions with their descriptions, which only a request that prunes them reads
 MOST_ARRAYS = 8_192
 ARRAYS_PER_PREFIX = 3
+_MEDIA = attrgetter("media")
 SMALLEST_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
 
 
@@ -245,7 +247,7 @@ def _joined(
 ) -> _Array:
     """The array of this size and hash that begins with a known one, if any, and goes on with these messages."""
     new = tuple([entry[0] for entry in entries])
-    media = any([message.media for message in new])
+    media = any(map(_MEDIA, new))
     if known is None:
         head = head_length(new)
         chain = chain_of(tenant, new, head)

@@ -105,7 +105,7 @@ def test_an_unknown_key_fails_with_file_line_path_and_the_nearest_name(tmp_path)
             "weir.yaml:4: policies.a.cascade[0].layer: no layer evct;",
         ),
         ("policies:\n a:\n  cascade: [{at: 0.5}]\n", "weir.yaml:3: policies.a.cascade[0]: layer is missing"),
-        ("policies:\n a:\n  zones: {red_at: x}\n", "weir.yaml:3: policies.a.zones.red_at: should be a valid number"),
+        ("policies:\n a:\n  zones: {red_at: x}\n", "weir.yaml:3: policies.a.zones.red_at: should be a number"),
         ("policies:\n a:\n  zones: {red_at: 0.1}\n", "weir.yaml:3: policies.a.zones: each zone should start"),
         ("policies:\n a: {name: b}\n", "weir.yaml:2: policies.a.name: unknown key"),
         ("upstreams: {a: {base_url: 'x:y'}}\n", "weir.yaml:1: upstreams.a.base_url: should be an address like"),
