@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from policies.budget import Budget
-from policies.draft import Draft, Piece
+from policies.draft import Draft
 from policies.messages import ToolCall, Transcript, count_occurrences
+from policies.pieces import Piece
 from policies.protection import Protection, protect
 from policies.readings import Readings
 from policies.replay import Known, tokens_kept_verbatim

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from policies.bounds import Bounds
-from policies.draft import Draft, Piece
-from policies.ledger import SHORTENED
+from policies.draft import Draft
+from policies.ledger import CONDENSED, SHORTENED
 from policies.messages import ToolCall, same_call
+from policies.pieces import Piece
 from policies.rules import rule_grade, sentences
 from policies.scoring.blocks import Block, ContentType, step_numbers
 from policies.scoring.references import References, last_references
@@ -45,7 +46,7 @@ def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT
     for piece in draft.pieces:
         if piece.index is None or piece.index in guarded or not bounds.in_scope(draft, piece):
             continue
-        if piece.text is not None and piece.kind not in SHORTENED:
+        if piece.text is not None and piece.kind not in SHORTENED | CONDENSED:
             continue
         block = _block(draft, piece, piece.index, facts)
         if block.kind not in EVICTABLE or block.kind not in types:

@@ -10,20 +10,7 @@ from dataclasses import dataclass, field, replace
 from policies.budget import BUCKETS
 from policies.ledger import Cut, Edit, EditKind
 from policies.messages import ToolDefinition, Transcript
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One message of the planned array.
-
-    ``index`` points at the client's message, None for the summary. ``text`` replaces its content; None
-    keeps the client's bytes. ``kind`` says which edit replaced it.
-    """
-
-    index: int | None
-    tokens: int
-    text: str | None = None
-    kind: EditKind | None = None
+from policies.pieces import Piece
 
 
 @dataclass(frozen=True, slots=True)

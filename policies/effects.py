@@ -4,9 +4,11 @@ A flow is a generator: it yields an effect and is sent the reply. Failure is a r
 every ladder of fallbacks can be played in a test without a model.
 """
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
+
+from policies.pieces import Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +18,32 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Summarize:
-    """Ask the summariser for a text of at most ``max_tokens``.
+    """Ask the summariser for a text of at most ``max_tokens``; the reply is :class:`Summary`.
 
-    ``system`` and ``prompt`` are complete; ``purpose`` names the prompt and its version for the trace.
+    Attributes:
+        system: who the summariser is to be; not sent where it writes in place.
+        prompt: complete, the material with the instruction behind it; in place the instruction alone.
+        purpose: the prompt's name and version, for the trace and the audit.
+        schema: JSON schema that the reply should follow where the model supports it; empty for free text.
+        key: address of what is asked, by content: the shell may answer from what it was told before. Empty: never.
+        standing: the array in front of the prompt, for a note written in place on a prefix that the provider has
+            cached; such a request goes to the conversation's own model, with its own tools. Empty: not in place.
     """
 
     system: str
     prompt: str
     max_tokens: int
     purpose: str
+    schema: Mapping[str, object] = field(default_factory=dict)
+    key: str = ""
+    standing: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Several questions to the summariser that do not wait for one another; the reply is :class:`Answers`."""
+
+    effects: tuple[Summarize, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +93,13 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
+class Answers:
+    """The replies to questions that were asked together, in their order."""
+
+    replies: tuple["Summary | Failed", ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The shell could not; ``reason`` is a short code such as ``timeout`` or ``status_500``."""
 
@@ -102,8 +128,8 @@ class Trimmed:
     messages: tuple[Kept, ...]
 
 
-Effect = Offload | Summarize | Compare | Trim
-Reply = Done | Summary | Alike | Trimmed | Failed
+Effect = Offload | Summarize | Together | Compare | Trim
+Reply = Done | Summary | Answers | Alike | Trimmed | Failed
 
 T = TypeVar("T")
 Flow = Generator[Effect, Reply, T]

@@ -6,8 +6,9 @@ its business, what Weir made of it is ours.
 
 from collections.abc import Callable, Sequence
 
-from policies.draft import Draft, Piece
+from policies.draft import Draft
 from policies.messages import Message, Transcript
+from policies.pieces import Piece
 
 Rule = Callable[[Sequence[Message | None]], bool]
 

@@ -17,7 +17,8 @@ class EditKind(StrEnum):
     """Why a message's content was replaced, or a part of the request left out.
 
     ``reasoning`` keeps a message's content and leaves out its thinking; ``prune_tools`` is about the definition of
-    a tool, found by the digest of its name.
+    a tool, found by the digest of its name. ``recall`` keeps the message and puts ``text`` in front of it as a message
+    of its own; ``pin`` changes nothing and has the message stay from now on.
     """
 
     INGEST_CAP = "ingest_cap"
@@ -31,10 +32,18 @@ class EditKind(StrEnum):
     REASONING = "reasoning"
     CUSTOM = "custom"
     PRUNE_TOOLS = "prune_tools"
+    SUMMARY = "summarize_tool_result"
+    PROGRESSIVE = "progressive"
+    DELEGATE = "delegate"
+    RECALL = "recall"
+    PIN = "pin"
 
 
 SHORTENED = frozenset({EditKind.INGEST_CAP, EditKind.TRUNCATE, EditKind.CLIP})
 """Edits that leave a part of what a message says, which may still go."""
+
+CONDENSED = frozenset({EditKind.SUMMARY, EditKind.PROGRESSIVE, EditKind.DELEGATE})
+"""Edits that put a model's shorter wording, or a part of it, in place of what a message says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +98,18 @@ class Cut:
     def layer(self) -> str:
         """The layer that made it: ``compact``, or what dropped messages without a summary."""
         return self.origin if self.origin in DROPPING else "compact"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model's summary that was written after an answer, for a batch to come.
+
+    It covers the first ``covers`` messages after the head, of which ``prefix`` is the chain's hash. ``proposal`` is
+    what the model said of the task's state, as JSON text. ``purpose`` names the prompt.
+    """
+
+    covers: int
+    prefix: bytes
+    text: str
+    proposal: str = ""
+    purpose: str = ""

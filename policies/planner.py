@@ -10,13 +10,14 @@ from policies.bounds import Bounds, bounds_for, ingest_cap_for
 from policies.buckets import charged, find_memory, is_over, refuses
 from policies.budget import Budget
 from policies.cascade import LayerReport, is_due, report_on, run_layers, run_rungs
-from policies.draft import Draft, Piece, untouched
+from policies.draft import Draft, untouched
 from policies.effects import Flow, Offload
 from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation
 from policies.growth import UNKNOWN, Event, Growth, Limits, conclude, is_urgent, limits_for, measure
 from policies.invariants import broken_rules
 from policies.ledger import Cut, Edit
 from policies.messages import Transcript
+from policies.pieces import Piece
 from policies.pressure import Pressure
 from policies.protection import protect
 from policies.readings import Readings

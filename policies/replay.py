@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from policies.draft import Draft, untouched
-from policies.ledger import Cut, Edit, EditKind
+from policies.ledger import Cut, Edit, EditKind, Prepared
 from policies.messages import Transcript, count_occurrences
 from policies.protection import Protection
 
@@ -22,12 +22,19 @@ REWRITTEN = 4  # clients rewrite, drop or ask again for their last few messages
 class Known:
     """What earlier requests of the conversation left: edits by key, cuts oldest first.
 
-    ``length`` is the number of messages after the head that an earlier request has sent already.
+    ``length`` is the number of messages after the head that an earlier request has sent already. ``prepared`` is a
+    summary that waits for the next batch, ``checkpoint`` the newest state that was saved and ``resumed`` that of
+    another conversation which this one goes on from, both as JSON text; ``wanted`` is what an operator asked of the
+    next request.
     """
 
     edits: Mapping[tuple[bytes, int], Edit] = field(default_factory=dict)
     cuts: tuple[Cut, ...] = ()
     length: int = 0
+    prepared: Prepared | None = None
+    checkpoint: str | None = None
+    resumed: str | None = None
+    wanted: str | None = None
 
     def at(self, length: int) -> "Known":
         """What was known when the conversation had ``length`` messages after the head, or a few more.
@@ -39,10 +46,10 @@ class Known:
         if not later and all(cut.length <= length for cut in self.cuts):
             return self
         gone = {e.key for e in later}
-        return Known(
+        return replace(
+            self,
             edits={key: e for key, e in self.edits.items() if key not in gone},
             cuts=tuple(cut for cut in self.cuts if cut.length <= length),
-            length=self.length,
         )
 
     @property

@@ -156,6 +156,106 @@ class Memory:
     names: tuple[str, ...] = ()
 
 
+PROMPTS = ("structured", "handoff", "plain")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summaries:
+    """How a model writes summaries, and what it may cost.
+
+    Attributes:
+        prompt: ``structured`` (headings, or JSON by schema), ``handoff`` or ``plain``; a layer's own stands above it.
+        by_schema: ask for JSON by schema where the model takes it (``structured`` only).
+        in_place: let the conversation's own model write behind its cached prefix where that is cheaper.
+        role: where a summary stands: a ``user`` message of its own, at the end of the first system message
+            (``system_append``), or a ``system`` message of its own.
+        seconds: longest wait for one answer.
+        tokens_per_hour: most tokens, asked and answered, that one tenant's summaries take in an hour; 0 for none.
+        prepare_at: share of the trigger from which on the next summary is prepared after an answer; None never.
+        prepare_messages: messages outside the last summary from which on it is prepared too; None for no such rule.
+        most_chunks: a history in more chunks than the summariser's input holds at once is read in so many.
+    """
+
+    prompt: Literal["structured", "handoff", "plain"] = "structured"
+    by_schema: bool = True
+    in_place: bool = True
+    role: Literal["user", "system_append", "system"] = "user"
+    seconds: float = 20.0
+    tokens_per_hour: int = 2_000_000
+    prepare_at: float | None = 0.75
+    prepare_messages: int | None = None
+    most_chunks: int = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """When the structured state of a conversation is saved beside its summaries.
+
+    Attributes:
+        save_at: save once when pressure rises over this share of the base; None never.
+        milestones: save when a subtask is done, something is decided, or something blocks.
+        keep: newest versions that are kept of one conversation.
+        window_tokens: most tokens of what a new window starts from.
+    """
+
+    save_at: float | None = 0.85
+    milestones: bool = True
+    keep: int = 100
+    window_tokens: int = 4_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteTaking:
+    """Notes that a conversation's own tools or the background take of it.
+
+    Attributes:
+        tools: names of tools whose newest call holds the whole list of what is to do, or a note.
+        fences: words after which a fenced block in an answer is a note.
+        extract: have the summariser take notes in the background.
+        min_turns: steps before which none are taken.
+        max_tokens: most tokens of the notes in a summary or in a new window.
+    """
+
+    tools: tuple[str, ...] = (
+        "TodoWrite",
+        "todo_write",
+        "todowrite",
+        "write_todos",
+        "update_plan",
+        "update_todo_list",
+        "manage_todo_list",
+        "task_list",
+        "save_note",
+        "write_note",
+        "add_note",
+        "memory_write",
+    )
+    fences: tuple[str, ...] = ("note", "notes", "todo", "decision", "adr")
+    extract: bool = False
+    min_turns: int = 20
+    max_tokens: int = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """Ways back for what was removed, beside the management API.
+
+    Attributes:
+        tool: offer the model a tool of this ``name`` once something was removed; Weir answers its calls itself.
+        rounds: most calls that Weir answers within one request.
+        max_tokens: most tokens of one answer, and never more than the room that is left.
+        auto: put what was removed and what the newest user message asks for in front of it.
+        auto_tokens: most tokens of that.
+    """
+
+    tool: bool = False
+    name: str = "recall"
+    rounds: int = 3
+    max_tokens: int = 4_000
+    auto: bool = False
+    auto_tokens: int = 1_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
     """One policy, complete.
@@ -186,6 +286,10 @@ class ContextSettings:
         placeholder: what stands where a result was: a ``finding``, the constant ``marker``, or nothing.
         summarizer: model that writes summaries, ``same`` for the request's own, None for no model.
         embeddings: model whose vectors tell what is alike; None for shingles.
+        compaction: who compacts: ``proxy``, the ``provider`` by the means of its own that the client asked for (Weir
+            then changes nothing), or ``off``: only layers that neither summarise nor begin a new window.
+        resume: how a new conversation goes on from a checkpoint: only where the header ``x-weir-resume`` names one
+            (``header``), also where it has the name of one that was (``auto``), or never (``off``).
     """
 
     name: str = "balanced"
@@ -222,6 +326,12 @@ class ContextSettings:
     embeddings: str | None = None
     note_min: int = 200
     note_max: int = 2_000
+    summaries: Summaries = Summaries()
+    checkpoints: Checkpoints = Checkpoints()
+    notes: NoteTaking = NoteTaking()
+    recall: Recall = Recall()
+    compaction: Literal["proxy", "provider", "off"] = "proxy"
+    resume: Literal["header", "auto", "off"] = "header"
 
     @property
     def observes(self) -> bool:

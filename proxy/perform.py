@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from policies import Done, Effect, Flow, Offload, Reply, Summarize
-from policies.effects import Compare, Trim
+from policies import Done, Effect, Failed, Flow, Offload, Reply, Summarize, Summary
+from policies.effects import Answers, Compare, Together, Trim
 
 T = TypeVar("T")
 Ask = Callable[[Effect], Awaitable[Reply]]
@@ -24,11 +24,17 @@ class Performer:
         """The reply to one effect."""
         if isinstance(effect, Summarize):
             return await self.summarize(effect)
+        if isinstance(effect, Together):
+            return Answers(tuple(await asyncio.gather(*map(self._ask, effect.effects))))
         if isinstance(effect, Compare):
             return await self.compare(effect)
         if isinstance(effect, Trim):
             return await self.trim(effect)
         return Done()
+
+    async def _ask(self, effect: Summarize) -> Summary | Failed:
+        reply = await self.summarize(effect)
+        return reply if isinstance(reply, Summary | Failed) else Failed("no_reply")
 
 
 @dataclass(frozen=True, slots=True)

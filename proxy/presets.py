@@ -277,6 +277,10 @@ def policy_values(settings: ContextSettings) -> dict[str, object]:
         "buckets": {name: dataclasses.asdict(bucket) for name, bucket in settings.buckets.items()},
         "ingest": dataclasses.asdict(settings.ingest),
         "memory": dataclasses.asdict(settings.memory),
+        "summaries": dataclasses.asdict(settings.summaries),
+        "checkpoints": dataclasses.asdict(settings.checkpoints),
+        "notes": dataclasses.asdict(settings.notes),
+        "recall": dataclasses.asdict(settings.recall),
         "shapes": [dataclasses.asdict(shape) for shape in settings.shapes],
         "cascade": [_layer_values(layer) for layer in settings.layers],
     }

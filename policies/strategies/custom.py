@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from policies.bounds import Bounds
-from policies.draft import Draft, Piece
+from policies.draft import Draft
 from policies.edits import MESSAGE_OVERHEAD, replace_content
 from policies.effects import Flow, Kept, Trim, Trimmed
 from policies.invariants import broken_rules
 from policies.ledger import Cut, EditKind
+from policies.pieces import Piece
 
 SECONDS = 0.5
 

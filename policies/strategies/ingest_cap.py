@@ -10,10 +10,11 @@ from dataclasses import replace
 
 from policies.bounds import Bounds, ingest_cap_for
 from policies.clipping import cap_text
-from policies.draft import Draft, Piece
+from policies.draft import Draft
 from policies.edits import MESSAGE_OVERHEAD, replace_content
 from policies.ledger import Edit, EditKind
 from policies.messages import ToolCall
+from policies.pieces import Piece
 from policies.settings import Ingest
 from policies.trimming import without_fields
 from policies.turns import answered_calls

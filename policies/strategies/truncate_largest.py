@@ -2,9 +2,10 @@
 
 from policies.bounds import Bounds
 from policies.clipping import clip_middle
-from policies.draft import Draft, Piece
+from policies.draft import Draft
 from policies.edits import MESSAGE_OVERHEAD, replace_content
 from policies.ledger import SHORTENED, Edit, EditKind
+from policies.pieces import Piece
 
 FLOOR = 200
 LEAST_CUT_AGAIN = 0.2

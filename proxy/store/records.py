@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from policies.ledger import Cut, Edit
+from policies.ledger import Cut, Edit, Prepared
 from policies.trend import Trend
 
 
@@ -15,7 +15,9 @@ class Branch:
     ``version`` is the head that a commit compares and sets. ``cuts`` are oldest first; ``length`` is the
     number of chain messages that was matched when the branch was found. ``trend`` is how it has grown, None where
     nothing is known of that; ``evicted`` are the hashes of calls whose results are out of the window and were not
-    asked for again, with the branch that evicted each.
+    asked for again, with the branch that evicted each. ``prepared`` is a summary that waits for the next batch,
+    ``wanted`` what an operator asked of the next request (``compact``), ``resumed`` the checkpoint of another
+    conversation that this one goes on from, and ``checkpoint`` the newest one of its own, both as JSON text.
     """
 
     tenant: str
@@ -29,6 +31,10 @@ class Branch:
     longest: int = 0
     trend: Trend | None = None
     evicted: tuple[tuple[bytes, str], ...] = ()
+    prepared: Prepared | None = None
+    wanted: str | None = None
+    resumed: str | None = None
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +104,9 @@ class Change:
     """A batch of edits: all of it is stored, or nothing.
 
     ``expected`` is the version that the plan was made on; ``covered`` are the refs that the new cut covers,
-    in order; ``checkpoint`` is the structured state as JSON text. ``chain_end`` is the hash after all ``length``
+    in order; ``checkpoint`` is the structured state as JSON text, saved for a ``reason`` (``compaction``, ``rollover``,
+    ``safety``, ``milestone``, ``asked``, ``closed``) in window ``window_id``. ``resumed`` is the checkpoint of another
+    conversation that the branch goes on from, stored with it. ``chain_end`` is the hash after all ``length``
     messages of the request, by which the next one will find what is stored here.
     """
 
@@ -113,6 +121,9 @@ class Change:
     originals: tuple[Original, ...] = ()
     covered: tuple[str, ...] = ()
     checkpoint: str | None = None
+    reason: str = "compaction"
+    window_id: int = 1
+    resumed: str | None = None
     chain_end: bytes = b""
     length: int = 0
     evictions: tuple[EvictionRow, ...] = ()
@@ -131,6 +142,7 @@ class ExchangeRow:
         evicted: messages that this request's batch evicted or shortened, ``strategy`` what rewrote its history.
         velocity: tokens by which the conversation grows with each request, ``turns_until_red`` requests until red.
         trend: the conversation's growth after this request; written to its branch, not read back with the row.
+        parent_conversation: name of the conversation that this one is a part of, as the client says it.
         asked_again: calls of this request whose results were evicted earlier, as (branch, hash of the call).
         detail: buckets and events.
     """
@@ -168,6 +180,7 @@ class ExchangeRow:
     velocity: float | None = None
     turns_until_red: float | None = None
     trend: Trend | None = None
+    parent_conversation: str | None = None
     asked_again: tuple[tuple[str, bytes], ...] = ()
     detail: Mapping[str, object] = field(default_factory=dict)
 
@@ -190,18 +203,76 @@ class ConversationRow:
     limit: int
     zone: str
     actions: str
+    parent: str | None = None
+    closed: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRow:
-    """One version of a conversation's checkpoint."""
+    """One version of a conversation's checkpoint.
+
+    ``body`` is the state as JSON text, ``length`` the messages after the head that the conversation had then. ``cut``
+    is the summary that was made with it and ``covered`` the refs of what that stands for; None and empty for a
+    version that was only saved.
+    """
 
     branch: str
     version: int
     at: float
-    cut: Cut
-    covered: tuple[str, ...]
     body: str
+    reason: str = "compaction"
+    window_id: int = 1
+    length: int = 0
+    cut: Cut | None = None
+    covered: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteRow:
+    """One note on a conversation; ``id`` is a digest of what it says, so that the same note is stored once.
+
+    ``source`` is ``tool``, ``fence``, ``model`` or ``api``.
+    """
+
+    id: bytes
+    at: float
+    category: str
+    importance: str
+    source: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryRow:
+    """What a model wrote, by the address of what it was asked (``key``: 16 bytes), so that nobody asks twice."""
+
+    key: bytes
+    at: float
+    purpose: str
+    model: str
+    tokens_in: int
+    tokens_out: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovedRow:
+    """One message that is out of the window of a conversation, wholly or in part.
+
+    ``how`` is the kind of edit, or the layer of the cut, that took it; ``tool`` whose result it was, empty for none.
+    ``tokens`` are the original's, ``kept`` those of what stands there now. ``role`` and ``text`` are empty where the
+    archive keeps digests only.
+    """
+
+    ref: str
+    how: str
+    version: int
+    at: float
+    tool: str = ""
+    role: str = ""
+    tokens: int = 0
+    kept: int = 0
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,8 @@ conversations = sa.Table(
     sa.Column("token_limit", sa.BigInteger, nullable=False),
     sa.Column("zone", sa.Text, nullable=False),
     sa.Column("actions", sa.Text, nullable=False),
+    sa.Column("parent", PlainText),
+    sa.Column("closed", sa.Double),
     sa.Index("conversations_name", "tenant", "name", unique=True),
     sa.Index("conversations_of_tenant", "tenant", "updated"),
     sa.Index("conversations_updated", "updated"),
@@ -91,6 +93,9 @@ branches = sa.Table(
     sa.Column("created", sa.Double, nullable=False),
     sa.Column("updated", sa.Double, nullable=False),
     sa.Column("trend", sa.Text),
+    sa.Column("prepared", ExactText),
+    sa.Column("wanted", sa.Text),
+    sa.Column("resumed", ExactText),
     sa.ForeignKeyConstraint(
         ["tenant", "conversation"], ["conversations.tenant", "conversations.id"], ondelete="CASCADE"
     ),
@@ -151,6 +156,53 @@ cuts = sa.Table(
     sa.Column("length", sa.Integer, nullable=False, server_default="0"),
     _branch_key(),
     sa.Index("cuts_ref", "tenant", "ref"),
+)
+
+checkpoints = sa.Table(
+    "checkpoints",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("branch", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("window_id", sa.Integer, nullable=False),
+    sa.Column("length", sa.Integer, nullable=False),
+    sa.Column("body", ExactText, nullable=False),
+    sa.Column("sha", sa.LargeBinary, nullable=False),
+    _branch_key(),
+)
+
+notes = sa.Table(
+    "notes",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("conversation", sa.Text, primary_key=True),
+    sa.Column("id", sa.LargeBinary, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("category", sa.Text, nullable=False),
+    sa.Column("importance", sa.Text, nullable=False),
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("text", ExactText, nullable=False),
+    sa.Column("sha", sa.LargeBinary, nullable=False),
+    sa.ForeignKeyConstraint(
+        ["tenant", "conversation"], ["conversations.tenant", "conversations.id"], ondelete="CASCADE"
+    ),
+)
+
+summaries = sa.Table(
+    "summaries",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("key", sa.LargeBinary, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("purpose", sa.Text, nullable=False),
+    sa.Column("model", PlainText, nullable=False),
+    sa.Column("tokens_in", sa.BigInteger, nullable=False),
+    sa.Column("tokens_out", sa.BigInteger, nullable=False),
+    sa.Column("text", ExactText, nullable=False),
+    sa.Column("sha", sa.LargeBinary, nullable=False),
+    sa.Index("summaries_at", "at"),
 )
 
 originals = sa.Table(

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from policies.budget import BUCKETS, Budget, divide
 from policies.cascade import FLOWS, STRATEGIES
-from policies.draft import Piece
 from policies.effects import Done, Failed, Flow, Offload, Reply, Summary
 from policies.errors import BudgetUnreachable
 from policies.ledger import EditKind
 from policies.messages import Message, ToolCall, Transcript
+from policies.pieces import Piece
 from policies.planner import Action, Decision, plan, trim
 from policies.protection import protect
 from policies.replay import Known, replay
