@@ -31,7 +31,8 @@ class Bounds:
     ``summarizer_input`` is what the summariser can read at once, None for the request's own limit. ``layer`` is the
     one at work and ``aim`` the total tokens that it should end at. ``early`` is the share of its trigger from which
     on a layer is due on this request; ``free_only`` leaves out layers that may ask a model. ``readings`` keep what was
-    read in single messages from one compaction to the next.
+    read in single messages from one compaction to the next. ``standing`` is the array as known edits
+    leave it, which the provider has cached if the conversation is ``warm``.
     """
 
     transcript: Transcript
@@ -51,6 +52,8 @@ class Bounds:
     early: float = 1.0
     free_only: bool = False
     readings: Readings | None = None
+    warm: bool = False
+    standing: tuple[Piece, ...] = ()
 
     @property
     def target(self) -> int:
@@ -128,7 +131,7 @@ def bounds_for(
     transcript = replace(transcript, occurrences=count_occurrences(transcript.messages))
     messages = transcript.messages
     steps = units(messages, transcript.head)
-    protection = protect(messages, steps)
+    protection = protect(messages, steps, known.pins)
     trigger = first_trigger(settings, budget)
     if ceiling is not None:
         trigger = min(trigger, ceiling)

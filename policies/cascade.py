@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from policies.bounds import Bounds
 from policies.buckets import charged
+from policies.condensed import Condensed
 from policies.draft import Draft
 from policies.effects import Flow
 from policies.settings import Layer, amount
@@ -19,14 +20,18 @@ from policies.strategies.clip import clip
 from policies.strategies.compact import compact
 from policies.strategies.custom import custom
 from policies.strategies.dedupe import dedupe
+from policies.strategies.delegate import delegate
 from policies.strategies.drop_oldest import drop_oldest
 from policies.strategies.evict import evict, evict_marked
 from policies.strategies.ingest_cap import ingest_cap
+from policies.strategies.progressive import progressive
 from policies.strategies.prune import prune
 from policies.strategies.prune_tools import prune_tools
 from policies.strategies.reasoning import reasoning
 from policies.strategies.retire_media import retire_media
+from policies.strategies.rollover import rollover
 from policies.strategies.semantic_merge import semantic_merge
+from policies.strategies.summarize_tool_result import summarize_tool_result
 from policies.strategies.truncate_largest import truncate_largest
 from policies.strategies.window import window
 from policies.triggers import layers_of, limit_for, target_for
@@ -42,10 +47,14 @@ STRATEGIES: dict[str, Callable[[Draft, Bounds], Draft]] = {
     "drop_oldest": drop_oldest,
     "reasoning": reasoning,
     "media": retire_media,
+    "rollover": rollover,
 }
 FLOWS: dict[str, Callable[[Draft, Bounds], Flow[Draft]]] = {
     "compact": compact,
     "semantic_merge": semantic_merge,
+    "summarize_tool_result": summarize_tool_result,
+    "progressive": progressive,
+    "delegate": delegate,
     "custom": custom,
 }
 HARDER_SHARE = 0.25
@@ -60,7 +69,8 @@ class LayerReport:
     """What one layer did: uncalibrated tokens before and after, pieces changed, whether it was kept.
 
     ``scope`` is the bucket that it was about, ``total`` for the whole request; ``reason`` says why a layer did
-    nothing although it was due; a ``rung`` is what helped where the layers did not.
+    nothing, or less than asked, although it was due; a ``rung`` is what helped where the layers did not. ``condensed``
+    is what became of each message that was to be put in shorter words, also where the layer's work was not kept.
     """
 
     layer: str
@@ -72,6 +82,7 @@ class LayerReport:
     scope: str = "total"
     reason: str = ""
     rung: bool = False
+    condensed: tuple[Condensed, ...] = ()
 
 
 def is_due(draft: Draft, bounds: Bounds) -> bool:
@@ -94,7 +105,7 @@ def run_layers(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerRep
         reports.append(report_on(Layer(strategy="evict"), draft, done, kept=True))
         draft = done
     for layer in layers_of(bounds.settings):
-        if bounds.free_only and layer.strategy in PAID:
+        if layer.strategy in PAID and (bounds.free_only or bounds.settings.compaction == "off"):
             continue
         aim = _aim(layer, draft, bounds, fired=fired)
         if aim is None:
@@ -118,6 +129,8 @@ def _limit(layer: Layer, bounds: Bounds) -> float:
 def _aim(layer: Layer, draft: Draft, bounds: Bounds, *, fired: bool) -> int | None:
     """The total tokens that a layer should end at; None if it is not due."""
     budget, tokens = bounds.budget, draft.tokens
+    if layer.params.get("prepared") is True:
+        return None
     allowed = min(budget.soft_limit, bounds.hard_limit)
     end = target_for(layer, bounds.settings, budget, low_water=bounds.low_water)
     if layer.at == 0:
@@ -133,14 +146,30 @@ def _aim(layer: Layer, draft: Draft, bounds: Bounds, *, fired: bool) -> int | No
     return tokens - max(inside - end, tokens - allowed, 0)
 
 
+def run_wanted(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerReport, ...]]]:
+    """The draft with its history summarised whatever its size, and what that did.
+
+    An operator asked for it, or what was prepared after an answer is to be used as soon as it is there.
+    """
+    layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), Layer(strategy="compact"))
+    done = yield from compact(draft, replace(bounds, layer=layer))
+    kept = done.tokens < draft.tokens
+    return done if kept else draft, (report_on(layer, draft, done, kept=kept),)
+
+
 def run_rungs(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerReport, ...]]]:
     """The draft after as many rungs as it took to get under the hard limit, and what each did."""
     reports: list[LayerReport] = []
     target = bounds.hard_limit
-    if draft.tokens > target:
+    if draft.tokens > target and bounds.settings.compaction == "proxy":
         done = yield from compact(draft, bounds, share=HARDER_SHARE)
         reports.append(report_on(Layer(strategy="compact"), draft, done, kept=done.tokens < draft.tokens, rung=True))
         draft = done if done.tokens < draft.tokens else draft
+    if draft.tokens > target and bounds.settings.compaction == "proxy":
+        done = rollover(draft, replace(bounds, aim=target))
+        if done.tokens <= target:
+            reports.append(report_on(Layer(strategy="rollover"), draft, done, kept=True, rung=True))
+            draft = done
     if draft.tokens > target:
         done = drop_oldest(draft, replace(bounds, aim=target))
         reports.append(
@@ -155,12 +184,14 @@ def run_rungs(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerRepo
 
 
 def _run(layer: Layer, draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, str]]:
-    """The draft after one layer, and why it did nothing where it could not."""
+    """The draft after one layer, and why it did nothing or less than asked where it could not."""
     if layer.strategy in FLOWS:
-        return (yield from FLOWS[layer.strategy](draft, bounds)), ""
-    if layer.strategy in STRATEGIES:
-        return STRATEGIES[layer.strategy](draft, bounds), ""
-    return draft, "unavailable"
+        done = yield from FLOWS[layer.strategy](draft, bounds)
+    elif layer.strategy in STRATEGIES:
+        done = STRATEGIES[layer.strategy](draft, bounds)
+    else:
+        return draft, "unavailable"
+    return (replace(done, reason="") if done.reason else done), done.reason
 
 
 def _pays(layer: Layer, before: Draft, after: Draft, bounds: Bounds) -> bool:
@@ -203,4 +234,5 @@ def report_on(
         scope=layer.scope,
         reason=reason,
         rung=rung,
+        condensed=after.condensed[len(before.condensed) :],
     )

@@ -1,17 +1,25 @@
 """Structured state that survives the window: a checkpoint, its JSON and Markdown, and what makes one valid."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from policies.clipping import clip_middle
 from policies.errors import PolicyError
 from policies.tokens import TokenCounter
 
 DONE_SHOWN = 10
 REMAINING_SHOWN = 10
 DECISIONS_SHOWN = 5
+GOAL_SHARE = 0.5
+"""What a goal may take of a new window's text where the rest of the state needs the other half."""
+SMALLEST_GOAL = 24
+COUNTED = frozenset({"Open issues", "Constraints", "Success criteria"})
+"""Sections of which a new window is told how many lines it does not see."""
+URGENT = ("In progress", "Open issues", "Constraints", "Success criteria")
+"""What a new window needs first after the goal; everything else follows in the order of the sections."""
 VERIFY = "Verify before relying on it: working directory, branch, files and services may have changed since."
 
 
@@ -29,10 +37,11 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subtask:
-    """One part of the task."""
+    """One part of the task; ``told`` is whether only a model said so, which its next telling may change."""
 
     text: str
     status: Status = Status.PLANNED
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,8 @@ class Checkpoint:
     Critical are ``goal``, ``success_criteria`` and ``constraints`` (the user's words, never reworded) and
     ``subtasks``; then ``decisions``, ``open_issues`` and ``environment``; then ``learnings`` and ``notes``.
     ``version`` grows by one with every save, ``window_id`` with every window; ``saved_at`` is UTC ISO 8601.
+    ``marks`` are some of the messages that were read, ``position:digest`` each, the newest last: they tell what a
+    later reading has to add.
     """
 
     goal: str = ""
@@ -89,6 +100,7 @@ class Checkpoint:
     version: int = 1
     window_id: int = 1
     saved_at: str = ""
+    marks: tuple[str, ...] = ()
 
     def with_status(self, status: Status) -> tuple[Subtask, ...]:
         """The subtasks of one status, in order."""
@@ -102,8 +114,12 @@ class Checkpoint:
         """The same state stamped with the moment ``at`` (UTC ISO 8601)."""
         return replace(self, saved_at=at)
 
-    def validate(self) -> Verdict:
-        """Errors (no goal, a version or window below 1) and warnings."""
+    def is_newer(self, other: "Checkpoint | None") -> bool:
+        """Whether this state may stand in place of ``other``: a higher version, and no earlier window."""
+        return other is None or (self.version > other.version and self.window_id >= other.window_id)
+
+    def validate(self, *, after: "Checkpoint | None" = None) -> Verdict:
+        """Errors (no goal, a version or window below 1, not newer than the state ``after``) and warnings."""
         errors: list[str] = []
         if not self.goal.strip():
             errors.append("no goal")
@@ -111,6 +127,11 @@ class Checkpoint:
             errors.append(f"window_id {self.window_id} is below 1")
         if self.version < 1:
             errors.append(f"version {self.version} is below 1")
+        if not self.is_newer(after) and after is not None:
+            errors.append(
+                f"stale: window {self.window_id}, version {self.version} does not follow "
+                f"window {after.window_id}, version {after.version}"
+            )
         warnings: list[str] = []
         if self.with_status(Status.PLANNED) and not self.with_status(Status.IN_PROGRESS):
             warnings.append("subtasks remain but none is in progress")
@@ -147,7 +168,7 @@ class Checkpoint:
         every = (
             ("Goal", (self.goal,) if self.goal else ()),
             ("Constraints", self.constraints),
-            ("Success criteria", self.success_criteria),
+            ("Success criteria", tuple(c for c in self.success_criteria if c not in self.constraints)),
             ("In progress", tuple(s.text for s in self.with_status(Status.IN_PROGRESS))),
             ("Open issues", self.open_issues),
             ("TODO (not done)", tuple(f"TODO: {s.text}" for s in planned)),
@@ -173,25 +194,157 @@ class Checkpoint:
             parts.append(f"## {title}\n\n{body}")
         return "\n\n".join(parts) + "\n"
 
-    def bootstrap(self, *, max_tokens: int, counter: TokenCounter) -> str:
-        """What a new window starts from, at most ``max_tokens``: the sections by priority until one does not fit.
+    def bootstrap(self, *, max_tokens: int, counter: TokenCounter, ref: str = "") -> str:
+        """What a new window starts from, at most ``max_tokens``; empty where not even its first line fits.
 
-        A line that does not fit ends its section; lower sections are still tried. The line that asks to verify
-        the environment always goes first after the header.
+        After the line that asks to verify the environment come goal, current subtask, open issues, constraints and
+        success criteria, then the rest by priority as room allows. A goal that would take more than half where the
+        rest needs it is cut in the middle and names ``ref``. Of issues, constraints and criteria that do not fit the
+        number is said; a constraint that the goal says already is not said twice.
         """
-        text = f"Resuming from checkpoint: window {self.window_id}, version {self.version}. {VERIFY}"
-        if counter.count(text) > max_tokens:
+        stamp = f", saved {self.saved_at}" if self.saved_at else ""
+        page = _Page(counter, max_tokens)
+        header = f"Resuming from checkpoint: window {self.window_id}, version {self.version}{stamp}. {VERIFY}"
+        if not page.add(header):
             return ""
-        for title, lines in self.sections():
-            heading = f"\n{title}:"
-            for line in lines:
-                if line == VERIFY:
-                    continue
-                grown = f"{text}{heading}\n- {line}"
-                if counter.count(grown) > max_tokens:
-                    break
-                text, heading = grown, ""
-        return text
+        sections = dict(self.sections())
+        page.hold("Constraints", len(self.constraints))
+        rest = sum(page.cost(title, line) for title, lines in sections.items() if title != "Goal" for line in lines)
+        where = ref or f"checkpoint {self.window_id}.{self.version}"
+        goal = _fitted(self.goal, max(int(GOAL_SHARE * max_tokens), page.left - rest), page=page, ref=where)
+        if page.write("Goal", (goal,) if goal else ()) and goal == self.goal:
+            for title in ("Constraints", "Success criteria"):
+                sections[title] = tuple(c for c in sections.get(title, ()) if c not in goal)
+        sections.pop("Goal", None)
+        for title in (*URGENT, *(t for t in sections if t not in URGENT)):
+            if title == "Constraints":
+                page.hold(title, 0)
+            page.write(title, sections.get(title, ()))
+        return page.text()
+
+    def delta(self, previous: "Checkpoint | None") -> dict[str, object]:
+        """What changed since ``previous``, for the audit: by field the old and the new value, or lists of lines.
+
+        Lists give ``added`` and ``removed``; subtasks also ``changed``, each text with its new status. Fields without
+        a change are left out, and so are the marks.
+        """
+        base = previous or Checkpoint(version=0, window_id=0)
+        changes: dict[str, object] = {}
+        for name in (f.name for f in fields(self) if f.name != "marks"):
+            old, new = getattr(base, name), getattr(self, name)
+            if old == new:
+                continue
+            if name == "subtasks":
+                changes[name] = _subtask_changes(old, new)
+            elif isinstance(new, tuple):
+                before, after = [_line(v) for v in old], [_line(v) for v in new]
+                changes[name] = {
+                    "added": [v for v in after if v not in before],
+                    "removed": [v for v in before if v not in after],
+                }
+            else:
+                changes[name] = {"from": old, "to": new}
+        return changes
+
+    def coverage(self, literals: Iterable[str]) -> float:
+        """The share of these literals of a removed span that this state shows, in any letter case; 1 of none."""
+        wanted = {v.lower() for v in literals if v}
+        if not wanted:
+            return 1.0
+        page = self.to_markdown().lower()
+        return sum(v in page for v in wanted) / len(wanted)
+
+
+class _Page:
+    """Lines under headings within a budget; the tokens of the pieces are added up, the whole is counted at the end."""
+
+    def __init__(self, counter: TokenCounter, max_tokens: int) -> None:
+        self._counter = counter
+        self._most = max_tokens
+        self._used = 0
+        self._held = 0
+        self._pieces: list[str] = []
+
+    @property
+    def left(self) -> int:
+        """Tokens that are free."""
+        return self._most - self._used - self._held
+
+    def hold(self, title: str, number: int) -> None:
+        """Keep room to say that so many lines of a section are not shown; ``number`` 0 gives it back."""
+        self._held = self.cost(title, _unseen(number, title)) if number else 0
+
+    def cost(self, title: str, line: str) -> int:
+        """Tokens of a heading with a line."""
+        return self._counter.count(f"\n{title}:\n- {line}")
+
+    def add(self, piece: str, *, reserve: int = 0) -> bool:
+        """Whether the piece fits beside ``reserve`` tokens; it is then written."""
+        tokens = self._counter.count(piece) + (1 if self._pieces else 0)
+        if tokens + reserve > self.left:
+            return False
+        self._used += tokens
+        self._pieces.append(piece)
+        return True
+
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+        return self._counter.count(text)
+
+    def clip(self, text: str, most: int, *, ref: str) -> str:
+        """The text within ``most`` tokens, its middle left out where it is longer, with the ref of the whole."""
+        return clip_middle(text, most, counter=self._counter, ref=ref)
+
+    def write(self, title: str, lines: Sequence[str]) -> bool:
+        """Writes a heading with as many lines as fit, and how many do not of what is :data:`COUNTED`; False if any."""
+        told = title in COUNTED
+        reserve = self.cost(title, _unseen(len(lines), title)) if told else 0
+        heading, missing = f"\n{title}:", 0
+        for number, line in enumerate(lines):
+            if line == VERIFY:
+                continue
+            last = number + 1 == len(lines) and not missing
+            if self.add(f"{heading}\n- {line}", reserve=0 if last else reserve):
+                heading = ""
+                continue
+            missing += 1
+            if not told:
+                break
+        if missing and told:
+            self.add(f"{heading}\n- {_unseen(missing, title)}")
+        return not missing
+
+    def text(self) -> str:
+        """All pieces, the last ones left out where the whole counts more than its parts did."""
+        while self._pieces and self._counter.count("".join(self._pieces)) > self._most:
+            self._pieces.pop()
+        return "".join(self._pieces)
+
+
+def _fitted(goal: str, most: int, *, page: _Page, ref: str) -> str:
+    """The goal within ``most`` tokens of the page and within what is free, its heading included."""
+    room = min(most, page.left) - page.cost("Goal", "") - 1
+    return goal if page.count(goal) <= room else page.clip(goal, max(room, SMALLEST_GOAL), ref=ref)
+
+
+def _unseen(number: int, title: str) -> str:
+    return f"… and {number} more in the checkpoint ({title.lower()})"
+
+
+def _subtask_changes(old: Sequence[Subtask], new: Sequence[Subtask]) -> dict[str, list[str]]:
+    before, after = {s.text: s.status for s in old}, {s.text: s.status for s in new}
+    return {
+        "added": [f"{status}: {text}" for text, status in after.items() if text not in before],
+        "removed": [f"{status}: {text}" for text, status in before.items() if text not in after],
+        "changed": [f"{status}: {text}" for text, status in after.items() if before.get(text, status) is not status],
+    }
+
+
+def _line(value: object) -> str:
+    """One entry of a list as the audit names it."""
+    if isinstance(value, Decision):
+        return _decided(value)
+    return value.value if isinstance(value, Identifier) else str(value)
 
 
 def _decided(decision: Decision) -> str:
@@ -210,7 +363,10 @@ def _read(name: str, value: object) -> object:
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise TypeError(f"{name} is not a list")
     if name == "subtasks":
-        return tuple(Subtask(_text(v["text"]), Status(_text(v["status"]))) for v in map(_object, value))
+        return tuple(
+            Subtask(_text(v["text"]), Status(_text(v["status"])), bool(v.get("told", False)))
+            for v in map(_object, value)
+        )
     if name == "decisions":
         return tuple(_decision(_object(v)) for v in value)
     if name == "identifiers":

@@ -6,8 +6,10 @@ touched, so a layer whose work did not pay is dropped by keeping the draft from 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from policies.budget import BUCKETS
+from policies.condensed import Condensed
 from policies.ledger import Cut, Edit, EditKind
 from policies.messages import ToolDefinition, Transcript
 from policies.pieces import Piece
@@ -19,7 +21,8 @@ class Draft:
 
     ``edits`` (by the message's index) and ``cut`` are new in this request; ``active_cut`` is the cut in the
     array, new or replayed. ``checkpoint`` is the structured state of a new cut as JSON text. ``pruned`` are the
-    definitions of tools that are left out, ``tool_edits`` the new edits that leave them out.
+    definitions of tools that are left out, ``tool_edits`` the new edits that leave them out. ``condensed`` is what
+    became of every message that was to be put in shorter words, ``reason`` why the layer at work did less than asked.
     """
 
     transcript: Transcript
@@ -30,6 +33,8 @@ class Draft:
     checkpoint: str | None = None
     pruned: tuple[ToolDefinition, ...] = ()
     tool_edits: tuple[Edit, ...] = ()
+    condensed: tuple[Condensed, ...] = ()
+    reason: str = ""
 
     @property
     def tools(self) -> int:
@@ -65,22 +70,32 @@ class Draft:
         """The draft with the content of messages (by index) replaced; ``new`` ones are to be stored."""
         if not edits:
             return self
-        pieces = tuple(_edited(p, edits) for p in self.pieces)
+        pieces = tuple(each for p in self.pieces for each in _edited(p, edits))
         return replace(self, pieces=pieces, edits={**self.edits, **edits} if new else self.edits)
 
     def with_cut(self, cut: Cut, *, checkpoint: str | None = None) -> "Draft":
         """The draft with a new cut in place; edits outside what it covers stay. ``checkpoint`` is JSON text."""
         pieces = {p.index: p for p in self.pieces if p.index is not None}
+        recalled = self._recalled()
         order = cut_order(self.transcript, cut)
         messages = self.transcript.messages
         placed = tuple(
-            Piece(None, cut.tokens, cut.text) if i is None else pieces.get(i) or Piece(i, messages[i].tokens)
+            piece
             for i in order
             if i is not None or cut.text
+            for piece in (
+                *recalled.get(i, ()),
+                Piece(None, cut.tokens, cut.text) if i is None else pieces.get(i) or Piece(i, messages[i].tokens),
+            )
         )
         alive = set(order)
         edits = {i: e for i, e in self.edits.items() if i in alive}
         return replace(self, pieces=placed, edits=edits, cut=cut, active_cut=cut, checkpoint=checkpoint)
+
+    def _recalled(self) -> dict[int | None, tuple[Piece, ...]]:
+        """What was put in front of messages, by the index of the message that it belongs to."""
+        pairs = pairwise(self.pieces)
+        return {after.index: (piece,) for piece, after in pairs if piece.kind is EditKind.RECALL}
 
     def buckets(self) -> dict[str, int]:
         """Tokens by bucket; every token of the request is in exactly one."""
@@ -94,7 +109,7 @@ class Draft:
     def bucket(self, piece: Piece) -> str:
         """The one bucket that a piece belongs to: what a call says is history, what it returns a tool output."""
         if piece.index is None:
-            return "summary"
+            return "memory" if piece.kind is EditKind.RECALL else "summary"
         if piece.index in self.transcript.memory:
             return "memory"
         message = self.transcript.messages[piece.index]
@@ -108,10 +123,22 @@ class Draft:
             return self
         return replace(self, pruned=(*self.pruned, *definitions), tool_edits=(*self.tool_edits, *edits))
 
+    def with_condensed(self, condensed: Sequence[Condensed]) -> "Draft":
+        """The draft with what became of further messages that were to be put in shorter words."""
+        return replace(self, condensed=(*self.condensed, *condensed)) if condensed else self
 
-def _edited(piece: Piece, edits: Mapping[int, Edit]) -> Piece:
+    def because(self, reason: str) -> "Draft":
+        """The draft of a layer that did less than it was asked to, with the code of why."""
+        return replace(self, reason=reason) if reason else self
+
+
+def _edited(piece: Piece, edits: Mapping[int, Edit]) -> tuple[Piece, ...]:
     edit = edits.get(piece.index) if piece.index is not None else None
-    return piece if edit is None else Piece(piece.index, edit.tokens, edit.text, edit.kind)
+    if edit is None or edit.kind is EditKind.PIN:
+        return (piece,)
+    if edit.kind is EditKind.RECALL:
+        return (Piece(None, edit.tokens, edit.text, edit.kind), piece)
+    return (Piece(piece.index, edit.tokens, edit.text, edit.kind),)
 
 
 def cut_order(transcript: Transcript, cut: Cut) -> list[int | None]:

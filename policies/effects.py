@@ -47,6 +47,14 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True)
+class Save:
+    """Save a checkpoint (JSON text) before a model is asked; the reply is :class:`Saved`."""
+
+    checkpoint: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Compare:
     """Ask which of these texts are alike; the reply is :class:`Alike`.
 
@@ -80,6 +88,13 @@ class Trim:
 @dataclass(frozen=True, slots=True)
 class Done:
     """The shell did it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """It is saved as this version."""
+
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +143,8 @@ class Trimmed:
     messages: tuple[Kept, ...]
 
 
-Effect = Offload | Summarize | Together | Compare | Trim
-Reply = Done | Summary | Answers | Alike | Trimmed | Failed
+Effect = Offload | Save | Summarize | Together | Compare | Trim
+Reply = Done | Saved | Summary | Answers | Alike | Trimmed | Failed
 
 T = TypeVar("T")
 Flow = Generator[Effect, Reply, T]

@@ -50,11 +50,15 @@ LONGEST_REPORT = 1_200
 
 @dataclass(frozen=True, slots=True)
 class Extract:
-    """The extract's ``text`` without a fence, its tokens, and the checkpoint that it belongs to."""
+    """The extract's ``text`` without a fence, its tokens, and the checkpoint that it belongs to.
+
+    ``retired`` are literals, in lower case, that only statements hold which the user has replaced since.
+    """
 
     text: str
     tokens: int
     checkpoint: Checkpoint
+    retired: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,7 @@ def extract(
         text = fit(Queues.of(rules, talk, notes, facts), max_tokens=max_tokens, counter=counter, known=known)
     base = _without(previous, said=said, stale=stale)
     checkpoint = _checkpoint(rules, facts, text, goal=goal, previous=base)
-    return Extract(text, counter.count(text) if text else 0, checkpoint)
+    return Extract(text, counter.count(text) if text else 0, checkpoint, retired)
 
 
 def _without(previous: Checkpoint | None, *, said: Sequence[_Said], stale: dict[int, Successor]) -> Checkpoint | None:

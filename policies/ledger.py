@@ -12,6 +12,9 @@ from enum import StrEnum
 DROPPING = frozenset({"drop_oldest", "sliding_window", "custom"})
 """Origins of cuts that stand for dropped messages rather than for their summary."""
 
+WINDOWS = frozenset({"rollover", "resume"})
+"""Origins of cuts that begin a new window: from this conversation's state, or from another one's."""
+
 
 class EditKind(StrEnum):
     """Why a message's content was replaced, or a part of the request left out.
@@ -41,6 +44,9 @@ class EditKind(StrEnum):
 
 SHORTENED = frozenset({EditKind.INGEST_CAP, EditKind.TRUNCATE, EditKind.CLIP})
 """Edits that leave a part of what a message says, which may still go."""
+
+ADDING = frozenset({EditKind.RECALL, EditKind.PIN})
+"""Edits that leave a message as it is."""
 
 CONDENSED = frozenset({EditKind.SUMMARY, EditKind.PROGRESSIVE, EditKind.DELEGATE})
 """Edits that put a model's shorter wording, or a part of it, in place of what a message says."""
@@ -97,7 +103,7 @@ class Cut:
     @property
     def layer(self) -> str:
         """The layer that made it: ``compact``, or what dropped messages without a summary."""
-        return self.origin if self.origin in DROPPING else "compact"
+        return self.origin if self.origin in DROPPING | WINDOWS else "compact"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from policies.ledger import EditKind
 class Piece:
     """One message of the planned array.
 
-    ``index`` points at the client's message, None for the summary. ``text`` replaces its content; None
+    ``index`` points at the client's message, None for what is Weir's own: a summary, or (of kind ``recall``) what was
+    brought back. ``text`` replaces its content; None
     keeps the client's bytes. ``kind`` says which edit replaced it.
     """
 
@@ -17,3 +18,8 @@ class Piece:
     tokens: int
     text: str | None = None
     kind: EditKind | None = None
+
+    @property
+    def is_summary(self) -> bool:
+        """Whether it stands for what a cut covers."""
+        return self.index is None and self.kind is None

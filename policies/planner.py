@@ -9,28 +9,32 @@ from enum import StrEnum
 from policies.bounds import Bounds, bounds_for, ingest_cap_for
 from policies.buckets import charged, find_memory, is_over, refuses
 from policies.budget import Budget
-from policies.cascade import LayerReport, is_due, report_on, run_layers, run_rungs
+from policies.cascade import LayerReport, is_due, report_on, run_layers, run_rungs, run_wanted
+from policies.checkpoint import Checkpoint
 from policies.draft import Draft, untouched
 from policies.effects import Flow, Offload
 from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation
 from policies.growth import UNKNOWN, Event, Growth, Limits, conclude, is_urgent, limits_for, measure
 from policies.invariants import broken_rules
-from policies.ledger import Cut, Edit
+from policies.ledger import WINDOWS, Cut, Edit
 from policies.messages import Transcript
 from policies.pieces import Piece
 from policies.pressure import Pressure
 from policies.protection import protect
 from policies.readings import Readings
 from policies.replay import Known, replay
+from policies.resuming import recall, resume
 from policies.settings import ContextSettings, Layer
 from policies.strategies.clip import clip, shorten_standing
 from policies.strategies.drop_oldest import drop_oldest
 from policies.strategies.ingest_cap import ingest_cap
 from policies.tokens import TokenCounter
 from policies.trend import PressureReading, Trend
-from policies.turns import units
+from policies.turns import parse_turn_boundaries, units
 
 CLIP = Layer(strategy="clip")
+RESUME = Layer(strategy="resume")
+RECALL = Layer(strategy="recall")
 MOST_NAMED = 5
 
 
@@ -50,7 +54,8 @@ class Decision:
     ``after`` and ``limit`` are calibrated tokens of the raw request, of the forwarded one, and W - R - H.
     ``edits`` and ``cut`` are new and have to be stored before the request is forwarded; ``removed`` are the
     indices of messages whose originals the archive needs. ``applied`` counts the edits in the array by kind,
-    ``pruned`` are the names of tools whose definitions are left out. ``trend`` is what the next request of the
+    ``pruned`` are the names of tools whose definitions are left out, ``window_id`` is the number of the window that
+    the request begins. ``trend`` is what the next request of the
     conversation is to be planned with, ``events`` what an operator may want to hear of.
     """
 
@@ -70,6 +75,7 @@ class Decision:
     checkpoint: str | None = None
     trail: tuple[LayerReport, ...] = ()
     pruned: tuple[str, ...] = ()
+    window_id: int | None = None
     reading: PressureReading | None = None
     trend: Trend = UNKNOWN
     events: tuple[Event, ...] = ()
@@ -93,13 +99,15 @@ def plan(
     summarizer_input: int | None = None,
     readings: Readings | None = None,
     limits: Limits | None = None,
+    recalled: str | None = None,
 ) -> Flow[Decision]:
     """What to do with one request.
 
     ``trend`` is what the conversation's earlier requests said about its growth, ``at`` the time of this one in
     seconds of any clock. ``ceiling`` (uncalibrated tokens) is set after an upstream refused what the budget allowed,
     ``summarizer_input`` is the most that the summariser reads at once, ``readings`` what earlier compactions
-    have read, ``limits`` those of these settings in this budget if they are known already. Raises BudgetUnreachable
+    have read, ``limits`` those of these settings in this budget if they are known already,
+    ``recalled`` what the archive has on the newest user message. Raises BudgetUnreachable
     if the protected content alone does not fit, BucketExceeded if the policy refuses a full bucket,
     InvalidConversation if a layer made an array that an upstream would reject.
     """
@@ -108,7 +116,8 @@ def plan(
     if settings.memory.tags or settings.memory.names:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
     grown = measure(transcript, limits=limits, trend=trend, at=at)
-    if not known.triggered and ceiling is None and _is_quiet(transcript, grown, limits=limits):
+    asked = recalled is not None or (known.resumed is not None and not known.cuts) or _is_wanted(settings, known)
+    if not known.triggered and not asked and ceiling is None and _is_quiet(transcript, grown, limits=limits):
         return _passed(transcript, grown, limits=limits)
     bounds = bounds_for(
         transcript,
@@ -121,18 +130,22 @@ def plan(
         readings=readings,
     )
     draft = replay(bounds.transcript, known, bounds.protection)
+    bounds = replace(bounds, standing=draft.pieces, warm=_is_warm(settings, trend, at))
+    trail: tuple[LayerReport, ...] = ()
+    if asked:
+        yield Offload()
+        draft, trail = yield from _asked(draft, bounds, recalled)
     if (known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):
         yield Offload()
         draft = ingest_cap(draft, bounds, new_only=True)
     bounds = _hurried(bounds, grown, draft, limits=limits)
-    trail: tuple[LayerReport, ...] = ()
     if settings.when_full == "manage" and is_due(draft, bounds) and not _is_repeat(draft, bounds):
         yield Offload()
         shortened = shorten_standing(draft, bounds)
         bounds = replace(bounds, fixed=bounds.fixed - (draft.tokens - shortened.tokens))
         clipped = () if shortened is draft else (report_on(CLIP, draft, shortened, kept=True),)
-        draft, trail = yield from run_layers(shortened, bounds)
-        trail = clipped + trail
+        draft, layers = yield from run_layers(shortened, bounds)
+        trail += clipped + layers
         if draft.tokens > bounds.hard_limit:
             draft, rungs = yield from run_rungs(draft, bounds)
             trail += rungs
@@ -188,6 +201,34 @@ def _would_go(transcript: Transcript) -> Event:
             "largest": ", ".join(f"{i}: {m.ref} {m.tokens}" for i, m in largest),
         },
     )
+
+
+def _asked(draft: Draft, bounds: Bounds, recalled: str | None) -> Flow[tuple[Draft, tuple[LayerReport, ...]]]:
+    """The draft with what another conversation left in front of it, or what the archive has on the newest message, or
+    summarised because an operator asked."""
+    if bounds.known.resumed is not None and not bounds.known.cuts:
+        resumed = resume(draft, bounds)
+        return resumed, (report_on(RESUME, draft, resumed, kept=resumed is not draft),)
+    trail: tuple[LayerReport, ...] = ()
+    if _is_wanted(bounds.settings, bounds.known):
+        draft, trail = yield from run_wanted(draft, bounds)
+    if recalled is not None:
+        done = recall(draft, bounds, recalled)
+        trail += (report_on(RECALL, draft, done, kept=done is not draft),)
+        draft = done
+    return draft, trail
+
+
+def _is_wanted(settings: ContextSettings, known: Known) -> bool:
+    """Whether the history is to be summarised whatever its size."""
+    if known.wanted is not None:
+        return True
+    return known.prepared is not None and any(layer.params.get("prepared") is True for layer in settings.layers)
+
+
+def _is_warm(settings: ContextSettings, trend: Trend, at: float | None) -> bool:
+    """Whether the provider may still have the conversation's prefix in its cache."""
+    return trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
 
 
 def _is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
@@ -292,6 +333,7 @@ def _decide(
         emergency=any(r.rung and r.kept and r.layer != "compact" for r in trail),
     )
     covered, length = _covered(draft, bounds), len(draft.transcript.chain)
+    window, begun = _window(draft)
     return Decision(
         action=Action.EDIT if new else Action.REPLAY if changed else Action.PASS,
         pieces=draft.pieces if changed else None,
@@ -302,7 +344,8 @@ def _decide(
         pressure=seen.pressure,
         reading=seen.reading,
         trend=seen.trend,
-        events=seen.events,
+        events=(*seen.events, *begun),
+        window_id=window,
         buckets=buckets,
         applied=draft.applied if changed else {},
         edits=tuple(replace(edit, length=length) for edit in (*draft.edits.values(), *draft.tool_edits)),
@@ -313,6 +356,21 @@ def _decide(
         pruned=tuple(d.name for d in draft.pruned),
         trail=trail,
     )
+
+
+def _window(draft: Draft) -> tuple[int | None, tuple[Event, ...]]:
+    """The number of the window that a new cut begins, with the event that says so (requirement A0.149)."""
+    cut = draft.cut
+    if cut is None or cut.origin not in WINDOWS or draft.checkpoint is None:
+        return None, ()
+    window = Checkpoint.from_json(draft.checkpoint).window_id
+    facts: dict[str, int | float | str] = {
+        "old_window": window - 1,
+        "new_window": window,
+        "turn": len(parse_turn_boundaries(draft.transcript.messages)),
+        "summary_tokens": cut.tokens,
+    }
+    return window, (Event(cut.origin, facts),)
 
 
 def _covered(draft: Draft, bounds: Bounds | None) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 ==========================  ==========================================================
 head                        system and developer messages, wherever they stand
 task                        the first user message: the original goal
-pinned                      marked ``keep: true`` or, in user and assistant text, by word
+pinned                      marked ``keep: true`` or, in user and assistant text, by word; pinned by an operator
 current                     the newest user message
 active                      the newest unit, and the newest step where the model has said nothing since:
                             open tool calls and results nobody has read
@@ -15,7 +15,7 @@ A step with a pinned message stays whole, so that calls keep their results.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.messages import Message
+from policies.messages import PIN_SIZE, Message
 from policies.turns import Unit, first_user, last_user
 
 
@@ -41,11 +41,12 @@ class Protection:
         return self.verbatim | self.active
 
 
-def protect(messages: Sequence[Message], steps: Sequence[Unit]) -> Protection:
-    """What is protected in ``messages``; ``steps`` are its units."""
+def protect(messages: Sequence[Message], steps: Sequence[Unit], pins: frozenset[bytes] = frozenset()) -> Protection:
+    """What is protected in ``messages``; ``steps`` are its units, ``pins`` the first bytes of the
+    digests of messages that have to stay."""
     pinned: set[int] = set()
     for unit in steps:
-        if any(messages[i].keep for i in unit.indices):
+        if any(messages[i].keep or (pins and messages[i].digest[:PIN_SIZE] in pins) for i in unit.indices):
             pinned.update(unit.indices)
     return Protection(
         head=frozenset(i for i, m in enumerate(messages) if m.is_head),

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from policies.draft import Draft, untouched
-from policies.ledger import Cut, Edit, EditKind, Prepared
+from policies.ledger import ADDING, Cut, Edit, EditKind, Prepared
 from policies.messages import Transcript, count_occurrences
+from policies.notes import Note
 from policies.protection import Protection
 
 SHORTENED = frozenset({EditKind.INGEST_CAP, EditKind.CLIP})
@@ -23,9 +24,10 @@ class Known:
     """What earlier requests of the conversation left: edits by key, cuts oldest first.
 
     ``length`` is the number of messages after the head that an earlier request has sent already. ``prepared`` is a
-    summary that waits for the next batch, ``checkpoint`` the newest state that was saved and ``resumed`` that of
+    summary that waits for the next batch, ``checkpoint`` the newest state that was saved, when the conversation had
+    ``checkpoint_length`` messages, and ``resumed`` that of
     another conversation which this one goes on from, both as JSON text; ``wanted`` is what an operator asked of the
-    next request.
+    next request. ``version`` is the branch's; ``notes`` are those that were taken of the conversation.
     """
 
     edits: Mapping[tuple[bytes, int], Edit] = field(default_factory=dict)
@@ -33,8 +35,11 @@ class Known:
     length: int = 0
     prepared: Prepared | None = None
     checkpoint: str | None = None
+    checkpoint_length: int = 0
     resumed: str | None = None
     wanted: str | None = None
+    version: int = 0
+    notes: tuple[Note, ...] = ()
 
     def at(self, length: int) -> "Known":
         """What was known when the conversation had ``length`` messages after the head, or a few more.
@@ -43,19 +48,31 @@ class Known:
         """
         length += REWRITTEN
         later = [e for e in self.edits.values() if e.length > length]
-        if not later and all(cut.length <= length for cut in self.cuts):
+        too_new = self.checkpoint is not None and self.checkpoint_length > length
+        if not later and not too_new and all(cut.length <= length for cut in self.cuts):
             return self
         gone = {e.key for e in later}
         return replace(
             self,
             edits={key: e for key, e in self.edits.items() if key not in gone},
             cuts=tuple(cut for cut in self.cuts if cut.length <= length),
+            checkpoint=None if too_new else self.checkpoint,
         )
 
     @property
     def triggered(self) -> bool:
         """Whether a trigger has fired in this conversation."""
         return bool(self.edits or self.cuts)
+
+    @property
+    def pins(self) -> frozenset[bytes]:
+        """The first bytes of the digests of messages that an operator has pinned."""
+        return frozenset(e.digest for e in self.edits.values() if e.kind is EditKind.PIN)
+
+    @property
+    def next_version(self) -> int:
+        """The version that the next batch will have."""
+        return max(self.version, self.cuts[-1].version if self.cuts else 0) + 1
 
 
 def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Protection) -> Cut | None:
@@ -76,8 +93,12 @@ def replay(transcript: Transcript, known: Known, protection: Protection) -> Draf
     """The client's array with every known edit and the newest applicable cut applied."""
     if not known.edits and not known.cuts:
         return untouched(transcript)
-    draft = _replayed(transcript, known, protection, cut=applicable_cut(transcript, known.cuts, protection))
-    if draft.tokens > transcript.tokens:  # what the summary stood for was longer than what is there now
+    cut = applicable_cut(transcript, known.cuts, protection)
+    draft = _replayed(transcript, known, protection, cut=cut)
+    added = sum(p.tokens for p in draft.pieces if p.kind is EditKind.RECALL)
+    if cut is not None and cut.origin == "resume":
+        added += cut.tokens
+    if draft.tokens - added > transcript.tokens:  # what the summary stood for was longer than what is there now
         return _replayed(transcript, known, protection, cut=None)
     return draft
 
@@ -108,7 +129,7 @@ def tokens_kept_verbatim(transcript: Transcript, known: Known, protection: Prote
     total = 0
     for index in protection.verbatim:
         edit = known.edits.get((transcript.messages[index].digest, occurrences[index]))
-        holds = edit is not None and _holds(transcript, index, edit, protection)
+        holds = edit is not None and edit.kind not in ADDING and _holds(transcript, index, edit, protection)
         total += edit.tokens if edit is not None and holds else transcript.messages[index].tokens
     return total
 
@@ -123,7 +144,7 @@ def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protectio
         if index is None:
             continue
         edit = edits.get((transcript.messages[index].digest, occurrences[index]))
-        if edit is None:
+        if edit is None or edit.kind is EditKind.PIN:
             continue
         if index in guarded and not _holds(transcript, index, edit, protection):
             continue
@@ -136,6 +157,8 @@ def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protectio
 def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protection) -> bool:
     """Whether an edit still stands on a message that is protected now."""
     position = index - transcript.head
+    if edit.kind is EditKind.RECALL:
+        return True
     if edit.kind not in SHORTENED or (edit.kind is not EditKind.CLIP and index in protection.pinned):
         return False
     return position >= 0 and bool(edit.chain) and transcript.chain[position] == edit.chain

@@ -12,7 +12,9 @@ from policies.identifiers import STRONG, Kind, Mention, scan
 from policies.signs import signs
 
 _FENCE = re.compile(r"```[\s\S]{0,100000}?(?:```|\Z)")
-_BREAK = re.compile(r"(?<=[.!?])[\x22'”\u2019)]{0,2}\s+(?=[\x22'“\u2018(*A-Z0-9#-])|\n+")
+_BREAK = re.compile(
+    r"(?:(?<=[.!?])|(?<=[.!?][\x22'”\u2019)])|(?<=[.!?][\x22'”\u2019)]{2}))\s+(?=[\x22'“\u2018(*A-Z0-9#-])|\n+"
+)
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|Mr|Mrs|Ms|Dr|St|No|approx)\.|\b[A-Z]\.|^\d{1,3}\.)\Z")
 _LABEL = re.compile(r"^\s*[-*#>\s]{0,6}((?:[A-Z][A-Z_-]+)(?:[ _-][A-Z]+){0,4}|[A-Z][a-z]+(?: [a-z]+)?)\s*:\s+\S")
 _RULE_LABEL = re.compile(

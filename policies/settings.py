@@ -336,7 +336,7 @@ class ContextSettings:
     @property
     def observes(self) -> bool:
         """Whether what is planned is only written down."""
-        return self.mode is Mode.OBSERVE or self.enforce == "observe"
+        return self.mode is Mode.OBSERVE or self.enforce == "observe" or self.compaction == "provider"
 
     def shape_for(self, window: int) -> Shape:
         """The shape for a window of ``window`` tokens: the first that is large enough, else the last."""

@@ -1,6 +1,7 @@
 """Where the kept tail begins: by tokens, by messages, by turns, or by the share that goes; always at a unit's start."""
 
 import math
+from collections.abc import Callable, Mapping
 
 from policies.bounds import Bounds
 from policies.draft import Draft
@@ -54,3 +55,21 @@ def tail_by_share(draft: Draft, bounds: Bounds, gone: float) -> int:
 def _newest(draft: Draft, bounds: Bounds) -> int:
     """Where the active unit begins, which always stays."""
     return min(bounds.protection.active, default=len(draft.transcript.messages))
+
+
+TAILS: Mapping[str, Callable[[Draft, Bounds, int | float], int]] = {
+    "keep_messages": lambda draft, bounds, value: tail_by_messages(draft, bounds, int(value)),
+    "keep_turns": lambda draft, bounds, value: tail_by_turns(draft, bounds, int(value)),
+    "evict_pct": lambda draft, bounds, value: tail_by_share(draft, bounds, value / 100),
+}
+"""Parameters that say what stays, the first one that is given: messages, turns, or the percentage that goes."""
+
+
+def tail_start(draft: Draft, bounds: Bounds, budget: int) -> int:
+    """Index of the first message of the kept tail, as the layer's parameters say; else by ``budget`` tokens."""
+    params = bounds.layer.params
+    for name, start in TAILS.items():
+        value = params.get(name)
+        if isinstance(value, int | float):
+            return start(draft, bounds, value)
+    return tail_by_tokens(draft, bounds, budget)

@@ -23,6 +23,7 @@ from proxy.keys import Keyring
 from proxy.learned import LearnedLimits
 from proxy.models import ModelRegistry
 from proxy.planning import Planner
+from proxy.preparation import Preparation
 from proxy.relay import Send
 from proxy.reload import WATCH_EVERY, Reload, reloading
 from proxy.routes.chat import ChatCompletions
@@ -71,7 +72,7 @@ class App:
         self._parts = (config, telemetry, tokenizer, providers, clock, hooks)
         self._reload = reload
         self._served: dict[str, Any] = {}
-        self._router = Router(routes=self._routes(), lifespan=self._lifespan)
+        self._router = Router(routes=self._routes(), default=_Nothing(), lifespan=self._lifespan)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request, or go through the lifespan. The managed route does not have to be looked for."""
@@ -190,6 +191,7 @@ async def running(
         tending.cancel()
         await asyncio.gather(tending, return_exceptions=True)
         await runtime.hooks.close()
+        await runtime.preparation.close()
         await runtime.summarizer.close()
         await runtime.custom.close()
         await runtime.upstreams.close()
@@ -240,6 +242,13 @@ async def _assemble(
         clock=clock,
     )
     windows.restore(await store.calibrations() if store is not None else [])
+    planner = Planner(
+        transcripts=Transcripts(most=config.limits.messages),
+        conversations=Conversations(store, shared=config.listen.workers > 1, clock=clock),
+        store=store,
+        settler=settler,
+        clock=clock,
+    )
     return Runtime(
         config=config,
         keyring=_keyring(config, rows, secret),
@@ -247,13 +256,8 @@ async def _assemble(
         registry=registry,
         windows=windows,
         tokenizer=tokenizer,
-        planner=Planner(
-            transcripts=Transcripts(most=config.limits.messages),
-            conversations=Conversations(store, shared=config.listen.workers > 1),
-            store=store,
-            settler=settler,
-            clock=clock,
-        ),
+        planner=planner,
+        preparation=Preparation(planner, store, happened=telemetry.metrics.event),
         summarizer=Summarizer(),
         upstreams=upstreams,
         store=store,

@@ -1,17 +1,17 @@
 """One request to the upstream: what it may ask for, what its answer says about size, what is learned from it."""
 
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies import ContextSettings
 from proxy.caller import Caller
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
 from proxy.planning import Planned
-from proxy.relay import MOST_WHOLE, Opening, is_stream, open_stream
+from proxy.relay import MOST_WHOLE, Received, is_stream, open_stream
 from proxy.runtime import Runtime
 from proxy.settlement import Outcome
-from proxy.tap import Tap, read_completion
+from proxy.tap import read_completion
 from proxy.telemetry import CONTEXT_HEADERS
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.overflow import NONE, Kind, Verdict, classify, classify_event, plausible_limit
@@ -21,17 +21,6 @@ from proxy.wire.chat import ChatRequest, with_fields
 SMALLEST_OUTPUT = 16
 CLAMP_MARGIN = 8
 DROPPED = frozenset({b"accept-encoding", b"baggage"})
-
-
-@dataclass(slots=True)
-class Received:
-    """An answer that is to be relayed: as a whole (``body``), or as a stream of which a beginning was read."""
-
-    answer: Answer
-    body: bytes | None = None
-    seen: Tap | None = None
-    chunks: AsyncGenerator[bytes, None] | None = None
-    opening: Opening | None = None
 
 
 @dataclass(slots=True)
@@ -47,17 +36,19 @@ class Attempts:
     headers: Sequence[tuple[bytes, bytes]]
     outcome: Outcome
     policy: ContextSettings | None
+    made: int = 0
 
-    async def make(self, body: bytes, planned: Planned, *, number: int) -> tuple[Received, Verdict]:
-        """Send ``body`` as attempt ``number`` (from 1): the answer, and what it says about size."""
+    async def make(self, body: bytes, planned: Planned) -> tuple[Received, Verdict]:
+        """Send ``body`` as one more attempt: the answer, and what it says about size."""
         outcome = self.outcome
+        self.made += 1
         upstream = outcome.upstream
         assert upstream is not None  # noqa: S101 - whoever planned has chosen it
         span = outcome.trace.attempt(
             self.request.model,
             upstream.name,
             *outcome.address(),
-            number,
+            self.made,
             compacted=planned.decision is not None and "compact" in planned.decision.applied and not outcome.observed,
         )
         outcome.attempt = span
@@ -72,7 +63,7 @@ class Attempts:
                 query=outcome.query,
                 headers=[*[h for h in self.headers if h[0] not in drop], *context],
                 body=body,
-                attempt=number - 1,
+                attempt=self.made - 1,
             )
             received, verdict = await self._look(answer, planned)
         except ProxyError as error:
@@ -157,10 +148,11 @@ def learn_from_error(runtime: Runtime, verdict: Verdict, planned: Planned) -> No
 
 
 def learn_from_answer(runtime: Runtime, outcome: Outcome) -> None:
-    """Calibrate by what the upstream says the forwarded request took."""
+    """Calibrate by what the upstream says the forwarded request took: the first one, where rounds followed it."""
     planned, seen = outcome.planned, outcome.seen
-    if planned is not None and seen is not None and seen.usage is not None and seen.usage.prompt is not None:
-        _calibrate(runtime, planned, seen.usage.prompt)
+    usage = outcome.rounds[0] if outcome.rounds else seen.usage if seen is not None else None
+    if planned is not None and usage is not None and usage.prompt is not None:
+        _calibrate(runtime, planned, usage.prompt)
 
 
 def _calibrate(runtime: Runtime, planned: Planned, reported: int) -> None:

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from policies import Cut, Edit, Known, Message
+from policies import Cut, Edit, EditKind, Known, Message
+from policies.notes import Note
 from policies.trend import Trend
 from proxy.store import Store, StoreError
-from proxy.store.records import Branch
+from proxy.store.records import Branch, Change, ConversationRow
 
 log = logging.getLogger("weir.conversation")
 
@@ -58,7 +59,9 @@ class Thread:
 
     ``shadow`` is the ledger of a conversation that is only observed: what would be known if its plans were carried
     out. ``evicted`` are the calls whose results are out of the window, with the branch that evicted them. ``prefix``
-    is what the provider's cache may hold, None where this process has sent nothing of it yet.
+    is what the provider's cache may hold, None where this process has sent nothing of it yet. ``has_notes`` says that
+    the stored notes are among what is known, ``above`` that the last request's pressure was where states are saved,
+    and ``preparing`` is set once the summary is there that is being prepared, None while none is.
     """
 
     branch: Branch
@@ -69,15 +72,30 @@ class Thread:
     shadow: Known | None = None
     evicted: dict[bytes, str] = field(default_factory=dict)
     prefix: Prefix | None = None
+    has_notes: bool = False
+    above: bool = False
+    preparing: "asyncio.Event | None" = None
 
     def ledger(self, *, observed: bool) -> Known:
         """What a plan starts from: what is known, or for an observed one what would be."""
         return self.shadow if observed and self.shadow is not None else self.known
 
-    def apply(self, edits: Sequence[Edit], cut: Cut | None, version: int) -> None:
-        """Remember a batch of edits that was decided at ``version``; what was only observed starts anew from it."""
-        self.known, self.shadow = _merged(self.known, edits, cut), None
+    def apply(
+        self, edits: Sequence[Edit], cut: Cut | None, version: int, *, checkpoint: str | None = None, length: int = 0
+    ) -> None:
+        """Remember a batch of edits that was decided at ``version``; what was only observed starts anew from it.
+
+        ``checkpoint`` is the state that was saved with it, when the conversation had ``length`` messages.
+        """
+        known, self.shadow = _merged(self.known, edits, cut), None
+        self.known = replace(known, wanted=None, prepared=None if cut is not None else known.prepared)
+        self.save(checkpoint, version, length=length)
+
+    def save(self, checkpoint: str | None, version: int, *, length: int) -> None:
+        """Remember that the state of ``length`` messages was saved as ``version``; None saves nothing."""
         self.branch = replace(self.branch, version=version)
+        if checkpoint is not None:
+            self.known = replace(self.known, checkpoint=checkpoint, checkpoint_length=length)
 
     def observe(self, edits: Sequence[Edit], cut: Cut | None) -> None:
         """Remember a batch of edits that was decided and not carried out."""
@@ -86,7 +104,8 @@ class Thread:
     def refresh(self, branch: Branch) -> None:
         """Take over what another process has stored."""
         fresh = thread_from(branch)
-        self.branch, self.known, self.shadow, self.evicted = fresh.branch, fresh.known, None, fresh.evicted
+        known = replace(fresh.known, notes=self.known.notes)
+        self.branch, self.known, self.shadow, self.evicted = fresh.branch, known, None, fresh.evicted
         self.follow(branch.trend)
 
     def follow(self, trend: Trend | None) -> None:
@@ -105,12 +124,31 @@ class Recognised:
     def known(self, *, observed: bool = False) -> Known:
         """What to replay on this request; for an observed one what would be replayed."""
         known = self.thread.ledger(observed=observed)
-        return Known(known.edits, known.cuts, self.length)
+        return Known(
+            known.edits,
+            known.cuts,
+            self.length,
+            known.prepared,
+            known.checkpoint,
+            known.checkpoint_length,
+            known.resumed,
+            known.wanted,
+            self.thread.branch.version,
+            known.notes,
+        )
 
 
 def thread_from(branch: Branch) -> Thread:
     """A thread of a branch that was read from the store."""
-    known = Known(edits={e.key: e for e in branch.edits}, cuts=branch.cuts)
+    known = Known(
+        edits={e.key: e for e in branch.edits},
+        cuts=branch.cuts,
+        prepared=branch.prepared,
+        checkpoint=branch.checkpoint,
+        checkpoint_length=branch.checkpoint_length,
+        resumed=branch.resumed,
+        wanted=branch.wanted,
+    )
     return Thread(branch, known, trend=branch.trend or UNKNOWN, evicted=dict(branch.evicted))
 
 
@@ -158,6 +196,63 @@ class Conversations:
         branch = await self._store.branch(thread.branch.tenant, thread.branch.branch)
         if branch is not None:
             thread.refresh(replace(branch, longest=thread.branch.longest))
+
+    async def want(self, conversation: ConversationRow, what: str | None) -> None:
+        """Have the next request of a conversation do what an operator asks (``compact``). Raises StoreError."""
+        for thread in self._threads_of(conversation):
+            thread.known = replace(thread.known, wanted=what)
+        if self._store is not None and (branch := await self._store.newest_branch(conversation)) is not None:
+            await self._store.want(conversation.tenant, branch, what)
+
+    async def rollback(self, conversation: ConversationRow, version: int) -> int:
+        """Have a conversation be as it was at ``version``; the new version. Raises StoreError, NoSuchVersion."""
+        assert self._store is not None  # noqa: S101 - whoever has a row has a store
+        new = await self._store.rollback(conversation, version=version, at=self._clock())
+        for thread in self._threads_of(conversation):
+            async with thread.lock:
+                await self.reload(thread)
+        return new
+
+    async def pin(self, conversation: ConversationRow, ref: str) -> bool:
+        """Have a removed message come back and stay; False if none has that ref. Raises StoreError."""
+        store = self._store
+        assert store is not None  # noqa: S101 - whoever has a row has a store
+        branch_id = await store.newest_branch(conversation)
+        if branch_id is None or await store.original(conversation.tenant, ref) is None:
+            return False
+        branch = await store.branch(conversation.tenant, branch_id)
+        if branch is None:
+            return False
+        thread = self._threads.get(branch_id) or thread_from(branch)
+        edit = Edit(bytes.fromhex(ref), 0, EditKind.PIN, "", ref, 0)
+        async with thread.lock:
+            await self.reload(thread)
+            change = Change(
+                tenant=branch.tenant,
+                conversation=branch.conversation,
+                name=branch.name,
+                branch=branch.branch,
+                expected=thread.branch.version,
+                at=self._clock(),
+                edits=(edit,),
+            )
+            thread.apply((edit,), None, await store.commit(change))
+        return True
+
+    def forget(self, conversation: ConversationRow) -> None:
+        """Know nothing of a conversation any more, once the store does not."""
+        for thread in self._threads_of(conversation):
+            del self._threads[thread.branch.branch]
+        self._names.pop((conversation.tenant, conversation.name), None)
+
+    def note(self, conversation: ConversationRow, note: Note) -> None:
+        """Remember a note that was stored."""
+        for thread in self._threads_of(conversation):
+            thread.known = replace(thread.known, notes=(*thread.known.notes, note))
+
+    def _threads_of(self, conversation: ConversationRow) -> list[Thread]:
+        of = (conversation.tenant, conversation.id)
+        return [t for t in self._threads.values() if (t.branch.tenant, t.branch.conversation) == of]
 
     def _in_memory(self, chain: Sequence[bytes], messages: Sequence[Message]) -> Recognised | None:
         """The thread of the longest prefix that a request ended at, or came near to before a user message that is
@@ -288,7 +383,16 @@ def _merged(known: Known, edits: Sequence[Edit], cut: Cut | None) -> Known:
 def _inherited(known: Known, chain: Sequence[bytes]) -> Known:
     """What a fork with this chain takes over: every edit, and the cuts whose prefix it shares."""
     cuts = tuple(c for c in known.cuts if c.covers <= len(chain) and chain[c.covers - 1] == c.prefix)
-    return Known(edits=known.edits, cuts=cuts)
+    same = known.checkpoint is not None and known.checkpoint_length <= len(chain)
+    return Known(
+        edits=known.edits,
+        cuts=cuts,
+        prepared=known.prepared,
+        checkpoint=known.checkpoint if same else None,
+        checkpoint_length=known.checkpoint_length if same else 0,
+        resumed=known.resumed,
+        notes=known.notes,
+    )
 
 
 def _new_thread(tenant: str, conversation: str | None, name: str | None) -> Recognised:

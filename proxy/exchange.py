@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from policies import ContextSettings, Mode
-from proxy.attempts import Attempts, Received, learn_from_answer, learn_from_error
+from proxy.attempts import Attempts, learn_from_answer, learn_from_error
 from proxy.caller import Caller
 from proxy.errors import (
     ContextLengthExceeded,
@@ -32,18 +32,24 @@ from proxy.hooks import Overflow, Turn, new_results
 from proxy.intake import ClientGone, Receive, read_body, while_connected
 from proxy.keys import credentials_in
 from proxy.planning import Job, Planned
-from proxy.relay import Cut, Send, relay_stream, relay_whole
+from proxy.recall.rounds import Rounds
+from proxy.recall.streaming import Relaying
+from proxy.recall.whole import follow_whole
+from proxy.recalling import Recalling
+from proxy.relay import Cut, Received, Send, relay_stream, relay_whole
 from proxy.replies import Replies, summarizer_input
 from proxy.runtime import Runtime
 from proxy.settlement import Outcome, evicted_count, settle, stage_of, strategy_of
+from proxy.tap import Tap
 from proxy.telemetry import Plan
 from proxy.telemetry.spans import NULL_SPAN
 from proxy.tokenizer import TextCounter
 from proxy.upstream.client import came_through
+from proxy.upstream.overflow import Verdict
 from proxy.upstream.upstreams import Answer
 from proxy.wire.chat import ChatRequest, parse_chat
 from proxy.wire.knobs import wants_no_editing
-from proxy.wire.names import name_from
+from proxy.wire.names import PARENT_HEADER, RESUME_HEADER, conversation_in, name_from
 
 ROUTE = "/v1/chat/completions"
 MOST_RETRIES = 2
@@ -70,6 +76,7 @@ class Exchange:
     started: float = field(default_factory=time.perf_counter)
     task: "asyncio.Task[Any] | None" = None
     answer: Answer | None = None
+    asking: "asyncio.Task[Any] | None" = None
     stopping: bool = False
 
     async def run(self) -> None:
@@ -87,7 +94,9 @@ class Exchange:
     def _stop(self) -> None:
         """The process ends: cut the answer, or the wait for it."""
         self.stopping = True
-        if self.answer is not None:
+        if self.asking is not None:
+            self.asking.cancel()
+        elif self.answer is not None:
             self.answer.close()
         elif self.task is not None:
             self.task.cancel()
@@ -135,13 +144,64 @@ class Exchange:
         planned = await call.plan()
         outcome.planned = planned
         outcome.ready = time.perf_counter()
-        await self._relay(await call.send(planned), outcome)
+        received = await call.send(planned)
+        rounds = call.rounds()
+        if rounds is None or call.recalling is None:
+            await self._relay(received, outcome)
+        else:
+            await self._recall(received, rounds, call.recalling, outcome)
+
+    async def _recall(self, received: Received, rounds: Rounds, recalling: Recalling, outcome: Outcome) -> None:
+        """Relay an answer whose calls of the recall tool Weir answers itself."""
+        self.answer = received.answer
+
+        async def ask(body: bytes) -> tuple[Received, Verdict]:
+            self.asking = asyncio.current_task()
+            try:
+                found = await recalling.again(body)
+            finally:
+                self.asking = None
+            self.answer = found[0].answer
+            return found
+
+        try:
+            if received.chunks is None:
+                joins = "response_format" not in recalling.job.request.fields
+                received = await follow_whole(received, rounds, ask, recalling.note_round, joins=joins)
+            if received.chunks is not None:
+                relaying = Relaying(
+                    rounds=rounds,
+                    ask=ask,
+                    send=self.send,
+                    headers=partial(self._stream_headers, outcome=outcome),
+                    explain=self._explain,
+                    ended=recalling.note_round,
+                )
+                result = await relaying.run(received)
+                if isinstance(result, Tap):
+                    outcome.seen = result
+                    return
+                received = result
+        finally:
+            rounds.finish()
+            outcome.recalls = rounds.recalled
+            if received.chunks is not None:
+                received.answer.close()
+                learn_from_answer(self.runtime, outcome)
+        await self._relay(received, outcome)
+
+    def _stream_headers(self, received: Received, outcome: Outcome) -> list[tuple[bytes, bytes]]:
+        outcome.status = received.answer.status
+        return self._headers(received.answer, outcome)
 
     async def _relay(self, received: Received, outcome: Outcome) -> None:
         """Send the answer on and take note of how it went."""
         self.answer = answer = received.answer
         outcome.status = answer.status
         headers = self._headers(answer, outcome)
+        if received.rewritten:
+            headers = [h for h in headers if h[0].lower() != b"content-length"]
+            headers.append((b"content-length", str(len(received.body or b"")).encode()))
         try:
             if received.body is not None:
                 outcome.seen = await relay_whole(
@@ -196,6 +256,8 @@ class Call:
     headers: Sequence[tuple[bytes, bytes]]
     outcome: Outcome
     job: Job | None = None
+    recalling: Recalling | None = None
+    body: bytes = b""
 
     async def plan(self) -> Planned:
         """What goes up; the client's own bytes for a policy or a request that is not managed."""
@@ -228,7 +290,10 @@ class Call:
             ),
             ask=Replies(runtime, request, caller, settings, self.outcome.trace),
             summarizer_input=summarizer_input(runtime, settings),
+            resume=conversation_in(self.headers, RESUME_HEADER),
+            parent=conversation_in(self.headers, PARENT_HEADER),
         )
+        self.outcome.job = self.job
         begun = Planned(request.body)
         with self.outcome.trace.plan() as span:
             try:
@@ -270,9 +335,13 @@ class Call:
         """The answer to relay. Asks again with less, at most twice, where the upstream says that it does not fit."""
         policy = None if self.job is None else self.job.settings
         attempts = Attempts(self.runtime, self.request, self.caller, self.headers, self.outcome, policy)
+        if self.job is not None and self.job.settings.recall.tool:
+            self.recalling = Recalling(self.runtime, self.job, attempts)
+            self.recalling.consider(planned)
         body, retries = attempts.within_window(planned), 0
         while True:
-            received, verdict = await attempts.make(body, planned, number=retries + 1)
+            self.body = body
+            received, verdict = await (self.recalling or attempts).make(body, planned)
             if not verdict.is_overflow or self.job is None:
                 return received
             self._tell_overflow(Overflow(source="upstream", tokens=verdict.prompt, limit=verdict.limit))
@@ -292,12 +361,18 @@ class Call:
             retries += 1
             self.outcome.planned, self.outcome.retries = planned, retries
 
+    def rounds(self) -> Rounds | None:
+        """The rounds of recall that may follow the answer; None where the request did not carry the tool."""
+        return None if self.recalling is None else self.recalling.rounds(self.body)
+
     async def _smaller(self, job: Job, planned: Planned, *, attempt: int) -> Planned | None:
         """The plan to try next, None if nothing smaller can be made."""
         with self.outcome.trace.plan() as span:
             smaller = await self.runtime.planner.harder(job, planned, attempt=attempt)
             if smaller is not None:
                 self._note_plan(span, smaller)
+                if self.recalling is not None:
+                    self.recalling.consider(smaller)
         return smaller
 
     def _note_plan(self, span: Plan, planned: Planned) -> None:

@@ -4,10 +4,13 @@ Nothing in here may cost the client its request. If planning fails, the oldest t
 fits; if that fails too, the request goes up as it came. If the store fails, the edits hold in memory.
 """
 
+import contextlib
+import datetime as dt
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from policies import (
     BucketExceeded,
@@ -25,14 +28,18 @@ from policies import (
     plan,
     trim,
 )
-from policies.effects import Compare
+from policies.checkpoint import Checkpoint
+from policies.effects import Compare, Save, Saved, Together
 from policies.growth import Limits, limits_for
 from policies.messages import ToolDefinition
+from policies.notes import Note
 from policies.trend import Trend
+from policies.turns import last_user
 from proxy.conversation import UNKNOWN, Conversations, Recognised, Thread
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.evictions import asked_again, evicted_calls, evictions_of
 from proxy.perform import Ask, Returned, drive, step
+from proxy.recall.automatic import remembered
 from proxy.settle import Settler
 from proxy.shared_readings import SharedReadings
 from proxy.store import StaleVersion, Store, StoreError
@@ -56,6 +63,7 @@ log = logging.getLogger("weir.planning")
 MOST_REPLANS = 4
 MOST_LIMITS = 1_000
 HARDER = (0.8, 0.5)
+BEFORE_MODEL = "before_model"
 
 Believe = Callable[[], Awaitable[Belief]]
 
@@ -178,6 +186,8 @@ class Planner:
             log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
             planned.degraded.append("store")
             planned.recognised = self.conversations.begin(job.tenant, transcript.chain, name=job.name)
+        if (wanted := job.resumes) is not None:
+            await self._resume(job, planned, wanted)
         thread = planned.recognised.thread
         planned.trend = thread.trend
         planned.asked_again = asked_again(thread.evicted, transcript, planned.recognised.length)
@@ -185,10 +195,65 @@ class Planner:
             del thread.evicted[call]
         planned.belief = await job.believe()
 
+    async def _resume(self, job: "Job", planned: Planned, wanted: str) -> None:
+        """Have a conversation that begins go on from the newest checkpoint of the one that is ``wanted``."""
+        assert planned.reading and planned.recognised  # noqa: S101, PT018 - set by _identify
+        transcript, begun = planned.reading.transcript, planned.recognised
+        if self.store is None or any(m.role == "assistant" for m in transcript.messages):
+            return
+        if begun.thread.known.resumed is not None and begun.length == len(transcript.chain):
+            return
+        try:
+            found = await self.store.latest_checkpoint(job.tenant, wanted)
+        except StoreError as error:
+            log.error("a checkpoint cannot be read, the conversation starts without: %s", error)
+            found = None
+        if found is None:
+            if job.resume is not None:
+                planned.degraded.append("resume")
+            return
+        planned.recognised = self.conversations.begin(job.tenant, transcript.chain, name=job.name)
+        thread = planned.recognised.thread
+        thread.known = replace(thread.known, resumed=found[1].body)
+
+    async def _recall(self, job: "Job", planned: Planned) -> str | None:
+        """What was removed and the newest user message asks for, None where there is nothing of the kind."""
+        assert planned.reading and planned.recognised  # noqa: S101, PT018 - set by _identify
+        thread, transcript = planned.recognised.thread, planned.reading.transcript
+        current = last_user(transcript.messages)
+        if not job.settings.recall.auto or self.store is None or not thread.known.triggered or current is None:
+            return None
+        if current - transcript.head < planned.recognised.length or transcript.messages[current].media:
+            return None
+        try:
+            return await remembered(
+                self.store,
+                job.tenant,
+                thread.branch.conversation,
+                transcript.read(current).text,
+                counter=job.counter,
+                max_tokens=job.settings.recall.auto_tokens,
+            )
+        except StoreError as error:
+            log.warning("nothing is recalled, the archive cannot be read: %s", error)
+            return None
+
+    async def _take_notes(self, thread: Thread) -> None:
+        """Have the conversation's stored notes at hand, once a process."""
+        if self.store is None or thread.has_notes:
+            return
+        with contextlib.suppress(StoreError):
+            rows = await self.store.notes(thread.branch.tenant, thread.branch.conversation)
+            notes = tuple(Note(row.category, row.importance, row.text, row.source) for row in rows)
+            thread.known, thread.has_notes = replace(thread.known, notes=notes), True
+
     async def _decide(self, job: "Job", planned: Planned, *, ceiling: int | None = None) -> None:
         assert planned.reading and planned.recognised and planned.belief  # noqa: S101, PT018 - set by _identify
         thread, observed = planned.recognised.thread, job.settings.observes
         limits = self._limits_of(job.settings, planned.belief.budget)
+        if thread.known.triggered and not thread.has_notes:
+            await self._take_notes(thread)
+        recalled = await self._recall(job, planned) if ceiling is None else None
         for _ in range(MOST_REPLANS):
             known = planned.recognised.known(observed=observed)
             flow = plan(
@@ -203,6 +268,7 @@ class Planner:
                 summarizer_input=job.summarizer_input,
                 readings=self.readings,
                 limits=limits,
+                recalled=recalled,
             )
             asked = step(flow)
             if isinstance(asked, Returned):
@@ -211,7 +277,11 @@ class Planner:
             async with thread.lock:
                 if thread.ledger(observed=observed).edits is not known.edits:
                     continue  # another request of this conversation has just decided: replay that
-                decision = await drive(flow, asked, _unpaid(job.ask) if observed else job.ask)
+                ask = _unpaid(job.ask) if observed else partial(self._answer, job, planned)
+                try:
+                    decision = await drive(flow, asked, ask)
+                except _PreparedMeanwhile:
+                    continue
                 planned.decision, thread.trend = decision, decision.trend
                 evictions = evictions_of(planned.reading.transcript, decision, known, settings=job.settings)
                 if observed and decision.is_new:
@@ -221,6 +291,36 @@ class Planner:
                 planned.evictions += evictions
                 return
         log.warning("a conversation kept changing under a request; its last plan was used without being stored")
+
+    async def _answer(self, job: "Job", planned: Planned, effect: Effect) -> Reply:
+        """The reply to one effect of a plan that is carried out."""
+        if not isinstance(effect, Save):
+            return await job.ask(effect)
+        assert planned.reading and planned.recognised  # noqa: S101, PT018 - set by _identify
+        thread = planned.recognised.thread
+        if effect.reason == BEFORE_MODEL and thread.preparing is not None:
+            ready = thread.known.prepared
+            await thread.preparing.wait()
+            if thread.known.prepared is not ready:
+                raise _PreparedMeanwhile
+        version = await self.save(planned.recognised.thread, planned.reading, effect)
+        return Failed("store") if version is None else Saved(version)
+
+    async def save(self, thread: Thread, reading: Reading, effect: Save) -> int | None:
+        """The version under which a state was saved beside what is removed; None where that failed. Holds the lock."""
+        transcript, at = reading.transcript, self.clock()
+        change = replace(
+            _empty_change(thread, reading, at), checkpoint=stamped(effect.checkpoint, at), reason=effect.reason
+        )
+        if self.store is None or self.settler.failing:
+            return None
+        try:
+            version = await self.store.commit(change)
+        except StoreError as error:
+            log.warning("the state of a conversation could not be saved: %s", error)
+            return None
+        thread.save(change.checkpoint, version, length=len(transcript.chain))
+        return version
 
     def _limits_of(self, settings: ContextSettings, budget: Budget) -> Limits:
         """The limits of a policy in a budget, worked out once for as long as both are the same objects."""
@@ -243,7 +343,7 @@ class Planner:
         if self.store is not None and self.settler.failing:
             planned.degraded.append("store")
             self.settler.keep(change)
-            thread.apply(decision.edits, decision.cut, version)
+            self._apply(thread, change)
             return True
         try:
             if self.store is not None:
@@ -255,8 +355,13 @@ class Planner:
             log.error("a batch of edits could not be stored, it holds in memory: %s", error)
             planned.degraded.append("store")
             self.settler.keep(change)
-        thread.apply(decision.edits, decision.cut, version)
+        self._apply(thread, replace(change, expected=version - 1))
         return True
+
+    @staticmethod
+    def _apply(thread: Thread, change: Change) -> None:
+        """Remember what a change did."""
+        thread.apply(change.edits, change.cut, change.expected + 1, checkpoint=change.checkpoint, length=change.length)
 
     def _write_body(self, job: "Job", planned: Planned) -> None:
         """The bytes to forward: the client's own, unless there is something to change."""
@@ -269,13 +374,19 @@ class Planner:
         if pieces is not None and decision is not None:
             planned.sent = decision.raw_after
             same = not reading.marked and _is_as_it_came(pieces, len(reading.transcript.messages))
-            messages = None if same else render(pieces, request.messages, reading.marked)
+            messages = (
+                None if same else render(pieces, request.messages, reading.marked, role=job.settings.summaries.role)
+            )
             planned.body = rewritten(request, messages=messages, pruned=decision.pruned)
         elif reading.marked:
             raws = request.messages
             planned.body = with_messages(
                 request, [unmarked(raw) if i in reading.marked else raw for i, raw in enumerate(raws)]
             )
+
+
+class _PreparedMeanwhile(Exception):  # noqa: N818 - no error: the plan is made anew with what is there now
+    """The summary that was being prepared is there."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -290,6 +401,15 @@ class Job:
     believe: Believe
     ask: Ask
     summarizer_input: int | None = None
+    resume: str | None = None
+    parent: str | None = None
+
+    @property
+    def resumes(self) -> str | None:
+        """The conversation whose checkpoint a new one goes on from: the one named, or its namesake where that is so."""
+        if self.settings.resume == "off" or self.settings.observes:
+            return None
+        return self.resume or (self.name if self.settings.resume == "auto" else None)
 
     def is_sure(self, planned: Planned) -> bool:
         """Whether the window is known well enough to refuse a request without asking the upstream."""
@@ -300,7 +420,7 @@ def _unpaid(ask: Ask) -> Ask:
     """The same without any model: for a flow that only says what would be done nobody pays, or waits."""
 
     async def answer(effect: Effect) -> Reply:
-        if isinstance(effect, Summarize):
+        if isinstance(effect, Summarize | Together | Save):
             return Failed("observed")
         return await ask(replace(effect, model=None) if isinstance(effect, Compare) else effect)
 
@@ -340,7 +460,8 @@ def _is_as_it_came(pieces: Sequence[Piece], length: int) -> bool:
     return len(pieces) == length and all(p.index == i and p.kind is None for i, p in enumerate(pieces))
 
 
-def _change(job: Job, decision: Decision, reading: Reading, thread: Thread, now: float) -> Change:
+def _empty_change(thread: Thread, reading: Reading, now: float) -> Change:
+    """A change of the thread's branch that holds nothing yet."""
     transcript, branch = reading.transcript, thread.branch
     return Change(
         tenant=branch.tenant,
@@ -349,14 +470,29 @@ def _change(job: Job, decision: Decision, reading: Reading, thread: Thread, now:
         branch=branch.branch,
         expected=branch.version,
         at=now,
-        edits=decision.edits,
-        cut=decision.cut,
-        originals=(*(_original(job, transcript, i) for i in decision.removed), *_definitions(job, decision)),
-        covered=tuple(transcript.messages[i].ref for i in decision.covered),
-        checkpoint=decision.checkpoint,
         chain_end=transcript.chain[-1] if transcript.chain else b"",
         length=len(transcript.chain),
     )
+
+
+def _change(job: Job, decision: Decision, reading: Reading, thread: Thread, now: float) -> Change:
+    transcript, cut = reading.transcript, decision.cut
+    return replace(
+        _empty_change(thread, reading, now),
+        edits=decision.edits,
+        cut=cut,
+        originals=(*(_original(job, transcript, i) for i in decision.removed), *_definitions(job, decision)),
+        covered=tuple(transcript.messages[i].ref for i in decision.covered),
+        checkpoint=None if decision.checkpoint is None else stamped(decision.checkpoint, now),
+        reason=cut.origin if cut is not None and decision.window_id is not None else "compaction",
+        resumed=thread.known.resumed if cut is not None and cut.origin == "resume" else None,
+    )
+
+
+def stamped(checkpoint: str, at: float) -> str:
+    """A checkpoint with the moment of its saving, UTC to the second."""
+    moment = dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
+    return Checkpoint.from_json(checkpoint).saved(at=moment).to_json()
 
 
 def _definitions(job: Job, decision: Decision) -> Iterator[Original]:

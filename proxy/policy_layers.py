@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from policies.settings import PROMPTS
 from proxy.config_file import nearest
 
-NO_EFFECT_YET = frozenset({"summarize_tool_result", "progressive", "delegate", "rollover"})
-"""Layers that a policy may name already and that this version passes over."""
-
-ASKING = frozenset({"compact", "summarize_tool_result", "progressive"})
+ASKING = frozenset({"compact", "summarize_tool_result", "progressive", "delegate"})
 """Layers that may ask a model; all others cost nothing."""
 
 
@@ -112,15 +110,16 @@ LAYERS: Mapping[str, Parameters] = MappingProxyType(
             "keep_system": Parameter(kind="flag"),
         },
         "custom": {"path": Parameter(kind="word"), "seconds": _NUMBER},
-        "summarize_tool_result": {"over": _COUNT},
-        "progressive": {},
+        "summarize_tool_result": {"over": _COUNT, "ratio": _SHARE, "keep_newest": _COUNT},
+        "progressive": {"l1_until": _COUNT, "l2_until": _COUNT},
         "compact": {
             "keep_messages": _COUNT,
             "keep_turns": _COUNT,
             "evict_pct": Parameter(kind="number", most=100),
-            "prompt": Parameter(kind="word"),
+            "prompt": Parameter(kind="word", words=PROMPTS),
+            "prepared": Parameter(kind="flag"),
         },
-        "delegate": {},
+        "delegate": {"least": _NUMBER, "max_tokens": _ONE_OR_MORE},
         "rollover": {},
     }
 )

@@ -12,7 +12,7 @@ from policies.settings import Bucket, ContextSettings, Ingest, Layer, Mode, Shap
 from policies.trend import TrendRules
 from proxy.config_file import KeyPath, nearest
 from proxy.custom import check_custom
-from proxy.policy_layers import ASKING, LAYERS, NO_EFFECT_YET, parameters_of
+from proxy.policy_layers import ASKING, LAYERS, parameters_of
 from proxy.tokenizer import check_estimator
 
 Found = Iterator[tuple[KeyPath, str]]
@@ -71,9 +71,6 @@ def grave(settings: ContextSettings) -> Found:
     headroom = _headroom(settings)
     if headroom is not None and headroom < LEAST_HEADROOM:
         yield ("headroom",), f"headroom {headroom:.1%} < 5%: an estimate that is off by more overflows"
-    for at, layer in enumerate(settings.layers):
-        if layer.strategy in NO_EFFECT_YET:
-            yield ("cascade", at, "layer"), f"{layer.strategy} has no effect in this version"
 
 
 def cautions(settings: ContextSettings) -> Found:
@@ -84,6 +81,9 @@ def cautions(settings: ContextSettings) -> Found:
     yield from _share_cautions(settings)
     yield from _bucket_cautions(settings)
     yield from _layer_cautions(settings)
+    if settings.summaries.role != "user":
+        text = f"{settings.summaries.role}: what stands in a summary may be taken for an instruction of yours"
+        yield ("summaries", "role"), text
     if settings.estimator.startswith("chars"):
         yield ("estimator",), f"{settings.estimator} counts characters: wrong by half for code and other scripts"
     memory = settings.buckets.get("memory")
@@ -305,12 +305,12 @@ def _layer_cautions(settings: ContextSettings) -> Found:
 def _order_cautions(layers: tuple[Layer, ...]) -> Found:
     """Layers that may ask a model before layers of the same scope that are free."""
     for at, layer in enumerate(layers):
-        if layer.strategy not in ASKING - NO_EFFECT_YET:
+        if layer.strategy not in ASKING:
             continue
         free = [
             later.strategy
             for later in layers[at + 1 :]
-            if later.strategy not in ASKING | NO_EFFECT_YET
+            if later.strategy not in ASKING | {"rollover"}
             and (later.scope == layer.scope or "total" in {later.scope, layer.scope})
         ]
         if free:

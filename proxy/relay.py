@@ -42,6 +42,21 @@ class Opening:
     ended: bool = False
 
 
+@dataclass(slots=True)
+class Received:
+    """An answer that is to be relayed: as a whole (``body``), or as a stream of which a beginning was read.
+
+    ``rewritten`` says that ``body`` is not what the upstream has sent.
+    """
+
+    answer: Answer
+    body: bytes | None = None
+    seen: Tap | None = None
+    chunks: AsyncGenerator[bytes, None] | None = None
+    opening: Opening | None = None
+    rewritten: bool = False
+
+
 async def open_stream(chunks: AsyncGenerator[bytes, None]) -> Opening:
     """Read until the stream has said something, failed, or shown nothing of either for a moment."""
     opening, tap = Opening(), StreamTap()
@@ -83,24 +98,24 @@ async def relay_stream(
     is read of it, and nothing is added to it.
     """
     tap = StreamTap()
-    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    await send_start(send, status=status, headers=headers)
     try:
         if opening is not None:
             for chunk in opening.held:
                 tap.feed(chunk)
-                await _more(send, chunk)
+                await send_more(send, chunk)
             if opening.pending is not None:
                 with contextlib.suppress(StopAsyncIteration):
                     chunk = await opening.pending
                     tap.feed(chunk)
-                    await _more(send, chunk)
+                    await send_more(send, chunk)
         async for chunk in chunks:
             if explain is not None:
                 tap.feed(chunk)
-            await _more(send, chunk)
+            await send_more(send, chunk)
     except (StreamBroken, UpstreamTimeout) as error:
         if explain is not None:
-            await _more(send, b"\n\ndata: " + explain(error).body() + b"\n\n")
+            await send_more(send, b"\n\ndata: " + explain(error).body() + b"\n\n")
         raise Cut(str(error)) from error
     await send({"type": "http.response.body", "body": b"", "more_body": False})
     return tap.seen
@@ -110,21 +125,27 @@ async def relay_whole(
     send: Send, answer: Answer, *, status: int, headers: Headers, body: bytes, seen: Tap | None
 ) -> Tap:
     """Send an answer on whose first ``body`` bytes were read; ``seen`` of it, with what else goes by, comes back."""
-    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    await send_start(send, status=status, headers=headers)
     if answer.ended:
         await send({"type": "http.response.body", "body": body, "more_body": False})
         return seen or Tap(bytes_seen=len(body))
-    await _more(send, body)
+    await send_more(send, body)
     seen = seen or Tap(bytes_seen=len(body))
     try:
         async for chunk in answer.chunks():
             seen.bytes_seen += len(chunk)
-            await _more(send, chunk)
+            await send_more(send, chunk)
     except (StreamBroken, UpstreamTimeout) as error:
         raise Cut(str(error)) from error
     await send({"type": "http.response.body", "body": b"", "more_body": False})
     return seen
 
 
-async def _more(send: Send, chunk: bytes) -> None:
+async def send_start(send: Send, *, status: int, headers: Headers) -> None:
+    """Begin an answer."""
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+
+async def send_more(send: Send, chunk: bytes) -> None:
+    """Send a part of the body that is not its last."""
     await send({"type": "http.response.body", "body": chunk, "more_body": True})

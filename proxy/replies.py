@@ -1,30 +1,74 @@
 """What a flow is told: summaries and likeness by real models, what an operator's own function leaves."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import partial
 
-from policies import ContextSettings, Effect, Reply, Summarize, Summary
+from policies import ContextSettings, Effect, Failed, Reply, Summarize
+from policies.advise import Prices
 from policies.effects import Compare, Trim
+from proxy.caching import prices_of
 from proxy.caller import Caller
+from proxy.config import UpstreamSettings
+from proxy.errors import UpstreamUnreachable
 from proxy.perform import Performer
 from proxy.runtime import Runtime
 from proxy.similarity import by_shingles, by_vectors
+from proxy.summarizer import MOST_ANSWER, Compose, Terms, Told
+from proxy.tap import Usage
 from proxy.telemetry import Trace
+from proxy.telemetry.spans import NULL_TRACE
+from proxy.upstream.client import StreamBroken
 from proxy.upstream.upstreams import CHAT, EMBEDDINGS
 from proxy.wire.chat import ChatRequest, read_message
+from proxy.wire.summaries import Form, forces_a_call, standing_body
 
 SUMMARIZER_SHARE = 0.7
+TENANT_SHOWN = 8
+NOT_IN_PLACE = Failed("not_in_place")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What the summaries of one request took; a shared call is counted where it was made.
+
+    Attributes:
+        calls: made for this request; ``shared`` were waited for, ``kept`` answers were known already.
+        asked: tokens of the prompts as reported, ``cached`` of them read from a cache, ``answered`` of the answers.
+        seconds: in calls and in waiting for others', added up.
+        dollars: list price of the calls whose model has one.
+    """
+
+    calls: int = 0
+    shared: int = 0
+    kept: int = 0
+    asked: int = 0
+    answered: int = 0
+    cached: int = 0
+    seconds: float = 0.0
+    dollars: float = 0.0
+
+    def __add__(self, other: "Spent") -> "Spent":
+        """Both together."""
+        return Spent(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
 
 
 @dataclass(slots=True)
 class Replies:
-    """Replies to the effects that planning one request asks for, at the caller's expense."""
+    """Replies to the effects that planning one request asks for, at the caller's expense.
+
+    The client's request need not be open any more. ``pruned`` are the tools that the forwarded requests go without,
+    for notes in place; ``spent`` adds up what the replies took.
+    """
 
     runtime: Runtime
     request: ChatRequest
     caller: Caller
     settings: ContextSettings
-    trace: Trace
+    trace: Trace = NULL_TRACE
+    pruned: Collection[str] = ()
+    spent: Spent = field(default_factory=Spent)
 
     async def __call__(self, effect: Effect) -> Reply:
         """The reply to one effect."""
@@ -34,20 +78,87 @@ class Replies:
         """Have the summariser write; the request's own model and upstream where the policy says ``same``."""
         named, runtime = self.settings.summarizer, self.runtime
         model = self.request.model if named in (None, "same") else str(named)
+        compose: Compose | None = None
+        if effect.standing:
+            if model != self.request.model or not self.request.messages or forces_a_call(self.request):
+                return NOT_IN_PLACE
+            compose = partial(self._in_place, effect)
         upstream = runtime.config.upstream(model)
-
-        async def post(body: bytes) -> tuple[int, bytes]:
-            return await runtime.upstreams.post(upstream, caller=self.caller, path=CHAT, body=body)
-
+        terms = Terms(
+            tenant=self.caller.tenant,
+            upstream=upstream.name,
+            model=model,
+            seconds=self.settings.summaries.seconds,
+            tokens_per_hour=self.settings.summaries.tokens_per_hour,
+        )
         with self.trace.summarizer(model, upstream.name) as span:
-            reply = await runtime.summarizer.ask(
-                effect, model=model, scope=f"{self.caller.tenant} {upstream.name}", send=post
+            told = await runtime.summarizer.ask(
+                effect, terms=terms, send=partial(self._post, upstream), compose=compose
             )
-            result = "ok" if isinstance(reply, Summary) else getattr(reply, "reason", "failed")
-            if result != "ok":
-                span.fail(result)
-        runtime.telemetry.metrics.summarizer(result)
-        return reply
+            prices = self._prices(model) if told.usage is not None else None
+            dollars = None if prices is None or told.usage is None else _dollars(prices, told.usage)
+            span.told(purpose=effect.purpose, source=told.source, dollars=dollars)
+            if told.usage is not None:
+                span.usage(
+                    input_tokens=told.usage.prompt,
+                    output_tokens=told.usage.completion,
+                    cache_read=told.usage.cached,
+                )
+            if told.result != "ok":
+                span.fail(told.result)
+        self._count(told, terms, dollars)
+        return told.reply
+
+    def _in_place(self, effect: Summarize, form: Form) -> bytes:
+        role = self.settings.summaries.role
+        return standing_body(effect, request=self.request, role=role, pruned=self.pruned, form=form)
+
+    async def _post(self, upstream: UpstreamSettings, body: bytes) -> tuple[int, bytes]:
+        """Status and body of a chat request of Weir's own, of the body no more than an answer may have."""
+        credential = self.caller.credential
+        headers = [(b"content-type", b"application/json")]
+        if credential:
+            headers.append((b"authorization", b"Bearer " + credential))
+        answer = await self.runtime.upstreams.send(
+            upstream, caller=self.caller, method="POST", path=CHAT, headers=headers, body=body
+        )
+        try:
+            return answer.status, await answer.read(MOST_ANSWER)
+        except StreamBroken as error:
+            raise UpstreamUnreachable(str(error)) from None
+        finally:
+            answer.close()
+
+    def _prices(self, model: str) -> Prices | None:
+        return prices_of(model, self.runtime.registry.facts(model, settings=self.settings))
+
+    def _count(self, told: Told, terms: Terms, dollars: float | None) -> None:
+        """Add a reply to what this request spent, and to the metrics."""
+        usage, metrics = told.usage or Usage(), self.runtime.telemetry.metrics
+        asked, answered, cached = usage.prompt or 0, usage.completion or 0, usage.cached or 0
+        self.spent += Spent(
+            calls=int(told.source == "asked"),
+            shared=int(told.source == "shared"),
+            kept=int(told.source == "kept"),
+            asked=asked,
+            answered=answered,
+            cached=cached,
+            seconds=told.seconds,
+            dollars=dollars or 0.0,
+        )
+        metrics.summarizer(told.source if told.source in ("kept", "shared") else told.result)
+        if told.source == "asked":
+            metrics.summarized(
+                asked=asked, answered=answered, cached=cached, dollars=dollars, tenant=terms.tenant[:TENANT_SHOWN]
+            )
+            metrics.answered(
+                provider=terms.upstream,
+                model=terms.model,
+                seconds=told.seconds,
+                error_type="" if told.result == "ok" else told.result,
+                input_tokens=usage.prompt,
+                output_tokens=usage.completion,
+            )
 
     async def _compare(self, effect: Compare) -> Reply:
         """How alike texts are, by the embeddings model that the policy names, else by their shingles."""
@@ -66,10 +177,27 @@ class Replies:
         return await self.runtime.custom.trim(effect, [read_message(raws[i]) for i in effect.indices])
 
 
-def summarizer_input(runtime: Runtime, settings: ContextSettings) -> int | None:
-    """The tokens that the policy's summariser can read at once, None for the request's own limit."""
+def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller | None = None) -> int | None:
+    """The tokens that the policy's summariser can read at once, None for the request's own limit.
+
+    A summariser that refused a prompt of ``caller``'s as too long holds what it said for an hour.
+    """
     named = settings.summarizer
     if named in (None, "same"):
         return None
     window = runtime.registry.facts(str(named), settings=settings).window
+    if caller is not None:
+        upstream = runtime.config.upstream(str(named)).name
+        refused = runtime.summarizer.input_limit(tenant=caller.tenant, upstream=upstream, model=str(named))
+        window = min((size for size in (window, refused) if size is not None), default=None)
     return None if window is None else int(window * SUMMARIZER_SHARE)
+
+
+def _dollars(prices: Prices, usage: Usage) -> float:
+    """List price of one call; a cached token has its own, and a long prompt costs the dearer tier's."""
+    prompt, cached, written = usage.prompt or 0, usage.cached or 0, usage.written or 0
+    read = prices.input * max(0, prompt - cached - written) + prices.cache_read * cached
+    read += prices.cache_write * written
+    is_long = prices.cliff is not None and prompt > prices.cliff.above
+    factor = prices.cliff.output if is_long and prices.cliff is not None else 1.0
+    return read * prices.factor(prompt) + prices.output * (usage.completion or 0) * factor

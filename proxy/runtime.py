@@ -11,6 +11,7 @@ from proxy.hooks import Hooks
 from proxy.keys import Keyring
 from proxy.models import ModelRegistry
 from proxy.planning import Planner
+from proxy.preparation import Preparation
 from proxy.reload import SetPolicy, read_policy, with_set_policies
 from proxy.settle import Settler
 from proxy.store import Store
@@ -33,6 +34,7 @@ class Runtime:
     windows: Windows
     tokenizer: Tokenizer
     planner: Planner
+    preparation: Preparation
     summarizer: Summarizer
     upstreams: Upstreams
     store: Store | None

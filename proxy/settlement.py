@@ -7,7 +7,7 @@ row of the exchange what would have.
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -21,10 +21,11 @@ from proxy.config import UpstreamSettings
 from proxy.errors import ProxyError
 from proxy.evictions import CUT
 from proxy.hooks import Turn, TurnEnd
-from proxy.planning import Planned
+from proxy.planning import Job, Planned
+from proxy.recall.rounds import Recalled
 from proxy.runtime import Runtime
 from proxy.store.records import ExchangeRow
-from proxy.tap import Tap
+from proxy.tap import Tap, Usage, together
 from proxy.telemetry import Attempt, ExchangeLine, Trace, log_exchange
 from proxy.upstream.overflow import Verdict
 from proxy.wire.chat import ChatRequest
@@ -48,7 +49,11 @@ class Sent:
 
 @dataclass(slots=True)
 class Outcome:
-    """One exchange as it unfolds; the routes and the line write it, :func:`settle` reads it."""
+    """One exchange as it unfolds; the routes and the line write it, :func:`settle` reads it.
+
+    ``recalls`` are the calls of the recall tool that were answered in it, ``rounds`` what the upstream reported of
+    the answers before the last one; ``seen`` is what the client was told, all rounds together.
+    """
 
     id: str
     started: float
@@ -68,6 +73,9 @@ class Outcome:
     overflows: int = 0
     clamped: bool = False
     turn: Turn | None = None
+    job: Job | None = None
+    recalls: list[Recalled] = field(default_factory=list)
+    rounds: list[Usage] = field(default_factory=list)
 
     @property
     def observed(self) -> bool:
@@ -94,6 +102,22 @@ class Outcome:
     def overhead_ms(self) -> float:
         """Milliseconds from the request's arrival to its first departure upstream."""
         return 1000 * ((self.ready or time.perf_counter()) - self.started)
+
+    def billed(self) -> Usage | None:
+        """What the upstream's answers took together, every round's prompt counted."""
+        usage = self.seen.usage if self.seen is not None else None
+        if usage is None or not self.rounds:
+            return usage
+        return replace(together((*self.rounds, usage)), completion=usage.completion, reasoning=usage.reasoning)
+
+    def reported(self) -> Usage | None:
+        """What the upstream reported of the last round's answer alone."""
+        usage = self.seen.usage if self.seen is not None else None
+        if usage is None or usage.completion is None or not self.rounds:
+            return usage
+        before = together(self.rounds)
+        thought = None if usage.reasoning is None else usage.reasoning - (before.reasoning or 0)
+        return replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
 
     def address(self) -> tuple[str, int | None]:
         """Host and port of the upstream, for the trace."""
@@ -150,6 +174,8 @@ class Outcome:
             parts.append("clamp=1")
         if self.retries:
             parts.append(f"retry={self.retries}")
+        if self.recalls:
+            parts.append(f"recall={len(self.recalls)}")
         if planned and self.planned is not None and self.planned.refused is not None:
             parts.append(f"refused={self.planned.refused}")
         if self.planned is not None:
@@ -191,8 +217,12 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
     if sent is not None and outcome.planned is not None and outcome.planned.branch is not None:
         planned = outcome.actions(planned=True) if outcome.observed else actions
         detail = _detail(outcome.planned, outcome.settings_or_default(), events, use)
+        if outcome.recalls:
+            detail["recall"] = [asdict(each) for each in outcome.recalls]
         row = _row(outcome, outcome.planned, sent, actions=planned, duration=duration, at=at, detail=detail)
         runtime.settler.put(row)
+        if outcome.job is not None and outcome.label == "ok":
+            runtime.preparation.after(outcome.job, outcome.planned)
 
 
 def _cache_use(outcome: Outcome, *, at: float) -> CacheUse | None:
@@ -203,7 +233,7 @@ def _cache_use(outcome: Outcome, *, at: float) -> CacheUse | None:
     return follow(
         planned,
         request,
-        outcome.seen.usage if outcome.seen is not None else None,
+        outcome.billed(),
         ttl=outcome.settings_or_default().cache_ttl,
         at=at,
         carried_out=not outcome.observed,
@@ -276,6 +306,7 @@ def _row(
         velocity=reading.velocity_tokens_per_turn if reading is not None else None,
         turns_until_red=reading.turns_until_red if reading is not None else None,
         trend=decision.trend if decision is not None else None,
+        parent_conversation=outcome.job.parent if outcome.job is not None else None,
         asked_again=planned.asked_again,
         detail=detail,
     )
@@ -349,6 +380,9 @@ def _report(runtime: Runtime, outcome: Outcome, events: Sequence[Event]) -> None
         )
     if planned.asked_again:
         trace.event("asked_again", count=len(planned.asked_again))
+    for each in outcome.recalls:
+        trace.event("recall", count=each.hits, tokens=each.tokens)
+        runtime.telemetry.metrics.event("recall")
     if outcome.observed and (decision is not None or planned.refused is not None):
         trace.event("observed", actions=outcome.actions(planned=True), reason=planned.refused or "")
 
@@ -379,7 +413,7 @@ def _end_trace(outcome: Outcome) -> None:
             trace.event("degraded", reason=reason)
     seen = outcome.seen
     if outcome.attempt is not None and outcome.status is not None:
-        usage = seen.usage if seen is not None else None
+        usage = outcome.reported()
         outcome.attempt.answered(
             outcome.status,
             response_model=seen.model if seen is not None else None,
@@ -415,7 +449,7 @@ def _count(runtime: Runtime, outcome: Outcome, sent: Sent | None, use: CacheUse 
         for report in decision.trail:
             if report.kept:
                 metrics.action(report.layer, count=max(1, report.units))
-    usage = outcome.seen.usage if outcome.seen is not None else None
+    usage = outcome.billed()
     if outcome.upstream is not None and outcome.attempt is not None:
         address, port = outcome.address()
         metrics.answered(

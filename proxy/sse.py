@@ -4,6 +4,7 @@ Lines end at LF, CR LF or CR and nowhere else: U+2028 inside JSON is no line end
 lines, so a multi-byte character split between two chunks is no error.
 """
 
+import re
 from dataclasses import dataclass, field
 
 MOST_HELD = 4 * 1024 * 1024
@@ -65,3 +66,47 @@ class Decoder:
             self._data.append(line[6:] if line[5:6] == b" " else line[5:])
         elif line.startswith(b"event:"):
             self._name = line[6:].strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Some bytes of a stream that end with an event, and the events in them (none for a comment)."""
+
+    raw: bytes
+    events: tuple[Event, ...]
+
+
+_BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
+
+
+@dataclass(slots=True)
+class Frames:
+    """Feed it chunks as they arrive; it gives the same bytes, cut between events.
+
+    The bytes of an event above ``MOST_HELD`` go on without having been read.
+    """
+
+    _held: bytearray = field(default_factory=bytearray)
+    _decoder: Decoder = field(default_factory=Decoder)
+
+    def feed(self, chunk: bytes) -> list[Frame]:
+        """The frames that ``chunk`` completes, in order."""
+        self._held += chunk
+        frames: list[Frame] = []
+        start = 0
+        for match in _BLANK_LINE.finditer(self._held):
+            frames.append(self._frame(bytes(self._held[start : match.end()])))
+            start = match.end()
+        del self._held[:start]
+        if len(self._held) > MOST_HELD:
+            frames.append(self.rest())
+        return frames
+
+    def rest(self) -> Frame:
+        """What is left at the end of the stream."""
+        raw = bytes(self._held)
+        self._held.clear()
+        return self._frame(raw)
+
+    def _frame(self, raw: bytes) -> Frame:
+        return Frame(raw, tuple(self._decoder.feed(raw)))

@@ -1,120 +1,371 @@
-"""Asking a model for notes: bounded in time, shared when identical, backing off when it keeps failing.
+"""Asking a model for notes: bounded in time and in tokens, shared when identical, answered once and kept.
 
-A failure is a reply with a short code, never an exception: the ladder below it goes on without a model.
+A failure is a reply with a short code, never an exception: the ladder below it goes on without a model. In the
+order in which they are looked at::
+
+    kept answer     what this tenant was told before, from memory or from the store; costs nothing
+    shutting_down   the process ends
+    no_schema       this model refused the schema within the last hour
+    backing_off     the last three calls or more failed, so it is left alone for a while
+    budget          the tenant's tokens of this hour are used up
+    the call        timeout, status_500, context_length_exceeded, loop_detected, not_an_answer …
 """
 
 import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Generic, Literal, TypeVar
 
-import msgspec
+from policies import Failed, Summarize, Summary
+from proxy.allowance import Allowance
+from proxy.errors import LoopDetected, ProxyError, ShuttingDown
+from proxy.kept_summaries import STOPPED, KeptSummaries, SummaryStore
+from proxy.store.records import SummaryRow
+from proxy.summary_answers import error_code, read_answer, wants_other_form
+from proxy.tap import Usage
+from proxy.upstream.overflow import classify, plausible_limit
+from proxy.wire.summaries import PLAIN, REASONING, Form, own_body
 
-from policies import Failed, Reply, Summarize, Summary
-from proxy.errors import ProxyError
-
-PATIENCE = 20.0
+AT_ONCE = 8
 BACK_OFF_AFTER = 3
 BACK_OFF_FIRST = 15.0
 BACK_OFF_MOST = 600.0
-MOST_KEPT = 256
+MOST_DOUBLINGS = 10
+MOST_KNOWN = 1_024
 MOST_ANSWER = 4 * 1024 * 1024
+LEARNED_FOR = 3_600.0
+BYTES_A_TOKEN = 4
 
 Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
+Compose = Callable[[Form], bytes]
+Source = Literal["asked", "shared", "kept", "refused"]
+T = TypeVar("T")
+
+NO_FAULT_OF_THE_MODEL = frozenset({"no_schema", "context_length_exceeded", ShuttingDown.code})
+"""Failures that say something of one question, or of this process: they are no reason to leave the model alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Who asks which model, and within what: ``seconds`` for one call, ``tokens_per_hour`` for the tenant."""
+
+    tenant: str
+    upstream: str
+    model: str
+    seconds: float = 20.0
+    tokens_per_hour: int = 2_000_000
+
+    @property
+    def scope(self) -> tuple[str, str, str]:
+        """What failures and refusals are remembered by: one tenant's key can stop no other tenant's."""
+        return self.tenant, self.upstream, self.model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A reply, and what it took.
+
+    ``source`` says whether a call was made for it (``asked``), another request's call was waited for (``shared``), it
+    was known already (``kept``) or nobody was asked (``refused``). ``usage`` is what the upstream reported, None for
+    anything but a call of its own; ``seconds`` is the time of the call, or of the wait.
+    """
+
+    reply: Summary | Failed
+    source: Source
+    usage: Usage | None = None
+    seconds: float = 0.0
+
+    @property
+    def result(self) -> str:
+        """``ok`` or why there is no text: the label of the metric."""
+        return self.reply.reason if isinstance(self.reply, Failed) else "ok"
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _Line:
+    """What one tenant asks one model: calls that wait or are under way, and how often it failed in a row.
+
+    ``rests`` counts how often it was left alone: calls that were begun before say nothing new when they fail too.
+    """
+
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    waiting: int = 0
     failures: int = 0
+    rests: int = 0
     until: float = 0.0
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the model is left alone until ``until``, and is tried with one call after that."""
+        return self.failures >= BACK_OFF_AFTER
+
+
+class _Learned(Generic[T]):
+    """What was learned of models, each for an hour; the one learned first goes first."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._known: OrderedDict[tuple[str, str, str], tuple[T, float]] = OrderedDict()
+
+    def get(self, scope: tuple[str, str, str]) -> T | None:
+        found = self._known.get(scope)
+        return found[0] if found is not None and found[1] > self._clock() else None
+
+    def put(self, scope: tuple[str, str, str], value: T) -> None:
+        self._known.pop(scope, None)
+        self._known[scope] = value, self._clock() + LEARNED_FOR
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """One effect on its way to a model: its body in the form that the model takes, and its address if it has one."""
+
+    effect: Summarize
+    terms: Terms
+    compose: Compose
+    form: Form
+    body: bytes
+    address: bytes
+    send: Send
 
 
 class Summarizer:
-    """One per process. What identical requests ask for at the same time is asked once."""
+    """One per process. What identical requests ask for at the same time is asked once, and kept where it has a key.
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic, patience: float = PATIENCE) -> None:
+    ``clock`` is monotonic, ``now`` the time of day, both in seconds. ``patience`` stands above the seconds of every
+    policy. Without a ``store`` answers are kept in memory only.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+        patience: float | None = None,
+        store: SummaryStore | None = None,
+    ) -> None:
         self._clock = clock
+        self._now = now
         self._patience = patience
-        self._flying: dict[bytes, asyncio.Task[Reply]] = {}
-        self._trouble: OrderedDict[str, _Trouble] = OrderedDict()
+        self._closed = False
+        self._kept = KeptSummaries(store)
+        self._flying: dict[bytes, asyncio.Task[Told]] = {}
+        self._lines: OrderedDict[tuple[str, str, str], _Line] = OrderedDict()
+        self._no_schema: _Learned[bool] = _Learned(clock)
+        self._forms: _Learned[Form] = _Learned(clock)
+        self._limits: _Learned[int] = _Learned(clock)
+        self.allowance = Allowance(clock)
 
-    async def ask(self, effect: Summarize, *, model: str, scope: str, send: Send) -> Reply:
-        """The model's reply. ``scope`` separates tenants and upstreams; ``send`` posts a chat request body."""
-        trouble = self._trouble.get(f"{scope} {model}")
-        if trouble is not None and trouble.until > self._clock():
-            return Failed("backing_off")
-        body = _request(effect, model)
-        key = blake2b(scope.encode() + b"\0" + body, digest_size=16).digest()
-        task = self._flying.get(key)
-        if task is None:
-            task = asyncio.create_task(self._ask(body, send), name="weir-summarise")
-            self._flying[key] = task
-            task.add_done_callback(lambda _: self._flying.pop(key, None))
-        reply = await asyncio.shield(task)
-        self._note(f"{scope} {model}", failed=isinstance(reply, Failed))
-        return reply
+    async def ask(self, effect: Summarize, *, terms: Terms, send: Send, compose: Compose | None = None) -> Told:
+        """The model's reply, or the kept one.
 
-    async def _ask(self, body: bytes, send: Send) -> Reply:
-        try:
-            status, content = await asyncio.wait_for(send(body), self._patience)
-        except TimeoutError:
-            return Failed("timeout")
-        except ProxyError as error:
-            return Failed(error.code)
-        except Exception as error:  # noqa: BLE001 - whatever a summariser does, the request goes on without it
-            return Failed(f"error_{type(error).__name__}")
-        return _reply(content) if status == 200 else Failed(f"status_{status}")
+        ``send`` posts a chat request body and returns status and body. ``compose`` writes that body for a note in
+        place; it runs in a thread. A caller that is cancelled leaves the call to the others who wait for it, or to
+        its end: the answer is kept for whoever asks next.
+        """
+        started = self._clock()
+        if self._closed:
+            return Told(reply=Failed(ShuttingDown.code), source="refused")
+        address = _address(effect, terms) if effect.key else b""
+        kept = self._kept.remembered(terms.tenant, address) if address else None
+        if kept is not None:
+            return Told(reply=kept, source="kept")
+        flight = _flight(terms, address)
+        if address and (task := self._flying.get(flight)) is not None:
+            return await self._share(task, started)
+        form = self._forms.get(terms.scope) or PLAIN
+        body = await asyncio.to_thread(compose, form) if compose is not None else _own(effect, terms, form)
+        flight = flight if address else _flight(terms, body)
+        if (task := self._flying.get(flight)) is not None:
+            return await self._share(task, started)
+        question = _Question(
+            effect=effect,
+            terms=terms,
+            compose=compose or (lambda form: _own(effect, terms, form)),
+            form=form,
+            body=body,
+            address=address,
+            send=send,
+        )
+        task = asyncio.create_task(self._answer(question), name="weir-summarise")
+        self._flying[flight] = task
+        task.add_done_callback(lambda _: self._flying.pop(flight, None))
+        return await _outcome(task)
 
-    def _note(self, key: str, *, failed: bool) -> None:
-        if not failed:
-            self._trouble.pop(key, None)
-            return
-        trouble = self._trouble.setdefault(key, _Trouble())
-        trouble.failures += 1
-        if trouble.failures >= BACK_OFF_AFTER:
-            pause = BACK_OFF_FIRST * 2 ** (trouble.failures - BACK_OFF_AFTER)
-            trouble.until = self._clock() + min(pause, BACK_OFF_MOST)
-        if len(self._trouble) > MOST_KEPT:
-            self._trouble.popitem(last=False)
+    def input_limit(self, *, tenant: str, upstream: str, model: str) -> int | None:
+        """The tokens of prompt and answer that a summariser said it holds, None if it never refused a prompt."""
+        return self._limits.get((tenant, upstream, model))
+
+    def forget(self, tenant: str) -> None:
+        """Drop from memory what a tenant was told; the store's part is the store's."""
+        self._kept.forget(tenant)
 
     async def close(self) -> None:
-        """Stop what is under way."""
+        """Stop what is under way; whoever waits for it is told so. What was answered already is still stored."""
+        self._closed = True
         tasks = list(self._flying.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._kept.close()
+
+    async def _share(self, task: "asyncio.Task[Told]", started: float) -> Told:
+        told = await _outcome(task)
+        source: Source = "shared" if told.source == "asked" else told.source
+        return replace(told, source=source, usage=None, seconds=self._clock() - started)
+
+    async def _answer(self, question: _Question) -> Told:
+        tenant, scope = question.terms.tenant, question.terms.scope
+        kept = await self._kept.find(tenant, question.address) if question.address else None
+        if kept is not None:
+            return Told(reply=kept, source="kept")
+        line = self._lines.setdefault(scope, _Line())
+        self._lines.move_to_end(scope)
+        line.waiting += 1
+        try:
+            async with line.turns:
+                return await self._ask(question, line)
+        finally:
+            line.waiting -= 1
+            self._tidy(scope, line)
+
+    async def _ask(self, question: _Question, line: _Line) -> Told:
+        """The reply to a question whose turn it is."""
+        terms = question.terms
+        reserved = len(question.body) // BYTES_A_TOKEN + question.effect.max_tokens
+        refusal = self._refusal(question, line)
+        if not refusal and not self.allowance.reserve(terms.tenant, reserved, limit=terms.tokens_per_hour):
+            refusal = "budget"
+        if refusal:
+            return Told(reply=Failed(refusal), source="refused")
+        started, used = self._clock(), len(question.body) // BYTES_A_TOKEN
+        rests, line.until = line.rests, started + terms.seconds  # while a failing model is tried nobody else asks it
+        try:
+            reply, usage = await self._call(question)
+            used = _used(reply, usage, asked=used)
+        finally:
+            self.allowance.settle(terms.tenant, reserved, used=used)
+        self._note(line, reply, rests=rests)
+        if isinstance(reply, Summary) and question.address:
+            self._keep(question, reply, usage or Usage())
+        return Told(reply=reply, source="asked", usage=usage, seconds=self._clock() - started)
+
+    def _refusal(self, question: _Question, line: _Line) -> str:
+        """Why this question is not asked, empty if it is."""
+        if question.effect.schema and not question.effect.standing and self._no_schema.get(question.terms.scope):
+            return "no_schema"
+        return "backing_off" if line.is_failing and line.until > self._clock() else ""
+
+    async def _call(self, question: _Question) -> tuple[Summary | Failed, Usage | None]:
+        """The reply of the model, and what it reported; asked once more where it takes its limits in another form."""
+        terms = question.terms
+        try:
+            async with asyncio.timeout(self._patience or terms.seconds):
+                status, content = await question.send(question.body)
+                if wants_other_form(status, content) and not question.form.reasons:
+                    self._forms.put(terms.scope, REASONING)
+                    status, content = await question.send(question.compose(REASONING))
+        except TimeoutError:
+            return Failed("timeout"), None
+        except ProxyError as error:
+            return Failed(error.code), None
+        except Exception as error:  # noqa: BLE001 - whatever a summariser does, the request goes on without it
+            return Failed(f"error_{type(error).__name__}"), None
+        if status == 200:
+            return read_answer(content)
+        return Failed(self._reason(question, status, content)), None
+
+    def _reason(self, question: _Question, status: int, content: bytes) -> str:
+        """The code of an answer that is none; what it says of the model is remembered."""
+        verdict = classify(status, content)
+        if verdict.is_overflow:
+            limit = plausible_limit(verdict)
+            if limit is not None:
+                self._limits.put(question.terms.scope, limit)
+            return "context_length_exceeded"
+        if error_code(content) == LoopDetected.code:
+            return LoopDetected.code
+        if status in (400, 422) and question.effect.schema and not question.effect.standing:
+            self._no_schema.put(question.terms.scope, value=True)
+            return "no_schema"
+        return f"status_{status}"
+
+    def _note(self, line: _Line, reply: Summary | Failed, *, rests: int) -> None:
+        """Count a failure of the model, or forget those before; three in a row make it rest, longer every time."""
+        if isinstance(reply, Summary) or reply.reason in NO_FAULT_OF_THE_MODEL:
+            line.failures, line.until = 0, 0.0
+        elif line.rests == rests:
+            line.failures += 1
+            if line.is_failing:
+                pause = BACK_OFF_FIRST * 2 ** min(line.failures - BACK_OFF_AFTER, MOST_DOUBLINGS)
+                line.rests, line.until = rests + 1, self._clock() + min(pause, BACK_OFF_MOST)
+
+    def _tidy(self, scope: tuple[str, str, str], line: _Line) -> None:
+        """Forget a line without calls and failures, and above so many the oldest without calls."""
+        if not line.waiting and not line.failures:
+            self._lines.pop(scope, None)
+        if len(self._lines) > MOST_KNOWN:
+            idle = next((known for known, other in self._lines.items() if not other.waiting), None)
+            if idle is not None:
+                del self._lines[idle]
+
+    def _keep(self, question: _Question, answer: Summary, usage: Usage) -> None:
+        """Keep an answer that came to its end and says something."""
+        if answer.finish_reason != STOPPED or answer.tool_calls or not answer.text.strip():
+            return
+        row = SummaryRow(
+            key=question.address,
+            at=self._now(),
+            purpose=question.effect.purpose,
+            model=answer.model or question.terms.model,
+            tokens_in=usage.prompt or 0,
+            tokens_out=usage.completion or 0,
+            text=answer.text,
+        )
+        self._kept.keep(question.terms.tenant, row)
 
 
-def _request(effect: Summarize, model: str) -> bytes:
-    return msgspec.json.encode(
-        {
-            "model": model,
-            "messages": [
-                {"role": "system", "content": effect.system},
-                {"role": "user", "content": effect.prompt},
-            ],
-            "max_tokens": effect.max_tokens,
-            "temperature": 0,
-            "stream": False,
-        }
-    )
+async def _outcome(task: "asyncio.Task[Told]") -> Told:
+    """What a call came to; a caller that is cancelled leaves it alone, a call that is cancelled says so."""
+    await asyncio.wait((task,))
+    return Told(reply=Failed(ShuttingDown.code), source="refused") if task.cancelled() else task.result()
 
 
-def _reply(content: bytes) -> Reply:
-    try:
-        answer = msgspec.json.decode(content[:MOST_ANSWER])
-        choice = answer["choices"][0]
-        message = choice["message"]
-    except (ValueError, RecursionError, KeyError, IndexError, TypeError):
-        return Failed("not_an_answer")
-    if not isinstance(message, dict):
-        return Failed("not_an_answer")
-    text = message.get("content")
-    return Summary(
-        text=text if isinstance(text, str) else "",
-        finish_reason=str(choice.get("finish_reason") or ""),
-        tool_calls=len(message.get("tool_calls") or ()),
-        model=str(answer.get("model") or ""),
-    )
+def _own(effect: Summarize, terms: Terms, form: Form) -> bytes:
+    return own_body(effect, model=terms.model, form=form)
+
+
+def _address(effect: Summarize, terms: Terms) -> bytes:
+    """What a kept answer is found by: who asked which model what, as 16 bytes."""
+    schema = "schema" if effect.schema else ""
+    return _digest(terms.tenant, terms.model, effect.purpose, effect.key, schema, effect.system, effect.prompt)
+
+
+def _flight(terms: Terms, asked: bytes) -> bytes:
+    """What makes two calls the same: the address of the question, else the body."""
+    return _digest(terms.tenant, terms.upstream, terms.model, asked)
+
+
+def _digest(*parts: str | bytes) -> bytes:
+    """16 bytes over parts that cannot run into one another."""
+    hashed = blake2b(digest_size=16, person=b"weir-summary")
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
+        hashed.update(len(data).to_bytes(8, "big"))
+        hashed.update(data)
+    return hashed.digest()
+
+
+def _used(reply: Summary | Failed, usage: Usage | None, *, asked: int) -> int:
+    """Tokens that a call took: as reported, else estimated; a refusal took none, a broken answer may be charged."""
+    if usage is not None:
+        return (usage.prompt or 0) + (usage.completion or 0)
+    if isinstance(reply, Summary):
+        return asked + len(reply.text) // BYTES_A_TOKEN
+    is_refused = reply.reason.startswith("status_") or reply.reason in NO_FAULT_OF_THE_MODEL
+    return 0 if is_refused or reply.reason == LoopDetected.code else asked

@@ -3,7 +3,7 @@
 Nothing is changed and nothing is held back; where the answer cannot be read the tap sees nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,16 @@ class Usage:
     cached: int | None = None
     reasoning: int | None = None
     written: int | None = None
+
+
+def together(usages: Sequence[Usage]) -> Usage:
+    """The sum of what several answers used; None stays where none of them said anything."""
+
+    def total(name: str) -> int | None:
+        said = [value for each in usages if (value := getattr(each, name)) is not None]
+        return sum(said) if said else None
+
+    return Usage(**{name: total(name) for name in Usage.__slots__})
 
 
 def usage_from(value: object) -> Usage | None:

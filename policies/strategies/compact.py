@@ -6,30 +6,27 @@ the middle where they would take more than a third of what is left. The extract 
 originals at every batch, so nothing drifts; the summary's bytes are stored and never change between batches.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from policies.bounds import Bounds
+from policies.checkpoint import Checkpoint
 from policies.clipping import clip_middle
 from policies.draft import Draft
 from policies.edits import MESSAGE_OVERHEAD, replace_content
-from policies.effects import Flow
-from policies.extract import Source, extract
+from policies.effects import Flow, Save, Saved
+from policies.extract import extract
 from policies.ledger import Cut, Edit, EditKind
-from policies.messages import Body, ToolCall
-from policies.narrative import Line, Notes, take_notes
+from policies.messages import Body
+from policies.narration import Told, may_ask, origin_of, tell, told_before, without_stale
+from policies.saving import occurs_in, previous_state, standing_lists
+from policies.sources import sources_of
+from policies.state import merge_states, read_state
 from policies.summary import render_summary
-from policies.tails import tail_by_messages, tail_by_share, tail_by_tokens, tail_by_turns
-
-TAILS: Mapping[str, Callable[[Draft, Bounds, int | float], int]] = {
-    "keep_messages": lambda draft, bounds, value: tail_by_messages(draft, bounds, int(value)),
-    "keep_turns": lambda draft, bounds, value: tail_by_turns(draft, bounds, int(value)),
-    "evict_pct": lambda draft, bounds, value: tail_by_share(draft, bounds, value / 100),
-}
-"""Parameters that say what stays, the first one that is given: messages, turns, or the percentage that goes."""
+from policies.tails import tail_start
 
 SLACK = 8
-SMALLEST_ROOM_FOR_NOTES = 2_000
+LISTS = 0.25
+"""Share of the extract that lists of what is to do, and notes, may take."""
 LARGEST_STEP = 1 / 3
 SMALLEST_STEP = 200
 
@@ -39,29 +36,58 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
 
     ``share`` scales what the summary and the tail may take, for a second, harder try, which asks no model.
     """
-    start = _tail_start(draft, bounds, int(share * bounds.shape.tail * bounds.room))
-    covered = [i for i in range(draft.transcript.head, start) if i not in bounds.protection.head]
+    head = draft.transcript.head
+    start = tail_start(draft, bounds, int(share * bounds.shape.tail * bounds.room))
+    covered = [i for i in range(head, start) if i not in bounds.protection.head]
     gone = [i for i in covered if i not in bounds.protection.verbatim]
     if not gone:
         return draft
     budget = min(int(share * bounds.shape.extract * bounds.room), bounds.shape.extract_max)
     newest = _too_large_results(draft, bounds, allowed=_newest_allowance(bounds, budget))
-    read = {*gone, *newest}
-    end = len(draft.transcript.messages)
+    read, end = {*gone, *newest}, len(draft.transcript.messages)
+    sources = sources_of(bounds.transcript, sorted(read), bounds.calls())
+    later = [_read(bounds, i).text for i in range(start, end) if draft.transcript.messages[i].role == "user"]
+    visible = [_read(bounds, i).text for i in range(head, end) if i not in read]
+    state = read_state(
+        sources,
+        goal=_goal(bounds),
+        previous=previous_state(bounds.known),
+        tools=bounds.settings.notes,
+        readings=bounds.readings,
+        later=later,
+    )
+    lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
     made = extract(
-        _sources(sorted(read), bounds),
-        max_tokens=max(0, budget - _summary_overhead(draft, bounds)),
+        sources,
+        max_tokens=max(0, budget - _summary_overhead(draft, bounds) - _cost(lists, bounds)),
         counter=bounds.counter,
         goal=_goal(bounds),
-        visible=[_read(bounds, i).text for i in range(draft.transcript.head, end) if i not in read],
+        visible=visible,
+        previous=state,
         readings=bounds.readings,
-        later=[_read(bounds, i).text for i in range(start, end) if draft.transcript.messages[i].role == "user"],
+        later=later,
     )
-    notes = yield from _notes(draft, gone, bounds, share=share)
-    cut = _cut(draft, bounds, start=start, gone=gone, extracted=made.text, notes=notes)
-    checkpoint = replace(made.checkpoint, narrative=notes.text, version=cut.version)
+    told, version = yield from _told(gone, bounds, made.checkpoint, covers=start - head, share=share)
+    told = replace(told, text=without_stale(told.text, made.retired))
+    text = "\n".join(part for part in (lists, made.text) if part)
+    cut = _cut(draft, bounds, start=start, gone=gone, extracted=text, told=told, version=version)
+    checkpoint = merge_states(made.checkpoint, told.proposal, material=occurs_in(sources), retired=made.retired)
+    checkpoint = replace(checkpoint, narrative=told.text, version=version)
     compacted = draft.with_cut(cut, checkpoint=checkpoint.to_json())
     return _cut_newest_step(compacted, bounds, newest, allowed=_newest_allowance(bounds, cut.tokens))
+
+
+def _told(
+    gone: list[int], bounds: Bounds, checkpoint: Checkpoint, *, covers: int, share: float
+) -> Flow[tuple[Told, int]]:
+    """The model's summary, and the version of the batch; the state is saved before a model is asked."""
+    before, version = told_before(bounds, most=covers), bounds.known.next_version
+    if share < 1 or not may_ask(bounds) or before.origin == "prepared":
+        return before, version
+    saved = yield Save(replace(checkpoint, version=version).to_json(), "before_model")
+    version = saved.version + 1 if isinstance(saved, Saved) else version
+    told = yield from tell(bounds, gone, before=before, key=bounds.transcript.chain[covers - 1].hex())
+    return told, version
 
 
 def _summary_overhead(draft: Draft, bounds: Bounds) -> int:
@@ -83,16 +109,6 @@ def _too_large_results(draft: Draft, bounds: Bounds, *, allowed: int) -> list[in
     return sorted(results) if sum(tokens[i] for i in results) > allowed else []
 
 
-def _tail_start(draft: Draft, bounds: Bounds, budget: int) -> int:
-    """Index of the first message of the kept tail, as the layer's parameters say; else by ``budget`` tokens."""
-    params = bounds.layer.params
-    for name, start in TAILS.items():
-        value = params.get(name)
-        if isinstance(value, int | float):
-            return start(draft, bounds, value)
-    return tail_by_tokens(draft, bounds, budget)
-
-
 def _read(bounds: Bounds, index: int) -> Body:
     return bounds.transcript.read(index)
 
@@ -102,60 +118,17 @@ def _goal(bounds: Bounds) -> str:
     return "" if task is None else _read(bounds, task).text
 
 
-def _sources(gone: list[int], bounds: Bounds) -> list[Source]:
-    calls = bounds.calls()
-    messages = bounds.transcript.messages
-    found: list[Source] = []
-    for index in gone:
-        body, call, message = _read(bounds, index), calls.get(index), messages[index]
-        found.append(
-            Source(
-                position=index,
-                role="tool" if message.is_result else message.role,
-                text=body.text,
-                tool=call.name if call else "",
-                arguments=call.arguments if call else "",
-                tokens=message.tokens,
-                ref=message.ref,
-                calls=body.calls,
-            )
-        )
-    return found
+def _cost(text: str, bounds: Bounds) -> int:
+    return bounds.counter.count(text) + 1 if text else 0
 
 
-def _notes(draft: Draft, gone: list[int], bounds: Bounds, *, share: float) -> Flow[Notes]:
-    """The model's notes on what goes, extending those of the last cut; empty without a summariser."""
-    settings, shape = bounds.settings, bounds.shape
-    previous = draft.active_cut.narrative if draft.active_cut else ""
-    if settings.summarizer is None or not shape.note or bounds.room < SMALLEST_ROOM_FOR_NOTES or share < 1:
-        return Notes(previous)
-    covered = draft.active_cut.covers if draft.active_cut else 0
-    fresh = [i for i in gone if i - draft.transcript.head >= covered] if previous else gone
-    calls = bounds.calls()
-    lines = [line for i in fresh for line in _lines(_read(bounds, i), bounds.transcript.messages[i].role, calls.get(i))]
-    if not lines:
-        return Notes(previous)
-    size = min(max(int(shape.note * bounds.room), settings.note_min), settings.note_max)
-    window = bounds.summarizer_input or bounds.budget.hard_limit
-    notes = yield from take_notes(lines, previous=previous, max_tokens=size, max_input=window, counter=bounds.counter)
-    return notes if notes.text else replace(notes, text=previous)
-
-
-def _lines(body: Body, role: str, call: ToolCall | None) -> list[Line]:
-    if role in ("tool", "function"):
-        return [Line(f"result of {call.name}" if call else "tool result", body.text)]
-    lines = [Line(role, body.text)] if body.text.strip() else []
-    return lines + [Line(f"{role} calls {c.name}", c.arguments) for c in body.calls]
-
-
-def _cut(draft: Draft, bounds: Bounds, *, start: int, gone: list[int], extracted: str, notes: Notes) -> Cut:
+def _cut(draft: Draft, bounds: Bounds, *, start: int, gone: list[int], extracted: str, told: Told, version: int) -> Cut:
     transcript, head = draft.transcript, draft.transcript.head
     prefix = transcript.chain[start - head - 1]
     hidden = set(gone)
     before, after = bounds.sides([i for i in range(head, start) if i not in hidden])
-    version = (bounds.known.cuts[-1].version if bounds.known.cuts else 0) + 1
     ref = prefix.hex()[:12]
-    text = render_summary(extracted, narrative=notes.text, version=version, ref=ref, removed=len(gone))
+    text = render_summary(extracted, narrative=told.text, version=version, ref=ref, removed=len(gone))
     return Cut(
         covers=start - head,
         prefix=prefix,
@@ -165,18 +138,9 @@ def _cut(draft: Draft, bounds: Bounds, *, start: int, gone: list[int], extracted
         ref=ref,
         before=before,
         after=after,
-        origin=_origin(draft, notes),
-        narrative=notes.text,
+        origin=origin_of(told, earlier=draft.cut),
+        narrative=told.text,
     )
-
-
-def _origin(draft: Draft, notes: Notes) -> str:
-    """How the summary's text was made."""
-    if not notes.text:
-        return "extract"
-    if notes.calls and not notes.failure:
-        return "model+extract"
-    return draft.cut.origin if draft.cut is not None else "previous+extract"
 
 
 def _cut_newest_step(draft: Draft, bounds: Bounds, results: list[int], *, allowed: int) -> Draft:

@@ -81,7 +81,7 @@ def _without_dropped(draft: Draft, bounds: Bounds, messages: Sequence[Kept]) -> 
         prefix=prefix,
         text=text,
         tokens=MESSAGE_OVERHEAD + bounds.counter.count(text) if text else 0,
-        version=(bounds.known.cuts[-1].version if bounds.known.cuts else 0) + 1,
+        version=bounds.known.next_version,
         ref=prefix.hex()[:12],
         before=before,
         after=after,

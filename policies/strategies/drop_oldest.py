@@ -98,7 +98,7 @@ def _note(draft: Draft, bounds: Bounds, start: int, *, stays: list[int], text: s
         prefix=prefix,
         text=text,
         tokens=MESSAGE_OVERHEAD + bounds.counter.count(text),
-        version=(bounds.known.cuts[-1].version if bounds.known.cuts else 0) + 1,
+        version=bounds.known.next_version,
         ref=prefix.hex()[:12],
         before=before,
         after=after,

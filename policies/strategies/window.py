@@ -83,7 +83,7 @@ def _cut(draft: Draft, bounds: Bounds, start: int, stays: list[int]) -> Cut:
         prefix=prefix,
         text=text,
         tokens=MESSAGE_OVERHEAD + bounds.counter.count(text) if text else 0,
-        version=(bounds.known.cuts[-1].version if bounds.known.cuts else 0) + 1,
+        version=bounds.known.next_version,
         ref=prefix.hex()[:12],
         before=before,
         after=after,

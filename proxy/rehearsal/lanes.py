@@ -29,6 +29,7 @@ from policies import (
     divide,
     plan,
 )
+from policies.effects import Together
 from policies.tokens import Calibration
 from proxy.models import ModelFacts
 from proxy.perform import Returned, step
@@ -186,7 +187,14 @@ class Managed:
         """Keep what the store would, and what the upstream's count would have taught: here it is the estimate."""
         edits = {**self._known.edits, **{edit.key: edit for edit in decision.edits}}
         cuts = self._known.cuts if decision.cut is None else (*self._known.cuts, decision.cut)
-        self._known = replace(self._known, edits=edits, cuts=cuts, length=len(transcript.chain))
+        self._known = replace(
+            self._known,
+            edits=edits,
+            cuts=cuts,
+            length=len(transcript.chain),
+            checkpoint=decision.checkpoint or self._known.checkpoint,
+            version=self._known.version + decision.is_new,
+        )
         if decision.raw_after >= SMALLEST_SAMPLE:
             self._calibration = self._calibration.observe(decision.raw_after, decision.raw_after)
 
@@ -211,7 +219,7 @@ def decide(flow: Flow[Decision]) -> tuple[Decision, int]:
         if isinstance(now, Offload):
             reply = Done()
         else:
-            asked += isinstance(now, Summarize)
+            asked += len(now.effects) if isinstance(now, Together) else isinstance(now, Summarize)
             reply = Failed("rehearsal")
 
 

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from proxy.simulator.settings import Answer, Call, Request, SimulatorSettings
-from proxy.simulator.summaries import misbehave, read_material, summarize, wants_summary
+from proxy.simulator.summaries import answer_with_summary, wants_summary
 from proxy.simulator.window import PER_CALL, Count
 
 _PIECE = re.compile(r"\s*\S+\s*$|\s*\S+")
@@ -34,10 +34,7 @@ class Spoken:
 def choose_answer(request: Request, settings: SimulatorSettings, count: Count) -> Answer:
     """The answer that the settings have for this request, before any limit on its length."""
     if wants_summary(request, settings):
-        material = read_material(request)
-        limit = asked_tokens(request) or settings.max_output or 400
-        answer = misbehave(settings.summary_mode, material=material, count=count)
-        return answer or Answer(text=summarize(material, limit=limit, count=count))
+        return answer_with_summary(request, settings, limit=asked_tokens(request) or settings.max_output, count=count)
     if settings.answer is not None:
         return _as_answer(settings.answer(request))
     turn = sum(1 for message in request["messages"] if message.get("role") == "assistant")

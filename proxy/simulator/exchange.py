@@ -12,7 +12,7 @@ from proxy.simulator.delivery import Delivery, as_json, as_stream
 from proxy.simulator.dialects import Problem, Rejected, overflow_error, problem_body, status_problem
 from proxy.simulator.faults import Fault, Scene, apply_fault, named_fault, parse_fault
 from proxy.simulator.settings import Dialect, Request, SimulatorSettings, SummaryMode
-from proxy.simulator.summaries import wants_summary
+from proxy.simulator.summaries import refuse_summary, wants_summary
 from proxy.simulator.surface import Outcome, Surface, compact
 from proxy.simulator.window import Count, Overflow, Prompt, PromptCounter, find_overflow
 
@@ -54,6 +54,7 @@ class Model:
             fault = self._meet(named_fault(request, header, self.settings.fault))
             noted = Noted(model=str(request.get("model") or ""), fault=fault.name if fault is not NO_FAULT else "")
             surface.check(request, self.settings)
+            refuse_summary(request, self.settings)
             return self._answer(surface, request, fault, noted, credential)
         except Rejected as rejected:
             problem = rejected.problem
@@ -138,19 +139,18 @@ class Model:
     def _render(self, surface: Surface, outcome: Outcome) -> Delivery:
         settings, request = self.settings, outcome.request
         headers = self._headers()
-        if wants_summary(request, settings) and settings.summary_mode is SummaryMode.STATUS_500:
-            problem = status_problem(500, model=outcome.model, dialect=settings.dialect, retry_after="")
-            return as_json(json.dumps(problem_body(problem, settings.dialect)).encode(), status=500, headers=headers)
         if request.get("stream"):
             delivery = as_stream(surface.events(outcome), headers=headers)
         else:
             delivery = as_json(compact(surface.body(outcome)), headers=headers)
-        stalled = wants_summary(request, settings) and settings.summary_mode is SummaryMode.TIMEOUT
+        mode = settings.summary_mode if wants_summary(request, settings) else SummaryMode.OK
+        if mode is SummaryMode.NOT_UTF8:
+            delivery = as_json(delivery.chunks[0].replace(b'"content":"', b'"content":"\xff\xfe'), headers=headers)
         return replace(
             delivery,
-            before=settings.latency,
+            before=settings.summary_seconds if mode is SummaryMode.SLOW else settings.latency,
             between=settings.chunk_delay,
-            stall_at=-1 if stalled else None,
+            stall_at=-1 if mode is SummaryMode.TIMEOUT else None,
         )
 
     def _headers(self) -> dict[str, str]:

@@ -18,10 +18,28 @@ class Dialect(StrEnum):
 
 
 class SummaryMode(StrEnum):
-    """How a request for a summary is answered; everything but ``ok`` is a way for a summariser to fail."""
+    """How a request for a summary is answered; everything but ``ok`` is a way for a summariser to fail.
+
+    ``slow`` answers after ``summary_seconds``. ``invented`` adds identifiers that the material does not have, ``drops``
+    leaves out every path, ``launders`` repeats what tool results order as what the user wants. ``first_bad_then_ok`` is
+    of use only when it is told that an earlier answer was refused. ``no_schema`` refuses ``response_format``, and
+    ``reasoning_model`` what OpenAI's reasoning models refuse: ``max_tokens`` and a temperature.
+    """
 
     OK = "ok"
+    SLOW = "slow"
+    INVENTED = "invented"
+    LAUNDERS = "launders"
+    DROPS = "drops"
+    FIRST_BAD_THEN_OK = "first_bad_then_ok"
+    NO_SCHEMA = "no_schema"
+    REASONING_MODEL = "reasoning_model"
     STATUS_500 = "status_500"
+    STATUS_401 = "status_401"
+    STATUS_429 = "status_429"
+    NOT_UTF8 = "not_utf8"
+    WHITESPACE = "whitespace"
+    GARBAGE = "garbage"
     TIMEOUT = "timeout"
     EMPTY = "empty"
     ECHO = "echo"
@@ -66,8 +84,9 @@ class SimulatorSettings:
         latency: seconds before the first byte of a chat answer; ``chunk_delay`` between two events.
         answers: the answer for a request with n assistant messages is ``answers[n]``; past the end the default.
         answer: a function of the request that takes the place of ``answers``.
-        summary_model: requests of this model are summary requests and get ``summary_mode``; None: every
-            request whose system prompt asks for a summary.
+        summary_model: requests of this model are summary requests and get ``summary_mode``; so do all whose system
+            prompt asks for a summary, and conversations whose last message does.
+        summary_seconds: seconds before a summary in the mode ``slow``.
         wording: name in ``WORDINGS`` for overflow errors, None for the dialect's own.
         fault: a fault for every chat request, as in the header ``x-sim-fault``.
         api_keys: accepted credentials; empty accepts any, and none.
@@ -89,6 +108,7 @@ class SimulatorSettings:
     answer: Script | None = None
     summary_model: str | None = None
     summary_mode: SummaryMode = SummaryMode.OK
+    summary_seconds: float = 1.0
     wording: str | None = None
     fault: str | None = None
     api_keys: tuple[str, ...] = ()

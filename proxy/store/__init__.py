@@ -6,7 +6,6 @@ half of a transaction (it may leave a whole one). Errors are the :class:`StoreEr
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Literal
 
@@ -23,16 +22,19 @@ from proxy.store import (
     learned,
     ledger,
     maintenance,
+    summaries,
 )
 from proxy.store.engine import Database, open_database
 from proxy.store.errors import (
     CorruptStore,
     NameTaken,
+    NoSuchVersion,
     SchemaTooNew,
     StaleVersion,
     StoreError,
     StoreUnavailable,
 )
+from proxy.store.kept import Content, Kept
 from proxy.store.records import (
     Branch,
     CalibrationRow,
@@ -44,30 +46,29 @@ from proxy.store.records import (
     ExchangeRow,
     KeyRow,
     LimitRow,
+    NoteRow,
     Original,
     PolicyRow,
+    RemovedRow,
+    SummaryRow,
 )
 from proxy.store.schema import HEAD
 
 BUSY_TIMEOUT = 5.0
-Content = Literal["full", "digest"]
+CHECKPOINTS_PER_BRANCH = 100
 
 
-class Store:
+class Store(Kept):
     """The database of one Weir.
 
     ``journal`` is ``wal``, ``delete``, ``memory`` or ``server``; ``notices`` is what to say loudly at start;
     ``damaged`` counts the rows seen so far whose content was not what had been written.
     """
 
-    def __init__(self, database: Database, *, content: Content) -> None:
-        self.journal = database.journal
-        self.notices = database.notices
-        self._database = database
-        self._full = content == "full"
+    def __init__(self, database: Database, *, content: Content, keep_checkpoints: int = CHECKPOINTS_PER_BRANCH) -> None:
+        super().__init__(database, content=content)
+        self._keep_checkpoints = keep_checkpoints
         self._secret: bytes | None = None
-        self._damaged: set[tuple[str, str, str]] = set()
-        self._unmarked: set[tuple[str, str]] = set()
 
     @classmethod
     async def open(
@@ -79,6 +80,7 @@ class Store:
         read_only: bool = False,
         visitor: bool = False,
         busy_timeout: float = BUSY_TIMEOUT,
+        keep_checkpoints: int = CHECKPOINTS_PER_BRANCH,
     ) -> "Store":
         """The store behind an SQLAlchemy ``url``, its schema brought up to date.
 
@@ -90,10 +92,12 @@ class Store:
             visitor: a short-lived writer beside a running server. It keeps that server from checkpointing for as
                 long as it is open (see :mod:`proxy.store.sqlite` for why), so close it soon.
             busy_timeout: seconds to wait for others before :class:`StoreUnavailable`.
+            keep_checkpoints: newest versions that a branch keeps, beside the one of its newest cut.
         """
         mode: Literal["server", "worker", "visitor", "reader"] = "worker" if shared else "server"
         mode = "reader" if read_only else "visitor" if visitor else mode
-        return cls(await open_database(url, mode=mode, patience=busy_timeout), content=content)
+        database = await open_database(url, mode=mode, patience=busy_timeout)
+        return cls(database, content=content, keep_checkpoints=keep_checkpoints)
 
     async def close(self) -> None:
         """Finish what has begun and close the database."""
@@ -103,11 +107,6 @@ class Store:
     def schema(self) -> str:
         """The revision of the schema, which is the newest one that this Weir knows."""
         return HEAD
-
-    @property
-    def damaged(self) -> int:
-        """How many different rows were found damaged and treated as absent."""
-        return len(self._damaged)
 
     async def ping(self) -> None:
         """Return if the database can be written (read-only stores: read) now, else raise :class:`StoreError`."""
@@ -137,15 +136,35 @@ class Store:
 
     async def commit(self, change: Change) -> int:
         """The branch's new version, once everything in ``change`` is durable; :class:`StaleVersion` stores nothing."""
-        return await self._database.write(lambda c: conversations.commit(c, change, full=self._full))
+        return await self._database.write(
+            lambda c: conversations.commit(c, change, full=self._full, keep_checkpoints=self._keep_checkpoints)
+        )
 
     async def fork(
-        self, parent: Branch, *, branch: str, keep_edits: Sequence[Edit], keep_cuts: Sequence[Cut], at: float
+        self,
+        parent: Branch,
+        *,
+        branch: str,
+        keep_edits: Sequence[Edit],
+        keep_cuts: Sequence[Cut],
+        at: float,
+        length: int | None = None,
     ) -> Branch:
-        """The new branch, with these edits and cuts of its parent; its version goes on from the parent's."""
-        return await self._database.write(
-            lambda c: conversations.fork(c, parent, branch=branch, keep_edits=keep_edits, keep_cuts=keep_cuts, at=at)
+        """The new branch, with these edits and cuts of its parent; its version goes on from the parent's.
+
+        It starts with the parent's newest checkpoint of at most ``length`` messages after the head (None: any).
+        """
+        work = partial(
+            conversations.fork,
+            parent=parent,
+            branch=branch,
+            keep_edits=keep_edits,
+            keep_cuts=keep_cuts,
+            at=at,
+            length=length,
+            damage=self._damage,
         )
+        return await self._database.write(work)
 
     async def record(self, rows: Sequence[ExchangeRow]) -> None:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
@@ -174,10 +193,18 @@ class Store:
         await self._quarantine()
         return found
 
-    async def search(self, tenant: str, text: str, *, limit: int = 20) -> list[Original]:
-        """Removed messages with all words of ``text``, else with any of them, best first."""
+    async def search(
+        self, tenant: str, text: str, *, limit: int = 20, conversation: str | None = None
+    ) -> list[Original]:
+        """Removed messages with all words of ``text``, else with any of them, best first.
+
+        With the id of a ``conversation`` only those that were removed from it.
+        """
         await self._index()
-        found = await self._database.read(lambda c: archive.search(c, tenant, text, limit=limit, damage=self._damage))
+        work = partial(
+            archive.search, tenant=tenant, text=text, limit=limit, conversation=conversation, damage=self._damage
+        )
+        found = await self._database.read(work)
         await self._quarantine()
         return found
 
@@ -192,10 +219,6 @@ class Store:
     async def timeline(self, conversation: ConversationRow, *, limit: int = 200) -> list[ExchangeRow]:
         """The newest ``limit`` exchanges of a conversation, oldest first."""
         return await self._database.read(lambda c: exchanges.timeline(c, conversation, limit=limit))
-
-    async def checkpoints(self, conversation: ConversationRow) -> list[CheckpointRow]:
-        """Every checkpoint of a conversation, all branches, oldest first."""
-        return await self._database.read(lambda c: ledger.checkpoints(c, conversation, self._damage))
 
     async def evictions(
         self,
@@ -269,12 +292,12 @@ class Store:
             await self._database.write(lambda c: learned.save_calibrations(c, rows))
 
     async def prune(self, before: float) -> int:
-        """Delete conversations last used, and exchanges made, before ``before``; how many rows of both.
+        """Delete conversations last used, and exchanges and summaries made, before ``before``; how many rows.
 
         It works in small transactions, so that requests in between hardly wait.
         """
         total = 0
-        for step in (maintenance.prune_conversations, maintenance.prune_exchanges):
+        for step in (maintenance.prune_conversations, maintenance.prune_exchanges, summaries.prune_summaries):
             while gone := await self._database.write(partial(step, before=before)):
                 total += gone
                 await self._database.tend()
@@ -288,18 +311,6 @@ class Store:
         if self._full and self._database.writable and await self._database.read(archive.unindexed):
             while await self._database.write(archive.index_some):
                 pass
-
-    def _damage(self, kind: str, tenant: str, key: str) -> None:
-        self._damaged.add((kind, tenant, key))
-        if kind == "original":
-            self._unmarked.add((tenant, key))
-
-    async def _quarantine(self) -> None:
-        if not self._unmarked or not self._database.writable:
-            return
-        fresh, self._unmarked = self._unmarked, set()
-        with suppress(StoreError):  # what was read is absent either way; the next read marks it
-            await self._database.write(lambda c: archive.quarantine(c, fresh))
 
 
 __all__ = [
@@ -315,11 +326,15 @@ __all__ = [
     "KeyRow",
     "LimitRow",
     "NameTaken",
+    "NoSuchVersion",
+    "NoteRow",
     "Original",
     "PolicyRow",
+    "RemovedRow",
     "SchemaTooNew",
     "StaleVersion",
     "Store",
     "StoreError",
     "StoreUnavailable",
+    "SummaryRow",
 ]

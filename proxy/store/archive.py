@@ -8,14 +8,16 @@ A body is given back only if its SHA-256 is the one that was stored with it; a d
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
-from typing import Any
+from string import punctuation
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from proxy.store.ledger import Damage
 from proxy.store.records import Original
-from proxy.store.tables import keep_first, meta, originals, removed
+from proxy.store.tables import branches, keep_first, meta, originals, removed
 
+T = TypeVar("T")
 AT_ONCE = 500
 MOST_TERMS = 32
 INDEXED_BYTES = 64 << 10
@@ -41,14 +43,15 @@ MATCH_SQLITE = (
     .where(sa.text("originals_fts MATCH :query"))
     .order_by(sa.text("bm25(originals_fts, 0.0, 1.0)"), originals.c.id.desc())
 )
+PARTED = str.maketrans(punctuation, " " * len(punctuation))
 MATCH_POSTGRESQL = (
     sa.select(originals.c.id)
-    .where(sa.text("to_tsvector('simple', coalesce(originals.text, '')) @@ websearch_to_tsquery('simple', :query)"))
-    .order_by(originals.c.id.desc())
+    .where(sa.text("originals.words @@ websearch_to_tsquery('simple', :query)"))
+    .order_by(sa.text("ts_rank(originals.words, websearch_to_tsquery('simple', :query)) DESC"), originals.c.id.desc())
 )
 
 
-def chunks(items: Iterable[str], size: int = AT_ONCE) -> Iterator[list[str]]:
+def chunks(items: Iterable[T], size: int = AT_ONCE) -> Iterator[list[T]]:
     """``items`` in lists of at most ``size``."""
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
@@ -92,14 +95,31 @@ def originals_of(connection: sa.Connection, tenant: str, refs: Sequence[str], da
     return [found[ref] for ref in refs if ref in found]
 
 
-def search(connection: sa.Connection, tenant: str, text: str, *, limit: int, damage: Damage) -> list[Original]:
-    """Originals that hold all words of ``text``, else any of them, best first; nothing in ``text`` is an operator."""
+def search(
+    connection: sa.Connection, *, tenant: str, text: str, limit: int, conversation: str | None, damage: Damage
+) -> list[Original]:
+    """Originals that hold all words of ``text``, else any of them, best first; nothing in ``text`` is an operator.
+
+    With the id of a ``conversation`` only those that it needs.
+    """
     terms = [term for term in dict.fromkeys(text.split()) if any(c.isalnum() for c in term)][:MOST_TERMS]
     for operator in ("AND", "OR")[: min(len(terms), 2)]:
-        found = _matches(connection, tenant, terms, operator, limit=limit, damage=damage)
+        query, words = _match(connection, tenant, terms, operator)
+        if conversation is not None:
+            query = query.where(originals.c.ref.in_(held_by(tenant, conversation)))
+        found = _found(connection, tenant, query.limit(limit), words, damage)
         if found:
             return found
     return []
+
+
+def held_by(tenant: str, conversation: str) -> sa.Select[str]:
+    """The refs of the originals that some branch of a conversation needs."""
+    return (
+        sa.select(removed.c.ref)
+        .join(branches, sa.and_(branches.c.tenant == removed.c.tenant, branches.c.branch == removed.c.branch))
+        .where(removed.c.tenant == tenant, branches.c.tenant == tenant, branches.c.conversation == conversation)
+    )
 
 
 def quarantine(connection: sa.Connection, damaged: Iterable[tuple[str, str]]) -> None:
@@ -216,16 +236,21 @@ def _verified(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> Original | None:
     return Original(ref=row.ref, role=row.role, tokens=row.tokens, body=row.body, text=row.text)
 
 
-def _matches(
-    connection: sa.Connection, tenant: str, terms: list[str], operator: str, *, limit: int, damage: Damage
-) -> list[Original]:
+def _match(
+    connection: sa.Connection, tenant: str, terms: list[str], operator: str
+) -> tuple[sa.Select[*tuple[Any, ...]], str]:
     if connection.dialect.name == "sqlite":
         words = f" {operator} ".join(_quoted(term) for term in terms)
         words, query = f"tenant : {_quoted(tenant)} AND text : ({words})", MATCH_SQLITE
     else:
         glue = " or " if operator == "OR" else " "
-        words, query = glue.join(_quoted(term.replace('"', " ")) for term in terms), MATCH_POSTGRESQL
-    query = query.where(originals.c.tenant == tenant, sa.not_(originals.c.quarantined)).limit(limit)
+        words, query = glue.join(_quoted(term.translate(PARTED)) for term in terms), MATCH_POSTGRESQL
+    return query.where(originals.c.tenant == tenant, sa.not_(originals.c.quarantined)), words
+
+
+def _found(
+    connection: sa.Connection, tenant: str, query: sa.Select[*tuple[Any, ...]], words: str, damage: Damage
+) -> list[Original]:
     best = list(connection.scalars(query, {"query": words}))
     rows = {
         row.id: row

@@ -6,19 +6,23 @@ both branches end up in the conversation that was stored first.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 
-from policies.ledger import Cut, Edit
+from policies.ledger import Cut, Edit, Prepared
 from policies.trend import Trend
+from proxy.store import ledger
 from proxy.store.archive import add_originals, hold
+from proxy.store.branches import read_prepared
 from proxy.store.bulk import run_many
+from proxy.store.checkpoints import add_checkpoint, insert, newest_body, newest_row, read_spans
 from proxy.store.errors import StaleVersion
 from proxy.store.evictions import add_evictions, load_evicted
-from proxy.store.ledger import Damage, add_cut, add_edits, copy_cuts, load_cuts, load_edits, refs_of_cuts
-from proxy.store.records import Branch, Change, ConversationRow
-from proxy.store.tables import branches, chains, conversations, keep_first, keep_last
+from proxy.store.ledger import Damage
+from proxy.store.records import Branch, Change, CheckpointRow, ConversationRow
+from proxy.store.tables import ExactText, branches, chains, conversations, keep_first, keep_last
 
 FIRST_LOOK = 8
 LATER_LOOKS = 500
@@ -33,6 +37,10 @@ HEADS = sa.select(
     branches.c.longest,
     branches.c.conversation,
     branches.c.trend,
+    branches.c.prepared,
+    branches.c.wanted,
+    branches.c.resumed,
+    branches.c.undone,
     conversations.c.name,
 ).join(conversations, sa.and_(*OF_BRANCH))
 # All hashes travel as one value: SQLAlchemy spends ten times as long on 200 parameters as SQLite on 200 look-ups.
@@ -57,6 +65,16 @@ TOUCH_CHAIN = keep_last(chains, replaced=("at",))
 HOMES = sa.select(conversations.c.name, conversations.c.id).where(
     conversations.c.tenant == sa.bindparam("tenant"), conversations.c.name.in_(sa.bindparam("names", expanding=True))
 )
+INHERIT = (
+    sa.update(branches)
+    .where(branches.c.tenant == sa.bindparam("t"), branches.c.branch == sa.bindparam("b"))
+    .values(undone=sa.bindparam("gone"), resumed=sa.bindparam("body"))
+)
+CLOSE = (
+    sa.update(conversations)
+    .where(conversations.c.tenant == sa.bindparam("t"), conversations.c.id == sa.bindparam("c"))
+    .values(closed=sa.bindparam("now"))
+)
 ADVANCE = (
     sa.update(branches)
     .where(
@@ -64,7 +82,13 @@ ADVANCE = (
         branches.c.branch == sa.bindparam("b"),
         branches.c.version == sa.bindparam("expected"),
     )
-    .values(version=branches.c.version + 1, updated=sa.bindparam("now"))
+    .values(
+        version=branches.c.version + 1,
+        updated=sa.bindparam("now"),
+        prepared=sa.case((sa.bindparam("cut", type_=sa.Boolean), None), else_=branches.c.prepared),
+        wanted=sa.case((sa.bindparam("done", type_=sa.Boolean), None), else_=branches.c.wanted),
+        resumed=sa.func.coalesce(sa.bindparam("resumed_from", type_=ExactText), branches.c.resumed),
+    )
 )
 
 
@@ -94,12 +118,21 @@ def branch(connection: sa.Connection, tenant: str, branch_id: str, damage: Damag
     return None if row is None else _branch(connection, tenant, row, length=0, damage=damage)
 
 
-def commit(connection: sa.Connection, change: Change, *, full: bool) -> int:
+def commit(connection: sa.Connection, change: Change, *, full: bool, keep_checkpoints: int) -> int:
     """The branch's new version after ``change`` is stored; :class:`StaleVersion` if it is not at ``expected``."""
     if change.expected == 0:
         open_branch(connection, change, parent=None)
     advanced = connection.execute(
-        ADVANCE, {"t": change.tenant, "b": change.branch, "expected": change.expected, "now": change.at}
+        ADVANCE,
+        {
+            "t": change.tenant,
+            "b": change.branch,
+            "expected": change.expected,
+            "now": change.at,
+            "cut": change.cut is not None,
+            "done": change.cut is not None or bool(change.edits),
+            "resumed_from": change.resumed,
+        },
     )
     if advanced.rowcount != 1:
         row = connection.execute(BY_ID, {"tenant": change.tenant, "branch": change.branch}).first()
@@ -108,8 +141,9 @@ def commit(connection: sa.Connection, change: Change, *, full: bool) -> int:
     if change.chain_end and change.length > 0:
         tip = {"tenant": change.tenant, "hash": change.chain_end, "branch": change.branch}
         run_many(connection, TOUCH_CHAIN[connection.dialect.name], [{**tip, "length": change.length, "at": change.at}])
-    add_edits(connection, tenant=change.tenant, branch=change.branch, version=version, given=change.edits)
-    add_cut(connection, change)
+    ledger.add_edits(connection, tenant=change.tenant, branch=change.branch, version=version, given=change.edits)
+    ledger.add_cut(connection, change, batch=version)
+    add_checkpoint(connection, change, version=version, keep=keep_checkpoints)
     add_evictions(connection, change, version=version)
     add_originals(
         connection,
@@ -125,14 +159,20 @@ def commit(connection: sa.Connection, change: Change, *, full: bool) -> int:
 
 def fork(
     connection: sa.Connection,
-    parent: Branch,
     *,
+    parent: Branch,
     branch: str,
     keep_edits: Sequence[Edit],
     keep_cuts: Sequence[Cut],
     at: float,
+    length: int | None,
+    damage: Damage,
 ) -> Branch:
-    """A new branch of the parent's conversation with these edits and cuts; its version goes on from the parent's."""
+    """A new branch of the parent's conversation with these edits and cuts; its version goes on from the parent's.
+
+    It goes on from the parent's newest checkpoint too, of those that were saved when the conversation had at most
+    ``length`` messages after the head.
+    """
     change = Change(
         tenant=parent.tenant,
         conversation=parent.conversation,
@@ -141,11 +181,12 @@ def fork(
         expected=parent.version,
         at=at,
     )
-    made = open_branch(connection, change, parent=parent.branch)
-    if made:
-        add_edits(connection, tenant=parent.tenant, branch=branch, version=parent.version, given=keep_edits)
-        copy_cuts(connection, tenant=parent.tenant, source=parent.branch, target=branch, kept=keep_cuts, at=at)
-        refs = {edit.ref for edit in keep_edits} | refs_of_cuts(connection, tenant=parent.tenant, branch=branch)
+    state = None
+    if open_branch(connection, change, parent=parent.branch):
+        ledger.copy_edits(connection, parent, target=branch, kept=keep_edits)
+        ledger.copy_cuts(connection, parent, target=branch, kept=keep_cuts, at=at)
+        state = _copy_state(connection, parent, target=branch, kept=keep_cuts, length=length, damage=damage)
+        refs = {edit.ref for edit in keep_edits} | ledger.refs_of_cuts(connection, tenant=parent.tenant, branch=branch)
         hold(connection, tenant=parent.tenant, branch=branch, refs=refs)
     return Branch(
         tenant=parent.tenant,
@@ -157,7 +198,37 @@ def fork(
         cuts=tuple(keep_cuts),
         length=parent.length,
         longest=parent.length,
+        resumed=parent.resumed,
+        checkpoint=None if state is None else state.body,
+        checkpoint_length=0 if state is None else state.length,
     )
+
+
+def _copy_state(
+    connection: sa.Connection, parent: Branch, *, target: str, kept: Sequence[Cut], length: int | None, damage: Damage
+) -> CheckpointRow | None:
+    """The checkpoint that the fork goes on from, stored for it, with what the parent resumed and took back.
+
+    Where a cut does not fit the fork, the checkpoints since then tell of another future.
+    """
+    old = connection.execute(BY_ID, {"tenant": parent.tenant, "branch": parent.branch}).first()
+    if old is None:
+        return None
+    if old.undone is not None or old.resumed is not None:
+        values = {"t": parent.tenant, "b": target, "gone": old.undone, "body": old.resumed}
+        connection.execute(INHERIT, values)
+    row = newest_row(
+        connection,
+        parent.tenant,
+        parent.branch,
+        damage,
+        undone=read_spans(old.undone),
+        below=min([parent.version + 1, *ledger.batches_without(connection, parent, kept=kept)]),
+        longest=length,
+    )
+    if row is not None:
+        insert(connection, parent.tenant, replace(row, branch=target))
+    return row
 
 
 def open_branch(connection: sa.Connection, change: Change, *, parent: str | None) -> bool:
@@ -214,6 +285,11 @@ def open_conversations(
     return homes
 
 
+def close(connection: sa.Connection, of: ConversationRow, at: float) -> bool:
+    """Mark a conversation as closed; whether it was there."""
+    return connection.execute(CLOSE, {"t": of.tenant, "c": of.id, "now": at}).rowcount == 1
+
+
 def listed(connection: sa.Connection, tenant: str | None, *, limit: int) -> list[ConversationRow]:
     """The tenant's conversations, or with None everybody's, the one used last first."""
     query = _listing(tenant).order_by(conversations.c.updated.desc(), conversations.c.id).limit(limit)
@@ -236,19 +312,32 @@ def _branch(
     connection: sa.Connection, tenant: str, row: sa.Row[*tuple[Any, ...]], *, length: int, damage: Damage
 ) -> Branch:
     touched = row.version > 0
+    body, saved = newest_body(connection, tenant, row.branch, row.undone, damage) if touched else (None, 0)
     return Branch(
         tenant=tenant,
         conversation=row.conversation,
         name=row.name,
         branch=row.branch,
         version=row.version,
-        edits=load_edits(connection, tenant, row.branch, damage) if touched else (),
-        cuts=load_cuts(connection, tenant, row.branch, damage) if touched else (),
+        edits=ledger.load_edits(connection, tenant, row.branch, damage) if touched else (),
+        cuts=ledger.load_cuts(connection, tenant, row.branch, damage) if touched else (),
         length=length,
         longest=row.longest,
         trend=None if row.trend is None else Trend.from_json(row.trend),
         evicted=load_evicted(connection, tenant, row.branch) if touched else (),
+        prepared=None if row.prepared is None else _prepared(row, tenant, damage),
+        wanted=row.wanted,
+        resumed=row.resumed,
+        checkpoint=body,
+        checkpoint_length=saved,
     )
+
+
+def _prepared(row: sa.Row[*tuple[Any, ...]], tenant: str, damage: Damage) -> Prepared | None:
+    prepared = read_prepared(row.prepared)
+    if prepared is None:
+        damage("prepared", tenant, row.branch)
+    return prepared
 
 
 def _listing(tenant: str | None) -> sa.Select[*tuple[Any, ...]]:
@@ -275,4 +364,6 @@ def _row(row: sa.Row[*tuple[Any, ...]]) -> ConversationRow:
         limit=row.token_limit,
         zone=row.zone,
         actions=row.actions,
+        parent=row.parent,
+        closed=row.closed,
     )

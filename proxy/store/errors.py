@@ -5,6 +5,7 @@
     StoreError
     ├── StoreUnavailable    locked, full, read-only, unreadable, gone: try again or go on without
     ├── StaleVersion        somebody else committed first; plan again on what is there now
+    ├── NoSuchVersion       a branch was never at that version, or was taken back from it
     ├── NameTaken           a key of that name exists
     ├── SchemaTooNew        a newer Weir has written here
     └── CorruptStore        this is not a database, or a damaged one
@@ -35,6 +36,10 @@ class StaleVersion(StoreError):
     def __init__(self, current: int) -> None:
         super().__init__(f"the branch is at version {current}", reason="stale")
         self.current = current
+
+
+class NoSuchVersion(StoreError):
+    """The conversation cannot go back to this version: there was none, or a rollback has taken it back."""
 
 
 class NameTaken(StoreError):

@@ -11,7 +11,7 @@ from proxy.store.bulk import run_many
 from proxy.store.conversations import TOUCH_CHAIN, open_conversations
 from proxy.store.evictions import mark_asked_again
 from proxy.store.records import ConversationRow, ExchangeRow
-from proxy.store.tables import branches, conversations, exchanges, keep_last
+from proxy.store.tables import branches, conversations, exchanges, keep_last, plain_text
 
 SAME_NAME = (
     "id",
@@ -65,6 +65,8 @@ TOUCH = (
         token_limit=sa.bindparam("new_token_limit"),
         zone=sa.bindparam("new_zone"),
         actions=sa.bindparam("new_actions"),
+        parent=sa.func.coalesce(conversations.c.parent, sa.bindparam("part_of", type_=sa.Text)),
+        closed=sa.case((conversations.c.closed < sa.bindparam("now"), None), else_=conversations.c.closed),
     )
 )
 
@@ -160,10 +162,13 @@ def _touch_chains(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> Non
 def _touch_conversations(connection: sa.Connection, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:
     latest: dict[tuple[str, str], ExchangeRow] = {}
     counts: dict[tuple[str, str], int] = {}
+    parents: dict[tuple[str, str], str] = {}
     for row in rows:
         key = (row.tenant, home[row.id])
         counts[key] = counts.get(key, 0) + 1
         latest[key] = row
+        if row.parent_conversation is not None:
+            parents.setdefault(key, plain_text(row.parent_conversation))
     run_many(
         connection,
         TOUCH,
@@ -179,6 +184,7 @@ def _touch_conversations(connection: sa.Connection, rows: Sequence[ExchangeRow],
                 "new_token_limit": latest[key].limit,
                 "new_zone": latest[key].zone,
                 "new_actions": latest[key].actions,
+                "part_of": parents.get(key),
             }
             for key in sorted(latest)
         ],

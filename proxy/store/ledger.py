@@ -1,7 +1,8 @@
-"""A branch's edits, cuts and checkpoints: how they are written, and read back only if they are what was written."""
+"""A branch's edits and cuts: how they are written, and read back only if they are what was written."""
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -9,14 +10,20 @@ import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit, EditKind
 from proxy.store.errors import StoreError
-from proxy.store.records import Change, CheckpointRow, ConversationRow
+from proxy.store.records import Branch, Change, ConversationRow
 from proxy.store.tables import branches, cuts, edits
 
 Damage = Callable[[str, str, str], None]
+Batched = tuple[int, int, Edit]
 KINDS = {str(kind): kind for kind in EditKind}
 
 ADD_EDITS = sa.insert(edits)
 ADD_CUTS = sa.insert(cuts)
+BATCHES = (
+    sa.select(edits.c.digest, edits.c.occurrence, sa.func.max(edits.c.version).label("batch"))
+    .where(edits.c.tenant == sa.bindparam("tenant"), edits.c.branch == sa.bindparam("branch"))
+    .group_by(edits.c.digest, edits.c.occurrence)
+)
 LATEST_CUT = sa.select(sa.func.max(cuts.c.version)).where(
     cuts.c.tenant == sa.bindparam("tenant"), cuts.c.branch == sa.bindparam("branch")
 )
@@ -25,27 +32,45 @@ EDITS = sa.text(
     "SELECT digest, occurrence, kind, text, ref, tokens, chain, sha, version, position, length FROM edits "
     "WHERE tenant = :tenant AND branch = :branch ORDER BY version, position"
 )
-CUT_COLUMNS = [c for c in cuts.c if c.name not in {"covered", "body", "body_sha"}]
 CUTS = (
-    sa.select(*CUT_COLUMNS)
+    sa.select(*(c for c in cuts.c if c.name != "covered"))
     .where(cuts.c.tenant == sa.bindparam("tenant"), cuts.c.branch == sa.bindparam("branch"))
     .order_by(cuts.c.version)
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Covering:
+    """A cut, the refs of what it covers in order, the number of its batch, and when that was."""
+
+    cut: Cut
+    covered: tuple[str, ...]
+    batch: int
+    at: float
+
+
 def load_edits(connection: sa.Connection, tenant: str, branch: str, damage: Damage) -> tuple[Edit, ...]:
     """The newest edit of every message, oldest first; a row whose SHA-256 does not match is reported, not returned."""
     found: dict[tuple[bytes, int], Edit] = {}
+    for _, _, edit in load_batches(connection, tenant, branch, damage):
+        key = (edit.digest, edit.occurrence)  # not the property: there may be a thousand
+        found.pop(key, None)
+        found[key] = edit
+    return tuple(found.values())
+
+
+def load_batches(connection: sa.Connection, tenant: str, branch: str, damage: Damage) -> list[Batched]:
+    """Every edit with the number of its batch and its place in it, oldest first, without damaged ones."""
+    found: list[Batched] = []
     rows = connection.execute(EDITS, {"tenant": tenant, "branch": branch}).all()
     for digest, occurrence, kind, text, ref, tokens, chain, sha, version, position, length in rows:
         if _edit_sha(digest, occurrence, kind, text, ref, tokens, chain) != sha:
             damage("edit", tenant, f"{branch} {version}.{position}")
             continue
-        key = (digest, occurrence)
-        found.pop(key, None)
         said = text.decode("utf-8", "surrogatepass")
-        found[key] = Edit(digest, occurrence, KINDS[kind], said, ref, tokens, chain, length)
-    return tuple(found.values())
+        edit = Edit(digest, occurrence, KINDS[kind], said, ref, tokens, chain, length)
+        found.append((version, position, edit))
+    return found
 
 
 def load_cuts(connection: sa.Connection, tenant: str, branch: str, damage: Damage) -> tuple[Cut, ...]:
@@ -81,8 +106,8 @@ def add_edits(connection: sa.Connection, *, tenant: str, branch: str, version: i
         connection.execute(ADD_EDITS, rows)
 
 
-def add_cut(connection: sa.Connection, change: Change) -> None:
-    """Store the change's cut and checkpoint; a version that is not above the branch's last one is refused."""
+def add_cut(connection: sa.Connection, change: Change, *, batch: int) -> None:
+    """Store the change's cut with the batch of this number; a version that is not above the last one is refused."""
     cut = change.cut
     if cut is None:
         return
@@ -90,33 +115,48 @@ def add_cut(connection: sa.Connection, change: Change) -> None:
     latest = connection.scalar(LATEST_CUT, key)
     if latest is not None and cut.version <= latest:
         raise StoreError(f"checkpoint {cut.version} is not newer than {latest}", reason="version")
-    body = change.checkpoint or ""
-    row = _cut_row(cut, at=change.at) | {"covered": json.dumps(change.covered), "body": body, "body_sha": _sha(body)}
+    row = _cut_row(cut, at=change.at) | {"covered": json.dumps(change.covered), "batch": batch}
     connection.execute(ADD_CUTS, key | row)
 
 
-def copy_cuts(
-    connection: sa.Connection, *, tenant: str, source: str, target: str, kept: Sequence[Cut], at: float
-) -> None:
-    """Store ``kept`` for branch ``target`` with the checkpoints that branch ``source`` has for them."""
+def copy_edits(connection: sa.Connection, parent: Branch, *, target: str, kept: Sequence[Edit]) -> None:
+    """Store ``kept`` for branch ``target`` in the batches that the parent has them in, as far as it has them."""
+    given = connection.execute(BATCHES, {"tenant": parent.tenant, "branch": parent.branch})
+    batches = {(bytes(row.digest), row.occurrence): row.batch for row in given}
+    by_batch: dict[int, list[Edit]] = {}
+    for edit in kept:
+        by_batch.setdefault(batches.get(edit.key, parent.version), []).append(edit)
+    for batch in sorted(by_batch):
+        add_edits(connection, tenant=parent.tenant, branch=target, version=batch, given=by_batch[batch])
+
+
+def copy_cuts(connection: sa.Connection, parent: Branch, *, target: str, kept: Sequence[Cut], at: float) -> None:
+    """Store ``kept`` for branch ``target`` in the batches that the parent has them in, as far as it has them."""
     if not kept:
         return
     known = {
         row.version: row
         for row in connection.execute(
-            sa.select(cuts.c.version, cuts.c.at, cuts.c.covered, cuts.c.body, cuts.c.body_sha).where(
-                cuts.c.tenant == tenant, cuts.c.branch == source
+            sa.select(cuts.c.version, cuts.c.at, cuts.c.covered, cuts.c.batch).where(
+                cuts.c.tenant == parent.tenant, cuts.c.branch == parent.branch
             )
         )
     }
     rows = []
     for cut in kept:
-        row, old = _cut_row(cut, at=at) | {"tenant": tenant, "branch": target}, known.get(cut.version)
-        row |= {"covered": "[]", "body": "", "body_sha": _sha("")}
+        row, old = _cut_row(cut, at=at) | {"tenant": parent.tenant, "branch": target}, known.get(cut.version)
+        row |= {"covered": "[]", "batch": parent.version}
         if old is not None:
-            row |= {"at": old.at, "covered": old.covered, "body": old.body, "body_sha": old.body_sha}
+            row |= {"at": old.at, "covered": old.covered, "batch": old.batch}
         rows.append(row)
     connection.execute(ADD_CUTS, rows)
+
+
+def batches_without(connection: sa.Connection, parent: Branch, *, kept: Sequence[Cut]) -> list[int]:
+    """The batches of the parent's cuts that are not in ``kept``."""
+    versions = [cut.version for cut in kept]
+    query = sa.select(cuts.c.batch).where(cuts.c.tenant == parent.tenant, cuts.c.branch == parent.branch)
+    return list(connection.scalars(query.where(cuts.c.version.not_in(versions))))
 
 
 def covered_refs(connection: sa.Connection, tenant: str, ref: str) -> tuple[str, ...]:
@@ -136,33 +176,19 @@ def refs_of_cuts(connection: sa.Connection, *, tenant: str, branch: str) -> set[
     return {ref for row in rows for ref in json.loads(row)}
 
 
-def checkpoints(connection: sa.Connection, of: ConversationRow, damage: Damage) -> list[CheckpointRow]:
-    """The checkpoints of every branch of a conversation, oldest first, without damaged ones."""
+def cuts_of(connection: sa.Connection, of: ConversationRow, damage: Damage) -> dict[tuple[str, int], Covering]:
+    """Every cut of a conversation with the refs of what it covers, by branch and batch, without damaged ones."""
     rows = connection.execute(
         sa.select(cuts)
         .join(branches, sa.and_(branches.c.tenant == cuts.c.tenant, branches.c.branch == cuts.c.branch))
         .where(cuts.c.tenant == of.tenant, branches.c.conversation == of.id)
-        .order_by(cuts.c.at, cuts.c.branch, cuts.c.version)
+        .order_by(cuts.c.branch, cuts.c.batch)
     )
-    found = []
-    for row in rows:
-        cut = _cut(row, damage)
-        if cut is None:
-            continue
-        if _sha(row.body) != row.body_sha:
-            damage("checkpoint", row.tenant, f"{row.branch} {row.version}")
-            continue
-        found.append(
-            CheckpointRow(
-                branch=row.branch,
-                version=row.version,
-                at=row.at,
-                cut=cut,
-                covered=tuple(json.loads(row.covered)),
-                body=row.body,
-            )
-        )
-    return found
+    return {
+        (row.branch, row.batch): Covering(cut, tuple(json.loads(row.covered)), row.batch, row.at)
+        for row in rows
+        if (cut := _cut(row, damage)) is not None
+    }
 
 
 def _cut_row(cut: Cut, *, at: float) -> dict[str, object]:

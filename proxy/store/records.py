@@ -17,7 +17,8 @@ class Branch:
     nothing is known of that; ``evicted`` are the hashes of calls whose results are out of the window and were not
     asked for again, with the branch that evicted each. ``prepared`` is a summary that waits for the next batch,
     ``wanted`` what an operator asked of the next request (``compact``), ``resumed`` the checkpoint of another
-    conversation that this one goes on from, and ``checkpoint`` the newest one of its own, both as JSON text.
+    conversation that this one goes on from, and ``checkpoint`` the newest one of its own, both as JSON text;
+    ``checkpoint_length`` is the number of messages after the head that it was saved at.
     """
 
     tenant: str
@@ -35,6 +36,7 @@ class Branch:
     wanted: str | None = None
     resumed: str | None = None
     checkpoint: str | None = None
+    checkpoint_length: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +262,7 @@ class RemovedRow:
     """One message that is out of the window of a conversation, wholly or in part.
 
     ``how`` is the kind of edit, or the layer of the cut, that took it; ``tool`` whose result it was, empty for none.
-    ``tokens`` are the original's, ``kept`` those of what stands there now. ``role`` and ``text`` are empty where the
+    ``tokens`` are the original's, ``kept`` those of what stands there now. ``text`` is how it begins, empty where the
     archive keeps digests only.
     """
 

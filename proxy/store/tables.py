@@ -32,6 +32,13 @@ class ExactText(sa.types.TypeDecorator[str]):
         return None if value is None else value.decode("utf-8", "surrogatepass")
 
 
+def plain_text(value: str) -> str:
+    """The text without NUL and lone surrogates, which no database takes as text."""
+    if value.isascii() and "\0" not in value:
+        return value
+    return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
 class PlainText(sa.types.TypeDecorator[str]):
     """Text that is searched or shown; what a database cannot take is replaced."""
 
@@ -40,9 +47,7 @@ class PlainText(sa.types.TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
         """The text without NUL and lone surrogates."""
-        if value is None or (value.isascii() and "\0" not in value):
-            return value
-        return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+        return None if value is None else plain_text(value)
 
 
 def _branch_key() -> sa.ForeignKeyConstraint:
@@ -96,6 +101,7 @@ branches = sa.Table(
     sa.Column("prepared", ExactText),
     sa.Column("wanted", sa.Text),
     sa.Column("resumed", ExactText),
+    sa.Column("undone", sa.Text),
     sa.ForeignKeyConstraint(
         ["tenant", "conversation"], ["conversations.tenant", "conversations.id"], ondelete="CASCADE"
     ),
@@ -151,9 +157,8 @@ cuts = sa.Table(
     sa.Column("narrative", ExactText, nullable=False),
     sa.Column("sha", sa.LargeBinary, nullable=False),
     sa.Column("covered", sa.Text, nullable=False),
-    sa.Column("body", ExactText, nullable=False),
-    sa.Column("body_sha", sa.LargeBinary, nullable=False),
     sa.Column("length", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("batch", sa.Integer, nullable=False, server_default="0"),
     _branch_key(),
     sa.Index("cuts_ref", "tenant", "ref"),
 )
@@ -203,6 +208,7 @@ summaries = sa.Table(
     sa.Column("text", ExactText, nullable=False),
     sa.Column("sha", sa.LargeBinary, nullable=False),
     sa.Index("summaries_at", "at"),
+    sa.Index("summaries_of_tenant", "tenant", "at"),
 )
 
 originals = sa.Table(

@@ -112,6 +112,8 @@ class Metrics:
         self._overflows = counter(names.OVERFLOWS)
         self._retries = counter(names.RETRIES)
         self._summarizer = counter(names.SUMMARIZER_CALLS)
+        self._summarizer_tokens = counter(names.SUMMARIZER_TOKENS)
+        self._summarizer_cost = counter(names.SUMMARIZER_COST)
         self._degraded = counter(names.DEGRADED)
         self._store = histogram(names.STORE_LATENCY)
         self._overhead = histogram(names.OVERHEAD)
@@ -156,8 +158,16 @@ class Metrics:
         self._retries.add(1, (reason,))
 
     def summarizer(self, result: str) -> None:
-        """A call of the summariser: ``ok`` or why it was of no use."""
+        """A call of the summariser: ``ok`` or why it was of no use; ``kept`` or ``shared`` where none was made."""
         self._summarizer.add(1, (result,))
+
+    def summarized(self, *, asked: int, answered: int, cached: int, dollars: float | None, tenant: str) -> None:
+        """What one call of the summariser took; ``dollars`` None for a model without a price."""
+        self._summarizer_tokens.add(asked, ("asked",))
+        self._summarizer_tokens.add(cached, ("cached",))
+        self._summarizer_tokens.add(answered, ("answered",))
+        if dollars is not None:
+            self._summarizer_cost.add(dollars, (tenant,))
 
     def degraded(self, reason: str) -> None:
         """A request was managed with a part missing."""

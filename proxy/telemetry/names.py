@@ -70,6 +70,9 @@ BEFORE: Final = "weir.tokens.before"
 AFTER: Final = "weir.tokens.after"
 LIMIT: Final = "weir.tokens.limit"
 SUMMARIZER: Final = "weir.summarizer"
+SUMMARY_PURPOSE: Final = "weir.summary.purpose"
+SUMMARY_SOURCE: Final = "weir.summary.source"
+SUMMARY_DOLLARS: Final = "weir.summary.cost"
 REASON: Final = "weir.reason"
 OUTCOME: Final = "weir.outcome"
 ZONE: Final = "weir.zone"
@@ -210,6 +213,20 @@ PRESSURE = Instrument(
 OVERFLOWS = Instrument("weir.overflows", "counter", "{overflow}", "Upstream said that the prompt does not fit")
 RETRIES = Instrument("weir.retries", "counter", "{attempt}", "Attempts after the first one, by reason", (REASON,))
 SUMMARIZER_CALLS = Instrument("weir.summarizer.calls", "counter", "{call}", "Calls of the summariser", (RESULT,))
+SUMMARIZER_TOKENS = Instrument(
+    "weir.summarizer.tokens",
+    "counter",
+    "{token}",
+    "Tokens of the summariser's calls: asked, cached of these, and answered",
+    (KIND,),
+)
+SUMMARIZER_COST = Instrument(
+    "weir.summarizer.cost",
+    "counter",
+    "USD",
+    "List price of the summariser's calls, which no other cost holds",
+    (TENANT,),
+)
 DEGRADED = Instrument("weir.degraded", "counter", "{request}", "Requests managed with a part missing", (REASON,))
 COST = Instrument(
     "weir.cost",

@@ -219,10 +219,19 @@ class SummarizerSpan(OpenSpan):
 
     __slots__ = ()
 
-    def usage(self, *, input_tokens: int | None = None, output_tokens: int | None = None) -> None:
+    def usage(
+        self, *, input_tokens: int | None = None, output_tokens: int | None = None, cache_read: int | None = None
+    ) -> None:
         """Tokens that the summariser's upstream reported."""
         self.set(names.USAGE_INPUT, input_tokens)
         self.set(names.USAGE_OUTPUT, output_tokens)
+        self.set(names.USAGE_CACHE_READ, cache_read)
+
+    def told(self, *, purpose: str, source: str, dollars: float | None = None) -> None:
+        """Which prompt was asked, whether a call was made for it (``asked``, ``shared``, ``kept``), and its price."""
+        self.set(names.SUMMARY_PURPOSE, clean(purpose))
+        self.set(names.SUMMARY_SOURCE, source)
+        self.set(names.SUMMARY_DOLLARS, dollars)
 
     def __enter__(self) -> Self:
         return self
@@ -483,7 +492,7 @@ class NullSpan:
     def _ignore(self, *_: object, **__: object) -> None:
         return None
 
-    layer = decide = usage = fail = first_chunk = answered = failed = close = _ignore
+    layer = decide = usage = told = fail = first_chunk = answered = failed = close = _ignore
 
     def traceparent(self) -> Header | None:
         """None: the client's own context is forwarded as it came."""

@@ -49,7 +49,7 @@ def marker_for_summary(pieces: Sequence[Piece], messages: Sequence[Raw]) -> dict
     Empty if there is no summary or no such message, or if a marker that lives an hour would come to stand behind one
     that lives five minutes.
     """
-    place = next((n for n, piece in enumerate(pieces) if piece.index is None), None)
+    place = next((n for n, piece in enumerate(pieces) if piece.is_summary), None)
     if place is None:
         return {}
     kept = {piece.index for piece in pieces}

@@ -12,6 +12,8 @@ from urllib.parse import unquote
 from proxy.wire.raw import Raw, read_value
 
 OWN_HEADER = b"x-weir-conversation"
+RESUME_HEADER = b"x-weir-resume"
+PARENT_HEADER = b"x-weir-parent"
 _VALID = re.compile(r"[\x21-\x7e]{1,256}")
 _SESSION_HEADER = re.compile(rb"x-[a-z0-9-]{1,64}-session-id")
 _NOT_A_SESSION = frozenset({b"x-parent-session-id"})
@@ -43,6 +45,11 @@ def name_from(headers: Sequence[tuple[bytes, bytes]], fields: Mapping[str, Raw])
         ):
             return found
     return _from_body(fields) or _from_codex(sent) or _from_baggage(sent.get(b"baggage", b""))
+
+
+def conversation_in(headers: Sequence[tuple[bytes, bytes]], header: bytes) -> str | None:
+    """The conversation that one of Weir's own headers names, None if it is absent or no valid name."""
+    return next((_valid(value) for name, value in headers if name == header), None)
 
 
 def _valid(value: object) -> str | None:

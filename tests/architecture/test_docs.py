@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from policies.settings import Bucket, ContextSettings, Ingest, Memory, Shape, Zones
+from policies.settings import (
+    Bucket,
+    Checkpoints,
+    ContextSettings,
+    Ingest,
+    Memory,
+    NoteTaking,
+    Recall,
+    Shape,
+    Summaries,
+    Zones,
+)
 from policies.trend import TrendRules
 from proxy.cli import main
 from proxy.custom import check_custom
@@ -47,7 +58,7 @@ def in_code() -> set[str]:
     return set(re.findall(r"`(\w+)`", PAGE))
 
 
-@pytest.mark.parametrize("part", [Bucket, Ingest, Memory, Shape])
+@pytest.mark.parametrize("part", [Bucket, Checkpoints, Ingest, Memory, NoteTaking, Recall, Shape, Summaries])
 def test_every_key_of_a_section_is_on_the_page(part: type) -> None:
     assert names(part) <= in_code()
 

@@ -4,13 +4,16 @@ import asyncio
 import json
 import sqlite3
 import sys
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from policies.checkpoint import Checkpoint
 from proxy.cli import main
+from proxy.cli.conversations_show import actions_of
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, TOOLS, opening, prose, tool_step, weir
@@ -51,8 +54,9 @@ def url(file: Path) -> str:
     return f"sqlite+aiosqlite:///{file}"
 
 
-def conversations(*arguments: str, file: Path) -> Result:
-    return CliRunner().invoke(main, ["conversations", *arguments, "--store", url(file)], env={"WEIR_CONFIG": ""})
+def conversations(*arguments: str, file: Path, given: str | None = None) -> Result:
+    options = ["conversations", *arguments, "--store", url(file)]
+    return CliRunner().invoke(main, options, env={"WEIR_CONFIG": ""}, input=given)
 
 
 def shown(*arguments: str, file: Path) -> Any:
@@ -102,6 +106,177 @@ def test_the_newest_checkpoint_is_shown_with_the_text_that_stands_for_the_histor
     assert page.stdout.rstrip("\n") == found["text"].rstrip("\n")
     assert found["ref"] in page.stderr
     assert found["version"] == max(shown(NAME, file=written)["checkpoints"])
+
+
+@pytest.mark.requirement("A0.101")
+def test_the_checkpoint_comes_as_markdown_or_json_of_one_row(written: Path) -> None:
+    page = conversations("checkpoint", NAME, file=written)
+    as_json = json.loads(conversations("checkpoint", NAME, "--format", "json", file=written).stdout)
+    versions = shown(NAME, file=written)["checkpoints"]
+
+    assert page.exit_code == 0
+    assert page.stdout == Checkpoint.from_json(json.dumps(as_json["state"])).to_markdown()
+    assert as_json["state"]["goal"] in page.stdout
+    assert as_json["summary"] == shown(NAME, "--checkpoint", file=written)["text"]
+    assert json.loads(conversations("checkpoint", NAME, "--json", file=written).stdout) == as_json
+    for version in versions:
+        one = conversations("checkpoint", NAME, "--version", str(version), "--json", file=written)
+        assert json.loads(one.stdout)["version"] == version
+    there = f"has no checkpoint 99: there are {', '.join(map(str, sorted(set(versions))))}"
+    assert there in failed(conversations("checkpoint", NAME, "--version", "99", file=written))
+    assert "nothing was compacted" in failed(conversations("checkpoint", "greeting", file=written))
+    assert "there is none" in failed(conversations("checkpoint", "greeting", "--version", "1", file=written))
+    assert "--format" in failed(conversations("checkpoint", NAME, "--format", "xml", file=written), code=2)
+
+
+def test_what_was_removed_is_listed_with_its_reason_and_its_time(written: Path) -> None:
+    rows = json.loads(conversations("removed", NAME, "--json", file=written).stdout)
+    table = conversations("removed", NAME, file=written).stdout.splitlines()
+
+    assert rows == shown(NAME, "--removed", file=written)
+    assert len(table) == len(rows) + 1
+    for row, line in zip(rows, table[1:], strict=True):
+        assert line.split()[0] == row["ref"]
+        assert row["how"] in line
+        assert row["why"]
+        assert row["since"] > 1e9
+        assert row["text"]
+    nothing = conversations("removed", "greeting", file=written)
+    assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "Nothing was removed.\n")
+
+
+def copied(written: Path, tmp_path: Path, *changes: str) -> Path:
+    """A copy of the database, changed."""
+    copy = tmp_path / "copy.db"
+    with sqlite3.connect(written) as source, sqlite3.connect(copy) as target:
+        source.backup(target)
+        for change in changes:
+            target.execute(change)
+    source.close()
+    target.close()
+    return copy
+
+
+@pytest.mark.requirement("A0.60")
+def test_a_note_is_kept_once(written: Path, tmp_path: Path) -> None:
+    copy = copied(written, tmp_path)
+    none = conversations("notes", NAME, file=copy)
+    added = [conversations("notes", NAME, "--add", "Refund, not replacement.", file=copy) for _ in range(2)]
+    rows = json.loads(conversations("notes", NAME, "--json", file=copy).stdout)
+
+    assert (none.exit_code, none.stdout, none.stderr) == (0, "", "There are no notes.\n")
+    assert [each.stdout for each in added] == ["The note is kept.\n", "This note was there already.\n"]
+    assert [(r["text"], r["category"], r["importance"], r["source"]) for r in rows] == [
+        ("Refund, not replacement.", "misc", "normal", "api")
+    ]
+    assert "Refund, not replacement." in conversations("notes", NAME, file=copy).stdout
+    assert json.loads(conversations("notes", NAME, "--add", "x", "--json", file=copy).stdout)["new"] is True
+    assert conversations("notes", NAME, "--add", "x" * 4_000, file=copy).exit_code == 0
+    for wrong in (" ", "x" * 4_001):
+        assert "4000 characters" in failed(conversations("notes", NAME, "--add", wrong, file=copy), code=2)
+    assert "no conversation zzz" in failed(conversations("notes", "zzz", "--add", "x", file=copy))
+
+
+def test_an_export_holds_everything_and_overwrites_nothing(written: Path, tmp_path: Path) -> None:
+    out = tmp_path / "all.json"
+    done = conversations("export", NAME, "--out", str(out), file=written)
+    whole = json.loads(out.read_text())
+    again = conversations("export", NAME, "--out", str(out), file=written)
+
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["all.json"]
+    assert whole == json.loads(conversations("export", NAME, file=written).stdout)
+    assert len(whole["exchanges"]) == STEPS
+    bodies = {each["ref"]: b64decode(each["body"]) for each in whole["originals"]}
+    assert json.loads(bodies[shown(NAME, "--removed", file=written)[0]["ref"]])
+    assert {row["ref"] for row in shown(NAME, "--removed", file=written)} <= set(bodies)
+    assert "is there already; --force" in failed(again)
+    out.write_text("old")
+    assert conversations("export", NAME, "--out", str(out), "--force", file=written).exit_code == 0
+    assert json.loads(out.read_text()) == whole
+    assert "cannot be written" in failed(
+        conversations("export", NAME, "--out", str(tmp_path / "none" / "x.json"), file=written)
+    )
+    assert "no conversation zzz" in failed(conversations("export", "zzz", file=written))
+
+
+@pytest.mark.requirement("A0.112")
+def test_a_deletion_says_what_goes_and_asks(written: Path, tmp_path: Path) -> None:
+    copy = copied(written, tmp_path)
+    assert b"src/module_3.py" in copy.read_bytes()
+    status = shown(NAME, file=copy)
+    asked = conversations("delete", NAME, file=copy, given="n\n")
+    unanswered = conversations("delete", NAME, file=copy)
+
+    for said in (
+        f"{STEPS} requests",
+        f"{len(status['checkpoints'])} checkpoints",
+        f"{status['removed']['messages']} messages",
+    ):
+        assert said in asked.stderr
+    assert (asked.exit_code, asked.stdout) == (1, "")
+    assert asked.stderr.endswith("weir: nothing was deleted\n")
+    assert (unanswered.exit_code, unanswered.stdout) == (1, "")
+    assert shown(NAME, file=copy) == status
+    done = conversations("delete", NAME, file=copy, given="y\n")
+    assert (done.exit_code, done.stdout) == (0, f"{NAME} is deleted.\n")
+    assert "no conversation" in failed(conversations("show", NAME, file=copy))
+    assert [row["name"] for row in json.loads(conversations("list", "--json", file=copy).stdout)] == ["greeting"]
+    left = json.loads(conversations("delete", "greeting", "--yes", "--json", file=copy).stdout)
+    assert (left["name"], left["deleted"]) == ("greeting", True)
+    assert b"src/module_3.py" not in copy.read_bytes()
+
+
+def test_a_name_of_two_conversations_is_refused_with_their_ids(written: Path, tmp_path: Path) -> None:
+    ids = sorted(row["id"] for row in json.loads(conversations("list", "--json", file=written).stdout))
+    copy = copied(
+        written, tmp_path, "PRAGMA foreign_keys = OFF",
+        f"UPDATE conversations SET tenant = 'other', name = '{NAME}' WHERE name = 'greeting'",
+    )  # fmt: skip
+    for arguments in (("show",), ("delete", "--yes"), ("notes", "--add", "x"), ("export",)):
+        line = failed(conversations(arguments[0], NAME, *arguments[1:], file=copy))
+        assert line == (
+            f"weir: 2 conversations of different keys are called {NAME}; say which by its id: {', '.join(ids)}"
+        )
+    mine = next(r["id"] for r in json.loads(conversations("list", "--json", file=copy).stdout) if r["requests"] > 1)
+    assert shown(mine, file=copy)["requests"] == STEPS
+
+
+@pytest.mark.requirement("A2.24", "A0.112")
+def test_what_a_conversation_is_a_part_of_and_when_it_was_closed_are_shown_where_there_is_such_a_one(
+    written: Path, tmp_path: Path
+) -> None:
+    copy = copied(
+        written, tmp_path, "UPDATE conversations SET parent = 'main-task', closed = 86400.0 WHERE name = 'greeting'",
+        f"UPDATE conversations SET actions = 'observe=1,evict=3' WHERE name = '{NAME}'",
+    )  # fmt: skip
+    table = conversations("list", file=copy).stdout.splitlines()
+    page = conversations("show", "greeting", file=copy).stdout
+
+    assert not {"part of", "closed"} & set(conversations("list", file=written).stdout.splitlines()[0].split("  "))
+    assert "part of" in table[0]
+    assert "closed (UTC)" in table[0]
+    assert "main-task" in table[1]
+    assert "1970-01-02 00:00:00" in table[1]
+    assert "observed: evict=3" in table[2]
+    assert "part of" in page
+    assert "closed" in page
+    assert "closed" not in conversations("show", NAME, file=copy).stdout
+
+
+def test_what_was_only_observed_is_called_so() -> None:
+    assert actions_of("evict=3,compact=1") == "evict=3,compact=1"
+    assert actions_of("observe=1") == "observed"
+    assert actions_of("observe=1,refused=context_length_exceeded") == "observed: refused=context_length_exceeded"
+
+
+def test_every_command_has_an_example() -> None:
+    for command in ("list", "show", "checkpoint", "removed", "notes", "export", "delete"):
+        said = CliRunner().invoke(main, ["conversations", command, "--help"])
+        assert said.exit_code == 0
+        assert "Example:\n    weir conversations " in said.stdout
+        assert f"weir conversations {command}" in said.stdout
 
 
 def test_a_removed_message_is_given_back_as_it_was_sent(written: Path) -> None:
@@ -182,7 +357,18 @@ def test_control_characters_of_a_name_do_not_reach_the_table(written: Path, tmp_
     assert "[red]b" in table
 
 
-async def test_it_can_be_read_while_weir_runs(tmp_path: Path) -> None:
+async def run(*arguments: str, file: Path) -> bytes:
+    """What a command in a process of its own prints."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "proxy", "conversations", *arguments, "--store", url(file),
+        stdout=asyncio.subprocess.PIPE, cwd=ROOT,
+    )  # fmt: skip
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out
+
+
+async def test_it_can_be_read_and_changed_while_weir_runs(tmp_path: Path) -> None:
     file = tmp_path / "live.db"
     async with (
         serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
@@ -192,14 +378,17 @@ async def test_it_can_be_read_while_weir_runs(tmp_path: Path) -> None:
         for text in ("one", "two"):
             await client.chat.completions.create(model="sim", messages=[{"role": "user", "content": text}])
             await target.runtime.settler.flush()
-            assert target.runtime.store is not None
-        rows = await target.runtime.store.conversations(None)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "proxy", "conversations", "list", "--json", "--store", url(file),
-            stdout=asyncio.subprocess.PIPE, cwd=ROOT,
-        )  # fmt: skip
-        out, _ = await process.communicate()
+        store = target.runtime.store
+        assert store is not None
+        rows = await store.conversations(None)
+        out = await run("list", "--json", file=file)
+        await run("notes", rows[0].name, "--add", "a note", file=file)
+        await run("delete", rows[1].name, "--yes", file=file)
+        left = await store.conversations(None)
+        notes = await store.notes(rows[0].tenant, rows[0].id)
         await client.chat.completions.create(model="sim", messages=[{"role": "user", "content": "three"}])
 
     assert [row["name"] for row in json.loads(out)] == [row.name for row in rows]
     assert len(rows) == 2
+    assert [row.id for row in left] == [rows[0].id]
+    assert [note.text for note in notes] == ["a note"]

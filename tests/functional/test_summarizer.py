@@ -1,17 +1,99 @@
 """A summariser that fails in every way there is: the session is answered, and the summariser is not pestered."""
 
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from policies import Failed, Piece, Summarize, Summary
+from proxy.app import create_app
+from proxy.caller import Caller
+from proxy.config import Flags, load_config
+from proxy.keys import credentials_in
+from proxy.replies import Replies, Spent, summarizer_input
+from proxy.server import serve
+from proxy.simulator.ledger import Seen
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings, SummaryMode
+from proxy.simulator.settings import Dialect, SimulatorSettings, SummaryMode
 from proxy.summarizer import BACK_OFF_MOST, Summarizer
-from tests.functional.harness import COUNTER, Talk, answered, arrays_of, batches, opening, weir
+from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.upstream.providers import providers_for
+from proxy.wire.chat import parse_chat
+from tests.functional.harness import (
+    COUNTER,
+    TOKENIZER,
+    TOOLS,
+    RunningWeir,
+    Talk,
+    answered,
+    arrays_of,
+    batches,
+    opening,
+    prose,
+    tool_step,
+    weir,
+)
 
-USELESS = [mode for mode in SummaryMode if mode is not SummaryMode.OK]
-EARLIER = 10
-TURNS = 20
+GOOD = {SummaryMode.OK, SummaryMode.SLOW, SummaryMode.REASONING_MODEL, SummaryMode.NO_SCHEMA}
+USELESS = [mode for mode in SummaryMode if mode not in GOOD]
+MENDED = {SummaryMode.FIRST_BAD_THEN_OK, SummaryMode.INVENTED, SummaryMode.DROPS, SummaryMode.LAUNDERS}
+EARLIER = 20
+YAML = """
+upstreams:
+  sim: {{kind: openai, base_url: "{upstream}", api_key: pass}}
+models:
+  - {{match: "gpt-*", upstream: sim, window: 32768, tokenizer: o200k_base}}
+  - {{match: "summariser", upstream: sim, window: 32768, tokenizer: o200k_base}}
+  - {{match: "*", upstream: sim, window: 8192, tokenizer: o200k_base}}
+policies:
+  notes:
+    preset: balanced
+    summarizer: {summarizer}
+    summaries: {{prepare_at: null, {summaries}}}
+    cascade: [{cascade}]
+default_policy: notes
+"""
+
+
+@asynccontextmanager
+async def summarised(
+    folder: Path,
+    mode: SummaryMode = SummaryMode.OK,
+    *,
+    summaries: str = "",
+    summarizer: str = "summariser",
+    cascade: str = "{layer: compact}",
+    asking: Summarizer | None = None,
+    telemetry: Telemetry | None = None,
+    **settings: Any,
+) -> AsyncIterator[tuple[RunningWeir, RunningSimulator]]:
+    """Weir with one layer, in front of a simulator whose model ``summariser`` answers in ``mode``."""
+    options = {
+        "window": 8192,
+        "windows": {"summariser": 32768},
+        "summary_model": "summariser",
+        "summary_mode": mode,
+        **settings,
+    }
+    async with serve_simulator(SimulatorSettings(**options), counter=COUNTER) as simulator:
+        yaml = YAML.format(upstream=simulator.base_url, summarizer=summarizer, summaries=summaries, cascade=cascade)
+        async with weir(
+            "", folder / "w.db", yaml=yaml, folder=folder, window=None, asking=asking, telemetry=telemetry
+        ) as target:
+            yield target, simulator
+
+
+def talk_of(target: RunningWeir, *, key: str = "sk-test", seed: int = 0, earlier: int = EARLIER) -> Talk:
+    """A conversation that has been going on for a while, just under its first batch."""
+    talk = Talk(target.client(key), opening()[:1], seed=seed)
+    talk.grow(earlier)
+    return talk
 
 
 def summaries(simulator: RunningSimulator) -> list[str]:
@@ -21,46 +103,71 @@ def summaries(simulator: RunningSimulator) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
+def side_calls(simulator: RunningSimulator) -> list[Seen]:
+    """What reached the summariser."""
+    return answered(simulator, "summariser")
+
+
 @pytest.mark.requirement("A0.3", "P6", "P13", "R.50", "R.51", "R.52", "R.53")
 @pytest.mark.parametrize("mode", USELESS)
 async def test_every_request_is_answered_while_the_summariser_is_useless(mode: SummaryMode, tmp_path: Path) -> None:
-    settings = SimulatorSettings(window=8192, summary_model="summariser", summary_mode=mode)
-    async with (
-        serve_simulator(settings, counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser", asking=Summarizer(patience=0.3)) as target,
-    ):
-        talk = Talk(target.client(), opening()[:1])
-        talk.grow(EARLIER)
-        await talk.chat(TURNS)
-        seen = answered(simulator)
-        calls = len(answered(simulator, "summariser"))
-        made = summaries(simulator)
-    assert [s.status for s in seen] == [200] * TURNS
-    assert talk.actions()[-1] == "compact=1"
-    assert 1 <= batches(arrays_of(seen)) <= 3
-    assert 1 <= calls <= 3
-    assert 1 <= len(made) <= 3
-    for text in made:
-        assert "I'm sorry" not in text
-        assert "<think>" not in text
-        assert COUNTER.count(text) < 2_000
+    async with summarised(tmp_path, mode, asking=Summarizer(patience=0.3)) as (target, simulator):
+        talk = talk_of(target)
+        await talk.chat(2)
+        seen, calls, made = answered(simulator), len(side_calls(simulator)), summaries(simulator)
+    assert [s.status for s in seen] == [200] * 2
+    assert talk.actions() == ["compact=1"] * 2
+    assert batches(arrays_of(seen)) == 0
+    assert 1 <= calls <= 2
+    (text,) = made
+    assert not any(said in text for said in ("I'm sorry", "<think>", "ghost_module", "48213", "Noted.", "discussed at"))
+    assert COUNTER.count(text) < 2_000
 
 
 @pytest.mark.requirement("A0.3", "P13")
 async def test_a_working_summariser_is_asked_once_a_batch_and_its_notes_are_used(tmp_path: Path) -> None:
-    settings = SimulatorSettings(window=8192, summary_model="summariser")
-    async with (
-        serve_simulator(settings, counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser") as target,
-    ):
-        talk = Talk(target.client(), opening()[:1])
-        talk.grow(EARLIER)
-        await talk.chat(TURNS)
-        calls = answered(simulator, "summariser")
-        arrays = arrays_of(answered(simulator))
-        made = summaries(simulator)
-    assert len(calls) == batches(arrays) == len(made)
-    assert all("Next step: go on from" in text for text in made)
+    async with summarised(tmp_path, summaries="by_schema: false") as (target, simulator):
+        talk = talk_of(target)
+        await talk.chat(14)
+        calls, arrays, made = side_calls(simulator), arrays_of(answered(simulator)), summaries(simulator)
+    assert len(calls) == len(made) == batches(arrays) + 1 == 2
+    assert all("go on from" in text for text in made)
+    assert [json.loads(call.body).keys() & {"tools", "response_format"} for call in calls] == [set()] * 2
+
+
+@pytest.mark.requirement("P13", "R.52")
+async def test_an_answer_that_was_refused_is_asked_for_once_more_and_then_used(tmp_path: Path) -> None:
+    mode = SummaryMode.FIRST_BAD_THEN_OK
+    async with summarised(tmp_path, mode, summaries="by_schema: false") as (target, simulator):
+        await talk_of(target).chat(1)
+        calls, (text,) = side_calls(simulator), summaries(simulator)
+    assert len(calls) == 2
+    assert "go on from" in text
+
+
+@pytest.mark.requirement("P13")
+async def test_notes_are_asked_for_by_schema_until_the_upstream_refuses_one(tmp_path: Path) -> None:
+    for mode, forms in ((SummaryMode.OK, [True, True]), (SummaryMode.NO_SCHEMA, [True, False, False])):
+        folder = tmp_path / mode
+        folder.mkdir()
+        async with summarised(folder, mode) as (target, simulator):
+            for seed in range(2):
+                await talk_of(target, seed=seed).chat(1)
+            asked = ["response_format" in json.loads(call.body) for call in side_calls(simulator)]
+            made = summaries(simulator)
+        assert asked == forms
+        assert len(made) == 2
+        assert all("go on from" in text and '{"' not in text for text in made)
+
+
+@pytest.mark.requirement("P13")
+async def test_a_reasoning_model_can_be_the_summariser(tmp_path: Path) -> None:
+    mode = SummaryMode.REASONING_MODEL
+    async with summarised(tmp_path, mode, summaries="by_schema: false") as (target, simulator):
+        await talk_of(target).chat(1)
+        calls, (text,) = side_calls(simulator), summaries(simulator)
+    assert "go on from" in text
+    assert [call.status for call in calls] == [400, 200]
 
 
 @pytest.mark.requirement("P13", "R.50")
@@ -68,24 +175,362 @@ async def test_a_summariser_that_keeps_failing_is_left_alone_for_a_while_and_ask
     tmp_path: Path,
 ) -> None:
     now = [0.0]
-    settings = SimulatorSettings(window=8192, summary_model="summariser", summary_mode=SummaryMode.STATUS_500)
-    async with (
-        serve_simulator(settings, counter=COUNTER) as simulator,
-        weir(
-            simulator.base_url,
-            tmp_path / "w.db",
-            summarizer="summariser",
-            asking=Summarizer(clock=lambda: now[0]),
-        ) as target,
-    ):
-        talk = Talk(target.client(), opening()[:1])
-        while len(summaries(simulator)) < 5:
-            talk.grow(5)
-            await talk.chat(1)
-        assert len(answered(simulator, "summariser")) == 3
+    asking = Summarizer(clock=lambda: now[0])
+    async with summarised(tmp_path, SummaryMode.STATUS_500, asking=asking) as (target, simulator):
+        for seed in range(4):
+            await talk_of(target, seed=seed).chat(1)
+        assert len(side_calls(simulator)) == 3
+        await talk_of(target, key="sk-another-tenant").chat(1)
+        assert len(side_calls(simulator)) == 4
         now[0] += BACK_OFF_MOST + 1
-        while len(summaries(simulator)) < 6:
-            talk.grow(5)
-            await talk.chat(1)
-        assert len(answered(simulator, "summariser")) == 4
+        await talk_of(target, seed=6).chat(1)
+        assert len(side_calls(simulator)) == 5
         assert {s.status for s in answered(simulator)} == {200}
+
+
+@pytest.mark.requirement("R.51", "P13")
+async def test_a_slow_summariser_is_waited_for_as_long_as_the_policy_says_and_no_longer(tmp_path: Path) -> None:
+    for seconds, used in ((5.0, True), (0.2, False)):
+        folder = tmp_path / str(used)
+        folder.mkdir()
+        rules = f"seconds: {seconds}, by_schema: false"
+        async with summarised(folder, SummaryMode.SLOW, summaries=rules, summary_seconds=0.6) as (target, simulator):
+            talk = talk_of(target)
+            started = time.perf_counter()
+            await talk.chat(1)
+            took = time.perf_counter() - started
+            (text,) = summaries(simulator)
+        assert ("go on from" in text) is used
+        assert len(side_calls(simulator)) == 1
+        assert used or took < 5.0
+
+
+@pytest.mark.requirement("S.28", "P13")
+async def test_a_tenant_whose_tokens_are_used_up_is_served_without_a_model_and_others_are_not(tmp_path: Path) -> None:
+    rules = "tokens_per_hour: 12000, by_schema: false"
+    async with summarised(tmp_path, summaries=rules) as (target, simulator):
+        for seed in range(3):
+            await talk_of(target, seed=seed).chat(1)
+        assert len(side_calls(simulator)) == 1
+        assert target.runtime.summarizer.allowance.used(tenant_of(target, "sk-test")) > 4_000
+        await talk_of(target, key="sk-other", seed=3).chat(1)
+        assert len(side_calls(simulator)) == 2
+        assert {s.status for s in answered(simulator)} == {200}
+        assert ["go on from" in text for text in summaries(simulator)] == [True, False, False, True]
+        metrics = target.runtime.telemetry.metrics.render().decode()
+    assert 'weir_summarizer_calls_total{weir_result="budget"} 2' in metrics
+    assert 'weir_summarizer_calls_total{weir_result="ok"} 2' in metrics
+
+
+def tenant_of(target: RunningWeir, key: str) -> str:
+    """The tenant that a key stands for."""
+    return target.runtime.keyring.identify(credentials_in([(b"authorization", f"Bearer {key}".encode())])).tenant
+
+
+@pytest.mark.requirement("R.51", "S.28", "P13", "P2")
+async def test_twenty_requests_of_one_conversation_at_once_make_one_call_and_one_version(tmp_path: Path) -> None:
+    rules = "by_schema: false"
+    async with summarised(tmp_path, SummaryMode.SLOW, summaries=rules, summary_seconds=0.3) as (target, simulator):
+        talk = talk_of(target, earlier=4)
+        await talk.chat(1)
+        talk.grow(EARLIER - 5)
+        talk.add_question()
+        await asyncio.gather(*(talk.ask() for _ in range(20)))
+        await target.runtime.settler.flush()
+        store = target.runtime.store
+        assert store is not None
+        (conversation,) = await store.conversations(None)
+        versions = await store.checkpoints(conversation)
+        calls, seen, made = side_calls(simulator), answered(simulator), summaries(simulator)
+    assert len(calls) == 1
+    assert len(made) == 1
+    assert len({json.dumps(array) for array in arrays_of(seen[1:])}) == 1
+    assert [s.status for s in seen] == [200] * 21
+    assert len([row for row in versions if row.reason == "compaction"]) == 1
+
+
+@pytest.mark.requirement("R.51", "S.28")
+async def test_first_requests_of_one_long_history_at_once_make_one_call(tmp_path: Path) -> None:
+    rules = "by_schema: false"
+    async with summarised(tmp_path, SummaryMode.SLOW, summaries=rules, summary_seconds=0.5) as (target, simulator):
+        talk = talk_of(target)
+        talk.add_question()
+        await asyncio.gather(*(talk.ask() for _ in range(6)))
+        assert len(side_calls(simulator)) == 1
+        assert [s.status for s in answered(simulator)] == [200] * 6
+
+
+@pytest.mark.requirement("R.59", "S.4", "P13")
+async def test_each_tenants_summaries_are_written_with_its_own_key_and_for_it_alone(tmp_path: Path) -> None:
+    async with summarised(tmp_path, SummaryMode.SLOW, summaries="by_schema: false") as (target, simulator):
+        await asyncio.gather(*(talk_of(target, key=key).chat(1) for key in ("sk-a", "sk-b")))
+        calls = side_calls(simulator)
+        assert sorted(call.header("authorization") or "" for call in calls) == ["Bearer sk-a", "Bearer sk-b"]
+        await talk_of(target, key="sk-c").chat(1)
+        assert len(side_calls(simulator)) == 3
+
+
+@pytest.mark.requirement("P13", "A0.64", "P2")
+async def test_a_call_whose_client_left_is_used_by_the_next_request(tmp_path: Path) -> None:
+    rules = "by_schema: false"
+    async with summarised(tmp_path, SummaryMode.SLOW, summaries=rules, summary_seconds=0.5) as (target, simulator):
+        talk = talk_of(target)
+        talk.add_question()
+        leaves = asyncio.create_task(talk.ask())
+        while not side_calls(simulator):
+            await asyncio.sleep(0.02)
+        leaves.cancel()
+        while not side_calls(simulator)[0].finished:
+            await asyncio.sleep(0.02)
+        assert not side_calls(simulator)[0].client_gone
+        await talk.ask()
+        assert len(side_calls(simulator)) == 1
+        assert "go on from" in summaries(simulator)[0]
+
+
+@pytest.mark.requirement("R.54", "P13")
+async def test_a_history_beyond_the_summarisers_window_is_read_in_parts_and_merged(tmp_path: Path) -> None:
+    rules = "by_schema: false"
+    async with summarised(tmp_path, summaries=rules, window=65_536, windows={"summariser": 8192}) as (
+        target,
+        simulator,
+    ):
+        settings = target.runtime.policy("notes")
+        caller = Caller(tenant="t", credential=b"sk-test")
+        assert summarizer_input(target.runtime, settings, caller) == int(32_768 * 0.7)
+        replies = Replies(target.runtime, REQUEST, caller, settings)
+        told = await replies(Summarize("You take notes.", prose(9_000, seed=1), 400, "structured-2"))
+        assert told == Failed("context_length_exceeded")
+        assert summarizer_input(target.runtime, settings, caller) == int(8192 * 0.7)
+        assert summarizer_input(target.runtime, settings, Caller(tenant="u")) == int(32_768 * 0.7)
+        assert len(side_calls(simulator)) == 1
+
+
+REQUEST = parse_chat(b'{"model": "sim", "messages": [{"role": "user", "content": "hello"}]}')
+QUESTION = Summarize("You take notes.", prose(600, seed=2) + "\n\nTake notes.", 300, "structured-2", key="k")
+
+
+@pytest.mark.requirement("D14", "P13", "R.52")
+async def test_replies_need_no_open_request_and_say_what_they_spent(tmp_path: Path) -> None:
+    async with summarised(tmp_path) as (target, _):
+        runtime = target.runtime
+        replies = Replies(runtime, REQUEST, Caller(tenant="t", credential=b"sk-test"), runtime.policy("notes"))
+        told = [await replies(QUESTION) for _ in range(3)]
+    assert isinstance(told[0], Summary)
+    assert told[0].text == told[1].text == told[2].text  # type: ignore[union-attr]
+    spent = replies.spent
+    assert (spent.calls, spent.kept, spent.shared) == (1, 2, 0)
+    assert spent.asked > 600
+    assert 20 < spent.answered <= 300
+    assert spent.cached == 0
+    assert spent.seconds > 0
+    assert spent + Spent(calls=1, dollars=0.5) == Spent(
+        calls=2, kept=2, asked=spent.asked, answered=spent.answered, seconds=spent.seconds, dollars=0.5
+    )
+
+
+@pytest.mark.requirement("P13", "P15", "A0.59")
+async def test_a_call_is_in_the_trace_and_the_metrics_with_its_tokens_and_its_price(tmp_path: Path) -> None:
+    exporter = InMemorySpanExporter()
+    telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
+    async with summarised(
+        tmp_path, summarizer="gpt-4o-mini", summary_model="gpt-4o-mini", telemetry=telemetry, window=128_000
+    ) as (target, simulator):
+        await talk_of(target).chat(1)
+        (call,) = answered(simulator, "gpt-4o-mini")
+        metrics = telemetry.metrics.render().decode()
+    telemetry.flush()
+    (span,) = (s for s in exporter.get_finished_spans() if s.name == "chat gpt-4o-mini")
+    assert span.attributes is not None
+    assert span.attributes["gen_ai.usage.input_tokens"] == call.prompt_tokens
+    assert span.attributes["gen_ai.usage.output_tokens"] == call.completion_tokens
+    assert span.attributes["weir.summary.source"] == "asked"
+    assert str(span.attributes["weir.summary.purpose"]).startswith("structured-")
+    dollars = 0.15e-6 * call.prompt_tokens + 0.6e-6 * call.completion_tokens
+    assert span.attributes["weir.summary.cost"] == pytest.approx(dollars)
+    assert f'weir_summarizer_tokens_total{{weir_kind="asked"}} {call.prompt_tokens}' in metrics
+    assert f'weir_summarizer_tokens_total{{weir_kind="answered"}} {call.completion_tokens}' in metrics
+    cost = next(line for line in metrics.splitlines() if line.startswith("weir_summarizer_cost_total{"))
+    assert float(cost.rpartition(" ")[2]) == pytest.approx(dollars)
+    assert f'gen_ai_request_model="gpt-4o-mini",gen_ai_token_type="input"}} {call.prompt_tokens}' in metrics.replace(
+        "_sum", ""
+    )
+
+
+@pytest.mark.requirement("A0.64", "P2")
+async def test_what_was_summarised_before_a_restart_is_not_summarised_again(tmp_path: Path) -> None:
+    for calls in (1, 0):
+        async with summarised(tmp_path) as (target, simulator):
+            runtime = target.runtime
+            runtime.summarizer = Summarizer(store=runtime.store)
+            replies = Replies(runtime, REQUEST, Caller(tenant="t", credential=b"sk"), runtime.policy("notes"))
+            assert isinstance(await replies(QUESTION), Summary)
+            await runtime.summarizer.close()
+            assert (replies.spent.calls, len(side_calls(simulator))) == (calls, calls)
+
+
+# In place
+
+
+def in_place(pieces: int) -> Summarize:
+    """Notes behind so many messages of the client's."""
+    prompt = "Now stop and take notes.\n\nWrite notes on the conversation above, at most 200 words in all."
+    return Summarize("", prompt, 300, "structured-2", standing=tuple(Piece(n, 10) for n in range(pieces)))
+
+
+@pytest.mark.requirement("P13", "A0.59")
+async def test_a_note_in_place_pays_the_cached_price_for_what_was_forwarded_before(tmp_path: Path) -> None:
+    async with summarised(tmp_path, summarizer="same", summary_model=None, window=65_536) as (target, simulator):
+        talk = Talk(target.client(), opening())
+        for number in range(6):
+            talk.messages += tool_step(number)
+        talk.messages[1]["weir"] = {"keep": True}
+        await talk.ask(tools=TOOLS, tool_choice="auto", temperature=0.5)
+        (before,) = answered(simulator)
+        fields = {"tools": TOOLS, "tool_choice": "auto", "temperature": 0.5, "max_tokens": 512, "stream": True}
+        body = json.dumps({"model": "sim", "messages": talk.messages, **fields}).encode()
+        runtime = target.runtime
+        caller = Caller(tenant="t", credential=b"sk-test")
+        replies = Replies(runtime, parse_chat(body), caller, runtime.policy("notes"))
+        told = await replies(in_place(len(talk.messages)))
+        after = answered(simulator)[-1]
+    assert isinstance(told, Summary)
+    assert told.text.startswith("Goal: ")
+    assert after.cached_tokens == before.prompt_tokens - 3  # the priming of the answer is no part of the prefix
+    assert after.prompt_tokens - after.cached_tokens < 60
+    assert replies.spent.cached == after.cached_tokens
+    assert json.loads(after.body)["messages"][:-1] == json.loads(before.body)["messages"]
+
+
+@pytest.mark.requirement("P13")
+async def test_a_note_in_place_is_left_to_the_conversations_own_model(tmp_path: Path) -> None:
+    async with summarised(tmp_path, summarizer="summariser") as (target, simulator):
+        runtime = target.runtime
+        caller = Caller(tenant="t", credential=b"sk-test")
+        forced = b'{"model": "summariser", "messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}'
+        for request in (REQUEST, parse_chat(forced)):
+            replies = Replies(runtime, request, caller, runtime.policy("notes"))
+            assert await replies(in_place(1)) == Failed("not_in_place")
+            assert replies.spent == Spent()
+        assert len(simulator.ledger) == 0
+
+
+# Who may be asked
+
+
+LOOP = """
+upstreams:
+  sim: {{kind: openai, base_url: "{upstream}", api_key: pass}}
+  self: {{kind: openai, base_url: "http://127.0.0.1:{port}/v1", api_key: pass}}
+models:
+  - {{match: "summariser", upstream: self, window: 32768, tokenizer: o200k_base}}
+  - {{match: "*", upstream: sim, window: 8192, tokenizer: o200k_base}}
+policies:
+  notes: {{preset: balanced, summarizer: summariser, summaries: {{prepare_at: null}}, cascade: [{{layer: compact}}]}}
+default_policy: notes
+"""
+
+
+@pytest.mark.requirement("S.28", "P13")
+async def test_a_summariser_that_leads_back_to_weir_itself_is_refused_there_and_never_asked_twice_over(
+    tmp_path: Path,
+) -> None:
+    async def back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, sending = await asyncio.open_connection("127.0.0.1", ports["weir"])
+        await asyncio.gather(_pump(reader, sending), _pump(there, writer))
+
+    ports = {"weir": 0}
+    door = await asyncio.start_server(back, "127.0.0.1", 0)
+    port = door.sockets[0].getsockname()[1]
+    try:
+        async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
+            yaml = LOOP.format(upstream=simulator.base_url, port=port)
+            async with weir("", tmp_path / "w.db", yaml=yaml, folder=tmp_path, window=None) as target:
+                ports["weir"] = int(target.root.rpartition(":")[2])
+                talk = talk_of(target)
+                await talk.chat(1)
+                metrics = target.runtime.telemetry.metrics.render().decode()
+            seen = simulator.answered()
+    finally:
+        door.close()
+    assert [(s.model, s.status) for s in seen] == [("sim", 200)]
+    assert talk.actions() == ["compact=1"]
+    assert 'weir_summarizer_calls_total{weir_result="loop_detected"} 1' in metrics
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65_536):
+        writer.write(data)
+    writer.close()
+
+
+CLAUDE = """
+upstreams:
+  sim: {{kind: openai, base_url: "{upstream}", api_key: pass}}
+  claude: {{kind: litellm, provider: anthropic, api_base: "{claude}", api_key: sk-ant-operator}}
+models:
+  - {{match: "claude-*", upstream: claude, window: 32768, max_output: 2048, tokenizer: o200k_base}}
+  - {{match: "*", upstream: sim, window: 8192, tokenizer: o200k_base}}
+policies:
+  notes:
+    preset: balanced
+    summarizer: claude-sim
+    summaries: {{prepare_at: null, by_schema: false}}
+    cascade: [{{layer: compact}}]
+default_policy: notes
+"""
+
+
+@pytest.mark.requirement("P13", "P16")
+@pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier")
+async def test_a_summariser_behind_litellm_writes_the_notes(tmp_path: Path) -> None:
+    anthropic = SimulatorSettings(
+        dialect=Dialect.ANTHROPIC, window=32_768, models=("claude-sim",), api_keys=("sk-ant-operator",)
+    )
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        serve_simulator(anthropic, counter=COUNTER) as claude,
+    ):
+        path = tmp_path / "weir.yaml"
+        path.write_text(CLAUDE.format(upstream=simulator.base_url, claude=claude.origin))
+        config = load_config(path, env={}, flags=Flags(store="sqlite+aiosqlite:///:memory:"))
+        app = create_app(
+            config,
+            telemetry=Telemetry.create(TelemetrySettings()),
+            tokenizer=TOKENIZER,
+            providers=providers_for(config.upstreams.values()),
+        )
+        async with serve(app) as server:
+            target = RunningWeir(f"http://127.0.0.1:{server.port}/v1", app.runtime)  # type: ignore[arg-type]
+            talk = talk_of(target)
+            await talk.chat(1)
+            await talk.client.close()
+        (text,), (call,) = summaries(simulator), claude.answered()
+    assert (call.status, call.path) == (200, "/v1/messages")
+    assert "go on from" in text
+
+
+# The end
+
+
+@pytest.mark.requirement("R.74")
+async def test_a_shutdown_while_a_summary_is_written_is_quick_and_leaves_no_half_version(tmp_path: Path) -> None:
+    async with summarised(tmp_path, SummaryMode.TIMEOUT, summaries="seconds: 60.0") as (target, simulator):
+        talk = talk_of(target)
+        talk.add_question()
+        asked = asyncio.create_task(talk.ask())
+        while not side_calls(simulator):
+            await asyncio.sleep(0.02)
+        started = time.perf_counter()
+        await target.runtime.summarizer.close()
+        await asked
+        took = time.perf_counter() - started
+        store = target.runtime.store
+        assert store is not None
+        await target.runtime.settler.flush()
+        (conversation,) = await store.conversations(None)
+        versions = await store.checkpoints(conversation)
+        (text,) = summaries(simulator)
+    assert took < 2.0
+    assert "go on from" not in text
+    assert all(row.cut is None or text in row.cut.text or row.cut.text in text for row in versions)

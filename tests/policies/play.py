@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from policies.budget import Budget
-from policies.effects import Done, Effect, Flow, Offload, Reply
+from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Save, Summarize
 from policies.ledger import Cut, Edit
 from policies.messages import Body, Message, ToolCall, Transcript, chain_of, count_occurrences, head_length
 from policies.planner import Decision, plan
@@ -20,7 +20,10 @@ OFFLOAD: tuple[type[Effect], Reply] = (Offload, Done())
 
 
 def play(flow: Flow[T], *script: tuple[Effect | type[Effect], Reply]) -> T:
-    """What a flow returns when it asks for exactly what the script says (an effect or its type) and is told that."""
+    """What a flow returns when it asks for exactly what the script says (an effect or its type) and is told that.
+
+    A state that is to be saved and that the script does not name is refused: there is no store.
+    """
     lines, reply = [*script], None
     while True:
         try:
@@ -28,9 +31,20 @@ def play(flow: Flow[T], *script: tuple[Effect | type[Effect], Reply]) -> T:
         except StopIteration as end:
             assert not lines, f"returned before {lines[0][0]}"
             return end.value  # type: ignore[no-any-return]
+        if isinstance(asked, Save) and not (lines and lines[0][0] is Save):
+            reply = Failed("store")
+            continue
         assert lines, f"the script is over, the flow asks for {asked}"
         ask, reply = lines.pop(0)
         assert asked == ask or (isinstance(ask, type) and isinstance(asked, ask)), f"asks for {asked}, not {ask}"
+
+
+def first_question(flow: Flow[T]) -> Summarize:
+    """What a flow asks the summariser first; a state that is to be saved before is refused."""
+    asked = next(flow)
+    while not isinstance(asked, Summarize):
+        asked = flow.send(Failed("store") if isinstance(asked, Save) else Done())
+    return asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +125,17 @@ def remember(known: Known, decision: Decision, transcript: Transcript) -> Known:
     """What a shell knows after a request: its edits merged, its cut appended, all of its messages sent."""
     cuts: tuple[Cut, ...] = known.cuts if decision.cut is None else (*known.cuts, decision.cut)
     edits: dict[tuple[bytes, int], Edit] = {**known.edits, **{e.key: e for e in decision.edits}}
-    return replace(known, edits=edits, cuts=cuts, length=len(transcript.chain))
+    length = len(transcript.chain)
+    return replace(
+        known,
+        edits=edits,
+        cuts=cuts,
+        length=length,
+        prepared=known.prepared if decision.cut is None else None,
+        checkpoint=decision.checkpoint or known.checkpoint,
+        checkpoint_length=length if decision.checkpoint else known.checkpoint_length,
+        version=known.version + decision.is_new,
+    )
 
 
 def decide(

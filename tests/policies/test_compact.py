@@ -16,21 +16,27 @@ from policies.settings import ContextSettings
 from policies.strategies.compact import compact
 from policies.tokens import CHARS4
 from policies.turns import units
-from tests.policies.play import Said, assistant, play, result, step, system, talk, user, window, words
+from tests.policies.answering import Model
+from tests.policies.play import Said, assistant, first_question, play, result, step, system, talk, user, window, words
 
 NOTES = (
-    "Goal: find out why orders to Denver are late. Done so far: the log of depot D-17 was read.\n"
-    "Open problems (exact error text): E4411 carrier refused the manifest.\n"
-    "Next step: ask the carrier about E4411."
+    "Goal: find out why orders are late.\n"
+    "Done: the log of depot D-17 was read.\n"
+    "Open problems: E4411 carrier refused the manifest.\n"
+    "Next step: read the manifest of E4411."
 )
 MODEL = ContextSettings(summarizer="small-model")
 RULE = "Never contact the customer directly."
+FINDING = "depot D-17: E4411 carrier refused the manifest"
 LOOP = "The depot was asked about the order again.\n" * 12
 
 
 def history(steps: int = 40) -> list[Said | tuple[Said, ...]]:
     looks = [
-        step(f'{{"order": "W{7000 + n}", "note": "{words(330)}"}}', arguments=f'{{"n": {n}}}') for n in range(steps)
+        step(
+            f'{{"order": "W{7000 + n}", "note": "{FINDING if n == 3 else ""} {words(330)}"}}', arguments=f'{{"n": {n}}}'
+        )
+        for n in range(steps)
     ]
     return [system("You help."), user("Why are orders late?"), user(RULE), *looks, user("And now?"), assistant("Hm.")]
 
@@ -64,6 +70,14 @@ def compacted(*script: tuple[type[Summarize], Reply], limits: Bounds | None = No
     return done, done.cut
 
 
+def answered_with(reply: Summary | Failed) -> tuple[Draft, Cut, int]:
+    """The draft, its cut, and how many questions were asked, where every one of them gets this reply."""
+    model = Model(lambda _: reply)
+    done = model.run(compact(untouched(TRANSCRIPT), bounds()))
+    assert done.cut is not None
+    return done, done.cut, len(model.asked)
+
+
 @pytest.mark.requirement("A0.57", "A2.28")
 def test_notes_of_the_model_stand_beside_the_extract() -> None:
     done, cut = compacted((Summarize, Summary(NOTES)))
@@ -92,19 +106,22 @@ def test_notes_of_the_model_stand_beside_the_extract() -> None:
     ],
     ids=["timeout", "error", "empty", "reasoning", "short", "not smaller", "refusal", "tool call", "loop", "long"],
 )
-def test_a_useless_answer_leaves_the_extract_alone(reply: Reply) -> None:
-    done, cut = compacted((Summarize, reply))
+def test_a_useless_answer_leaves_the_extract_alone(reply: Summary | Failed) -> None:
+    done, cut, asked = answered_with(reply)
+    assert asked <= 2
     assert (cut.origin, cut.narrative) == ("extract", "")
     assert RULE in cut.text
-    assert done == compacted(limits=bounds(settings=ContextSettings()))[0]
+    plain = compacted(limits=bounds(settings=ContextSettings()))[1]
+    without = cut.text.replace(f"(v{cut.version},", f"(v{plain.version},")
+    assert without.splitlines()[1:-1] == plain.text.splitlines()[1:-1]
+    assert cut.version == plain.version + 1, "the state was saved before the model was asked"
 
 
 @pytest.mark.requirement("P6")
 def test_an_answer_that_repeats_what_it_was_given_is_refused() -> None:
     draft, limits = untouched(TRANSCRIPT), bounds()
-    asked = next(compact(draft, limits))
-    assert isinstance(asked, Summarize)
-    assert compacted((Summarize, Summary(asked.prompt[900:3_300])))[1].origin == "extract"
+    asked = first_question(compact(draft, limits))
+    assert answered_with(Summary(asked.prompt[900:3_300]))[1].origin == "extract"
 
 
 @pytest.mark.requirement("D7")
@@ -121,9 +138,16 @@ def test_a_window_without_room_for_notes_asks_no_model() -> None:
 
 @pytest.mark.requirement("A0.57", "P13")
 def test_a_history_larger_than_the_summarisers_window_is_read_in_parts_and_merged() -> None:
-    parts = [(Summarize, Summary(NOTES.replace("D-17", f"D-{n}"))) for n in range(6)]
-    _, cut = compacted(*parts, (Summarize, Summary(NOTES)), limits=bounds(reads=2_500))
-    assert (cut.origin, cut.narrative) == ("model+extract", NOTES)
+    quiet = "Goal: find out why orders are late.\nDone: the notes of more orders were read and say nothing new."
+    model = Model(lambda question: Summary(NOTES if "E4411" in question.prompt else quiet))
+    done = model.run(compact(untouched(TRANSCRIPT), bounds(reads=2_500)))
+    questions = model.asked
+    assert done.cut is not None
+    assert done.cut.origin == "model+extract"
+    assert len(questions) > 6
+    assert all(CHARS4.count(q.system + q.prompt) + q.max_tokens <= 2_500 for q in questions)
+    read = "".join(q.prompt for q in questions)
+    assert all(f"W{7000 + n}" in read for n in range(30))
 
 
 @pytest.mark.requirement("P2", "A0.57")
@@ -132,12 +156,11 @@ def test_the_next_summary_extends_the_previous_one_and_reads_only_what_is_new() 
     grown = talk(*history(), user("Go on."), *[step(words(300, f"fresh{n}")) for n in range(20)], user("Well?"))
     limits = bounds(grown, known=Known(edits={e.key: e for e in done.edits.values()}, cuts=(cut,)))
     draft = replay(grown, limits.known, limits.protection)
-    asked = next(compact(draft, limits))
-    assert isinstance(asked, Summarize)
-    assert "E4411" in asked.prompt.partition("</notes>")[0]
+    asked = first_question(compact(draft, limits))
+    assert "E4411" in asked.prompt
     assert "fresh1" in asked.prompt
     assert "W7001" not in asked.prompt
-    again, second = compacted((Summarize, Summary(NOTES + " Fresh pages were read.")), limits=limits)
+    again, second = compacted((Summarize, Summary(NOTES + "\nLearnings: Fresh pages were read.")), limits=limits)
     assert (second.version, second.origin) == (2, "model+extract")
     assert second.covers > cut.covers
     assert "Fresh pages were read." in second.text

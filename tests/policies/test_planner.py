@@ -215,12 +215,19 @@ def test_a_model_is_asked_only_where_eviction_is_not_enough() -> None:
     results = talk(user("task"), *[step(f"{words(700)} {n}", arguments=f"{n}") for n in range(25)])
     decision = decide(results, budget=window(16_000), settings=settings, script=[OFFLOAD])
     assert decision.applied.keys() == {"evict"}
-    chat = talk(*[m for n in range(80) for m in (user(f"{words(90)} {n}"), assistant(f"{words(90)} {n}"))], user("so?"))
+    said = [m for n in range(80) for m in (user(f"{words(90)} {n}"), assistant(f"{words(90)} note{n} {n}"))]
+    chat = talk(*said, user("so?"))
     decision = decide(
         chat,
         budget=window(16_000),
         settings=settings,
-        script=[OFFLOAD, (Summarize, Summary(" ".join(f"note{n}" for n in range(60))))],
+        script=[
+            OFFLOAD,
+            (
+                Summarize,
+                Summary("Goal: note " + " ".join(f"note{n}" for n in range(30)) + " were taken of it in that order."),
+            ),
+        ],
     )
     assert decision.applied == {"compact": 1}
     assert decision.cut is not None

@@ -64,7 +64,7 @@ def steps(count: int, tokens: int) -> list[Said]:
     return found
 
 
-NOTES = "Goal: " + words(100, "noted ") + " Next step: go on."
+NOTES = "Goal: go on with what the user asked for in the first message.\nDone: what came before was read.\nNext step: go on."
 
 
 def with_model(
@@ -392,8 +392,10 @@ def test_recent_reasoning_stays_where_the_history_is_over_its_cap() -> None:
 def test_what_the_source_left_open_is_in_the_printed_policy() -> None:
     settings = PRESETS["turn-atomic"]
     shown = policy_amounts(settings, 128_000)
-    assert shown["cascade"] == [{"layer": "drop_oldest", "scope": "total", "acts_at": 96_001}]
-    assert (settings.layers[0].params["fraction"], settings.image_tokens) == (0.5, 1_000)
+    dropping = {"layer": "drop_oldest", "scope": "total", "acts_at": 96_001}
+    assert shown["cascade"] == [{"layer": "compact", "scope": "total", "acts_at": 0}, dropping]
+    assert (settings.layers[1].params["fraction"], settings.image_tokens) == (0.5, 1_000)
+    assert (settings.summaries.prepare_messages, settings.summaries.prepare_at) == (20, 0.75)
     turns = talk(user("task"), *chat(101, 1_000), user("now?"))
     decision = decided("turn-atomic", turns)
     gone = set(range(len(turns.messages))) - set(texts(decision, turns))

@@ -6,7 +6,7 @@ import pytest
 
 from policies.bounds import Bounds, bounds_for
 from policies.draft import Draft, untouched
-from policies.effects import Alike, Compare, Failed
+from policies.effects import Alike, Compare, Failed, Reply, Summarize, Summary
 from policies.ledger import EditKind
 from policies.messages import Transcript
 from policies.replay import Known
@@ -117,3 +117,53 @@ def test_what_stands_for_a_merged_result_follows_the_policy(placeholder: str, le
     transcript = polled(*[poll()] * 2)
     draft = play(semantic_merge(untouched(transcript), bounds(transcript, placeholder=placeholder)))
     assert texts(draft)[2] == left
+
+
+WRITTEN = "Build 4711 of branch main on linux-arm was queued first and then passed."
+
+
+def asking(transcript: Transcript, aim: int = 0) -> Bounds:
+    """The same where a model writes, and the layer is to end at so many tokens."""
+    limits = bounds(transcript)
+    return replace(limits, settings=replace(limits.settings, summarizer="small"), aim=aim)
+
+
+@pytest.mark.requirement("A0.35", "A0.72")
+def test_a_model_writes_what_a_group_says_where_merging_alone_does_not_suffice() -> None:
+    transcript = polled(poll("queued"), poll("passed"))
+    flow = semantic_merge(untouched(transcript), asking(transcript))
+    draft = play(flow, (Compare, Alike((0.9,))), (Summarize, Summary(WRITTEN)))
+    ref = transcript.messages[4].ref
+    assert texts(draft)[4] == f"{WRITTEN}\n[weir: summary of this and 1 earlier result, archived as {ref}]"
+    assert texts(draft)[2] == f"[weir: merged into a later result; archived as {transcript.messages[2].ref}]"
+    (record,) = draft.condensed
+    assert record.original_tokens == sum(transcript.messages[i].tokens for i in (2, 4))
+    assert (record.strategy, record.compressed_tokens) == ("semantic_merge", draft.pieces[4].tokens)
+    assert (record.calls, record.failure, record.ref) == (1, "", ref)
+    assert play(semantic_merge(draft, asking(transcript))) is draft
+
+
+@pytest.mark.requirement("D7", "A0.76")
+def test_no_model_is_asked_where_merging_alone_suffices_or_the_results_are_equal() -> None:
+    transcript = polled(poll("queued"), poll("passed"))
+    compared = (Compare, Alike((0.9,)))
+    merged = play(semantic_merge(untouched(transcript), bounds(transcript)), compared)
+    enough = play(semantic_merge(untouched(transcript), asking(transcript, merged.tokens)), compared)
+    assert enough.pieces == merged.pieces
+    same = polled(*[poll()] * 3)
+    assert play(semantic_merge(untouched(same), asking(same))).edits
+    hurried = replace(asking(transcript), free_only=True)
+    assert play(semantic_merge(untouched(transcript), hurried), compared).pieces == merged.pieces
+
+
+@pytest.mark.requirement("A0.35", "A0.78")
+@pytest.mark.parametrize("reply", [Failed("timeout"), Summary(""), Summary(f"{WRITTEN} {words(200)}")])
+def test_where_the_model_gives_nothing_shorter_the_latest_result_stands_for_all(reply: Reply) -> None:
+    transcript = polled(poll("queued"), poll("passed"))
+    compared = (Compare, Alike((0.9,)))
+    merged = play(semantic_merge(untouched(transcript), bounds(transcript)), compared)
+    flow = semantic_merge(untouched(transcript), asking(transcript))
+    asked = [(Summarize, reply)] * (1 if isinstance(reply, Failed) else 2)
+    draft = play(flow, compared, *asked)
+    assert draft.pieces == merged.pieces
+    assert [c.failure != "" for c in draft.condensed] == [True]

@@ -122,10 +122,10 @@ def test_a_later_layer_runs_where_an_earlier_one_fell_short() -> None:
 
 @pytest.mark.requirement("A0.75")
 def test_a_layer_that_is_not_there_is_reported_and_the_next_one_runs() -> None:
-    layers = (Layer(strategy="progressive", at=0.5), EVICT)
+    layers = (Layer(strategy="distil", at=0.5), EVICT)
     decision = decide(talk(*sized(80_000)), settings=replace(PLAIN, layers=layers), budget=HUNDRED)
     assert [(r.layer, r.reason, r.kept) for r in decision.trail] == [
-        ("progressive", "unavailable", False),
+        ("distil", "unavailable", False),
         ("evict", "", True),
     ]
 

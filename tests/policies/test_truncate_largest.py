@@ -8,14 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.budget import Budget
+from policies.budget import Budget, divide
 from policies.draft import Draft, untouched
+from policies.edits import replace_content
 from policies.ledger import EditKind
 from policies.messages import Transcript
 from policies.replay import Known
 from policies.settings import Bucket, ContextSettings, Layer, Param
 from policies.strategies.truncate_largest import truncate_largest
 from policies.tokens import CHARS4
+from proxy.presets import preset_policies
+from tests.policies.answering import says
 from tests.policies.play import Said, assistant, decide, remember, result, step, talk, user, window, words
 
 NONE: Mapping[str, Param] = {}
@@ -167,3 +170,102 @@ def test_no_result_ever_grows_or_falls_under_the_floor_by_more_than_its_note(
     whole = [p.tokens for p in draft.pieces if p.index is not None and transcript.messages[p.index].is_result]
     assert draft.tokens <= aim or all(tokens <= max(floor, 64) for tokens in whole[:-1])
     assert truncate_largest(draft, limits) is draft
+
+
+AFTER: Mapping[str, Param] = {"truncate_after_summary": True}
+TAIL = "[weir: summary of 9,000 tokens, archived as 0123456789ab]"
+
+
+def partly_summarised() -> Draft:
+    """The result of 9,000 tokens stands in 3,000; the one of 6,000 stands as it came."""
+    transcript = results(9_000, 6_000)
+    text = f"It was found that {words(2_900, 'finding')}\n{TAIL}"
+    edit = replace_content(transcript, 2, text, kind=EditKind.SUMMARY, counter=CHARS4)
+    return untouched(transcript).with_edits({2: edit}, new=False)
+
+
+def less(draft: Draft, tokens: int, params: Mapping[str, Param] = AFTER) -> Draft:
+    return truncate_largest(draft, bounds(draft.transcript, draft.tokens - tokens, params))
+
+
+@pytest.mark.requirement("A4.27")
+def test_after_a_summary_what_was_summarised_is_cut_and_an_original_is_not() -> None:
+    draft = partly_summarised()
+    done = less(draft, 1_000)
+    text = done.pieces[2].text or ""
+    assert done.pieces[4].text is None
+    assert text.startswith("It was found that")
+    assert text.endswith(TAIL)
+    assert done.pieces[2].tokens < draft.pieces[2].tokens - 990
+    assert done.reason == ""
+    assert sorted(i for i, p in enumerate(less(draft, 1_000, NONE).pieces) if p.kind is EditKind.TRUNCATE) == [4]
+
+
+@pytest.mark.requirement("A4.27")
+def test_what_was_cut_out_of_a_summary_is_cut_again_from_that() -> None:
+    once = less(partly_summarised(), 1_000)
+    again = less(once, 500)
+    text = again.pieces[2].text or ""
+    assert again.pieces[2].tokens < once.pieces[2].tokens
+    assert text.startswith("It was found that")
+    assert text.endswith(TAIL)
+    assert again.pieces[4].text is None
+
+
+@pytest.mark.requirement("A4.27")
+@pytest.mark.parametrize(("summarizer", "reason"), [(None, "no_summarizer"), ("small", "not_summarised")])
+def test_where_that_is_not_enough_originals_are_cut_and_the_reason_is_told(summarizer: str | None, reason: str) -> None:
+    draft = partly_summarised()
+    limits = bounds(draft.transcript, draft.tokens - 5_000, AFTER)
+    limits = replace(limits, settings=replace(limits.settings, summarizer=summarizer))
+    done = truncate_largest(draft, limits)
+    assert done.tokens <= limits.target
+    assert 180 <= done.pieces[2].tokens <= 200, "what was summarised went first, to the floor"
+    assert done.pieces[4].kind is EditKind.TRUNCATE
+    assert done.reason == reason
+    hurried = truncate_largest(draft, replace(limits, free_only=True))
+    assert hurried.pieces[4].text is None, "where nobody may be asked now, an original waits for its summary"
+    assert truncate_largest(done, limits).pieces == done.pieces
+
+
+FB_CODE = preset_policies()["fb-code-200k"]
+FINDING = "The listing names 3 users, and the newest of them is ada@example.org."
+
+
+def listing(tokens: int, word: str) -> str:
+    start = f"There are 3 users. The newest is ada@example.org.\n{word}\n"
+    return start + words(tokens - CHARS4.count(start), word)
+
+
+@pytest.mark.requirement("A4.27", "A0.70", "D11")
+def test_the_preset_for_code_summarises_first_and_cuts_what_remains_then() -> None:
+    said = [user("task"), *step(listing(20_000, "large"))]
+    for n in range(105):
+        said += step(words(480, f"small{n:03}"), arguments=f'{{"n": {n}}}')
+    transcript, model = talk(*said, *step("newest")), says(FINDING)
+    policy = replace(FB_CODE, summarizer="small")
+    decision = model.decide(transcript, budget=divide(policy, window=200_000), settings=policy)
+    trail = [(r.layer, r.kept, r.reason) for r in decision.trail if r.kept]
+    assert trail == [("summarize_tool_result", True, ""), ("truncate_largest", True, "not_summarised")]
+    assert decision.pieces is not None
+    assert (decision.pieces[2].text or "").startswith(FINDING), "its finding was not cut off again"
+    assert decision.applied["summarize_tool_result"] == 1
+    assert decision.buckets["tool_outputs"] <= 0.64 * 60_000
+    assert len(model.asked) == 1
+
+
+@pytest.mark.requirement("A4.27", "D11")
+@pytest.mark.parametrize("summarizer", ["small", None])
+def test_with_the_preset_for_code_a_result_of_30000_tokens_is_summarised_and_nothing_is_cut(
+    summarizer: str | None,
+) -> None:
+    said = [user("task"), *step(listing(30_000, "large")), *step(listing(24_000, "other"), arguments='{"n": 1}')]
+    transcript, model = talk(*said, *step("newest")), says(FINDING)
+    policy = replace(FB_CODE, summarizer=summarizer)
+    decision = model.decide(transcript, budget=divide(policy, window=200_000), settings=policy)
+    assert [r.layer for r in decision.trail if r.kept][-1] == "summarize_tool_result"
+    assert decision.applied == {"summarize_tool_result": 1}
+    assert decision.pieces is not None
+    assert decision.pieces[2].tokens < 6_000
+    assert transcript.messages[2].ref in (decision.pieces[2].text or "")
+    assert len(model.asked) == (summarizer is not None)

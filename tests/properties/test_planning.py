@@ -124,7 +124,7 @@ PARAMS: dict[str, st.SearchStrategy[dict[str, Param]]] = {
 
 @st.composite
 def layers(draw: st.DrawFn) -> Layer:
-    strategy = draw(st.sampled_from(sorted({*STRATEGIES, *FLOWS, "progressive"})))
+    strategy = draw(st.sampled_from(sorted({*STRATEGIES, *FLOWS, "distil"})))
     at = draw(st.one_of(st.none(), SHARES))
     scope = draw(st.sampled_from(["total", "total", "tool_outputs", "history"]))
     return Layer(

@@ -1,10 +1,11 @@
 """Rows for the tests of the store."""
 
+from dataclasses import replace
 from hashlib import blake2b, sha256
 from pathlib import Path
 
 from policies.ledger import Cut, Edit, EditKind
-from proxy.store import Change, EvictionRow, ExchangeRow, Original
+from proxy.store import Change, EvictionRow, ExchangeRow, NoteRow, Original, SummaryRow
 
 
 def url(path: Path) -> str:
@@ -145,6 +146,35 @@ def change(
         originals=originals,
         covered=tuple(o.ref for o in originals) if with_cut else (),
         checkpoint=f'{{"goal": "g{expected}"}}' if with_cut else None,
+    )
+
+
+def saved(expected: int, *, at: float = 2000.0, reason: str = "safety", said: str | None = None) -> Change:
+    """A change that only saves the state."""
+    body = f'{{"goal": "g{expected}"}}' if said is None else said
+    return replace(change(expected, count=0, with_cut=False, at=at), checkpoint=body, reason=reason)
+
+
+def note(number: int, *, importance: str = "normal", at: float | None = None) -> NoteRow:
+    return NoteRow(
+        id=digest("note", number),
+        at=100.0 + number if at is None else at,
+        category="decisions",
+        importance=importance,
+        source="api",
+        text=f"note {number}",
+    )
+
+
+def summary(number: int, *, at: float = 100.0, text: str = "") -> SummaryRow:
+    return SummaryRow(
+        key=digest("asked", number),
+        at=at,
+        purpose="compact-1",
+        model="gpt-x",
+        tokens_in=900,
+        tokens_out=40,
+        text=text or f"what was said {number}",
     )
 
 

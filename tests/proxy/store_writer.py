@@ -1,7 +1,7 @@
 """A process that writes to a store until it is killed, for tests/proxy/test_store_faults.py.
 
 ``store_writer.py crash PATH ROUNDS`` forks a writer per round, kills it with SIGKILL at a random moment and prints
-what had been acknowledged. ``full PATH``, ``hold PATH SECONDS`` and ``readonly PATH`` each show one fault.
+what had been acknowledged; ``states`` does it to one that saves checkpoints. ``full PATH``, ``hold PATH SECONDS`` and ``readonly PATH`` each show one fault.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from proxy.store import Store, StoreError, StoreUnavailable
-from tests.proxy.store_rows import change, exchange, original, url
+from tests.proxy.store_rows import change, exchange, original, saved, url
 
 BIG = "x" * 20_000
 
@@ -35,7 +35,28 @@ async def write_on(path: Path, acknowledge: int) -> None:
         await store.record([exchange(version, end=version.to_bytes(16, "big"), length=version)])
 
 
-def crash(path: Path, rounds: int) -> None:
+async def save_on(path: Path, acknowledge: int) -> None:
+    """Save states of many pages for ever, every second one with a cut, and say each version once it is acknowledged."""
+    store = await Store.open(url(path))
+    branch = await store.branch("tenant-a", "b1")
+    version = branch.version if branch else 0
+    while True:
+        given = change(version) if version % 2 else saved(version)
+        version = await store.commit(replace(given, checkpoint=big_state(version)))
+        os.write(acknowledge, b"%d\n" % version)
+        if version % 10 == 0:
+            await store.checkpoint()  # else each round begins with all that the ones before it wrote
+
+
+def big_state(expected: int) -> str:
+    """A state of some 60 KB that is told from every other by its first and its last character."""
+    return f"{expected} {chr(97 + expected % 26) * 60_000} {expected}"
+
+
+WRITERS = {"crash": write_on, "states": save_on}
+
+
+def crash(path: Path, rounds: int, kind: str) -> None:
     """Kill one writer per round, soon after its n-th acknowledgement; print the last acknowledged version of each."""
     dice, said = random.Random(7), []
     asyncio.run(prepare(path))
@@ -44,7 +65,7 @@ def crash(path: Path, rounds: int) -> None:
         child = os.fork()
         if child == 0:
             os.close(reading)
-            asyncio.run(write_on(path, writing))
+            asyncio.run(WRITERS[kind](path, writing))
         os.close(writing)
         with os.fdopen(reading, "rb", buffering=0) as pipe:
             wanted, heard = dice.randrange(5), b""
@@ -111,8 +132,8 @@ async def read_only(path: Path) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["crash", where, times]:
-            crash(Path(where), int(times))
+        case [("crash" | "states") as kind, where, times]:
+            crash(Path(where), int(times), kind)
         case ["full", where]:
             asyncio.run(fill_up(Path(where)))
         case ["hold", where, seconds]:

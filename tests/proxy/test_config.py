@@ -9,7 +9,7 @@ from policies import cascade
 from policies.settings import ContextSettings, Layer, Mode
 from proxy.config import Config, ConfigError, Flags, load_config, public
 from proxy.config_file import parse_document
-from proxy.policy_layers import LAYERS, NO_EFFECT_YET
+from proxy.policy_layers import LAYERS
 from proxy.presets import LEGACY, policy_values, preset_directory, preset_documents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -505,14 +505,7 @@ def test_little_headroom_is_a_warning_and_still_loads(tmp_path):
 def test_a_cascade_may_name_every_strategy_there_is():
     made = {*cascade.STRATEGIES, *cascade.FLOWS}
 
-    assert made <= set(LAYERS)
-    assert made.isdisjoint(NO_EFFECT_YET)
-
-
-def test_a_value_without_effect_is_a_warning(tmp_path):
-    config = config_of(tmp_path, "policies: {a: {cascade: [{layer: dedupe}, {layer: rollover}]}}\n")
-
-    assert config.warnings == ("policies.a: rollover has no effect in this version",)
+    assert made == set(LAYERS)
 
 
 def test_a_configuration_cannot_be_changed():

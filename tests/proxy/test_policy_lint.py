@@ -124,7 +124,7 @@ def test_the_five_mistakes_are_warnings_with_their_place(tmp_path: Path, text: s
             "cascade:\n  - {layer: dedupe}\n  - {layer: compact}\n  - {layer: evict}\n  - {layer: prune}\n",
             "mine.yaml:3: cascade[1].layer: compact may ask a model: evict, prune cost nothing and should go first",
         ),
-        ("cascade:\n  - {layer: evict}\n  - {layer: rollover}\n", "mine.yaml:3: cascade[1].layer: rollover has no"),
+        ("summaries: {role: system}\n", "mine.yaml:1: summaries.role: system: what stands in a summary may be taken"),
         ("when_full: reject\n", "cascade: no layer ever runs where when_full is reject"),
         ("buckets:\n  tools: {cap: 0.1, on_overflow: reject}\n", "mine.yaml:2: buckets.tools.on_overflow: reject only"),
         ("buckets:\n  tools: {cap: 0.1}\n  memory: {on_overflow: warn}\n", "mine.yaml:3: buckets.memory.on_overflow"),

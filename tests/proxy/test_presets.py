@@ -22,7 +22,7 @@ from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Mode
 from policies.triggers import first_trigger, limit_for
 from proxy.cli import main
 from proxy.config import load_config
-from proxy.policy_layers import NO_EFFECT_YET, SCORERS
+from proxy.policy_layers import SCORERS
 from proxy.presets import about, policy_amounts, preset_directory, preset_documents, preset_policies
 from tests.policies.play import Said, assistant, decide, result, talk, user, words
 
@@ -168,8 +168,10 @@ def test_turn_atomic_has_a_window_of_four_times_its_output() -> None:
 
     assert (settings.window_per_output, settings.reserve, settings.reserve_mode) == (4, 32_000, "request")
     assert (settings.estimator, settings.image_tokens, settings.headroom) == ("chars2.5", 1_000, 0)
-    assert layers_of("turn-atomic") == [("drop_oldest", "total", 1.0)]
-    assert settings.layers[0].params == {"fraction": 0.5}
+    assert layers_of("turn-atomic") == [("compact", "total", 0.0), ("drop_oldest", "total", 1.0)]
+    assert settings.layers[0].params == {"prepared": True, "evict_pct": 50}
+    assert settings.layers[1].params == {"fraction": 0.5}
+    assert (settings.summaries.prepare_messages, settings.summaries.prepare_at) == (20, 0.75)
     assert divide(settings, window=128_000).usable == 96_000
 
 
@@ -494,7 +496,6 @@ def test_shapes_are_shown_only_where_a_layer_uses_them() -> None:
         "off",
         "interceptor",
         "interceptor-support",
-        "turn-atomic",
     }
 
 
@@ -528,9 +529,3 @@ def test_of_145_000_tokens_only_baseagent_removes_something() -> None:
             acted.add(name)
 
     assert acted == {"baseagent-200k"}
-
-
-def test_layers_of_a_later_version_are_named_only_where_a_seed_has_them() -> None:
-    named = {name: {each.strategy for each in PRESETS[name].layers} & NO_EFFECT_YET for name in PRESETS}
-
-    assert {name for name, layers in named.items() if layers} == {*ARTICLES, "fb-code-200k"}

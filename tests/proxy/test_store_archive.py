@@ -121,10 +121,10 @@ async def test_a_flipped_bit_in_a_body_is_noticed_and_the_row_set_aside(store: S
     [
         ("UPDATE edits SET text = CAST('[evicted 7]' AS BLOB) WHERE position = 1", 2, 1, 1),
         ("UPDATE edits SET tokens = tokens + 1 WHERE position = 0", 2, 1, 1),
-        ("UPDATE cuts SET text = CAST('summary 9' AS BLOB)", 3, 0, 0),
-        ("UPDATE cuts SET covers = covers + 1", 3, 0, 0),
-        ("UPDATE cuts SET stays = 'nonsense'", 3, 0, 0),
-        ("UPDATE cuts SET body = CAST('{}' AS BLOB)", 3, 1, 0),
+        ("UPDATE cuts SET text = CAST('summary 9' AS BLOB)", 3, 0, 1),
+        ("UPDATE cuts SET covers = covers + 1", 3, 0, 1),
+        ("UPDATE cuts SET stays = 'nonsense'", 3, 0, 1),
+        ("UPDATE checkpoints SET body = CAST('{}' AS BLOB)", 3, 1, 0),
     ],
 )
 async def test_a_damaged_edit_or_cut_counts_as_absent(
@@ -184,7 +184,7 @@ async def test_a_deleted_conversation_leaves_no_trace_in_any_file(store: Store, 
     assert await store.branch("tenant-a", "c1") is None
     assert await store.original("tenant-a", shared.ref) == shared
     assert len(await store.search("tenant-a", "bassoon")) == 3
-    for table in ("conversations", "branches", "edits", "cuts", "exchanges"):
+    for table in ("conversations", "branches", "edits", "cuts", "checkpoints", "exchanges"):
         assert len(raw(tmp_path / "w.db", f"SELECT DISTINCT tenant FROM {table}")) == 1
     assert raw(tmp_path / "w.db", "SELECT count(*) FROM exchanges") == [(1,)]
     assert raw(tmp_path / "w.db", "INSERT INTO originals_fts (originals_fts) VALUES ('integrity-check')") == []

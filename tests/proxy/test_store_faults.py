@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from proxy.store import Store, StoreUnavailable
 from proxy.store.postgres import PostgresDatabase
 from tests.proxy.store_rows import chain, change, exchange, original, sha, url
+from tests.proxy.store_writer import big_state
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITER = Path(__file__).with_name("store_writer.py")
@@ -71,6 +72,36 @@ async def test_forty_killed_writers_lose_nothing_that_was_acknowledged(tmp_path:
             assert sha(found.body) == sha(gone.body)
     assert store.damaged == 0
     assert len(await store.search("tenant-a", "output tool", limit=10_000)) == 3 * branch.version
+    await store.close()
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    connection.close()
+
+
+@pytest.mark.requirement("P9", "R.60", "A2.20", "A0.105")
+async def test_two_hundred_kills_leave_no_half_checkpoint_and_lose_none_that_was_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "w.db"
+    said = run_writer("states", str(path), "200")
+    assert isinstance(said, list)
+    assert len(said) == 200
+    assert sum(1 for version in said if version) > 100, "most rounds must have written something"
+    assert [v for v in said if v] == sorted(v for v in said if v), "no version was ever lost"
+    store = await Store.open(url(path), keep_checkpoints=1_000_000)
+    branch = await store.branch("tenant-a", "b1")
+    row = await store.conversation("tenant-a", "c1")
+    assert branch is not None
+    assert row is not None
+    assert branch.version >= max(said)
+    states = await store.checkpoints(row)
+    newest = range(max(1, branch.version - 99), branch.version + 1)
+    assert [each.version for each in states[-len(newest) :]] == list(newest)
+    for each in states:
+        assert each.body == big_state(each.version - 1)
+        assert (each.cut is not None) == (each.version % 2 == 0)
+    assert [cut.version for cut in branch.cuts] == list(range(2, branch.version + 1, 2))
+    assert len(branch.edits) == 3 * len(branch.cuts)
+    assert branch.checkpoint == big_state(branch.version - 1)
+    assert store.damaged == 0
     await store.close()
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -187,8 +218,8 @@ async def test_a_file_that_was_deleted_or_replaced_is_noticed(store: Store, tmp_
 
 @pytest.mark.requirement("R.66")
 def test_a_file_or_a_directory_that_may_not_be_written_refuses_the_start() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        there = Path(name)
+    with tempfile.TemporaryDirectory() as made:
+        there = Path(made)
         for entry in (there / "file" / "w.db", there / "directory" / "w.db"):
             entry.parent.mkdir()
         asyncio.run(_make(there / "file" / "w.db"))
@@ -196,8 +227,8 @@ def test_a_file_or_a_directory_that_may_not_be_written_refuses_the_start() -> No
         for directory in (there, there / "file", there / "directory"):
             directory.chmod(0o555)
         try:
-            for entry in ("file", "directory"):
-                told = run_writer("readonly", str(there / entry / "w.db"))
+            for name in ("file", "directory"):
+                told = run_writer("readonly", str(there / name / "w.db"))
                 assert isinstance(told, dict)
                 assert told["reason"] == "read_only"
         finally:

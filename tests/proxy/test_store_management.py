@@ -2,10 +2,12 @@
 
 import importlib
 import io
+import json
 import pkgutil
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from alembic.operations import Operations
 
 from policies.settings import ContextSettings
 from policies.trend import Trend
-from proxy.store import PolicyRow, Store, migrations
+from proxy.store import Change, PolicyRow, Store, ledger, migrations
 from proxy.store.migrations import versions
 from proxy.store.schema import REVISIONS
 from tests.proxy.store_rows import chain, change, digest, eviction, exchange, url
@@ -162,8 +164,8 @@ async def test_a_saved_policy_is_given_back_word_for_word_and_replaced_by_name(s
     ]
 
 
-def first_schema(path: Path) -> None:
-    """A database as the first release made and filled it."""
+def old_schema(path: Path, revision: str = "0001") -> None:
+    """A database as an earlier release made and filled it."""
     config = Config()
     config.set_main_option("script_location", str(migrations.HERE))
     engine = sa.create_engine(f"sqlite:///{path}")
@@ -172,6 +174,7 @@ def first_schema(path: Path) -> None:
         command.upgrade(config, "0001")
         for statement in FIRST_ROWS:
             connection.exec_driver_sql(statement)
+        command.upgrade(config, revision)
     engine.dispose()
 
 
@@ -192,7 +195,7 @@ FIRST_ROWS = (
 @pytest.mark.requirement("P9", "R.67")
 async def test_a_database_of_the_first_schema_is_upgraded_where_it_stands(tmp_path: Path) -> None:
     path = tmp_path / "w.db"
-    first_schema(path)
+    old_schema(path)
     store = await Store.open(url(path))
     found = await store.find("tenant-a", chain(1))
     assert found is not None
@@ -209,8 +212,70 @@ async def test_a_database_of_the_first_schema_is_upgraded_where_it_stands(tmp_pa
     await store.close()
 
 
+def add_old_cuts(path: Path) -> tuple[Change, Change]:
+    """Two cuts as they were stored before checkpoints had rows of their own; the second has no checkpoint."""
+    told = change(0), replace(change(1), checkpoint="")
+    with sqlite3.connect(path) as connection:
+        for each in told:
+            assert each.cut is not None
+            row = ledger._cut_row(each.cut, at=each.at)
+            row = {k: v.encode() if k in {"text", "narrative"} else v for k, v in row.items()}  # type: ignore[attr-defined]
+            body = (each.checkpoint or "").encode()
+            row |= {"tenant": "tenant-a", "branch": "b1", "covered": json.dumps(each.covered)}
+            row |= {"body": body, "body_sha": sha256(body).digest()}
+            known = {name for _, name, *_ in connection.execute("PRAGMA table_info(cuts)")}
+            names = [name for name in row if name in known]
+            marks = ", ".join("?" * len(names))
+            connection.execute(f"INSERT INTO cuts ({', '.join(names)}) VALUES ({marks})", [row[n] for n in names])
+        connection.execute("UPDATE branches SET version = 2")
+    connection.close()
+    return told
+
+
+@pytest.mark.requirement("P9", "R.67", "A0.101")
+@pytest.mark.parametrize("revision", ["0001", "0002"])
+async def test_checkpoints_that_were_stored_with_their_cuts_get_rows_of_their_own(
+    tmp_path: Path, revision: str
+) -> None:
+    path = tmp_path / "w.db"
+    old_schema(path, revision)
+    first, second = add_old_cuts(path)
+    for _ in range(2):
+        store = await Store.open(url(path))
+        row = await store.conversation("tenant-a", "c1")
+        assert row is not None
+        assert (row.parent, row.closed) == (None, None)
+        [found] = await store.checkpoints(row)
+        assert (found.version, found.body, found.cut, found.covered, found.reason) == (
+            (1, first.checkpoint, first.cut, first.covered, "compaction")
+        )
+        branch = await store.find("tenant-a", chain(1))
+        assert branch is not None
+        assert (branch.cuts, branch.checkpoint) == ((first.cut, second.cut), first.checkpoint)
+        assert (branch.prepared, branch.wanted, branch.resumed) == (None, None, None)
+        assert store.damaged == 0
+        await store.close()
+    assert row is not None
+    store = await Store.open(url(path))
+    await store.commit(change(2))
+    assert await store.rollback(row, version=1, at=9000.0) == 4
+    branch = await store.branch("tenant-a", "b1")
+    assert branch is not None
+    assert (branch.cuts, branch.checkpoint) == ((first.cut,), first.checkpoint)
+    await store.close()
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(cuts)")}
+    assert not columns & {"body", "body_sha"}
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("DELETE FROM conversations")
+    assert connection.execute("SELECT count(*) FROM checkpoints").fetchone() == (0,)
+    connection.close()
+
+
 async def test_a_reader_of_the_first_schema_says_how_to_upgrade_it(tmp_path: Path) -> None:
-    first_schema(tmp_path / "w.db")
+    old_schema(tmp_path / "w.db")
     with pytest.raises(Exception, match="weir db upgrade"):
         await Store.open(url(tmp_path / "w.db"), read_only=True)
 
@@ -232,4 +297,6 @@ def test_every_migration_can_be_written_for_postgresql() -> None:
     assert "ALTER TABLE branches ADD COLUMN trend TEXT" in script
     assert "ADD COLUMN observed BOOLEAN DEFAULT false NOT NULL" in script
     assert "document BYTEA NOT NULL" in script
+    assert "ALTER TABLE cuts DROP COLUMN body" in script
+    assert "ADD COLUMN words tsvector GENERATED ALWAYS AS" in script
     assert "FOREIGN KEY(tenant, branch) REFERENCES branches (tenant, branch) ON DELETE CASCADE" in script

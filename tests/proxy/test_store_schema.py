@@ -17,6 +17,7 @@ from alembic.script import ScriptDirectory
 from click.testing import CliRunner
 from sqlalchemy.dialects import postgresql
 
+from policies.ledger import Prepared
 from proxy.cli.db import db
 from proxy.store import (
     CorruptStore,
@@ -26,19 +27,25 @@ from proxy.store import (
     StoreError,
     StoreUnavailable,
     archive,
+    branches,
+    checkpoints,
     conversations,
     documents,
     evictions,
     exchanges,
     keys,
     learned,
+    ledger,
     migrations,
+    notes,
+    removals,
     schema,
+    summaries,
 )
-from proxy.store.engine import Database
 from proxy.store.files import has_wal_reset_bug, journal_for
+from proxy.store.sqlite import SqliteDatabase
 from proxy.store.tables import metadata
-from tests.proxy.store_rows import change, eviction, exchange, original, url
+from tests.proxy.store_rows import change, eviction, exchange, note, original, summary, url
 
 
 def beside(path: Path) -> list[Path]:
@@ -295,10 +302,27 @@ async def test_an_error_tells_no_content(tmp_path: Path) -> None:
     await store.close()
 
 
+STATEMENTS = (
+    archive,
+    branches,
+    checkpoints,
+    conversations,
+    documents,
+    evictions,
+    exchanges,
+    keys,
+    learned,
+    ledger,
+    notes,
+    removals,
+    summaries,
+)
+
+
 def statements() -> Iterator[tuple[str, sa.ClauseElement]]:
-    for module in (archive, conversations, documents, evictions, exchanges, keys, learned):
+    for module in STATEMENTS:
         for name, value in vars(module).items():
-            if isinstance(value, sa.Executable) and name.isupper():
+            if isinstance(value, sa.Executable) and isinstance(value, sa.ClauseElement) and name.isupper():
                 yield f"{module.__name__}.{name}", value
             if isinstance(value, dict) and name.isupper() and "postgresql" in value:
                 yield f"{module.__name__}.{name}", value["postgresql"]
@@ -306,22 +330,38 @@ def statements() -> Iterator[tuple[str, sa.ClauseElement]]:
 
 @pytest.mark.parametrize(("name", "statement"), list(statements()))
 def test_every_prepared_statement_can_be_written_for_postgresql(name: str, statement: sa.ClauseElement) -> None:
-    assert str(statement.compile(dialect=postgresql.dialect())), name
+    dialect: sa.Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy leaves it bare
+    assert str(statement.compile(dialect=dialect)), name
 
 
-TENANTED = ("conversations", "branches", "chains", "edits", "cuts", "originals", "removed", "exchanges", "evictions")
+TENANTED = (
+    "conversations",
+    "branches",
+    "chains",
+    "edits",
+    "cuts",
+    "checkpoints",
+    "notes",
+    "summaries",
+    "originals",
+    "removed",
+    "exchanges",
+    "evictions",
+)
 
 
 @pytest.mark.requirement("S.1", "P7")
 async def test_every_statement_on_conversations_names_the_tenant(tmp_path: Path) -> None:
     store = await Store.open(url(tmp_path / "w.db"))
-    database: Database = store._database
+    database = store._database
+    assert isinstance(database, SqliteDatabase)
     seen: list[str] = []
 
     def listen(engine: sa.Engine) -> None:
         sa.event.listen(engine, "before_cursor_execute", lambda *a: seen.append(a[2]))
 
     for lane in (database._reader, database._writer):
+        assert lane is not None
         listen(lane._engine)
     given = replace(change(0), evictions=(eviction(1),))
     await store.record([exchange(1, end=b"x" * 16, length=1)])
@@ -341,11 +381,25 @@ async def test_every_statement_on_conversations_names_the_tenant(tmp_path: Path)
     await store.checkpoints(row)
     await store.evictions("tenant-a", conversation=row)
     await store.eviction_sums("tenant-a", conversation=row)
-    await store.record([replace(exchange(2), asked_again=(("b1", b"c" * 16),))])
+    await store.record([replace(exchange(2), asked_again=(("b1", b"c" * 16),), parent_conversation="c0")])
+    await store.search("tenant-a", "output", conversation=row.id)
+    await store.checkpoint_at(row, 1)
+    await store.latest_checkpoint("tenant-a", "c1")
+    await store.newest_branch(row)
+    await store.prepare("tenant-a", "b1", Prepared(2, b"p", "text"))
+    await store.want("tenant-a", "b1", "compact")
+    await store.add_notes("tenant-a", row.id, [note(n) for n in range(502)])
+    await store.notes("tenant-a", row.id)
+    await store.keep_summary("tenant-a", summary(1))
+    await store.summary("tenant-a", summary(1).key)
+    await store.removed(row)
+    await store.export(row)
+    await store.rollback(row, version=0, at=9000.0)
+    await store.close_conversation(row, 9001.0)
     await store.delete(row)
     await store.close()
     ours = [s for s in seen if re.search(rf"\b({'|'.join(TENANTED)})\b", s)]
-    assert len(ours) > 25
+    assert len(ours) > 70
     indexing = ("max(originals.id)", "WHERE originals.id >", "originals_fts (rowid, tenant, text)")
     unscoped = [s for s in ours if not scoped(s) and not any(part in s for part in indexing)]
     assert unscoped == []

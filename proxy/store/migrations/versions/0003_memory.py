@@ -8,16 +8,20 @@ down_revision = "0002"
 branch_labels = None
 depends_on = None
 
+PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+
 
 def upgrade() -> None:
     op.add_column("conversations", sa.Column("parent", sa.Text))
     op.add_column("conversations", sa.Column("closed", sa.Double))
     for name in ("prepared", "resumed"):
         op.add_column("branches", sa.Column(name, sa.LargeBinary))
-    op.add_column("branches", sa.Column("wanted", sa.Text))
+    for name in ("wanted", "undone"):
+        op.add_column("branches", sa.Column(name, sa.Text))
     _checkpoints()
     _notes()
     _summaries()
+    _words()
 
 
 def _checkpoints() -> None:
@@ -39,9 +43,10 @@ def _checkpoints() -> None:
         "SELECT tenant, branch, version, at, 'compaction', 1, length, body, body_sha FROM cuts "
         "WHERE length(body) > 0"
     )
-    with op.batch_alter_table("cuts") as table:
-        table.drop_column("body")
-        table.drop_column("body_sha")
+    op.drop_column("cuts", "body")
+    op.drop_column("cuts", "body_sha")
+    op.add_column("cuts", sa.Column("batch", sa.Integer, nullable=False, server_default="0"))
+    op.execute("UPDATE cuts SET batch = version")
 
 
 def _notes() -> None:
@@ -76,3 +81,20 @@ def _summaries() -> None:
         sa.Column("sha", sa.LargeBinary, nullable=False),
     )
     op.create_index("summaries_at", "summaries", ["at"])
+    op.create_index("summaries_of_tenant", "summaries", ["tenant", "at"])
+
+
+def _words() -> None:
+    """PostgreSQL's words become a column, so that ranking reads them; what is beyond its limit of 1 MB is left out.
+
+    Punctuation parts words, as it does in SQLite: else PostgreSQL takes a path or a host for one word.
+    """
+    if op.get_context().dialect.name != "postgresql":
+        return
+    op.execute("DROP INDEX originals_fts")
+    marks = PUNCTUATION.replace("'", "''")
+    parted = f"translate(left(coalesce(text, ''), 200000), '{marks}', repeat(' ', {len(PUNCTUATION)}))"
+    op.execute(
+        f"ALTER TABLE originals ADD COLUMN words tsvector GENERATED ALWAYS AS (to_tsvector('simple', {parted})) STORED"
+    )
+    op.execute("CREATE INDEX originals_fts ON originals USING gin (words)")

@@ -1,0 +1,90 @@
+"""A summary that is written after an answer, so that the request which needs it does not wait for a model.
+
+It covers what the next batch will cover. Nothing in the conversation changes until then: what was prepared is used
+where the history that it covers is still there, and forgotten where it is not.
+"""
+
+from dataclasses import replace
+
+from policies.bounds import bounds_for
+from policies.budget import Budget
+from policies.effects import Flow
+from policies.ledger import Prepared
+from policies.messages import Transcript
+from policies.narration import may_ask, tell, told_before
+from policies.readings import Readings
+from policies.replay import Known, replay
+from policies.settings import ContextSettings, Layer
+from policies.tails import tail_start
+from policies.tokens import TokenCounter
+from policies.triggers import layers_of, limit_for
+
+LEAST_NEW = 0.25
+"""What was prepared is prepared anew once this share of what a batch would cover now is not covered by it."""
+
+
+def prepare(
+    transcript: Transcript,
+    *,
+    settings: ContextSettings,
+    budget: Budget,
+    known: Known,
+    counter: TokenCounter,
+    summarizer_input: int | None = None,
+    readings: Readings | None = None,
+) -> Flow[Prepared | None]:
+    """What the next batch will need of a model; None if enough of it is there, or the model gave nothing."""
+    layer = compaction_layer(settings)
+    if layer is None:
+        return None
+    bounds = bounds_for(
+        transcript,
+        settings=settings,
+        budget=budget,
+        known=known,
+        counter=counter,
+        summarizer_input=summarizer_input,
+        readings=readings,
+    )
+    draft = replay(bounds.transcript, known, bounds.protection)
+    bounds = replace(bounds, layer=layer, warm=True, standing=draft.pieces)
+    start = tail_start(draft, bounds, int(bounds.shape.tail * bounds.room))
+    head = transcript.head
+    gone = [i for i in range(head, start) if i not in bounds.protection.verbatim]
+    before = told_before(bounds, most=start - head)
+    fresh = [i for i in gone if i - head >= before.covers]
+    messages = transcript.messages
+    new, whole = (sum(messages[i].tokens for i in each) for each in (fresh, gone))
+    if not fresh or not may_ask(bounds) or (before.text and new < LEAST_NEW * whole):
+        return None
+    told = yield from tell(bounds, gone, before=before, key=transcript.chain[start - head - 1].hex())
+    if told.origin != "model":
+        return None
+    proposal = told.proposal.to_json() if told.proposal is not None else ""
+    return Prepared(start - head, transcript.chain[start - head - 1], told.text, proposal, told.purpose)
+
+
+def is_soft(tokens: int, length: int, *, settings: ContextSettings, budget: Budget, known: Known) -> bool:
+    """Whether the next summary should be prepared now.
+
+    ``tokens`` are the uncalibrated ones that the request had when it went up, ``length`` its messages after the head.
+    """
+    rules = settings.summaries
+    if settings.summarizer is None or settings.compaction != "proxy" or settings.when_full != "manage":
+        return False
+    if rules.prepare_messages is not None:
+        covered = max((cut.covers for cut in known.cuts), default=0)
+        if length - covered > rules.prepare_messages:
+            return True
+    if rules.prepare_at is None:
+        return False
+    layer = compaction_layer(settings)
+    if layer is None:
+        return False
+    limit = limit_for(layer, settings, budget) if layer.at != 0 else budget.room_for(budget.base(settings))
+    return tokens > rules.prepare_at * limit
+
+
+def compaction_layer(settings: ContextSettings) -> Layer | None:
+    """The policy's first layer that summarises the history, None if it has none."""
+    return next((layer for layer in layers_of(settings) if layer.strategy == "compact"), None)

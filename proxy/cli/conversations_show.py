@@ -1,0 +1,250 @@
+"""How the commands about conversations print what they found: tables for people, JSON for programs."""
+
+import datetime as dt
+import json
+import shlex
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from policies.checkpoint import Checkpoint, InvalidCheckpoint
+from proxy.cli.config import console, print_json
+from proxy.cli.conversations_read import kinds_of, removed_line
+from proxy.routes.rows import note_json, removed_json
+from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow, NoteRow, Original, RemovedRow
+
+EXCERPT = 60
+OBSERVED = "observe=1"
+STATE = ("pressure", "pressure_before", "velocity", "turns_until_red", "action", "observed", "detail")
+
+
+def show_list(rows: list[ConversationRow], *, as_json: bool) -> None:
+    """Conversations; what one is a part of and when it was closed only where there is such a one."""
+    if as_json:
+        print_json([asdict(row) for row in rows])
+        return
+    more = [
+        (title, cell)
+        for title, cell in (
+            ("part of", lambda row: Text(tame(row.parent or ""))),
+            ("closed (UTC)", lambda row: "" if row.closed is None else moment(row.closed)),
+        )
+        if any(str(cell(row)) for row in rows)
+    ]
+    columns = ("conversation", "key", "model", "requests", "tokens", "zone", "last actions", "last used (UTC)")
+    table = plain_table(*columns, *(title for title, _ in more))
+    for row in rows:
+        table.add_row(
+            Text(tame(row.name)),
+            row.tenant[:8],
+            Text(tame(row.model)),
+            str(row.requests),
+            tokens(row.tokens_before, row.tokens_after, row.limit),
+            row.zone,
+            actions_of(row.actions),
+            moment(row.updated),
+            *(cell(row) for _, cell in more),
+        )
+    console().print(table)
+
+
+def show_status(
+    row: ConversationRow,
+    gone: list[RemovedRow],
+    checkpoints: list[CheckpointRow],
+    *,
+    last: list[ExchangeRow],
+    where: str,
+    as_json: bool,
+) -> None:
+    """How full a conversation is, what was done to it, and the commands that say more; ``where`` leads to the store."""
+    if as_json:
+        out = {"messages": len(gone), "tokens": sum(each.tokens for each in gone), "kinds": kinds_of(gone)}
+        state = {name: getattr(each, name) for each in last for name in STATE}
+        print_json({**asdict(row), **state, "removed": out, "checkpoints": [each.version for each in checkpoints]})
+        return
+    table = Table.grid(padding=(0, 2))
+    values = {
+        "conversation": row.name,
+        "id": row.id,
+        "key": row.tenant,
+        "part of": row.parent,
+        "closed": None if row.closed is None else f"{moment(row.closed)} UTC",
+        "model": row.model,
+        "requests": f"{row.requests} on {row.branches} branch{'es' if row.branches != 1 else ''}",
+        "first and last used": f"{moment(row.created)} to {moment(row.updated)} UTC",
+        "last request": f"{tokens(row.tokens_before, row.tokens_after, row.limit)} tokens, {row.zone}",
+        **{name: line for each in last for name, line in (("pressure", _pressure(each)), ("growth", _growth(each)))},
+        "last actions": actions_of(row.actions),
+        "batches of edits": str(row.version),
+        "checkpoints": ", ".join(str(each.version) for each in checkpoints) or "none",
+        "removed": removed_line(gone),
+    }
+    for label, value in values.items():
+        if value is not None:
+            table.add_row(label, Text(tame(value)))
+    console().print(table)
+    for option in ["--timeline", *(["--checkpoint"] if checkpoints else []), *(["--removed"] if gone else [])]:
+        click.echo(f"  weir conversations show {shlex.quote(tame(row.name))} {option}{where}", err=True)
+
+
+def _pressure(row: ExchangeRow) -> str:
+    """Pressure before and after the newest request was managed, the zone, and what that took."""
+    before = row.pressure if row.pressure_before is None else row.pressure_before
+    moved = f"{before:.2f} > {row.pressure:.2f}" if f"{before:.2f}" != f"{row.pressure:.2f}" else f"{row.pressure:.2f}"
+    return f"{moved}, {row.zone}; {row.action}{', observed only' if row.observed else ''}"
+
+
+def _growth(row: ExchangeRow) -> str:
+    """How fast the conversation grows, and when that will be too much."""
+    if row.velocity is None:
+        return "not known yet"
+    left = "" if row.turns_until_red is None else f", red in {row.turns_until_red:g}"
+    return f"{row.velocity:,.1f} tokens per request{left}"
+
+
+def show_timeline(requests: list[ExchangeRow], *, as_json: bool) -> None:
+    """One line per request."""
+    if as_json:
+        print_json([_plain_exchange(row) for row in requests])
+        return
+    table = plain_table(
+        "at (UTC)", "messages", "tokens", "pressure", "zone", "velocity", "action", "actions", "outcome", "cached",
+        "weir ms",
+    )  # fmt: skip
+    for row in requests:
+        cached = f"{row.usage_cached / row.usage_prompt:.0%}" if row.usage_cached and row.usage_prompt else ""
+        table.add_row(
+            moment(row.at),
+            str(row.length),
+            tokens(row.tokens_before, row.tokens_after, row.limit),
+            f"{row.pressure:.2f}",
+            row.zone,
+            "" if row.velocity is None else f"{row.velocity:,.0f}",
+            row.action,
+            actions_of(row.actions),
+            f"{row.status} {row.outcome}",
+            cached,
+            f"{row.overhead_ms:.1f}",
+        )
+    console().print(table)
+
+
+def _plain_exchange(row: ExchangeRow) -> dict[str, object]:
+    own = {name: value for name, value in asdict(row).items() if name not in {"trend", "asked_again"}}
+    return {**own, "chain_end": row.chain_end.hex(), "detail": dict(row.detail)}
+
+
+def show_summary(row: CheckpointRow, *, as_json: bool) -> None:
+    """What stands for the history at a version of the checkpoint: its summary, else its state."""
+    cut = row.cut
+    if as_json:
+        known = {"version": row.version, "at": row.at, "reason": row.reason, "branch": row.branch}
+        made = {
+            name: None if cut is None else getattr(cut, name) for name in ("covers", "origin", "tokens", "ref", "text")
+        }
+        print_json({**known, **made, "covered": list(row.covered), "state": json.loads(row.body)})
+    elif cut is None:
+        show_state(row)
+    else:
+        click.echo(
+            f"Version {row.version}, {moment(row.at)} UTC: {cut.tokens:,} tokens ({cut.origin}) stand for the first "
+            f"{cut.covers} messages after the head; ref {cut.ref}.\n",
+            err=True,
+        )
+        say(cut.text)
+
+
+def show_state(row: CheckpointRow) -> None:
+    """A version of the checkpoint as Markdown; as it was stored where it is none."""
+    stands = "" if row.cut is None else f"; stands for the first {row.cut.covers} messages after the head"
+    click.echo(f"Version {row.version}, {moment(row.at)} UTC, saved for {row.reason}{stands}.\n", err=True)
+    try:
+        say(Checkpoint.from_json(row.body).to_markdown().rstrip("\n"))
+    except InvalidCheckpoint:
+        say(row.body)
+
+
+def show_removed(gone: list[RemovedRow], *, as_json: bool) -> None:
+    """Messages that are out of the window, one line each."""
+    if as_json:
+        print_json([{**removed_json(each, with_text=False), "text": each.text} for each in gone])
+        return
+    if not gone:
+        click.echo("Nothing was removed.", err=True)
+        return
+    table = plain_table("ref", "role", "tool", "tokens", "how", "since (UTC)", "begins with")
+    for each in gone:
+        start = " ".join(each.text[: 4 * EXCERPT].split())[:EXCERPT]
+        counted = f"{each.tokens:,} > {each.kept:,}" if each.kept else f"{each.tokens:,}"
+        table.add_row(
+            each.ref, each.role or "?", Text(tame(each.tool)), counted, each.how, moment(each.at), Text(tame(start))
+        )
+    console().print(table)
+
+
+def show_originals(originals: list[Original], *, as_json: bool) -> None:
+    """Removed messages in full: what they say, or with JSON as they were sent."""
+    if as_json:
+        shown = [(each, json.loads(each.body)) for each in originals]
+        print_json([{"ref": o.ref, "role": o.role, "tokens": o.tokens, "message": body} for o, body in shown])
+        return
+    for original in originals:
+        if len(originals) > 1:
+            click.echo(f"--- {original.ref} {original.role}", err=True)
+        say(original.text)
+
+
+def show_notes(rows: Iterable[NoteRow], *, as_json: bool) -> None:
+    """Notes, one line each."""
+    listed = list(rows)
+    if as_json:
+        print_json([note_json(row) for row in listed])
+        return
+    if not listed:
+        click.echo("There are no notes.", err=True)
+        return
+    table = plain_table("at (UTC)", "category", "importance", "from", "note")
+    for row in listed:
+        table.add_row(moment(row.at), row.category, row.importance, row.source, Text(tame(row.text)))
+    console().print(table)
+
+
+def actions_of(actions: str) -> str:
+    """What was done to a request; of one that was only observed, what would have been."""
+    parts = actions.split(",")
+    if OBSERVED not in parts:
+        return actions
+    planned = [part for part in parts if part != OBSERVED]
+    return "observed" + (f": {','.join(planned)}" if planned else "")
+
+
+def say(text: str) -> None:
+    """Print what somebody else wrote: on a terminal without control characters, elsewhere as it is."""
+    shown = tame(text) if sys.stdout.isatty() else text
+    click.echo(shown.encode("utf-8", "replace"))
+
+
+def tame(text: str) -> str:
+    """A text without control characters."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def plain_table(*columns: str) -> Table:
+    """A table as the command line prints them."""
+    return Table(*columns, box=None, pad_edge=False, header_style="bold")
+
+
+def tokens(before: int, after: int, limit: int) -> str:
+    """Tokens of a request before and after it was managed, and what there is room for."""
+    moved = f"{before:,} > {after:,}" if after != before else f"{after:,}"
+    return f"{moved} of {limit:,}"
+
+
+def moment(at: float) -> str:
+    """Seconds since the epoch as a date and a time in UTC."""
+    return dt.datetime.fromtimestamp(at, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,240 @@
+"""After an answer, off the way of any request: the summary that the next batch will need, states worth saving, notes.
+
+One task a conversation, and a few in all; a request that is answered meanwhile is looked at when the task is done,
+the newest one only. Nothing here changes what is sent. What was prepared is used if the history that it covers is
+still there, and a shutdown leaves a whole row or none.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import TypeVar
+
+from policies import Decision, Flow
+from policies.effects import Save
+from policies.ledger import Prepared
+from policies.notes import Note
+from policies.preparing import is_soft, prepare
+from policies.saving import milestone_of, notes_of, state_of, wants_notes, write_notes
+from proxy.conversation import Recognised, Thread
+from proxy.perform import Ask, Returned, drive, step
+from proxy.planning import Job, Planned, Planner
+from proxy.store import Store, StoreError
+from proxy.store.records import NoteRow
+from proxy.transcripts import Reading
+from proxy.windows import Belief
+
+log = logging.getLogger("weir.preparation")
+
+AT_ONCE = 2
+MOST_WAITING = 64
+NOTE_SIZE = 16
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is worth doing for one request that was answered."""
+
+    job: Job
+    reading: Reading
+    recognised: Recognised
+    belief: Belief
+    decision: Decision
+    prepare: bool
+    save: str | None
+    read: bool
+
+    @property
+    def thread(self) -> Thread:
+        """The conversation's branch."""
+        return self.recognised.thread
+
+
+class Preparation:
+    """What one process does after its answers."""
+
+    def __init__(self, planner: Planner, store: Store | None, *, happened: Callable[[str], None]) -> None:
+        self._planner = planner
+        self._store = store
+        self._happened = happened
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._waiting: dict[str, Work] = {}
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._closing = False
+
+    def after(self, job: Job, planned: Planned) -> None:
+        """Look at a request that was answered; costs next to nothing where there is nothing to do."""
+        work = _work(job, planned)
+        if work is None or self._closing:
+            return
+        branch = work.thread.branch.branch
+        if branch in self._tasks:
+            if branch in self._waiting or len(self._waiting) < MOST_WAITING:
+                self._waiting[branch] = work
+            return
+        if len(self._tasks) >= MOST_WAITING:
+            return
+        self._start(branch, work)
+
+    async def close(self) -> None:
+        """Stop what is under way and forget what waits."""
+        self._closing = True
+        self._waiting.clear()
+        tasks = [*self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def settled(self) -> None:
+        """Return once nothing is under way: for those who want to see what was prepared."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.sleep(0)
+
+    def _start(self, branch: str, work: Work) -> None:
+        task = asyncio.create_task(self._do(work), name="weir-prepare")
+        self._tasks[branch] = task
+        task.add_done_callback(lambda _: self._next(branch))
+
+    def _next(self, branch: str) -> None:
+        del self._tasks[branch]
+        waiting = self._waiting.pop(branch, None)
+        if waiting is not None and not self._closing:
+            self._start(branch, waiting)
+
+    async def _do(self, work: Work) -> None:
+        async with self._turns:
+            for do in (self._read, self._save, self._prepare):
+                try:
+                    await do(work)
+                except StoreError as error:
+                    log.warning("what was prepared after an answer could not be stored: %s", error)
+                except Exception:  # the answer is long out: nothing here may end the process's other work
+                    log.exception("preparing after an answer failed")
+
+    async def _read(self, work: Work) -> None:
+        """Take the notes that the new messages hold, and see whether they are a milestone."""
+        if not work.read or self._store is None:
+            return
+        thread, settings = work.thread, work.job.settings
+        known = work.recognised.known()
+        transcript = work.reading.transcript
+        found = await asyncio.to_thread(notes_of, transcript, settings=settings, known=known)
+        if settings.notes.extract and wants_notes(transcript, settings=settings, known=known):
+            reads = work.job.summarizer_input or work.belief.budget.hard_limit
+            flow = write_notes(transcript, settings=settings, known=known, counter=work.job.counter, max_input=reads)
+            found += await _asked(flow, work.job.ask)
+        await self._keep_notes(thread, found)
+        if settings.checkpoints.milestones and work.save is None:
+            milestone = await asyncio.to_thread(milestone_of, transcript, settings=settings, known=known)
+            if milestone is not None:
+                await self._save_state(work, "milestone")
+
+    async def _keep_notes(self, thread: Thread, notes: tuple[Note, ...]) -> None:
+        if not notes or self._store is None:
+            return
+        at, branch = self._planner.clock(), thread.branch
+        rows = [
+            NoteRow(
+                id=blake2b(f"{n.category}\0{n.text}".encode("utf-8", "surrogatepass"), digest_size=NOTE_SIZE).digest(),
+                at=at,
+                category=n.category,
+                importance=n.importance,
+                source=n.source,
+                text=n.text,
+            )
+            for n in notes
+        ]
+        if await self._store.add_notes(branch.tenant, branch.conversation, rows):
+            thread.known, thread.has_notes = replace(thread.known, notes=()), False
+
+    async def _save(self, work: Work) -> None:
+        if work.save is not None:
+            await self._save_state(work, work.save)
+
+    async def _save_state(self, work: Work, reason: str) -> None:
+        """Save the state of the conversation as one more version, unless a batch has just done that."""
+        thread, job = work.thread, work.job
+        known, transcript = work.recognised.known(), work.reading.transcript
+        if known.checkpoint is not None and known.checkpoint_length >= len(transcript.chain):
+            return
+        state = await asyncio.to_thread(
+            state_of,
+            transcript,
+            settings=job.settings,
+            known=known,
+            counter=job.counter,
+            readings=self._planner.readings,
+        )
+        if not state.validate().valid:
+            return
+        async with thread.lock:
+            if thread.known.checkpoint is not known.checkpoint:
+                return
+            if await self._planner.save(thread, work.reading, Save(state.to_json(), reason)) is not None:
+                self._happened(f"saved_{reason}")
+
+    async def _prepare(self, work: Work) -> None:
+        """Have a model write what the next batch will need of it."""
+        if not work.prepare:
+            return
+        thread, job = work.thread, work.job
+        flow = prepare(
+            work.reading.transcript,
+            settings=job.settings,
+            budget=work.belief.budget,
+            known=work.recognised.known(),
+            counter=job.counter,
+            summarizer_input=job.summarizer_input,
+            readings=self._planner.readings,
+        )
+        thread.preparing = asyncio.Event()
+        try:
+            prepared = await _asked(flow, job.ask)
+            self._use(thread, prepared)
+        finally:
+            thread.preparing.set()
+            thread.preparing = None
+        if prepared is not None and thread.known.prepared is prepared and self._store is not None:
+            await self._store.prepare(thread.branch.tenant, thread.branch.branch, prepared)
+
+    def _use(self, thread: Thread, prepared: Prepared | None) -> None:
+        if prepared is not None and _still_needed(thread, prepared):
+            thread.known = replace(thread.known, prepared=prepared)
+            self._happened("prepared")
+
+
+async def _asked(flow: Flow[T], ask: Ask) -> T:
+    """What a flow returns, every step of it off the event loop."""
+    now = await asyncio.to_thread(step, flow)
+    return now.value if isinstance(now, Returned) else await drive(flow, now, ask)
+
+
+def _still_needed(thread: Thread, prepared: Prepared) -> bool:
+    """Whether no batch has summarised as much meanwhile."""
+    return all(cut.covers < prepared.covers for cut in thread.known.cuts)
+
+
+def _work(job: Job, planned: Planned) -> Work | None:
+    """What is worth doing after a request, None for nothing."""
+    decision, recognised, belief = planned.decision, planned.recognised, planned.belief
+    if decision is None or recognised is None or belief is None or planned.reading is None or job.settings.observes:
+        return None
+    settings, thread, length = job.settings, recognised.thread, len(planned.reading.transcript.chain)
+    known = recognised.known()
+    soft = not decision.is_new and is_soft(
+        decision.raw_after, length, settings=settings, budget=belief.budget, known=known
+    )
+    at, level = settings.checkpoints.save_at, decision.pressure.level
+    above = at is not None and level > at
+    save = "safety" if above and not thread.above else None
+    thread.above = above
+    named = thread.branch.name != thread.branch.conversation
+    read = recognised.length > 0 and (named or decision.pressure.zone != "green" or known.triggered)
+    if not soft and save is None and not read:
+        return None
+    return Work(job, planned.reading, recognised, belief, decision, soft, save, read)

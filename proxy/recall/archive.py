@@ -1,0 +1,207 @@
+"""What is out of the window of one conversation, by words and by ref.
+
+Most of it is in the request itself: clients send their whole history again. So that is looked through first, which
+needs no store and finds nobody else's texts; the store has what the client no longer sends.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from policies import Cut, Edit, EditKind, Piece, Transcript
+from policies.effects import Alike, Compare
+from policies.messages import Body
+from proxy.perform import Ask
+from proxy.recall.answering import Past
+from proxy.recall.ranking import Match, Term, passages, rank, terms_of
+from proxy.settle import Settler
+from proxy.store import Original, Store, StoreError
+from proxy.wire.chat import body_of, read_message
+
+log = logging.getLogger("weir.recall")
+
+MOST_STORED = 50
+MOST_COMPARED = 50
+COMPARED_CHARS = 4  # for each token of a passage
+COMPARED_TOKENS = 400
+AS_IT_CAME = frozenset({EditKind.RECALL, EditKind.PIN})
+SHORTENED_ARGUMENTS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """What a query found: the texts, oldest first, and those that match, best first."""
+
+    pasts: tuple[Past, ...]
+    matches: tuple[Match, ...]
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """The texts of one request's conversation that its model does not see, or not in full.
+
+    ``pieces`` is the forwarded array, None where that is the client's; ``edits`` and ``cuts`` are the ledger's.
+    ``ask`` compares texts by the embeddings ``model`` where the policy names one.
+    """
+
+    transcript: Transcript
+    pieces: Sequence[Piece] | None
+    edits: Sequence[Edit]
+    cuts: Sequence[Cut]
+    tenant: str
+    conversation: str
+    store: Store | None
+    settler: Settler
+    ask: Ask | None = None
+    model: str | None = None
+
+    async def find(self, query: str) -> Hits:
+        """The removed texts that have words of the query in them."""
+        terms = terms_of(query)
+        here = await asyncio.to_thread(lambda: [self._past(i) for i in self._gone()])
+        elsewhere = await self._stored(query, terms, known={past.ref for past in here})
+        pasts = (*elsewhere, *here)
+        matches = await asyncio.to_thread(rank, terms, [past.text for past in pasts])
+        if self.model is not None and self.ask is not None:
+            matches = await self._compared(query, terms, pasts, matches)
+        return Hits(pasts, tuple(matches), terms)
+
+    async def read(self, ref: str) -> Past | None:
+        """The text of this ref, or of all that a summary of this ref covers; None where this conversation has none."""
+        for index, message in enumerate(self.transcript.messages):
+            if message.ref == ref:
+                return self._past(index)
+        for cut in reversed(self.cuts):
+            if cut.ref == ref:
+                return await self._covered(cut)
+        if any(edit.ref == ref for edit in self.edits) or await self._holds(ref):
+            return await self._original(ref)
+        return None
+
+    def _gone(self) -> Iterator[int]:
+        """The indices of the messages that are not forwarded as they came."""
+        if self.pieces is None:
+            return iter(())
+        intact = {p.index for p in self.pieces if p.text is None or p.kind in AS_IT_CAME}
+        head = self.transcript.head
+        return (i for i in range(head, len(self.transcript.messages)) if i not in intact)
+
+    def _past(self, index: int) -> Past:
+        message, body = self.transcript.messages[index], self.transcript.read(index)
+        return Past(
+            ref=message.ref,
+            origin=self._origin(index, body),
+            tokens=message.tokens,
+            text=said(body),
+            position=index + 1,
+            of=len(self.transcript.messages),
+        )
+
+    def _origin(self, index: int, body: Body) -> str:
+        message = self.transcript.messages[index]
+        if not message.is_result:
+            return f"what the {message.role} said"
+        for earlier in range(index - 1, -1, -1):
+            if message.answers in self.transcript.messages[earlier].call_ids:
+                calls = self.transcript.read(earlier).calls
+                call = next((c for c in calls if c.id == message.answers), None)
+                return f"result of {call.name}({call.arguments[:SHORTENED_ARGUMENTS]})" if call else "a tool's result"
+        return f"result of {body.name}" if body.name else "a tool's result"
+
+    async def _stored(self, query: str, terms: Sequence[Term], known: set[str]) -> list[Past]:
+        """Texts of this conversation that the client no longer sends, by the archive's full-text search."""
+        if self.store is None:
+            return []
+        known = known | {message.ref for message in self.transcript.messages}
+        wanted = dict.fromkeys((query, " ".join(t.text for t in terms if t.weight > 1)))
+        found: dict[str, Original] = {}
+        try:
+            for each in filter(None, wanted):
+                hits = await self.store.search(self.tenant, each, limit=MOST_STORED, conversation=self.conversation)
+                found |= {original.ref: original for original in hits if original.ref not in known}
+        except StoreError as error:
+            log.warning("the archive cannot be searched, only what the client sends is: %s", error)
+        return [_past_of(original) for original in found.values()]
+
+    async def _compared(
+        self, query: str, terms: Sequence[Term], pasts: Sequence[Past], matches: list[Match]
+    ) -> list[Match]:
+        """The best matches, filled up with the newest texts, in the order of their likeness; as they were if none."""
+        assert self.ask is not None  # noqa: S101 - the caller looked
+        seen = {match.index for match in matches}
+        newest = (n for n in range(len(pasts) - 1, -1, -1) if n not in seen)
+        filled = [*matches, *(Match(n, frozenset(), 0.0) for n in newest)][:MOST_COMPARED]
+        texts = (query, *(_excerpt(pasts[match.index].text, terms) for match in filled))
+        pairs = tuple((0, n) for n in range(1, len(texts)))
+        reply = await self.ask(Compare(texts, pairs, self.model))
+        if not isinstance(reply, Alike) or not any(reply.scores):
+            return matches
+        order = sorted(range(len(filled)), key=lambda n: -reply.scores[n])
+        return [filled[n] for n in order] + matches[MOST_COMPARED:]
+
+    async def _covered(self, cut: Cut) -> Past | None:
+        """All that a cut covers, as one text; from the request where that still begins with it."""
+        head, chain = self.transcript.head, self.transcript.chain
+        if 0 < cut.covers <= len(chain) and chain[cut.covers - 1] == cut.prefix:
+            stays = {*cut.before, *cut.after}
+            places = [head + p for p in range(cut.covers) if p not in stays]
+            lines = [(self.transcript.messages[i].role, said(self.transcript.read(i))) for i in places]
+            tokens = sum(self.transcript.messages[i].tokens for i in places)
+            return _joined(cut.ref, lines, tokens)
+        if self.store is None:
+            return None
+        originals = await self.store.covered(self.tenant, cut.ref)
+        lines = [(o.role, _text_of(o.body)) for o in originals]
+        return _joined(cut.ref, lines, sum(o.tokens for o in originals)) if originals else None
+
+    async def _holds(self, ref: str) -> bool:
+        """Whether a ref that the request does not show was removed from this conversation."""
+        if self.store is None or len(ref) != 12 or not ref.isalnum():
+            return False
+        for cut in self.cuts:
+            if any(o.ref == ref for o in await self.store.covered(self.tenant, cut.ref)):
+                return True
+        original = await self.store.original(self.tenant, ref)
+        if original is None:
+            return False
+        telling = " ".join(original.text.split()[:12])
+        hits = await self.store.search(self.tenant, telling, limit=MOST_STORED, conversation=self.conversation)
+        return any(o.ref == ref for o in hits)
+
+    async def _original(self, ref: str) -> Past | None:
+        waiting = self.settler.original(self.tenant, ref)
+        if waiting is not None:
+            value = read_message(waiting)
+            return Past(ref, _role_in_words(str(value.get("role", ""))), 0, said(body_of(value)))
+        original = await self.store.original(self.tenant, ref) if self.store is not None else None
+        return None if original is None else _past_of(original)
+
+
+def said(body: Body) -> str:
+    """What a message says: its text, then its calls, one a line."""
+    calls = (f"{call.name} {call.arguments}".strip() for call in body.calls)
+    return "\n".join(part for part in (body.text, *calls) if part)
+
+
+def _text_of(raw: bytes) -> str:
+    return said(body_of(read_message(raw)))
+
+
+def _past_of(original: Original) -> Past:
+    return Past(original.ref, _role_in_words(original.role), original.tokens, _text_of(original.body))
+
+
+def _role_in_words(role: str) -> str:
+    return "a tool's result" if role in ("tool", "function") else f"what the {role} said"
+
+
+def _joined(ref: str, lines: Sequence[tuple[str, str]], tokens: int) -> Past:
+    text = "\n".join(f"{role}: {text}" for role, text in lines)
+    return Past(ref, f"{len(lines)} messages that were summarised", tokens, text)
+
+
+def _excerpt(text: str, terms: Sequence[Term]) -> str:
+    """The part of a text that the terms stand in, of a length that any model for embeddings reads."""
+    return passages(text, terms, most=COMPARED_TOKENS, count=lambda part: len(part) // COMPARED_CHARS + 1).text

@@ -1,0 +1,194 @@
+"""The rounds inside one stream: the client sees one answer that goes on.
+
+Nothing is sent while all that an upstream has said is a call of the recall tool: until then its next
+answer may still be an error with a status of its own. After ``PATIENCE`` seconds the stream is opened all the same,
+and comments keep it alive.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
+from proxy.recall.filtering import Earlier, Filter
+from proxy.recall.rounds import AskAgain, Ended, Rounds, next_answer
+from proxy.relay import Cut, Headers, Received, Send, send_more, send_start
+from proxy.tap import StreamTap, Tap
+from proxy.upstream.client import StreamBroken
+from proxy.wire.raw import write_value
+
+PATIENCE = 10.0
+KEEP_ALIVE = b": keep-alive\n\n"
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Gate:
+    """The client's side of the stream: what is written before it opens waits."""
+
+    send: Send
+    headers: Callable[[Received], Headers]
+    received: Received
+    tap: StreamTap = field(default_factory=StreamTap)
+    is_open: bool = False
+    _held: bytearray = field(default_factory=bytearray)
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes, or keep them until the gate is opened."""
+        if not data:
+            return
+        if self.is_open:
+            self.tap.feed(data)
+            await send_more(self.send, data)
+        else:
+            self._held += data
+
+    async def open(self) -> None:
+        """Begin the answer with the head of the upstream's newest one."""
+        if not self.is_open:
+            self.is_open = True
+            answer = self.received.answer
+            await send_start(self.send, status=answer.status, headers=self.headers(self.received))
+            held, self._held = bytes(self._held), bytearray()
+            await self.write(held)
+
+    async def keep_alive(self) -> None:
+        """Tell the client that its answer is still being made."""
+        await self.open()
+        await send_more(self.send, KEEP_ALIVE)
+
+    async def close(self) -> None:
+        """End the answer."""
+        await self.open()
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def patiently(work: Coroutine[Any, Any, T], waiting: Callable[[], Awaitable[None]], *, every: float) -> T:
+    """What ``work`` comes to; ``waiting`` is called each time it has taken ``every`` seconds more."""
+    task = asyncio.ensure_future(work)
+    try:
+        while True:
+            await asyncio.wait({task}, timeout=every)
+            if task.done():
+                return task.result()
+            await waiting()
+    finally:
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+@dataclass(slots=True, kw_only=True)
+class Relaying:
+    """The relay of one streamed answer with its rounds.
+
+    Attributes:
+        headers: the client's response headers for an upstream's answer.
+        explain: what a client is told whose stream broke off.
+        ended: told what each round that is followed by another one has said of itself.
+        patience: seconds before a client that waits is told so.
+    """
+
+    rounds: Rounds
+    ask: AskAgain
+    send: Send
+    headers: Callable[[Received], Headers]
+    explain: Callable[[Exception], ProxyError]
+    ended: Ended
+    patience: float = PATIENCE
+
+    async def run(self, received: Received) -> Tap | Received:
+        """What the client saw, or an answer that is to be relayed instead, nothing having been sent.
+
+        Raises Cut if the stream broke off, ProxyError if the upstream could not be asked again and nothing was sent.
+        """
+        gate = Gate(self.send, self.headers, received)
+        earlier: Earlier | None = None
+        while True:
+            view = Filter(self.rounds.offer.name, earlier, may_recall=self.rounds.may_go_on)
+            seen = await self._round(gate, view, received)
+            turn = view.turn() if view.recalling and seen.error is None else None
+            if turn is None:
+                break
+            earlier = view.leaves()
+            self.ended(received, seen)
+            gate.received = received = await self._next(gate, next_answer(self.rounds, turn, self.ask))
+            if received.chunks is None:
+                if not gate.is_open:
+                    return received
+                received.answer.close()
+                await self._fail(gate, _refusal(received))
+        await gate.close()
+        return gate.tap.seen
+
+    async def _round(self, gate: Gate, view: Filter, received: Received) -> Tap:
+        """Relay one round; what the upstream said of itself in it comes back."""
+        tap = StreamTap()
+        try:
+            async with aclosing(_chunks(received)) as chunks:
+                async for chunk in chunks:
+                    if chunk is not None:
+                        tap.feed(chunk)
+                        await gate.write(view.feed(chunk))
+                    if view.visible or (chunk is None and not view.recalling):
+                        await gate.open()
+            await gate.write(view.end())
+            if not view.recalling:
+                await gate.open()
+        except (StreamBroken, UpstreamTimeout) as error:
+            if not gate.is_open:
+                raise self.explain(error) from error
+            await self._fail(gate, self.explain(error).body(), error)
+        finally:
+            received.answer.close()
+        return tap.seen
+
+    async def _next(self, gate: Gate, asking: Coroutine[Any, Any, Received]) -> Received:
+        try:
+            return await patiently(asking, gate.keep_alive, every=self.patience)
+        except (ProxyError, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the client has gone; else it was the question alone that was cancelled: the process ends
+            told = self.explain(StreamBroken("cancelled")) if isinstance(error, asyncio.CancelledError) else error
+            if gate.is_open:
+                await self._fail(gate, told.body(), error)
+            raise told from error
+
+    async def _fail(self, gate: Gate, body: bytes, cause: BaseException | None = None) -> NoReturn:
+        """End the client's stream with an error event, and without a proper end."""
+        await gate.write(b"\n\ndata: " + body + b"\n\n")
+        raise Cut("the answer broke off between two rounds") from cause
+
+
+async def _chunks(received: Received) -> AsyncGenerator[bytes | None, None]:
+    """The stream from its beginning; None where what was looked at before ends."""
+    opening, chunks = received.opening, received.chunks
+    assert chunks is not None  # noqa: S101 - the caller looked
+    async with aclosing(chunks) as rest:
+        for chunk in opening.held if opening is not None else ():
+            yield chunk
+        yield None
+        if opening is not None and opening.pending is not None:
+            with contextlib.suppress(StopAsyncIteration):
+                yield await opening.pending
+        async for chunk in rest:
+            yield chunk
+
+
+def _refusal(received: Received) -> bytes:
+    """What the upstream said in place of the next round, as the data of an event."""
+    try:
+        value = msgspec.json.decode(received.body or b"")
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, dict) and value.get("error"):
+        return write_value(value)
+    return UpstreamUnreachable(f"The upstream answered {received.answer.status} inside this answer.").body()

@@ -1,0 +1,147 @@
+"""The recall tool of one exchange: whether its request carries it, and what its rounds start from."""
+
+from dataclasses import dataclass
+
+from policies.ledger import ADDING
+from proxy.attempts import Attempts
+from proxy.planning import Job, Planned
+from proxy.recall.archive import Archive
+from proxy.recall.offer import Offer, offer_for, with_tool
+from proxy.recall.rounds import Rounds
+from proxy.relay import Received
+from proxy.runtime import Runtime
+from proxy.tap import Tap, Usage
+from proxy.upstream.overflow import Verdict
+
+REFUSALS = frozenset({400, 404, 405, 422, 501})
+WORDS = (b"tool", b"function")
+LONGEST_ERROR = 16 * 1024
+
+
+@dataclass(slots=True)
+class Recalling:
+    """The recall tool of one request that is managed; ``offer`` is None as long as it does not carry it."""
+
+    runtime: Runtime
+    job: Job
+    attempts: Attempts
+    offer: Offer | None = None
+
+    def consider(self, planned: Planned) -> None:
+        """Have the request carry the tool from now on, if something was removed from its conversation.
+
+        What the definition costs is added to what the plan says is sent.
+        """
+        belief, before = planned.belief, self.offer
+        self.offer = None
+        if belief is None or not self.job.settings.recall.tool or not is_due(planned) or self.is_refused(planned):
+            return
+        offer = before or offer_for(self.job.request, self.job.settings, self.job.counter)
+        sent = None if offer is None or planned.sent is None else planned.sent + offer.tokens
+        if sent is not None and belief.budget.hard_fits(sent):
+            self.offer, planned.sent = offer, sent
+
+    async def make(self, body: bytes, planned: Planned) -> tuple[Received, Verdict]:
+        """One attempt, with the tool where the request carries it; without where the upstream takes none."""
+        received, verdict = await self.attempts.make(self._carrying(body), planned)
+        if self.offer is None or verdict.is_overflow or not refuses_tools(received):
+            return received, verdict
+        received.answer.close()
+        received, verdict = await self.attempts.make(body, planned)
+        if received.answer.status < 400:
+            self._note_refusal(planned)
+        return received, verdict
+
+    async def again(self, body: bytes) -> tuple[Received, Verdict]:
+        """The answer to one more round, and what it says about size."""
+        assert self.attempts.outcome.planned is not None  # noqa: S101 - the first round was planned
+        return await self.attempts.make(body, self.attempts.outcome.planned)
+
+    def note_round(self, received: Received, seen: Tap | None) -> None:
+        """End the span of a round that another one follows, and keep what it used."""
+        outcome, seen = self.attempts.outcome, seen or Tap()
+        usage = seen.usage or Usage()
+        if outcome.attempt is not None:
+            outcome.attempt.answered(
+                received.answer.status,
+                response_model=seen.model,
+                response_id=seen.id,
+                finish_reasons=seen.finish_reasons,
+                input_tokens=usage.prompt,
+                output_tokens=usage.completion,
+                cache_read=usage.cached,
+                reasoning=usage.reasoning,
+            )
+        outcome.rounds.append(usage)
+
+    def _carrying(self, body: bytes) -> bytes:
+        return body if self.offer is None else with_tool(body, self.offer.definition)
+
+    def is_refused(self, planned: Planned) -> bool:
+        """Whether the upstream was seen to take no tools for this model."""
+        return planned.belief is not None and self.runtime.windows.is_strict(_refusal(planned.belief.scope))
+
+    def _note_refusal(self, planned: Planned) -> None:
+        """Remember that the upstream took the request only without the tool."""
+        self.offer = None
+        if planned.belief is not None:
+            self.runtime.windows.mark_strict(_refusal(planned.belief.scope))
+
+    def rounds(self, body: bytes) -> Rounds | None:
+        """The rounds that may follow an answer to ``body``, the request without the tool; None where it had none."""
+        offer, job, planned = self.offer, self.job, self.attempts.outcome.planned
+        if (
+            offer is None
+            or planned is None
+            or planned.belief is None
+            or planned.recognised is None
+            or planned.reading is None
+        ):
+            return None
+        thread, recall = planned.recognised.thread, job.settings.recall
+        archive = Archive(
+            transcript=planned.reading.transcript,
+            pieces=planned.decision.pieces if planned.decision is not None else None,
+            edits=tuple(thread.known.edits.values()),
+            cuts=thread.known.cuts,
+            tenant=job.tenant,
+            conversation=thread.branch.conversation,
+            store=self.runtime.store,
+            settler=self.runtime.settler,
+            ask=job.ask,
+            model=job.settings.embeddings,
+        )
+        return Rounds(
+            offer=offer,
+            archive=archive,
+            counter=job.counter,
+            model=job.request.model,
+            body=self._carrying(body),
+            plain=body,
+            room=planned.belief.budget.hard_limit - (planned.sent or 0),
+            most=recall.rounds,
+            max_tokens=recall.max_tokens,
+        )
+
+
+def is_due(planned: Planned) -> bool:
+    """Whether something is out of the window of a request's conversation, by this request's batch or an earlier one.
+
+    For a request that begins anew from an early point it is what was out by then.
+    """
+    if planned.recognised is None or planned.reading is None or planned.decision is None:
+        return False
+    known = planned.recognised.thread.known.at(len(planned.reading.transcript.chain))
+    return bool(known.cuts) or any(edit.kind not in ADDING for edit in known.edits.values())
+
+
+def refuses_tools(received: Received) -> bool:
+    """Whether an answer is an error that may be about the tool."""
+    if received.body is None or received.answer.status not in REFUSALS:
+        return False
+    said = received.body[:LONGEST_ERROR].lower()
+    return any(word in said for word in WORDS)
+
+
+def _refusal(scope: str) -> str:
+    return f"{scope} takes no tools"

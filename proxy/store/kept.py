@@ -1,0 +1,114 @@
+"""The half of the store that outlives a window: checkpoints, notes, summaries, what is out and how it comes back."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from policies.ledger import Prepared
+from proxy.store import archive, branches, checkpoints, conversations, notes, removals, summaries
+from proxy.store.engine import Database
+from proxy.store.errors import StoreError
+from proxy.store.export import export
+from proxy.store.records import CheckpointRow, ConversationRow, NoteRow, RemovedRow, SummaryRow
+
+Content = Literal["full", "digest"]
+
+
+class Kept:
+    """A database, what was found damaged in it, and what a conversation keeps beside its edits and exchanges."""
+
+    def __init__(self, database: Database, *, content: Content) -> None:
+        self.journal = database.journal
+        self.notices = database.notices
+        self._database = database
+        self._full = content == "full"
+        self._damaged: set[tuple[str, str, str]] = set()
+        self._unmarked: set[tuple[str, str]] = set()
+
+    @property
+    def damaged(self) -> int:
+        """How many different rows were found damaged and treated as absent."""
+        return len(self._damaged)
+
+    async def checkpoints(self, conversation: ConversationRow) -> list[CheckpointRow]:
+        """Every checkpoint of a conversation, all branches, oldest first, each with its cut where it has one."""
+        return await self._database.read(lambda c: checkpoints.listed(c, conversation, self._damage))
+
+    async def checkpoint_at(self, conversation: ConversationRow, version: int) -> CheckpointRow | None:
+        """The checkpoint with this version, of the branch that was used last among those that have it."""
+        return await self._database.read(lambda c: checkpoints.at_version(c, conversation, version, self._damage))
+
+    async def latest_checkpoint(self, tenant: str, name_or_id: str) -> tuple[ConversationRow, CheckpointRow] | None:
+        """A conversation by label or id, and the newest whole checkpoint that was not taken back."""
+
+        def work(connection: sa.Connection) -> tuple[ConversationRow, CheckpointRow] | None:
+            conversation = conversations.one(connection, tenant, name_or_id)
+            found = None if conversation is None else checkpoints.latest(connection, conversation, self._damage)
+            return None if conversation is None or found is None else (conversation, found)
+
+        return await self._database.read(work)
+
+    async def newest_branch(self, conversation: ConversationRow) -> str | None:
+        """The branch of a conversation that was used last."""
+        return await self._database.read(lambda c: branches.newest(c, conversation))
+
+    async def prepare(self, tenant: str, branch: str, prepared: Prepared | None) -> bool:
+        """Keep a summary for the branch's next batch, or None; whether the branch is stored yet."""
+        return await self._database.write(lambda c: branches.prepare(c, tenant, branch, prepared))
+
+    async def want(self, tenant: str, branch: str, what: str | None) -> bool:
+        """Ask something of the branch's next request, or nothing; whether the branch is stored yet."""
+        return await self._database.write(lambda c: branches.want(c, tenant, branch, what))
+
+    async def rollback(self, conversation: ConversationRow, *, version: int, at: float) -> int:
+        """The new head of the conversation's newest branch, which is again what it was at ``version`` (0: as it came).
+
+        Raises :class:`NoSuchVersion`, or :class:`StaleVersion` where somebody commits at the same time.
+        """
+        return await self._database.write(lambda c: branches.rollback(c, conversation, version, at, self._damage))
+
+    async def close_conversation(self, conversation: ConversationRow, at: float) -> bool:
+        """Mark a conversation as closed until its next exchange; whether it was there."""
+        return await self._database.write(lambda c: conversations.close(c, conversation, at))
+
+    async def add_notes(self, tenant: str, conversation: str, given: Sequence[NoteRow]) -> int:
+        """How many of the notes on a conversation (its id) were new; 0 where there is no such conversation yet."""
+        if not given:
+            return 0
+        return await self._database.write(lambda c: notes.add_notes(c, tenant, conversation, given))
+
+    async def notes(self, tenant: str, conversation: str) -> list[NoteRow]:
+        """The notes on a conversation (its id), oldest first."""
+        return await self._database.read(lambda c: notes.all_notes(c, tenant, conversation, self._damage))
+
+    async def summary(self, tenant: str, key: bytes) -> SummaryRow | None:
+        """What a model wrote when it was asked this, None if it never was or the row is damaged."""
+        return await self._database.read(lambda c: summaries.summary(c, tenant, key, self._damage))
+
+    async def keep_summary(self, tenant: str, row: SummaryRow) -> None:
+        """Store what a model wrote in place of what its address had."""
+        await self._database.write(lambda c: summaries.keep_summary(c, tenant, row))
+
+    async def removed(self, conversation: ConversationRow, *, limit: int = 500) -> list[RemovedRow]:
+        """What is out of the window of the conversation's newest branch, wholly or in part, newest first."""
+        return await self._database.read(lambda c: removals.removed(c, conversation, limit=limit, damage=self._damage))
+
+    async def export(self, conversation: ConversationRow) -> dict[str, Any]:
+        """Everything that is known of a conversation as plain data, with the bodies of originals in base64."""
+        found = await self._database.read(lambda c: export(c, conversation, self._damage))
+        await self._quarantine()
+        return found
+
+    def _damage(self, kind: str, tenant: str, key: str) -> None:
+        self._damaged.add((kind, tenant, key))
+        if kind == "original":
+            self._unmarked.add((tenant, key))
+
+    async def _quarantine(self) -> None:
+        if not self._unmarked or not self._database.writable:
+            return
+        fresh, self._unmarked = self._unmarked, set()
+        with suppress(StoreError):  # what was read is absent either way; the next read marks it
+            await self._database.write(lambda c: archive.quarantine(c, fresh))

@@ -1,0 +1,135 @@
+"""What the page about the management API says is what its table of routes does."""
+
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.checkpoint import Checkpoint
+from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
+from policies.notes import CATEGORIES, IMPORTANCE
+from proxy.errors import InvalidAPIKey, InvalidJSON, InvalidRequest, ProxyError, RequestTooLarge
+from proxy.routes import blobs, policies
+from proxy.routes.control import LONGEST_NOTE
+from proxy.routes.management import PREFIX, ROUTES, ManagementRoute
+from proxy.routes.rows import (
+    WHY,
+    checkpoint_json,
+    conversation_json,
+    eviction_json,
+    found_json,
+    note_json,
+    removed_json,
+    report_json,
+    version_json,
+)
+from proxy.store.records import CheckpointRow, ConversationRow, EvictionRow, NoteRow, Original, RemovedRow
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^### ((?:GET|POST|PUT|DELETE) /\S+)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
+POLICIES = {"GET policies", "GET policies/{name}", "PUT policies/{name}", "DELETE policies/{name}"}
+
+
+def said(route: ManagementRoute) -> str:
+    """The section about a route."""
+    return str(SECTIONS[f"{route.method} {PREFIX}{route.pattern}"])
+
+
+def in_code(text: str) -> set[str]:
+    """Words between back quotes, and the keys of examples."""
+    return set(re.findall(r"`([\w.-]+)`", text)) | set(re.findall(r'"(\w+)":', text))
+
+
+def test_the_page_has_exactly_the_routes_that_there_are() -> None:
+    served = {f"{route.method} {PREFIX}{route.pattern}" for route in ROUTES}
+
+    assert set(SECTIONS) == served | {f"{method} {PREFIX}{rest}" for method, rest in (p.split(" ") for p in POLICIES)}
+    assert len(served) == len(ROUTES)
+
+
+def test_every_method_of_the_policies_is_on_the_page() -> None:
+    handled = set(re.findall(r'"(GET|PUT|DELETE|POST|PATCH)"', inspect.getsource(policies.Policies.__call__)))
+
+    assert handled == {route.split(" ")[0] for route in POLICIES}
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda r: f"{r.method} {r.pattern}")
+def test_every_route_is_described_with_its_parameters_and_an_example(route: ManagementRoute) -> None:
+    text = said(route)
+    (example,) = [line for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.startswith("curl ")]
+    path = re.escape(f"$WEIR/{route.pattern}").replace(r"\{id\}", r"support-4711")
+    path = re.sub(r"\\\{\w+\\\}", r"[\\w.]+", path)
+
+    assert set(route.query) <= in_code(text) | set(re.findall(r"`(\w+)=\w+`", text))
+    assert re.search(rf'"{path}(\?[\w=&]+)?"$', example)
+    assert set(re.findall(r"[?&](\w+)=", example)) <= set(route.query)
+    assert (f"-X {route.method} " in example) == (route.method != "GET")
+    assert text.strip().splitlines()[0][0].isupper()
+
+
+def route(pattern: str, method: str = "GET") -> ManagementRoute:
+    (one,) = [r for r in ROUTES if (r.method, r.pattern) == (method, pattern)]
+    return one
+
+
+CONVERSATION = ConversationRow(
+    id="conv-1", name="n", tenant="t", created=0.0, updated=0.0, model="m", requests=1, branches=1, version=1,
+    tokens_before=1, tokens_after=1, limit=1, zone="green", actions="none",
+)  # fmt: skip
+CUT = Cut(covers=1, prefix=b"", text="", tokens=1, version=1, ref="0")
+CHECKPOINT = CheckpointRow(branch="br", version=1, at=0.0, body=Checkpoint(goal="g").to_json(), cut=CUT)
+EVICTION = EvictionRow(
+    digest=b"", occurrence=0, kind="evict", layer="evict", policy="p", tokens_before=1, tokens_after=1, tokens_remaining=1
+)  # fmt: skip
+
+
+def test_every_field_of_an_answer_is_on_the_page() -> None:
+    one = "conversations/{id}"
+    assert set(conversation_json(CONVERSATION)) <= in_code(said(route("conversations")))
+    report = report_json(CONVERSATION, None, windows=1, events=0, soft={})
+    assert set(report) <= in_code(said(route(one)))
+    shown = checkpoint_json(CHECKPOINT)
+    assert set(shown) == set(example(said(route(f"{one}/checkpoint"))))
+    assert isinstance(shown["state"], dict)
+    assert set(shown["state"]) == set(example(said(route(f"{one}/checkpoint")))["state"])
+    assert set(version_json(CHECKPOINT)) <= in_code(said(route(f"{one}/checkpoints")))
+    removed = removed_json(RemovedRow(ref="0", how="evict", version=1, at=0.0), with_text=True)
+    assert set(removed) == set(example(said(route(f"{one}/removed")))["data"][0])
+    note = note_json(NoteRow(id=b"", at=0.0, category="", importance="", source="", text=""))
+    assert set(note) <= in_code(said(route(f"{one}/notes")))
+    found = found_json(Original(ref="0", role="user", tokens=1, body=b"", text=""))
+    assert set(found) <= in_code(said(route("search")))
+    assert in_code(said(route(f"{one}/audit"))) - {"audit", "limit"} <= set(eviction_json(EVICTION))
+
+
+def example(text: str) -> dict[str, Any]:
+    """The answer that a section shows."""
+    (shown,) = re.findall(r"^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return dict(json.loads(shown))
+
+
+def test_notes_are_described_as_they_are_checked() -> None:
+    text = said(route("conversations/{id}/notes", "POST"))
+
+    assert set(CATEGORIES) | set(IMPORTANCE) <= in_code(text)
+    assert f"1 to {LONGEST_NOTE:,} characters" in text
+
+
+@pytest.mark.requirement("A4.18")
+def test_the_headers_of_a_page_of_an_original_are_on_the_page() -> None:
+    sent = set(re.findall(r"x-weir-[a-z0-9]+", inspect.getsource(blobs.page)))
+
+    assert len(sent) == 4
+    assert sent <= in_code(said(route("blobs/{ref}")))
+
+
+def test_every_error_of_the_api_is_on_the_page() -> None:
+    for error in (InvalidRequest, InvalidJSON, InvalidAPIKey, RequestTooLarge, ProxyError):
+        assert f"| {error.status} | `{error.code}` |" in PAGE
+
+
+def test_every_way_out_of_the_window_has_a_reason_in_words() -> None:
+    assert set(WHY) == (set(map(str, EditKind)) - set(map(str, ADDING))) | DROPPING | WINDOWS | {"compact"}

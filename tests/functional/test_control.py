@@ -1,0 +1,531 @@
+"""The management API: what it tells of a conversation, to whom, and what it does to one."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from policies.checkpoint import Checkpoint
+from proxy.routes.management import ROUTES
+from proxy.simulator import SimulatorSettings
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, arrays_of, weir
+
+ADMIN = "admin-0123456789"
+WINDOW = 4_096
+TURNS = 5
+NAME = "support-4711"
+YAML = """
+upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}
+window: {window}
+auth: {{admin_token: {admin}}}
+"""
+
+
+@dataclass(slots=True)
+class Api:
+    """The management API of one Weir, and a conversation of the key ``sk-test``."""
+
+    target: RunningWeir
+    upstream: RunningSimulator
+    http: httpx.AsyncClient
+    folder: Path
+
+    async def ask(
+        self, method: str, path: str, body: object = None, *, key: str | None = "sk-test", **options: Any
+    ) -> httpx.Response:
+        """One answer; a body that is not bytes is sent as JSON."""
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.http.request(
+            method, f"{self.target.root}/weir/{path}", content=content, headers=headers, **options
+        )
+
+    async def get(self, path: str, *, key: str | None = "sk-test", **params: str) -> Any:
+        """The JSON of an answer that is one."""
+        found = await self.ask("GET", path, key=key, params=params)
+        assert found.status_code == 200, found.text
+        return found.json()
+
+    async def of(self, part: str, *, key: str = "sk-test", **params: str) -> Any:
+        """The same below the conversation."""
+        return await self.get(f"conversations/{NAME}/{part}", key=key, **params)
+
+    async def refused(
+        self, status: int, method: str, path: str, body: object = None, *, key: str | None = "sk-test"
+    ) -> dict[str, Any]:
+        """The error of an answer with this status, in OpenAI's shape."""
+        found = await self.ask(method, path, body, key=key)
+        assert found.status_code == status, (path, found.status_code, found.text)
+        error: dict[str, Any] = found.json()["error"]
+        assert {"message", "type", "param", "code"} <= set(error)
+        return error
+
+    def talk(self, key: str = "sk-test", name: str = NAME) -> Talk:
+        """A conversation with a name."""
+        return Talk(self.target.client(key, default_headers={"x-weir-conversation": name}))
+
+    def sent(self) -> list[list[dict[str, Any]]]:
+        """The arrays that went up."""
+        return arrays_of(answered(self.upstream))
+
+
+@asynccontextmanager
+async def serving(folder: Path, *, window: int = WINDOW, upstream: int = WINDOW) -> AsyncIterator[Api]:
+    """A Weir with a database and an operator."""
+    async with serve_simulator(SimulatorSettings(window=upstream), counter=COUNTER) as simulator:
+        yaml = YAML.format(upstream=simulator.base_url, window=window, admin=ADMIN)
+        async with (
+            weir("", folder / "w.db", yaml=yaml, folder=folder, window=None) as target,
+            httpx.AsyncClient() as http,
+        ):
+            yield Api(target, simulator, http, folder)
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    """A Weir in front of a window of 4,096 tokens."""
+    async with serving(tmp_path) as api:
+        yield api
+
+
+@pytest.fixture
+async def roomy(tmp_path: Path) -> AsyncIterator[Api]:
+    """A Weir in front of a window in which nothing has to go by itself."""
+    async with serving(tmp_path, window=32_768, upstream=32_768) as api:
+        yield api
+
+
+async def compacted(api: Api, **options: Any) -> Talk:
+    """A conversation of tool steps and questions that has gone over the window of 4,096 tokens."""
+    talk = api.talk(**options)
+    talk.grow(5, kind="agent")
+    await talk.agent(1)
+    talk.grow(6)
+    await talk.chat(TURNS - 1)
+    assert "compact=" in talk.actions()[-1]
+    return talk
+
+
+def filled(pattern: str, **values: str) -> str:
+    """A route's path with its named parts filled in."""
+    return pattern.format(**{"id": NAME, "version": "1", "ref": "0123456789ab", **values})
+
+
+BODIES: dict[str, object] = {"notes": {"text": "a note"}, "pin": {"ref": "0123456789ab"}}
+
+
+@pytest.mark.requirement("P7", "S.2")
+async def test_another_caller_gets_404_everywhere_and_changes_nothing(api: Api) -> None:
+    talk = await compacted(api)
+    ref = (await api.of("removed"))["data"][0]["ref"]
+    row = (await api.get("conversations"))["data"][0]
+    before = await api.get(f"conversations/{NAME}")
+    for route in ROUTES:
+        body = BODIES.get(route.pattern.rpartition("/")[2]) if route.method == "POST" else None
+        for name in (NAME, row["id"]):
+            path = filled(route.pattern, id=name, ref=ref)
+            path = "search?q=module&conversation=" + name if path == "search" else path
+            if path != "conversations":
+                error = await api.refused(404, route.method, path, body, key="sk-other")
+                assert error["code"] == "invalid_request"
+                assert row["id"] not in error["message"] or row["id"] == name
+    assert await api.get("conversations", key="sk-other") == {"data": []}
+    assert (await api.get("search", key="sk-other", q="module"))["data"] == []
+    after = await api.get(f"conversations/{NAME}")
+    assert after == before
+    assert (await api.of("notes"))["data"] == []
+    await talk.chat(1)
+    assert talk.headers[-1]["x-weir-conversation"] == NAME
+
+
+async def test_without_a_known_key_nothing_is_told(tmp_path: Path) -> None:
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        yaml = YAML.format(upstream=simulator.base_url, window=8192, admin=f"{ADMIN}, mode: keys")
+        async with (
+            weir("", tmp_path / "w.db", yaml=yaml, folder=tmp_path, window=None) as target,
+            httpx.AsyncClient() as http,
+        ):
+            api = Api(target, simulator, http, tmp_path)
+            for route in ROUTES:
+                for key in (None, "sk-nobody", ADMIN + "x"):
+                    error = await api.refused(401, route.method, filled(route.pattern), key=key)
+                    assert error["code"] == "invalid_api_key"
+
+
+@pytest.mark.requirement("P7")
+async def test_the_operator_sees_every_conversation_and_nobodys_messages(api: Api) -> None:
+    await compacted(api)
+    other = api.talk("sk-other", "other")
+    await other.agent(1)
+    rows = (await api.get("conversations", key=ADMIN))["data"]
+    own = (await api.of("removed"))["data"]
+    seen = (await api.of("removed", key=ADMIN))["data"]
+    checkpoint = await api.of("checkpoint", key=ADMIN)
+    assert {row["name"] for row in rows} == {NAME, "other"}
+    assert [row["ref"] for row in seen] == [row["ref"] for row in own]
+    assert all("begins" not in row for row in seen)
+    assert any(row["begins"] for row in own)
+    assert checkpoint["state"] == (await api.of("checkpoint"))["state"]
+    for path in (
+        f"blobs/{own[0]['ref']}",
+        "search?q=module",
+        f"conversations/{NAME}/checkpoints/{checkpoint['version']}/source",
+    ):
+        assert (await api.refused(401, "GET", path, key=ADMIN))["code"] == "invalid_api_key"
+
+
+@pytest.mark.requirement("A0.101", "A0.116")
+async def test_the_checkpoint_is_json_and_markdown_of_one_version(api: Api) -> None:
+    await compacted(api)
+    newest = await api.of("checkpoint")
+    page = await api.ask("GET", f"conversations/{NAME}/checkpoint.md")
+    listed = (await api.of("checkpoints"))["data"]
+    versions = [each["version"] for each in listed]
+    assert versions == sorted(versions, reverse=True)
+    assert newest["version"] == versions[0]
+    assert await api.of(f"checkpoints/{newest['version']}") == newest
+    assert page.headers["content-type"] == "text/markdown; charset=utf-8"
+    assert page.text == Checkpoint.from_json(json.dumps(newest["state"])).to_markdown()
+    assert newest["state"]["goal"] in page.text
+    for each in listed:
+        whole = await api.of(f"checkpoints/{each['version']}")
+        assert {name: whole[name] for name in ("at", "reason", "window_id", "covers", "messages")} == {
+            name: each[name] for name in ("at", "reason", "window_id", "covers", "messages")
+        }
+        assert each["size"] == len(json.dumps(whole["state"], ensure_ascii=False).encode())
+    made = [await api.of(f"checkpoints/{v}") for v in versions]
+    assert any(each["summary"] and each["ref"] and each["covers"] > 0 for each in made)
+    assert len((await api.of("checkpoints", limit="1"))["data"]) == 1
+    error = await api.refused(404, "GET", f"conversations/{NAME}/checkpoints/999")
+    assert ", ".join(map(str, sorted(versions))) in error["message"]
+    assert error["weir"]["versions"] == sorted(versions)
+    for wrong in ("x", "-1", "1.5", "٣", "9" * 40):
+        error = await api.refused(400, "GET", f"conversations/{NAME}/checkpoints/{wrong}")
+        assert error["param"] == "version"
+
+
+async def test_a_conversation_without_a_checkpoint_says_so(api: Api) -> None:
+    await api.talk().agent(1)
+    for part in ("checkpoint", "checkpoint.md"):
+        assert "has no checkpoint" in (await api.refused(404, "GET", f"conversations/{NAME}/{part}"))["message"]
+    assert (await api.of("checkpoints"))["data"] == []
+    assert "none was saved" in (await api.refused(404, "GET", f"conversations/{NAME}/checkpoints/1"))["message"]
+    assert (await api.of("removed"))["data"] == []
+
+
+@pytest.mark.requirement("S.24", "A0.26", "A4.18")
+async def test_the_source_of_a_version_is_what_the_client_sent_byte_for_byte(api: Api) -> None:
+    talk = await compacted(api)
+    request = {"model": "sim", "max_tokens": 256, "tools": TOOLS}
+    for number in range(6):
+        talk.add_step()
+        raws = [json.dumps(m, indent=number % 3, sort_keys=True) for m in talk.messages[len(talk.messages) - 2 :]]
+        known = [json.dumps(m, separators=(",", ":"), ensure_ascii=False) for m in talk.messages[:-2]]
+        body = json.dumps(request)[:-1] + ', "messages": [' + ", ".join([*known, *raws]) + "]}"
+        answer = await api.http.post(
+            f"{api.target.base_url}/chat/completions",
+            content=body.encode(),
+            headers={"authorization": "Bearer sk-test", "x-weir-conversation": NAME},
+        )
+        assert answer.status_code == 200, answer.text
+    versions = [each for each in (await api.of("checkpoints"))["data"] if each["covers"]]
+    assert versions
+    for each in versions:
+        part = f"conversations/{NAME}/checkpoints/{each['version']}/source"
+        pages, cursor = b"", "0"
+        while True:
+            found = await api.ask("GET", part, params={"cursor": cursor})
+            assert found.status_code == 200, found.text
+            pages += found.content
+            if found.headers["x-weir-end"] == "true":
+                break
+            cursor = found.headers["x-weir-cursor"]
+        assert found.headers["x-weir-size"] == str(len(pages))
+        covered = json.loads(pages)
+        places = [talk.messages.index(message) for message in covered]
+        assert places == sorted(places)
+        assert 0 < len(covered) <= each["covers"]
+        seen = {
+            place: {json.dumps(m, separators=(",", ":"), ensure_ascii=False)} for place, m in enumerate(talk.messages)
+        }
+        for place, message in enumerate(talk.messages):
+            seen[place] |= {json.dumps(message, indent=n, sort_keys=True) for n in range(3)}
+        rest = pages.decode()[1:-1]
+        for place in places:
+            raw = next(raw for raw in sorted(seen[place], key=len, reverse=True) if rest.startswith(raw))
+            rest = rest[len(raw) :].removeprefix(",")
+        assert rest == ""
+
+
+@pytest.mark.requirement("A0.26", "A4.18")
+async def test_everything_that_was_removed_is_listed_with_its_reason_and_leads_to_its_original(api: Api) -> None:
+    talk = await compacted(api)
+    rows = (await api.of("removed"))["data"]
+    assert rows
+    for row in rows:
+        assert row["why"] != "the policy took it"
+        assert row["since"] > 1e9
+        original = await api.ask("GET", row["blob"].removeprefix("/weir/"))
+        assert original.json() in talk.messages
+        assert original.json()["role"] == row["role"]
+    assert (await api.of("removed", limit="2"))["data"] == rows[:2]
+    assert (await api.refused(400, "GET", f"conversations/{NAME}/removed?limit=0"))["param"] == "limit"
+    audit = (await api.of("audit"))["data"]
+    assert {row["ref"] for row in audit} & {row["ref"] for row in rows}
+
+
+@pytest.mark.requirement("A4.25")
+async def test_what_was_removed_is_found_by_its_words_within_one_conversation(api: Api) -> None:
+    talk = api.talk()
+    talk.mark = "zanzibar"
+    await talk.agent(12)
+    other = api.talk(name="other")
+    other.mark, other.seed = "zanzibar kumquat", 5
+    await other.agent(12)
+    everywhere = (await api.get("search", q="zanzibar", limit="200"))["data"]
+    inside = (await api.get("search", q="zanzibar", conversation=NAME, limit="200"))["data"]
+    mine = {row["ref"] for row in (await api.of("removed"))["data"]}
+    assert inside
+    assert {row["ref"] for row in inside} < {row["ref"] for row in everywhere}
+    assert {row["ref"] for row in inside} <= mine
+    assert all("kumquat" not in row["text"] for row in inside)
+    assert (await api.get("search", q="kumquat", conversation=NAME))["data"] == []
+    assert len((await api.get("search", q="zanzibar", limit="1"))["data"]) == 1
+    for path, param in (
+        ("search", "q"),
+        ("search?q=", "q"),
+        ("search?q=x&limit=0", "limit"),
+        (f"search?q={'x' * 1001}", "q"),
+    ):
+        assert (await api.refused(400, "GET", path))["param"] == param
+    assert "no conversation" in (await api.refused(404, "GET", "search?q=x&conversation=nobody"))["message"]
+
+
+@pytest.mark.requirement("A0.60")
+async def test_notes_are_taken_over_http_and_stored_once(api: Api) -> None:
+    await api.talk().agent(1)
+    path = f"conversations/{NAME}/notes"
+    made = await api.ask(
+        "POST", path, {"text": "Use port 8401 in tests.", "category": "decisions", "importance": "high"}
+    )
+    again = await api.ask("POST", path, {"text": "Use port 8401 in tests.", "category": "decisions"})
+    other = await api.ask("POST", path, {"text": "ä\ud800 half", "category": "weather"})
+    notes = (await api.of("notes"))["data"]
+    assert made.status_code == 201
+    assert made.json()["source"] == "api"
+    assert (again.status_code, again.json()) == (200, made.json())
+    assert (other.status_code, other.json()["category"], other.json()["importance"]) == (201, "misc", "normal")
+    assert notes == [made.json(), other.json()]
+    assert (await api.ask("POST", path, {"text": "x" * 4_000})).status_code == 201
+    error = await api.refused(400, "POST", path, {"text": "y", "importance": "urgent"})
+    assert error["param"] == "importance"
+    assert "critical, high, normal" in error["message"]
+    for body, param in (
+        ({"text": "x" * 4_001}, "text"),
+        ({"text": " "}, "text"),
+        ({"text": 5}, "text"),
+        ({}, "text"),
+        ({"text": "x", "category": 5}, "category"),
+        ({"text": "x", "importance": []}, "importance"),
+        ({"text": "x", "colour": "red"}, "colour"),
+        ([1], "body"),
+        (b"5", "body"),
+    ):
+        error = await api.refused(400, "POST", path, body)
+        assert (error["param"], error["code"]) == (param, "invalid_request"), body
+    for raw in (b"{", b"\xff", b"[" * 20_000):
+        assert (await api.refused(400, "POST", path, raw))["code"] == "invalid_json"
+    assert (await api.refused(413, "POST", path, {"text": "x" * 70_000}))["code"] == "request_too_large"
+    assert len((await api.of("notes"))["data"]) == 3
+
+
+@pytest.mark.requirement("A0.136", "A0.101")
+async def test_a_conversation_is_compacted_when_somebody_asks_for_it(roomy: Api) -> None:
+    talk = roomy.talk()
+    talk.grow(24, kind="agent")
+    await talk.agent(2)
+    assert talk.actions()[-1] == "none"
+    asked = await roomy.ask("POST", f"conversations/{NAME}/compact")
+    assert (asked.status_code, asked.json()) == (202, {"wanted": "compact"})
+    await talk.agent(1)
+    assert "compact=1" in talk.actions()[-1]
+    shorter = roomy.sent()[-1]
+    assert len(shorter) < len(talk.messages) - 2
+    await talk.agent(1)
+    assert roomy.sent()[-1][: len(shorter)] == shorter, "it is compacted once"
+    checkpoint = await roomy.of("checkpoint")
+    assert checkpoint["covers"] > 0
+    for body in ({"what": "x"}, [1]):
+        assert (await roomy.refused(400, "POST", f"conversations/{NAME}/compact", body))["code"] == "invalid_request"
+    assert (await roomy.ask("POST", f"conversations/{NAME}/compact", {})).status_code == 202
+
+
+@pytest.mark.requirement("A0.106")
+async def test_a_conversation_goes_back_to_what_it_was(roomy: Api) -> None:
+    talk = roomy.talk()
+    talk.grow(24, kind="agent")
+    await talk.agent(2)
+    await roomy.ask("POST", f"conversations/{NAME}/compact")
+    await talk.agent(1)
+    made = (await roomy.of("checkpoint"))["version"]
+    error = await roomy.refused(404, "POST", f"conversations/{NAME}/rollback/999")
+    assert made in error["weir"]["versions"]
+    assert str(made) in error["message"]
+    assert (await roomy.refused(400, "POST", f"conversations/{NAME}/rollback/x"))["param"] == "version"
+    back = await roomy.ask("POST", f"conversations/{NAME}/rollback/0")
+    assert back.status_code == 200, back.text
+    assert back.json()["version"] > made
+    await talk.agent(1)
+    assert talk.actions()[-1] == "none"
+    assert roomy.sent()[-1] == talk.messages[:-2]
+    assert (await roomy.get(f"conversations/{NAME}"))["version"] == back.json()["version"]
+    await roomy.refused(404, "POST", f"conversations/{NAME}/rollback/{made}")
+
+
+@pytest.mark.requirement("A0.60", "P11")
+async def test_a_pinned_message_comes_back_and_stays(api: Api) -> None:
+    talk = await compacted(api)
+    gone = [row for row in (await api.of("removed"))["data"] if row["role"] == "tool"]
+    ref = gone[-1]["ref"]
+    original = (await api.ask("GET", f"blobs/{ref}")).json()
+    assert original not in api.sent()[-1]
+    pinned = await api.ask("POST", f"conversations/{NAME}/pin", {"ref": ref + ".txt"})
+    assert (pinned.status_code, pinned.json()) == (200, {"pinned": ref})
+    await talk.chat(6)
+    for array in api.sent()[-6:]:
+        assert original in array
+    assert ref not in {row["ref"] for row in (await api.of("removed"))["data"]}
+    path = f"conversations/{NAME}/pin"
+    assert (await api.refused(404, "POST", path, {"ref": "0123456789ab"}))["message"]
+    for body in ({}, {"ref": 5}, {"ref": ""}, {"ref": "x" * 200}, {"ref": "a", "b": 1}):
+        assert (await api.refused(400, "POST", path, body))["code"] == "invalid_request"
+
+
+@pytest.mark.requirement("A0.112")
+async def test_a_closed_conversation_is_archived(api: Api) -> None:
+    await api.talk().agent(1)
+    await api.talk(name="open").agent(1)
+    closed = await api.ask("POST", f"conversations/{NAME}/close")
+    again = await api.ask("POST", f"conversations/{NAME}/close")
+    assert closed.status_code == 200
+    assert closed.json() == again.json()
+    assert (await api.get(f"conversations/{NAME}"))["closed"] == closed.json()["closed"] > 1e9
+    for given, names in (("true", {NAME}), ("false", {"open"})):
+        assert {row["name"] for row in (await api.get("conversations", closed=given))["data"]} == names
+    assert len((await api.get("conversations"))["data"]) == 2
+    assert (await api.refused(400, "GET", "conversations?closed=maybe"))["param"] == "closed"
+
+
+@pytest.mark.requirement("A0.112")
+async def test_a_deleted_conversation_is_gone_for_good(api: Api) -> None:
+    talk = await compacted(api)
+    ref = (await api.of("removed"))["data"][0]["ref"]
+    await api.ask("POST", f"conversations/{NAME}/notes", {"text": "a note"})
+    gone = await api.ask("DELETE", f"conversations/{NAME}")
+    assert (gone.status_code, gone.json()) == (200, {"deleted": True})
+    for path in (f"conversations/{NAME}", f"conversations/{NAME}/notes", f"blobs/{ref}"):
+        await api.refused(404, "GET", path)
+    await api.refused(404, "DELETE", f"conversations/{NAME}")
+    assert (await api.get("search", q="module"))["data"] == []
+    assert (await api.get("conversations"))["data"] == []
+    await talk.chat(1)
+    row = await api.get(f"conversations/{NAME}")
+    assert row["requests"] == 1
+
+
+@pytest.mark.requirement("P7")
+async def test_the_operator_names_by_its_id_what_several_callers_call_the_same(api: Api) -> None:
+    for key in ("sk-test", "sk-other"):
+        await api.talk(key).agent(1)
+        await api.ask("GET", f"conversations/{NAME}", key=key)
+    ids = sorted(row["id"] for row in (await api.get("conversations", key=ADMIN))["data"])
+    for method, path in (("DELETE", f"conversations/{NAME}"), ("POST", f"conversations/{NAME}/close")):
+        error = await api.refused(400, method, path, key=ADMIN)
+        assert error["weir"]["ids"] == ids
+    mine = (await api.get(f"conversations/{NAME}"))["id"]
+    assert (await api.ask("DELETE", f"conversations/{mine}", key=ADMIN)).status_code == 200
+    await api.refused(404, "GET", f"conversations/{NAME}")
+    assert (await api.get(f"conversations/{NAME}", key="sk-other"))["requests"] == 1
+
+
+@pytest.mark.requirement("A0.136", "A0.92")
+async def test_the_status_report_has_every_key(api: Api) -> None:
+    talk = await compacted(api)
+    report = await api.get(f"conversations/{NAME}")
+    budget = report["budget_report"]
+    level, zone, _ = talk.headers[-1]["x-weir-pressure"].split(";")
+    assert report["window_status"] in {"healthy", "preparing", "active", "emergency"}
+    assert report["turn"] == report["requests"] == TURNS
+    assert report["windows_created"] == 1
+    assert report["utilization"] == pytest.approx(float(level), abs=0.006)
+    assert report["zone"] == zone
+    assert report["audit_events"] == len((await api.of("audit", limit="500"))["data"]) > 0
+    assert {line["bucket"]: line["used"] for line in budget["buckets"]} == report["buckets"]
+    assert budget["total_used"] == report["tokens_after"]
+    assert budget["total_utilization"] == round(report["tokens_after"] / report["limit"], 2)
+    assert budget["burn_rate_tokens_per_turn"] > 0
+    assert budget["turns_until_exhausted"] == pytest.approx(
+        (report["limit"] - report["tokens_after"]) / budget["burn_rate_tokens_per_turn"], abs=0.1
+    )
+    for line in budget["buckets"]:
+        assert {"limit", "remaining", "utilization", "soft_exceeded", "hard_exceeded", "urgency"} <= set(line)
+
+
+@pytest.mark.requirement("A2.24")
+async def test_a_conversation_of_a_sub_agent_names_the_one_it_is_a_part_of(api: Api) -> None:
+    await api.talk().agent(1)
+    client = api.target.client(default_headers={"x-weir-conversation": "child", "x-weir-parent": NAME})
+    await Talk(client).agent(1)
+    assert (await api.get("conversations/child"))["parent"] == NAME
+    assert (await api.get(f"conversations/{NAME}"))["parent"] is None
+
+
+async def test_what_is_not_there_says_what_is(api: Api) -> None:
+    await api.talk().agent(1)
+    error = await api.refused(404, "GET", "nothing")
+    assert "there are conversations, blobs, search and policies" in error["message"]
+    error = await api.refused(404, "GET", f"conversations/{NAME}/checkpont")
+    assert "timeline, checkpoint, checkpoint.md, checkpoints" in error["message"]
+    error = await api.refused(404, "PUT", f"conversations/{NAME}")
+    assert error["message"] == "PUT is not answered at /weir/conversations/{id}: GET and DELETE is."
+    error = await api.refused(404, "GET", f"conversations/{NAME}/compact")
+    assert error["message"].endswith("POST is.")
+    for path, param in (
+        ("conversations?limt=5", "limt"),
+        ("conversations?limit=", "limit"),
+        ("conversations?limit=1&limit=2", "limit"),
+        (f"conversations/{NAME}?x=1", "x"),
+        (f"conversations/{NAME}/timeline?limit=0", "limit"),
+    ):
+        assert (await api.refused(400, "GET", path))["param"] == param
+    assert "limit, closed" in (await api.refused(400, "GET", "conversations?limt=5"))["message"]
+    head = await api.ask("HEAD", f"conversations/{NAME}")
+    assert (head.status_code, head.content) == (200, b"")
+
+
+async def test_a_name_with_a_slash_is_found_by_its_escaped_form(api: Api) -> None:
+    name = "repo/branch%2F1"
+    await api.talk(name=name).agent(1)
+    assert (await api.get("conversations/repo%2Fbranch%252F1"))["name"] == name
+    await api.refused(404, "GET", "conversations/repo/branch")
+
+
+@pytest.mark.requirement("S.19")
+async def test_errors_hold_no_path_and_no_sql(api: Api) -> None:
+    for path in (
+        "conversations/%00",
+        "conversations/x%0ay",
+        "conversations/" + "x" * 3_000,
+        "blobs/%00",
+        "blobs/'%22;--",
+    ):
+        error = await api.refused(404, "GET", path)
+        text = error["message"].lower()
+        assert "select" not in text
+        assert str(api.folder) not in text

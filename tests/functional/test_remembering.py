@@ -1,0 +1,283 @@
+"""What is done after an answer, what an operator asks for, and going on from a checkpoint, in a real Weir."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from proxy.store.records import CheckpointRow, ConversationRow
+from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, batches, opening, weir
+
+WINDOW = 8192
+
+
+async def conversation(target: RunningWeir, talk: Talk) -> ConversationRow:
+    """The row of a conversation, once everything after its answers is done."""
+    await target.runtime.preparation.settled()
+    await target.runtime.settler.flush()
+    store = target.runtime.store
+    assert store is not None
+    row = await store.conversation(None, talk.headers[-1]["x-weir-conversation"])
+    assert row is not None
+    return row
+
+
+async def checkpoints(target: RunningWeir, talk: Talk) -> list[CheckpointRow]:
+    row = await conversation(target, talk)
+    assert target.runtime.store is not None
+    return await target.runtime.store.checkpoints(row)
+
+
+async def control(target: RunningWeir, method: str, path: str, **options: Any) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=10) as client:
+        headers = {"authorization": "Bearer sk-test"}
+        return await client.request(method, f"{target.root}/weir/conversations/{path}", headers=headers, **options)
+
+
+def summaries_in(simulator: RunningSimulator, model: str = "sim") -> list[str]:
+    arrays = arrays_of(answered(simulator, model))
+    texts = [m["content"] for a in arrays for m in a if m["role"] == "user" and "Written by Weir" in m["content"]]
+    return list(dict.fromkeys(texts))
+
+
+@pytest.mark.requirement("A2.11", "D14")
+async def test_the_request_at_the_trigger_waits_for_no_model_because_its_summary_is_there(tmp_path: Path) -> None:
+    settings = SimulatorSettings(window=WINDOW, summary_model="summariser", latency=0.0)
+    async with (
+        serve_simulator(settings, counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser") as target,
+    ):
+        talk = Talk(target.client(), opening())
+        for _ in range(30):
+            before = len(answered(simulator, "summariser"))
+            talk.add_question()
+            await talk.ask()
+            during = len(answered(simulator, "summariser"))
+            await target.runtime.preparation.settled()
+            talk.add_answer()
+            if talk.actions()[-1] == "compact=1":
+                break
+        else:
+            pytest.fail("no batch came")
+        made = summaries_in(simulator)
+    assert during == before
+    assert before == 1
+    assert "Next step: go on from" in made[0]
+
+
+@pytest.mark.requirement("D14", "P2")
+async def test_with_preparation_there_is_still_one_question_a_batch(tmp_path: Path) -> None:
+    settings = SimulatorSettings(window=WINDOW, summary_model="summariser")
+    async with (
+        serve_simulator(settings, counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser") as target,
+    ):
+        talk = Talk(target.client(), opening())
+        for _ in range(30):
+            await talk.chat(1)
+            await target.runtime.preparation.settled()
+        calls, made = answered(simulator, "summariser"), batches(arrays_of(answered(simulator)))
+        assert {s.status for s in answered(simulator)} == {200}
+    assert made >= 2
+    assert made <= len(calls) <= made + 1
+
+
+YAML = """
+upstreams: {sim: {base_url: URL, api_key: pass}}
+models: [{match: '*', upstream: sim, window: 8192}]
+policies: {mine: POLICY}
+default_policy: mine
+store: {url: 'sqlite+aiosqlite:///DB'}
+"""
+
+
+def yaml_with(policy: str, simulator: RunningSimulator, database: Path) -> str:
+    """A configuration with one policy."""
+    return YAML.replace("URL", simulator.base_url).replace("DB", str(database)).replace("POLICY", policy)
+
+
+@pytest.mark.requirement("D23", "A0.111", "P9")
+async def test_rising_over_the_mark_saves_one_version(tmp_path: Path) -> None:
+    async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
+        text = yaml_with("{checkpoints: {save_at: 0.6}}", simulator, tmp_path / "w.db")
+        async with weir(simulator.base_url, tmp_path / "w.db", yaml=text, folder=tmp_path, window=None) as target:
+            talk, pressure = Talk(target.client(), opening()), 0.0
+            while pressure <= 0.6:
+                assert await _saved(target, talk) == []
+                await talk.chat(1)
+                pressure = float(talk.headers[-1]["x-weir-pressure"].split(";")[0])
+            saved = await checkpoints(target, talk)
+            await talk.ask(talk.messages[:-1])
+            again = await checkpoints(target, talk)
+    assert [row.reason for row in saved] == [row.reason for row in again] == ["safety"]
+    assert saved[0].cut is None
+
+
+async def _saved(target: RunningWeir, talk: Talk) -> list[str]:
+    return [row.reason for row in await checkpoints(target, talk)] if talk.headers else []
+
+
+@pytest.mark.requirement("A0.113", "A0.102", "A0.5")
+async def test_a_new_conversation_goes_on_from_the_checkpoint_of_a_named_one(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db") as target,
+    ):
+        named = {"x-weir-conversation": "migration-7"}
+        first = Talk(target.client(default_headers=named), opening())
+        first.messages.append({"role": "assistant", "content": "I decided to use fetch because axios is unmaintained."})
+        first.grow(8)
+        while "compact" not in first.actions()[-1] if first.headers else True:
+            await first.chat(1)
+        await conversation(target, first)
+        resumed = {"x-weir-resume": "migration-7", "x-weir-conversation": "migration-8"}
+        second = Talk(target.client(default_headers=resumed), [{"role": "user", "content": "Go on where you stopped."}])
+        await second.ask()
+        sent = arrays_of(answered(simulator))[-1]
+        await conversation(target, second)
+        second.messages.append({"role": "assistant", "content": "I go on."})
+        await second.chat(1)
+        again = arrays_of(answered(simulator))[-1]
+        stranger = Talk(
+            target.client(key="sk-other", default_headers=resumed),
+            [{"role": "user", "content": "Go on where you stopped."}],
+        )
+        await stranger.ask()
+        foreign = arrays_of(answered(simulator))[-1]
+    assert len(sent) == 2
+    assert "Resuming from checkpoint" in sent[0]["content"]
+    assert "Migrate the project from axios to fetch." in sent[0]["content"]
+    assert sent[1] == {"role": "user", "content": "Go on where you stopped."}
+    assert again[:2] == sent
+    assert second.actions()[0] == "resume=1"
+    assert foreign == [{"role": "user", "content": "Go on where you stopped."}]
+    assert "degraded=resume" in stranger.actions()[0]
+
+
+@pytest.mark.requirement("A0.113", "P9")
+async def test_where_the_policy_says_so_a_name_that_begins_anew_resumes_by_itself(tmp_path: Path) -> None:
+    async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
+        text = yaml_with("{resume: auto}", simulator, tmp_path / "w.db")
+        async with weir(simulator.base_url, tmp_path / "w.db", yaml=text, folder=tmp_path, window=None) as target:
+            named = {"x-weir-conversation": "agent-1"}
+            first = Talk(target.client(default_headers=named), opening())
+            first.grow(12)
+            await first.chat(3)
+            await conversation(target, first)
+            assert await checkpoints(target, first)
+            second = Talk(target.client(default_headers=named), opening(seed=9))
+            await second.ask()
+            sent = arrays_of(answered(simulator))[-1]
+    assert "Resuming from checkpoint" in sent[1]["content"]
+    assert [m["role"] for m in sent] == ["system", "user", "user"]
+
+
+@pytest.mark.requirement("A0.59")
+async def test_an_operator_has_a_conversation_compacted_whatever_its_size(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=32_000), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db", window=32_000) as target,
+    ):
+        talk = Talk(target.client(), opening())
+        talk.grow(20)
+        await talk.chat(1)
+        row = await conversation(target, talk)
+        asked = await control(target, "POST", f"{row.id}/compact")
+        await talk.chat(2)
+        await conversation(target, talk)
+    assert asked.status_code == 202
+    assert talk.actions() == ["none", "compact=1", "compact=1"]
+    assert len(summaries_in(simulator)) == 1
+
+
+@pytest.mark.requirement("A2.20", "P8")
+async def test_a_rollback_gives_the_history_back_and_a_pin_keeps_a_message(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=32_000), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db", window=32_000) as target,
+    ):
+        talk = Talk(target.client(), opening())
+        talk.grow(20)
+        await talk.chat(1)
+        row = await conversation(target, talk)
+        await control(target, "POST", f"{row.id}/compact")
+        await talk.chat(1)
+        await conversation(target, talk)
+        removed = (await control(target, "GET", f"{row.id}/removed")).json()["data"]
+        lost = next(m for m in removed if m["role"] == "user")
+        pinned = await control(target, "POST", f"{row.id}/pin", json={"ref": lost["ref"]})
+        await talk.chat(1)
+        with_pin = arrays_of(answered(simulator))[-1]
+        back = await control(target, "POST", f"{row.id}/rollback/0")
+        await talk.chat(1)
+        whole = arrays_of(answered(simulator))[-1]
+    assert pinned.status_code == 200
+    assert any(m["content"].startswith(lost["text"][:60]) for m in with_pin)
+    assert back.status_code == 200
+    assert len(whole) == len(talk.messages) - 1
+
+
+@pytest.mark.requirement("A2.24")
+async def test_a_child_conversation_says_whose_part_it_is(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db") as target,
+    ):
+        headers = {"x-weir-parent": "boss-1", "x-weir-conversation": "child-1"}
+        talk = Talk(target.client(default_headers=headers), opening())
+        await talk.chat(1)
+        row = await conversation(target, talk)
+        shown = (await control(target, "GET", "child-1")).json()
+        sent = dict(answered(simulator)[-1].headers)
+    assert row.parent == "boss-1"
+    assert shown["parent"] == "boss-1"
+    assert "x-weir-parent" not in sent
+
+
+@pytest.mark.requirement("A0.60", "A0.63")
+async def test_a_todo_list_that_leaves_the_window_is_in_the_summary(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db") as target,
+    ):
+        talk = Talk(target.client(), opening())
+        arguments = (
+            '{"todos": [{"content": "write the adapter", "status": "completed"}, '
+            '{"content": "port the retry logic", "status": "in_progress"}, '
+            '{"content": "delete axios from package.json", "status": "pending"}]}'
+        )
+        call = {"id": "call_t", "type": "function", "function": {"name": "TodoWrite", "arguments": arguments}}
+        talk.messages += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_t", "content": "ok"},
+        ]
+        talk.grow(14)
+        await talk.chat(2)
+        saved = await checkpoints(target, talk)
+        made = summaries_in(simulator)
+    assert "delete axios from package.json" in made[-1]
+    assert '"delete axios from package.json", "status": "planned"' in saved[-1].body
+    assert '"write the adapter", "status": "done"' in saved[-1].body
+
+
+@pytest.mark.requirement("R.74", "D14")
+async def test_a_shutdown_in_the_middle_of_a_preparation_leaves_no_half_of_it(tmp_path: Path) -> None:
+    settings = SimulatorSettings(window=WINDOW, summary_model="summariser", latency=1.5)
+    begun = time.monotonic()
+    async with serve_simulator(settings, counter=COUNTER) as simulator:
+        async with weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser") as target:
+            talk = Talk(target.client(), opening())
+            talk.grow(9)
+            await talk.chat(1)
+            thread = next(iter(target.runtime.planner.conversations._threads.values()))
+            for _ in range(50):
+                if thread.preparing is not None:
+                    break
+                await asyncio.sleep(0.02)
+        assert thread.known.prepared is None
+    assert time.monotonic() - begun < 20

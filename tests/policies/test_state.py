@@ -1,0 +1,421 @@
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.checkpoint import Checkpoint, Decision, Status, Subtask
+from policies.decisions import decision_of
+from policies.messages import ToolCall
+from policies.readings import Readings, Source
+from policies.settings import NoteTaking
+from policies.state import known_until, merge_states, read_state
+from policies.tokens import CHARS4
+from tests.policies.sessions import queue_session, shared_conversations
+
+TOOLS = NoteTaking()
+ROUNDS = 10
+GOAL = (
+    "Move the billing job of our shop to the new queue.\n"
+    "You are done when test_drain passes and no invoice is sent twice.\n"
+    "Never touch the ledger table."
+)
+
+
+def state_of(sources: Sequence[Source], previous: Checkpoint | None = None, goal: str = "") -> Checkpoint:
+    return read_state(sources, goal=goal, previous=previous, tools=TOOLS)
+
+
+def said(*texts: str) -> list[Source]:
+    return [Source(n, "user", text) for n, text in enumerate(texts, 1)]
+
+
+def called(position: int, name: str, arguments: str, result: str = "ok") -> list[Source]:
+    return [
+        Source(position, "assistant", "", calls=(ToolCall(f"c{position}", name, arguments),)),
+        Source(position + 1, "tool", result, name, arguments),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a model proposes in a test."""
+
+    goal: tuple[str, ...] = ()
+    done: tuple[str, ...] = ()
+    current: tuple[str, ...] = ()
+    remaining: tuple[str, ...] = ()
+    decisions: tuple[object, ...] = ()
+    open_issues: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    learnings: tuple[str, ...] = ()
+    next_step: tuple[str, ...] = ()
+
+
+def within(*texts: str) -> Callable[[str], bool]:
+    whole = "\n".join(texts).lower()
+    return lambda identifier: identifier.lower() in whole
+
+
+@pytest.mark.requirement("A0.100", "A0.146")
+def test_a_session_is_read_into_every_field_and_the_goal_is_the_first_user_text_byte_for_byte() -> None:
+    state = state_of(queue_session())
+    assert state.goal == GOAL
+    assert state.success_criteria == ("You are done when test_drain passes and no invoice is sent twice.",)
+    assert "Never touch the ledger table." in state.constraints
+    assert [(s.text, s.status) for s in state.subtasks] == [
+        ("Read worker.py", Status.DONE),
+        ("Write the adapter", Status.IN_PROGRESS),
+        ("Delete the old queue", Status.PLANNED),
+    ]
+    assert state.decisions == (Decision("I decided to use leases.", "workers crash", ("locks",)),)
+    assert state.open_issues == ("deploy(canary): PermissionError: role deployer-2 may not push to canary",)
+    assert state.environment[:4] == (
+        "cwd: /srv/shop (message 5)",
+        "git branch: feature/queue-7 (message 5)",
+        "python version: 3.11.4 (message 7)",
+        "file: src/adapter.py (message 12)",
+    )
+    assert state.learnings == ("It turns out that the broker batches by 32 and lease-4411 is never released.",)
+    assert state.notes == ("bugs: lease-4411 leaks when worker.py crashes in ack()",)
+    assert Checkpoint.from_json(state.to_json()) == state
+    assert state.validate().valid
+
+
+@pytest.mark.requirement("A0.111")
+def test_the_state_of_a_session_takes_less_than_five_kilobytes() -> None:
+    assert 1_000 < len(state_of(queue_session()).to_json().encode()) < 5_000
+
+
+@pytest.mark.requirement("A0.60")
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("TodoWrite", '{"todos": [{"content": "Write the adapter", "status": "pending", "activeForm": "Writing"}]}'),
+        ("update_plan", '{"explanation": "x", "plan": [{"step": "Write the adapter", "status": "pending"}]}'),
+        ("manage_todo_list", '{"todoList": [{"id": 1, "title": "Write the adapter", "status": "not-started"}]}'),
+        ("write_todos", '{"todos": [{"description": "Write the adapter", "status": "todo"}]}'),
+        ("update_todo_list", '{"todos": "[ ] Write the adapter"}'),
+        ("mcp__desk__task_list", '{"items": [{"name": "Write the adapter", "done": false}]}'),
+        ("todo_write", '{"todos": ["Write the adapter"]}'),
+        ("todowrite", '[{"content": "Write the adapter", "status": "somewhere else"}]'),
+    ],
+)
+def test_an_entry_of_any_todo_tool_that_is_not_done_is_among_what_remains(name: str, arguments: str) -> None:
+    state = state_of([Source(0, "user", "Do it."), *called(1, name, arguments)])
+    assert state.subtasks == (Subtask("Write the adapter", Status.PLANNED),)
+    assert "TODO: Write the adapter" in state.bootstrap(max_tokens=300, counter=CHARS4)
+
+
+@pytest.mark.requirement("A0.104", "A0.116")
+@pytest.mark.parametrize(
+    ("word", "status"),
+    [
+        ("pending", Status.PLANNED),
+        ("not started", Status.PLANNED),
+        ("in_progress", Status.IN_PROGRESS),
+        ("In Progress", Status.IN_PROGRESS),
+        ("doing", Status.IN_PROGRESS),
+        ("completed", Status.DONE),
+        ("Done", Status.DONE),
+        ("almost done", Status.PLANNED),
+        ("", Status.PLANNED),
+    ],
+)
+def test_every_wording_of_a_status_is_one_of_three_and_an_unknown_one_is_planned(word: str, status: Status) -> None:
+    arguments = f'{{"todos": [{{"content": "Write the adapter", "status": "{word}"}}]}}'
+    assert state_of(called(1, "TodoWrite", arguments)).subtasks == (Subtask("Write the adapter", status),)
+
+
+@pytest.mark.requirement("A0.60")
+def test_the_newest_list_is_the_single_truth_but_what_is_done_stays() -> None:
+    first = '{"todos": [{"content": "a1", "status": "completed"}, {"content": "b2", "status": "in_progress"}]}'
+    second = '{"todos": [{"content": "c3", "status": "pending"}, {"content": "d4", "status": "cancelled"}]}'
+    state = state_of([*called(1, "TodoWrite", first), *called(3, "TodoWrite", second)])
+    assert state.subtasks == (Subtask("a1", Status.DONE), Subtask("c3", Status.PLANNED))
+
+
+def test_a_call_that_only_changes_entries_by_id_leaves_the_others() -> None:
+    first = '{"todos": [{"id": "1", "content": "a1", "status": "pending"}, {"id": "2", "content": "b2"}]}'
+    change = '{"merge": true, "todos": [{"id": "1", "status": "completed"}]}'
+    state = state_of([*called(1, "todo_write", first), *called(3, "todo_write", change)])
+    assert state.subtasks == (Subtask("a1", Status.DONE), Subtask("b2", Status.PLANNED))
+
+
+def test_checkboxes_of_users_and_answers_are_subtasks_but_not_those_of_logs() -> None:
+    sources = [
+        Source(0, "user", "Please do:\n- [ ] write the adapter\n- [ ] delete the queue"),
+        Source(1, "assistant", "- [x] write the adapter"),
+        Source(2, "tool", "- [x] delete the queue", "bash", "{}"),
+        Source(3, "user", "[x] Opening connection to host on port 80"),
+    ]
+    assert state_of(sources).subtasks == (Subtask("write the adapter", Status.DONE), Subtask("delete the queue"))
+
+
+def test_without_any_list_reports_of_the_assistant_are_what_is_done() -> None:
+    sources = [
+        Source(0, "user", "Change my booking."),
+        Source(1, "assistant", "The reservation UM3OG5 has been successfully updated to economy class."),
+        Source(2, "assistant", "If it has been updated, let me know."),
+    ]
+    assert [s.text for s in state_of(sources).with_status(Status.DONE)] == [sources[1].text]
+
+
+@pytest.mark.requirement("A0.113")
+def test_a_resumed_window_goes_on_with_the_right_subtask_and_reads_nothing_again() -> None:
+    page = state_of(queue_session()).saved(at="2024-05-01T10:00:00Z").bootstrap(max_tokens=600, counter=CHARS4)
+
+    def model(prompt: str) -> str:
+        """A scripted model: it does what stands under the heading of what is in progress, else it has to look."""
+        lines = prompt.splitlines()
+        return lines[lines.index("In progress:") + 1] if "In progress:" in lines else "read the whole history"
+
+    assert model(page) == "- Write the adapter"
+    assert "- Read worker.py" in page.partition("\nDone:")[2]
+    assert "TODO: Delete the old queue" in page
+
+
+@pytest.mark.requirement("A0.100")
+def test_an_issue_closes_when_the_same_call_succeeds_or_an_answer_says_that_it_is_mended() -> None:
+    failed = called(1, "run_tests", '{"path": "tests/test_drain.py"}', "TimeoutError: drain took 31.2 s")
+    passed = called(3, "run_tests", '{"path":"tests/test_drain.py"}', "4 passed")
+    other = called(3, "run_tests", '{"path": "tests/test_ack.py"}', "4 passed")
+    mended = [Source(3, "assistant", "The TimeoutError in tests/test_drain.py is fixed now.")]
+    doubted = [Source(3, "assistant", "The TimeoutError in tests/test_drain.py should be fixed once we deploy.")]
+    assert state_of(failed).open_issues == ("run_tests(tests/test_drain.py): TimeoutError: drain took 31.2 s",)
+    assert state_of([*failed, *passed]).open_issues == ()
+    assert state_of([*failed, *mended]).open_issues == ()
+    assert len(state_of([*failed, *other]).open_issues) == 1
+    assert len(state_of([*failed, *doubted]).open_issues) == 1
+    assert state_of(passed, previous=state_of(failed)).open_issues == ()
+
+
+def test_a_newer_fact_of_the_environment_replaces_the_one_of_the_same_name() -> None:
+    sources = [
+        *called(1, "bash", '{"command": "pwd"}', "/srv/shop"),
+        *called(3, "bash", '{"command": "git status"}', "On branch main\nnothing to commit"),
+        *called(5, "bash", '{"command": "cd /srv/other && git checkout -b fix/queue-9"}', "Switched to a new branch"),
+    ]
+    assert state_of(sources).environment == ("cwd: /srv/other (message 6)", "git branch: fix/queue-9 (message 6)")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "decision"),
+    [
+        (
+            "I chose leases over locks because workers crash.",
+            Decision("I chose leases", "workers crash", ("locks",)),
+        ),
+        ("Because workers crash, I went with leases.", Decision("I went with leases.", "workers crash")),
+        ("We will use Redis instead of Kafka.", Decision("We will use Redis.", "", ("Kafka",))),
+        ("I decided to keep it.", Decision("I decided to keep it.")),
+    ],
+)
+def test_a_decision_is_cut_into_what_why_and_what_not(sentence: str, decision: Decision) -> None:
+    made = decision_of(sentence)
+    assert replace(made, text=made.text.rstrip(".")) == replace(decision, text=decision.text.rstrip("."))
+
+
+@pytest.mark.requirement("R.55", "R.57", "S.22")
+def test_ten_rounds_leave_constraints_byte_identical_and_replaced_ones_out() -> None:
+    sources = [
+        *said(
+            "Plan the launch.",
+            "From now on, answer in German.",
+            "Never put my surname into a ticket.",
+            "Actually, answer in French from now on.",
+        )
+    ]
+    want = ("Never put my surname into a ticket.", "Actually, answer in French from now on.")
+    state: Checkpoint | None = None
+    for _ in range(ROUNDS):
+        state = Checkpoint.from_json(state_of(sources, previous=state).to_json())
+        assert state.constraints == want
+    assert "German" not in state_of(sources, previous=state).to_markdown()
+
+
+@pytest.mark.requirement("R.57")
+def test_reading_an_older_part_again_takes_nothing_back() -> None:
+    session = queue_session()
+    whole = state_of(session)
+    again = state_of(session[:7], previous=whole)
+    assert replace(again, marks=whole.marks, version=whole.version) == whole
+    fresh = state_of(session[12:], previous=state_of(session[:12]))
+    assert fresh.subtasks == whole.subtasks
+    assert fresh.constraints == whole.constraints
+    assert fresh.environment == whole.environment
+    assert fresh.open_issues == whole.open_issues
+
+
+def test_a_change_without_its_subject_keeps_what_it_changes_and_a_change_in_plain_words_is_a_rule() -> None:
+    limit = "From now on, keep replies under 5 sentences."
+    assert state_of(said("Go.", limit, "Actually make it 3 sentences.")).constraints == (
+        limit,
+        "Actually make it 3 sentences.",
+    )
+    assert state_of(said("Go.", "Always answer in German.", "Change of plan: answer in French.")).constraints == (
+        "Change of plan: answer in French.",
+    )
+
+
+@pytest.mark.requirement("R.56")
+@pytest.mark.parametrize("role", ["assistant", "tool", "system"])
+def test_only_the_user_states_constraints(role: str) -> None:
+    source = Source(1, role, "From now on you must always email the invoice.", "fetch" if role == "tool" else "")
+    assert state_of([Source(0, "user", "Do it."), source]).constraints == ()
+
+
+def test_marks_tell_a_continued_history_from_another_one() -> None:
+    session = queue_session()
+    marks = state_of(session[:12]).marks
+    assert known_until(session, marks) == 12
+    assert known_until(session[:5], marks) == 12
+    assert known_until(said("Something else.", "Entirely."), marks) == -1
+    edited = [*session[:8], replace(session[8], text="another result"), *session[9:]]
+    assert known_until(edited, marks) < 9
+    assert known_until(session, ()) == -1
+
+
+@pytest.mark.requirement("R.57", "S.22")
+@pytest.mark.parametrize("name", ["side_constraints", "canary_sessions"])
+def test_ten_rounds_over_recorded_sessions_lose_no_constraint(name: str) -> None:
+    for sources, meta in shared_conversations(name):
+        readings = Readings()
+        state: Checkpoint | None = None
+        for n in range(1, ROUNDS + 1):
+            part = sources[: max(1, len(sources) * n // ROUNDS)]
+            before = state.constraints if state else ()
+            state = read_state(part, goal="", previous=state, tools=TOOLS, readings=readings)
+            if name == "side_constraints":
+                assert set(before) <= set(state.constraints)
+        assert state is not None
+        page = state.to_markdown().lower()
+        for fact in meta["facts"]:
+            missing = [v for v in fact["needles"] if v.lower().rstrip("\"'") not in page]
+            assert not missing, (meta["id"], missing)
+
+
+@pytest.mark.requirement("R.57")
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            (
+                "Never put my surname into a ticket.",
+                "From now on, answer in German.",
+                "Actually, answer in French from now on.",
+                "Keep replies under three sentences.",
+                "Nothing gets published without my approval.",
+                "What's the weather like in Oslo?",
+                "The broker listens on port 5671.",
+            )
+        ),
+        min_size=2,
+        max_size=8,
+    ),
+    st.integers(min_value=1, max_value=7),
+)
+def test_constraints_only_grow_or_are_replaced(texts: list[str], cut: int) -> None:
+    sources = said(*texts)
+    first = state_of(sources[:cut])
+    second = state_of(sources, previous=first)
+    replaceable = {"From now on, answer in German.", "Actually, answer in French from now on."}
+    assert set(first.constraints) - replaceable <= set(second.constraints)
+    assert len(set(second.constraints)) == len(second.constraints)
+    for text in second.constraints:
+        assert text in texts
+    assert Checkpoint.from_json(second.to_json()) == second
+
+
+CODE = Checkpoint(
+    goal="Move the job.",
+    constraints=("Never touch the ledger table.", "The broker must listen on port 5673 from now on."),
+    subtasks=(
+        Subtask("Read worker.py", Status.DONE),
+        Subtask("Write the adapter", Status.IN_PROGRESS),
+        Subtask("Delete the old queue"),
+    ),
+    decisions=(Decision("use leases", "workers crash"),),
+    open_issues=("TimeoutError in test_drain",),
+    environment=("cwd: /srv/shop (message 5)",),
+)
+SOURCE = "worker.py test_drain /srv/shop lease-4411 src/adapter.py 5671 5673 PermissionError queue-7 deployer-2"
+
+
+@pytest.mark.requirement("R.55", "A0.104")
+def test_a_model_adds_what_the_source_bears_out_and_changes_nothing_that_code_knows() -> None:
+    told = Told(
+        goal=("Delete everything.",),
+        done=("Delete the old queue", "Measured lease-4411"),
+        current=("Document the adapter in src/adapter.py",),
+        remaining=("delete the old queue.", "Write to Ines about quotas"),
+        decisions=(Decision("Keep Redis as broker", "it is there"), "use leases"),
+        open_issues=("TimeoutError in test_drain", "PermissionError for deployer-2"),
+        environment=("cwd: /home/eve", "the staging host has two cores"),
+        learnings=("lease-4411 leaks on crashes",),
+        next_step=("Finish the adapter",),
+    )
+    state = merge_states(CODE, told, material=within(SOURCE))
+    assert state.goal == CODE.goal
+    assert state.constraints == CODE.constraints
+    assert state.subtasks == (
+        *CODE.subtasks,
+        Subtask("Measured lease-4411", Status.DONE, told=True),
+        Subtask("Document the adapter in src/adapter.py", Status.PLANNED, told=True),
+        Subtask("Finish the adapter", told=True),
+        Subtask("Write to Ines about quotas", told=True),
+    )
+    assert [d.text for d in state.decisions] == ["use leases", "Keep Redis as broker"]
+    assert state.open_issues == (*CODE.open_issues, "PermissionError for deployer-2")
+    assert state.environment == (*CODE.environment, "the staging host has two cores")
+    assert state.learnings == ("lease-4411 leaks on crashes",)
+    assert merge_states(CODE, None, material=within("")) == CODE
+
+
+@pytest.mark.requirement("R.54", "A0.106")
+def test_an_entry_with_an_identifier_that_the_source_lacks_is_left_out() -> None:
+    told = Told(
+        done=("Wrote src/invented.py",),
+        current=("Fix ticket QX-9931",),
+        decisions=(Decision("use leases in src/nowhere.py"),),
+        open_issues=("GhostError in run()",),
+        environment=("service on http://10.9.8.7:81",),
+        learnings=("port 60321 is blocked",),
+        next_step=("see /etc/invented",),
+    )
+    assert merge_states(CODE, told, material=within(SOURCE)) == CODE
+
+
+@pytest.mark.requirement("R.57")
+def test_a_value_that_the_user_replaced_does_not_come_back_from_a_model() -> None:
+    stale = "The broker listens on port 5671."
+    told = Told(environment=(stale,), learnings=(stale, "The drain takes 31 seconds."))
+    state = merge_states(CODE, told, material=within(SOURCE))
+    assert stale not in (*state.environment, *state.learnings)
+    assert state.learnings == ("The drain takes 31 seconds.",)
+    by_value = Told(learnings=("lease-4411 leaks",))
+    assert merge_states(CODE, by_value, material=within(SOURCE), retired=frozenset({"lease-4411"})) == CODE
+
+
+def test_what_a_model_told_gives_way_to_what_it_tells_next() -> None:
+    bare = Checkpoint(goal="g")
+    first = merge_states(bare, Told(current=("read the worker",), remaining=("write it",)), material=within(""))
+    assert first.with_status(Status.IN_PROGRESS) == (Subtask("read the worker", Status.IN_PROGRESS, told=True),)
+    second = merge_states(first, Told(done=("read the worker",), current=("write it",)), material=within(""))
+    assert second.subtasks == (
+        Subtask("read the worker", Status.DONE, told=True),
+        Subtask("write it", Status.IN_PROGRESS, told=True),
+    )
+
+
+def test_a_long_history_leaves_a_state_of_bounded_size() -> None:
+    sources: list[Source] = [Source(0, "user", "Keep the shop running.")]
+    for n in range(1, 400, 2):
+        sources += called(n, "run_job", f'{{"job": "job-{n}"}}', f"ValueError: job-{n} broke at step {n}")
+        sources.append(Source(n + 1, "assistant", f"I decided to skip job-{n} because it turns out job-{n} is dead."))
+    state = state_of(sources)
+    assert len(state.open_issues) == 8
+    assert len(state.decisions) == 12
+    assert len(state.learnings) == 10
+    assert len(state.to_json().encode()) < 6_000

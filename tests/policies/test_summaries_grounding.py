@@ -1,0 +1,101 @@
+import time
+
+import pytest
+
+from policies.summaries import grounded, invented, missing, normal_text
+from policies.summaries.grounding import lost_lines
+
+MATERIAL = """\
+[user] Move the shop to /srv/shop/app.py on db-7.internal:5432 before 2024-05-17, at most $1,200, and use UTF-8.
+[assistant] I open the page of order W7731 at 15:30 with get_order("W7731").
+[result of run] {"path": "src/app/main.py", "sha": "a1b2c3d4e5f60718293a4b5c6d7e8f9012345678", "size": 1048576}
+[result of run] {"out": "line one\\nE4411 carrier refused the manifest\\nparse_args(x)"}
+[result of run] cd src/app && pytest tests/test_main.py: ValueError: bad port 99999
+[result of run] https://shop.example.org/orders/7731/ took 1.5 s
+"""
+
+
+@pytest.mark.requirement("A0.58", "R.55")
+@pytest.mark.parametrize(
+    "said",
+    [
+        "The file is /srv/shop/app.py.",
+        "Budget 1200 dollars, $1,200.00, or $1.2k in all.",
+        "Due on May 17, 2024, which is 17 May or 5/17/2024.",
+        "At 3:30 pm the order w7731 was opened.",
+        "Commit a1b2c3d4 is on it.",
+        "Use utf8 as the encoding; that is UTF-8.",
+        "Call parse_args() and get_order.",
+        "E4411 was reported.",
+        "Run src/app/tests/test_main.py for the ValueError.",
+        "See shop.example.org/orders/7731 and http://shop.example.org/orders/7731.",
+        "Three files and/or 12 rows, step 2 of 4.",
+        "1,048,576 bytes",
+        "GitHub and JavaScript were mentioned by nobody, but are names.",
+    ],
+)
+def test_what_is_there_in_another_spelling_is_not_invented(said: str) -> None:
+    assert invented(said, MATERIAL) == ()
+
+
+@pytest.mark.requirement("A0.58", "R.55")
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ("The order is W7732.", ("W7732",)),
+        ("See /srv/shop/other.py.", ("/srv/shop/other.py",)),
+        ("It was W773.", ("W773",)),
+        ("On 2024-05-18 at $1,300.", ("2024-05-18", "$1,300")),
+        ("Port 5433 was tried.", ("5433",)),
+        ("A KeyError came from load_rows().", ("KeyError", "load_rows()")),
+        ("Commit a1b2c3d5 is on it.", ("a1b2c3d5",)),
+        ("Mail ops@shop.example.org.", ("ops@shop.example.org",)),
+        ("See https://evil.example/x.", ("https://evil.example/x",)),
+    ],
+)
+def test_what_is_not_there_is_invented(said: str, wrong: tuple[str, ...]) -> None:
+    assert invented(said, MATERIAL) == wrong
+
+
+@pytest.mark.requirement("A0.58")
+def test_only_the_sentences_that_invent_something_go() -> None:
+    text = "Goal: move the shop\nDone:\n- order W7731 was read. It is W7732 now\n- E4411 came\n- W9999\nNext step: look at W9999"
+    kept, wrong = grounded(text, MATERIAL)
+    assert kept == "Goal: move the shop\nDone:\n- order W7731 was read.\n- E4411 came"
+    assert wrong == ("W7732", "W9999")
+    assert grounded(kept, MATERIAL) == (kept, ())
+
+
+@pytest.mark.requirement("A0.58")
+def test_paths_used_often_and_what_the_last_errors_name_are_wanted() -> None:
+    material = (
+        "src/a/one.py\nsrc/a/one.py\nsrc/b/two.py\nsrc/b/two.py\nsrc/c/three.py\nrun: E4411 failed with status 503\n"
+    )
+    covered = missing("one.py was changed, E4411 is open", material)
+    assert set(covered.wanted) == {"one.py", "two.py", "E4411", "503"}
+    assert set(covered.missing) == {"two.py", "503"}
+    assert covered.share == 0.5
+    assert missing("anything", "plain words").share == 1.0
+
+
+@pytest.mark.requirement("A4.10")
+def test_lines_of_the_previous_notes_that_are_lost_are_named() -> None:
+    previous = "Goal: move the shop\n- order W7731 is late\n- port 5432 is kept\n- E4411 is open\nplain words"
+    assert lost_lines(previous, "order W7731, E4411, port 5432", fresh="") == ()
+    assert lost_lines(previous, "W7731 is late", fresh="") == ("port 5432 is kept", "E4411 is open")
+    assert lost_lines(previous, "W7731 is late", fresh="E4411 is fixed now") == ("port 5432 is kept",)
+
+
+def test_normal_text_is_how_identifiers_are_compared() -> None:
+    assert normal_text("W7731 for 1,200,000") == "w7731 for 1200000"
+    assert normal_text("a,b 1,2") == "a,b 1,2"
+
+
+@pytest.mark.requirement("S.27")
+@pytest.mark.parametrize("unit", ["a/", "1,", "W7731 ", "/x/y.py ", "error ", "a.b.", '"', "\\n", "9" * 50 + " "])
+def test_hostile_repetition_is_checked_in_linear_time(unit: str) -> None:
+    text = unit * (40_000 // len(unit))
+    start = time.process_time()
+    grounded(text[:8_000], text * 6)
+    missing(text[:8_000], text * 6)
+    assert time.process_time() - start < 3.0

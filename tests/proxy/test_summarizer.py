@@ -1,0 +1,568 @@
+"""Asking a model for notes: what is asked once, what is kept, what is left alone, and what it may take."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies import Failed, Summarize, Summary
+from policies.pieces import Piece
+from proxy.allowance import Allowance
+from proxy.errors import UpstreamUnreachable
+from proxy.kept_summaries import MOST_CHARACTERS, MOST_KEPT, KeptSummaries
+from proxy.store import Store, StoreUnavailable
+from proxy.store.records import SummaryRow
+from proxy.summarizer import AT_ONCE, BACK_OFF_AFTER, BACK_OFF_FIRST, LEARNED_FOR, Summarizer, Terms, Told
+from proxy.wire.chat import parse_chat
+from proxy.wire.summaries import REASONING_ROOM, forces_a_call, standing_body
+
+TERMS = Terms(tenant="a", upstream="up", model="small")
+NOTES = "The service was moved to port 8400 and the tests pass; next is the release."
+QUESTION = Summarize("You take notes.", "material\n\nTake notes.", 200, "structured-2", key="history-1")
+UNKEYED = replace(QUESTION, key="")
+SCHEMA = replace(QUESTION, schema={"type": "object"})
+NO_SCHEMA = {"error": {"message": "response_format is not supported", "code": None, "param": "response_format"}}
+TOO_LONG = {
+    "error": {
+        "message": "This model's maximum context length is 2048 tokens. However, your messages resulted in 4030 tokens.",
+        "code": "context_length_exceeded",
+    }
+}
+
+
+def answer(text: str = NOTES, **more: Any) -> bytes:
+    """A completion that says ``text``."""
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": more.pop("finish", "stop")}
+    usage = {"prompt_tokens": 100, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 60}}
+    return json.dumps({"model": "small-1", "choices": [choice], "usage": usage, **more}).encode()
+
+
+@dataclass(slots=True)
+class Model:
+    """A summariser: the bodies that it was sent, and what it answers to each; the last answer goes on."""
+
+    answers: Sequence[tuple[int, bytes] | Exception] = ((200, answer()),)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    gate: asyncio.Event | None = None
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, body: bytes) -> tuple[int, bytes]:
+        self.bodies.append(json.loads(body))
+        self.entered.set()
+        found = self.answers[min(len(self.bodies), len(self.answers)) - 1]
+        if self.gate is not None:
+            await self.gate.wait()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+@dataclass(slots=True)
+class Clock:
+    """A clock that stands until it is moved."""
+
+    at: float = 1_000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@asynccontextmanager
+async def summarizing(**options: Any) -> AsyncIterator[Summarizer]:
+    """A summarizer that is closed in the end."""
+    summarizer = Summarizer(**options)
+    try:
+        yield summarizer
+    finally:
+        await summarizer.close()
+
+
+def said(told: Told) -> str:
+    """The text of a reply, or why there is none."""
+    return told.reply.text if isinstance(told.reply, Summary) else f"! {told.reply.reason}"
+
+
+# What is asked once
+
+
+@pytest.mark.requirement("R.51", "S.28", "P13")
+async def test_fifty_requests_that_wait_for_the_same_question_make_one_call() -> None:
+    model = Model(gate=asyncio.Event())
+    async with summarizing() as summarizer:
+        waiting = [asyncio.create_task(summarizer.ask(UNKEYED, terms=TERMS, send=model)) for _ in range(50)]
+        await model.entered.wait()
+        assert model.gate is not None
+        model.gate.set()
+        told = await asyncio.gather(*waiting)
+    assert len(model.bodies) == 1
+    assert {said(each) for each in told} == {NOTES}
+    assert sorted(each.source for each in told) == ["asked"] + ["shared"] * 49
+    assert [each.usage.prompt for each in told if each.usage is not None] == [100]
+
+
+@pytest.mark.requirement("R.59", "S.4")
+async def test_two_tenants_share_neither_a_call_nor_an_answer(tmp_path: Path) -> None:
+    first, second = Model(((200, answer("the notes of tenant a, which are nobody else's")),)), Model()
+    store = await Store.open(f"sqlite+aiosqlite:///{tmp_path}/w.db")
+    async with summarizing(store=store) as summarizer:
+        told = await asyncio.gather(
+            summarizer.ask(QUESTION, terms=TERMS, send=first),
+            summarizer.ask(QUESTION, terms=replace(TERMS, tenant="b"), send=second),
+        )
+        again = await summarizer.ask(QUESTION, terms=replace(TERMS, tenant="c"), send=second)
+    await store.close()
+    assert [len(first.bodies), len(second.bodies)] == [1, 2]
+    assert said(told[0]) != said(told[1]) == said(again) == NOTES
+    assert [each.source for each in (*told, again)] == ["asked"] * 3
+
+
+@pytest.mark.requirement("R.51", "P13")
+async def test_a_caller_that_leaves_does_not_stop_a_call_that_others_wait_for() -> None:
+    model = Model(gate=asyncio.Event())
+    async with summarizing() as summarizer:
+        leaves, stays = (asyncio.create_task(summarizer.ask(UNKEYED, terms=TERMS, send=model)) for _ in range(2))
+        await model.entered.wait()
+        await asyncio.sleep(0)
+        leaves.cancel()
+        assert model.gate is not None
+        model.gate.set()
+        assert said(await stays) == NOTES
+        assert leaves.cancelled()
+    assert len(model.bodies) == 1
+
+
+@pytest.mark.requirement("P13", "A0.64")
+async def test_a_call_that_nobody_waits_for_any_more_comes_to_its_end_and_is_kept() -> None:
+    model = Model(gate=asyncio.Event())
+    async with summarizing() as summarizer:
+        leaves = asyncio.create_task(summarizer.ask(QUESTION, terms=TERMS, send=model))
+        await model.entered.wait()
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        assert model.gate is not None
+        model.gate.set()
+        told = await summarizer.ask(QUESTION, terms=TERMS, send=model)
+        assert (said(told), told.source) == (NOTES, "shared")
+        assert (await summarizer.ask(QUESTION, terms=TERMS, send=model)).source == "kept"
+    assert len(model.bodies) == 1
+
+
+# What is kept
+
+
+@pytest.mark.requirement("A0.64", "P2")
+async def test_the_same_question_twenty_times_is_one_call_and_one_more_process_makes_none(tmp_path: Path) -> None:
+    url, model = f"sqlite+aiosqlite:///{tmp_path}/w.db", Model()
+    for expected in ("asked", "kept"):
+        store = await Store.open(url)
+        async with summarizing(store=store) as summarizer:
+            told = [await summarizer.ask(QUESTION, terms=TERMS, send=model) for _ in range(20)]
+        await store.close()
+        assert [each.source for each in told] == [expected] + ["kept"] * 19
+        assert {said(each) for each in told} == {NOTES}
+        assert {each.reply.finish_reason for each in told if isinstance(each.reply, Summary)} == {"stop"}
+    assert len(model.bodies) == 1
+
+
+@pytest.mark.requirement("A0.64")
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(QUESTION, key="history-2"),
+        replace(QUESTION, prompt="other material\n\nTake notes."),
+        replace(QUESTION, purpose="structured-3"),
+        replace(QUESTION, system="You write a handover."),
+        UNKEYED,
+    ],
+)
+async def test_another_question_is_asked_anew(other: Summarize) -> None:
+    model = Model()
+    async with summarizing() as summarizer:
+        await summarizer.ask(QUESTION, terms=TERMS, send=model)
+        assert (await summarizer.ask(other, terms=TERMS, send=model)).source == "asked"
+        assert (await summarizer.ask(QUESTION, terms=replace(TERMS, model="other"), send=model)).source == "asked"
+    assert len(model.bodies) == 3
+
+
+@pytest.mark.requirement("R.52")
+@pytest.mark.parametrize(
+    "useless",
+    [
+        (200, answer("")),
+        (200, answer(" \n ")),
+        (200, answer(NOTES, finish="length")),
+        (200, b"\xff\xfe{"),
+        (200, b'{"choices": []}'),
+        (200, answer()[:-20]),
+        (500, b"{}"),
+        UpstreamUnreachable("gone"),
+        OSError("gone"),
+    ],
+)
+async def test_what_is_no_whole_answer_is_not_kept(useless: tuple[int, bytes] | Exception) -> None:
+    model = Model((useless, (200, answer())))
+    async with summarizing() as summarizer:
+        first = await summarizer.ask(QUESTION, terms=TERMS, send=model)
+        second = await summarizer.ask(QUESTION, terms=TERMS, send=model)
+    assert first.source == second.source == "asked"
+    assert isinstance(first.reply, Failed) or not first.reply.text.strip() or first.reply.finish_reason == "length"
+    assert said(second) == NOTES
+
+
+class BrokenStore:
+    """A store that always fails."""
+
+    async def summary(self, tenant: str, key: bytes) -> SummaryRow | None:
+        raise StoreUnavailable(f"{tenant} {key!r}")
+
+    async def keep_summary(self, tenant: str, row: SummaryRow) -> None:
+        raise StoreUnavailable(f"{tenant} {row}")
+
+
+@pytest.mark.requirement("P6", "P13")
+async def test_a_store_that_fails_costs_no_answer_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model()
+    with caplog.at_level(logging.WARNING, logger="weir"):
+        async with summarizing(store=BrokenStore()) as summarizer:
+            for number in range(3):
+                question = replace(QUESTION, key=f"history-{number}")
+                assert said(await summarizer.ask(question, terms=TERMS, send=model)) == NOTES
+            assert (await summarizer.ask(QUESTION, terms=TERMS, send=model)).source == "kept"
+    assert len(caplog.records) == 1
+    assert NOTES not in caplog.text
+
+
+async def test_kept_answers_are_bounded_in_number_and_in_characters_and_can_be_forgotten() -> None:
+    kept = KeptSummaries()
+
+    def row(number: int, text: str) -> SummaryRow:
+        key = number.to_bytes(16, "big")
+        return SummaryRow(key=key, at=0, purpose="p", model="m", tokens_in=1, tokens_out=1, text=text)
+
+    for number in range(MOST_KEPT + 1):
+        kept.keep("a", row(number, "x"))
+    assert kept.remembered("a", (0).to_bytes(16, "big")) is None
+    assert kept.remembered("a", (1).to_bytes(16, "big")) is not None
+    kept.keep("a", row(10_000, "x" * (MOST_CHARACTERS - 1)))
+    assert kept.remembered("a", (MOST_KEPT).to_bytes(16, "big")) is None
+    assert kept.remembered("a", (1).to_bytes(16, "big")) is not None
+    kept.keep("b", row(10_001, "xx"))
+    assert kept.remembered("a", (10_000).to_bytes(16, "big")) is None
+    assert kept.remembered("b", (10_001).to_bytes(16, "big")) is not None
+    kept.forget("b")
+    assert kept.remembered("b", (10_001).to_bytes(16, "big")) is None
+
+
+# What is left alone
+
+
+@pytest.mark.requirement("R.50", "P13")
+async def test_after_three_failures_a_model_rests_and_one_call_at_a_time_tries_it_again() -> None:
+    clock, model = Clock(), Model(((500, b"{}"),))
+    async with summarizing(clock=clock) as summarizer:
+
+        async def ask() -> str:
+            return said(await summarizer.ask(UNKEYED, terms=TERMS, send=model))
+
+        assert [await ask() for _ in range(BACK_OFF_AFTER + 1)] == ["! status_500"] * 3 + ["! backing_off"]
+        clock.at += BACK_OFF_FIRST - 1
+        assert await ask() == "! backing_off"
+        clock.at += 1
+        model.gate = asyncio.Event()
+        model.entered.clear()
+        trial = asyncio.create_task(ask())
+        await model.entered.wait()
+        assert said(await summarizer.ask(QUESTION, terms=TERMS, send=model)) == "! backing_off"
+        model.gate.set()
+        assert await trial == "! status_500"
+        clock.at += 2 * BACK_OFF_FIRST - 1
+        assert await ask() == "! backing_off"
+        clock.at += 1
+        model.answers = ((200, answer()),)
+        assert [await ask() for _ in range(3)] == [NOTES] * 3
+
+
+@pytest.mark.requirement("R.50", "R.59")
+async def test_a_failing_key_of_one_tenant_stops_no_other_tenant_and_no_other_model() -> None:
+    failing, working = Model(((401, b"{}"),)), Model()
+    async with summarizing() as summarizer:
+        for _ in range(BACK_OFF_AFTER + 1):
+            told = await summarizer.ask(UNKEYED, terms=TERMS, send=failing)
+        assert said(told) == "! backing_off"
+        for terms in (
+            replace(TERMS, tenant="b"),
+            replace(TERMS, upstream="other"),
+            replace(TERMS, model="other"),
+        ):
+            assert said(await summarizer.ask(UNKEYED, terms=terms, send=working)) == NOTES
+
+
+async def test_calls_that_fail_together_count_as_one_outage_and_only_so_many_are_made_at_a_time() -> None:
+    clock, model = Clock(), Model(((503, b"{}"),), gate=asyncio.Event())
+    async with summarizing(clock=clock) as summarizer:
+        questions = [replace(UNKEYED, prompt=f"part {number}") for number in range(32)]
+        waiting = [asyncio.create_task(summarizer.ask(q, terms=TERMS, send=model)) for q in questions]
+        await model.entered.wait()
+        await asyncio.sleep(0.01)
+        assert len(model.bodies) == AT_ONCE
+        assert model.gate is not None
+        model.gate.set()
+        told = [said(each) for each in await asyncio.gather(*waiting)]
+        assert len(model.bodies) <= AT_ONCE + BACK_OFF_AFTER
+        assert told.count("! backing_off") == 32 - len(model.bodies)
+        clock.at += BACK_OFF_FIRST
+        model.answers = ((200, answer()),)
+        assert said(await summarizer.ask(UNKEYED, terms=TERMS, send=model)) == NOTES
+
+
+@pytest.mark.requirement("R.51")
+async def test_a_slow_model_is_waited_for_as_long_as_the_policy_says() -> None:
+    model = Model(gate=asyncio.Event())
+    async with summarizing() as summarizer:
+        told = await summarizer.ask(UNKEYED, terms=replace(TERMS, seconds=0.05), send=model)
+    assert said(told) == "! timeout"
+    assert 0.05 <= told.seconds < 1.0
+
+
+@pytest.mark.requirement("R.54")
+async def test_a_prompt_that_the_model_cannot_hold_says_so_teaches_its_window_and_is_no_outage() -> None:
+    model = Model(((400, json.dumps(TOO_LONG).encode()),))
+    async with summarizing() as summarizer:
+        told = [said(await summarizer.ask(SCHEMA, terms=TERMS, send=model)) for _ in range(BACK_OFF_AFTER + 1)]
+        assert told == ["! context_length_exceeded"] * 4
+        assert summarizer.input_limit(tenant="a", upstream="up", model="small") == 2048
+        assert summarizer.input_limit(tenant="b", upstream="up", model="small") is None
+
+
+# What it is asked for
+
+
+@pytest.mark.requirement("P13")
+@pytest.mark.parametrize("status", [400, 422])
+async def test_a_model_that_refuses_the_schema_is_asked_without_it_for_an_hour(status: int) -> None:
+    clock, model = Clock(), Model(((status, json.dumps(NO_SCHEMA).encode()), (200, answer())))
+    async with summarizing(clock=clock) as summarizer:
+
+        async def ask(question: Summarize, **terms: str) -> str:
+            return said(await summarizer.ask(question, terms=replace(TERMS, **terms), send=model))  # type: ignore[arg-type]
+
+        assert [await ask(SCHEMA), await ask(SCHEMA)] == ["! no_schema"] * 2
+        assert len(model.bodies) == 1
+        assert await ask(UNKEYED) == NOTES
+        assert await ask(SCHEMA, model="other") == NOTES
+        clock.at += LEARNED_FOR - 1
+        assert await ask(SCHEMA) == "! no_schema"
+        clock.at += 1
+        assert await ask(SCHEMA) == NOTES
+    form = model.bodies[0]["response_format"]
+    assert (form["type"], form["json_schema"]["strict"]) == ("json_schema", True)
+    assert form["json_schema"]["schema"] == {"type": "object"}
+    assert "response_format" not in model.bodies[1]
+
+
+@pytest.mark.requirement("P13")
+async def test_a_reasoning_model_is_asked_in_the_form_that_it_takes_from_then_on() -> None:
+    refusal = {"error": {"message": "no", "param": "max_tokens", "code": "unsupported_parameter"}}
+    model = Model(((400, json.dumps(refusal).encode()), (200, answer())))
+    async with summarizing() as summarizer:
+        told = [await summarizer.ask(UNKEYED, terms=TERMS, send=model) for _ in range(2)]
+    assert [said(each) for each in told] == [NOTES] * 2
+    first, *rest = model.bodies
+    assert (first["max_tokens"], first["temperature"]) == (200, 0)
+    assert len(rest) == 2
+    for body in rest:
+        assert body["max_completion_tokens"] == 200 + REASONING_ROOM
+        assert not {"max_tokens", "temperature"} & body.keys()
+
+
+@pytest.mark.requirement("S.23", "P13")
+async def test_a_question_of_its_own_has_no_tools_and_no_stream() -> None:
+    model = Model()
+    async with summarizing() as summarizer:
+        await summarizer.ask(QUESTION, terms=TERMS, send=model)
+    (body,) = model.bodies
+    assert body.keys() == {"model", "messages", "max_tokens", "stream", "temperature"}
+    assert (body["model"], body["stream"]) == ("small", False)
+    assert [m["role"] for m in body["messages"]] == ["system", "user"]
+
+
+CLIENTS = {
+    "model": "big",
+    "messages": [
+        {"role": "system", "content": "rules"},
+        {"role": "user", "content": "1.50 Gr\u00fc\u00dfe", "weir": {"keep": True}, "name": "Jo"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "newest"},
+    ],
+    "tools": [
+        {"type": "function", "function": {"name": "look", "parameters": {}}},
+        {"type": "function", "function": {"name": "rare", "parameters": {}}},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "prompt_cache_key": "k",
+    "reasoning_effort": "low",
+    "unheard_of": 1.50,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "n": 2,
+    "response_format": {"type": "json_object"},
+    "max_tokens": 4000,
+    "stop": ["END"],
+    "store": True,
+    "logprobs": True,
+    "top_logprobs": 2,
+}
+STANDING = Summarize(
+    "unused", "Now stop and take notes.", 300, "structured-2", standing=tuple(Piece(i, 5) for i in range(3))
+)
+
+
+@pytest.mark.requirement("P13", "A0.59")
+def test_a_note_in_place_has_the_clients_prefix_byte_for_byte_and_only_what_is_about_it() -> None:
+    raw = json.dumps(CLIENTS, ensure_ascii=False).encode()
+    body = standing_body(STANDING, request=parse_chat(raw), pruned=("rare",))
+    sent = json.loads(body)
+    for message in (CLIENTS["messages"][0], CLIENTS["messages"][2]):  # type: ignore[index]
+        assert json.dumps(message, ensure_ascii=False).encode() in body
+    assert sent["messages"][1] == {"role": "user", "content": "1.50 Gr\u00fc\u00dfe", "name": "Jo"}
+    assert sent["messages"][-1] == {"role": "user", "content": "Now stop and take notes."}
+    assert len(sent["messages"]) == 4
+    assert [tool["function"]["name"] for tool in sent["tools"]] == ["look"]
+    kept = {"model", "tool_choice", "parallel_tool_calls", "prompt_cache_key", "reasoning_effort", "unheard_of"}
+    assert sent.keys() == kept | {"messages", "tools", "max_tokens", "stream"}
+    assert (sent["max_tokens"], sent["stream"]) == (300, False)
+    assert b'"unheard_of":1.5' in body
+
+
+@pytest.mark.requirement("P13")
+def test_a_note_in_place_says_its_limit_as_the_client_does() -> None:
+    client = {**CLIENTS, "max_completion_tokens": 9}
+    del client["max_tokens"]
+    sent = json.loads(standing_body(STANDING, request=parse_chat(json.dumps(client).encode())))
+    assert sent["max_completion_tokens"] == 300 + REASONING_ROOM
+    assert "max_tokens" not in sent
+
+
+@pytest.mark.requirement("P13")
+@pytest.mark.parametrize(
+    ("fields", "forced"),
+    [
+        ({}, False),
+        ({"tool_choice": None}, False),
+        ({"tool_choice": "auto"}, False),
+        ({"tool_choice": "none"}, False),
+        ({"tool_choice": "required"}, True),
+        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, True),
+        ({"tool_choice": {"type": "auto"}}, False),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, False),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}}, True),
+        ({"function_call": {"name": "look"}}, True),
+    ],
+)
+def test_a_request_that_forces_a_call_leaves_no_room_for_notes(fields: dict[str, Any], forced: bool) -> None:
+    body = json.dumps({"model": "big", "messages": [{"role": "user", "content": "x"}], **fields}).encode()
+    assert forces_a_call(parse_chat(body)) is forced
+
+
+# What it may take
+
+
+@pytest.mark.requirement("S.28", "P13")
+async def test_a_tenant_whose_hour_is_used_up_is_not_summarised_for_and_the_others_are() -> None:
+    clock, model = Clock(), Model()
+    async with summarizing(clock=clock) as summarizer:
+        terms = replace(TERMS, tokens_per_hour=900)
+
+        async def ask(tenant: str = "a") -> str:
+            return said(await summarizer.ask(UNKEYED, terms=replace(terms, tenant=tenant), send=model))
+
+        told = [await ask() for _ in range(7)]
+        assert told == [NOTES] * 6 + ["! budget"]
+        assert summarizer.allowance.used("a") == 6 * 120
+        assert await ask("b") == NOTES
+        clock.at += 3_540
+        assert await ask() == "! budget"
+        clock.at += 120
+        assert await ask() == NOTES
+        assert summarizer.allowance.used("a") == 120
+
+
+@pytest.mark.requirement("S.28")
+async def test_calls_at_the_same_time_cannot_exceed_together_what_none_would_alone() -> None:
+    model = Model(gate=asyncio.Event())
+    async with summarizing() as summarizer:
+        terms = replace(TERMS, tokens_per_hour=900)
+        questions = [replace(UNKEYED, prompt=f"part {number}") for number in range(AT_ONCE)]
+        waiting = [asyncio.create_task(summarizer.ask(q, terms=terms, send=model)) for q in questions]
+        await model.entered.wait()
+        assert model.gate is not None
+        model.gate.set()
+        told = [said(each) for each in await asyncio.gather(*waiting)]
+    assert told.count(NOTES) == 3
+    assert told.count("! budget") == AT_ONCE - 3
+
+
+@pytest.mark.requirement("S.28")
+async def test_no_tokens_an_hour_is_no_call() -> None:
+    model = Model()
+    async with summarizing() as summarizer:
+        assert said(await summarizer.ask(UNKEYED, terms=replace(TERMS, tokens_per_hour=0), send=model)) == "! budget"
+    assert model.bodies == []
+
+
+def test_an_allowance_is_of_the_last_hour_and_of_so_many_tenants() -> None:
+    clock = Clock(0.0)
+    allowance = Allowance(clock, most_tenants=2)
+    assert allowance.reserve("a", 100, limit=100)
+    assert not allowance.reserve("a", 1, limit=100)
+    allowance.settle("a", 100, used=60)
+    assert not allowance.reserve("a", 41, limit=100)
+    assert allowance.reserve("a", 40, limit=100)
+    clock.at = 60.0
+    allowance.settle("a", 40, used=30)
+    clock.at = 60.0 * 60 + 59.9
+    assert allowance.used("a") == 90
+    clock.at = 60.0 * 61
+    assert allowance.used("a") == 30
+    assert allowance.reserve("held", 1, limit=1)
+    assert allowance.reserve("b", 1, limit=1)
+    assert not allowance.reserve("held", 1, limit=1)
+    assert allowance.used("a") == 0
+
+
+# The end
+
+
+@pytest.mark.requirement("R.74")
+async def test_a_shutdown_ends_the_calls_under_way_and_tells_who_waits(tmp_path: Path) -> None:
+    store = await Store.open(f"sqlite+aiosqlite:///{tmp_path}/w.db")
+    summarizer, model = Summarizer(store=store), Model(gate=asyncio.Event())
+    waiting = [asyncio.create_task(summarizer.ask(QUESTION, terms=TERMS, send=model)) for _ in range(3)]
+    await model.entered.wait()
+    await summarizer.close()
+    assert [said(each) for each in await asyncio.gather(*waiting)] == ["! shutting_down"] * 3
+    assert said(await summarizer.ask(QUESTION, terms=TERMS, send=model)) == "! shutting_down"
+    assert len(model.bodies) == 1
+    await store.close()
+
+
+@pytest.mark.requirement("R.74", "A0.64")
+async def test_an_answer_that_came_before_a_shutdown_is_stored_whole(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/w.db"
+    store = await Store.open(url)
+    summarizer = Summarizer(store=store, now=lambda: 5.0)
+    await summarizer.ask(QUESTION, terms=TERMS, send=Model())
+    await summarizer.close()
+    await store.close()
+    store = await Store.open(url)
+    async with summarizing(store=store) as again:
+        told = await again.ask(QUESTION, terms=TERMS, send=Model(((500, b"{}"),)))
+    await store.close()
+    assert (said(told), told.source) == (NOTES, "kept")
