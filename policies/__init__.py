@@ -7,8 +7,10 @@ from policies.ledger import Cut, Edit, EditKind
 from policies.messages import Body, Message, ToolCall, Transcript
 from policies.pieces import Piece
 from policies.planner import Action, Decision, plan, trim
+from policies.preparing import is_soft, prepare
 from policies.pressure import Pressure
 from policies.replay import Known
+from policies.saving import milestone_of, notes_of, state_of, wants_notes, write_notes
 from policies.settings import ContextSettings, Mode
 from policies.tokens import TokenCounter
 
@@ -42,6 +44,13 @@ __all__ = [
     "ToolCall",
     "Transcript",
     "divide",
+    "is_soft",
+    "milestone_of",
+    "notes_of",
     "plan",
+    "prepare",
+    "state_of",
     "trim",
+    "wants_notes",
+    "write_notes",
 ]

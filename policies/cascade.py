@@ -152,7 +152,7 @@ def run_wanted(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerRep
     An operator asked for it, or what was prepared after an answer is to be used as soon as it is there.
     """
     layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), Layer(strategy="compact"))
-    done = yield from compact(draft, replace(bounds, layer=layer))
+    done = yield from compact(draft, replace(bounds, layer=layer, trigger=min(bounds.trigger, draft.tokens)))
     kept = done.tokens < draft.tokens
     return done if kept else draft, (report_on(layer, draft, done, kept=kept),)
 

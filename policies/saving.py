@@ -128,7 +128,7 @@ def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: Kno
 
 
 def write_notes(
-    transcript: Transcript, *, settings: ContextSettings, known: Known, counter: TokenCounter, max_input: int
+    transcript: Transcript, *, known: Known, counter: TokenCounter, max_input: int
 ) -> Flow[tuple[Note, ...]]:
     """Notes that a model takes on the newest steps; those that say nothing on their own are left out."""
     steps = units(transcript.messages, transcript.head)[-STEPS_BETWEEN:]

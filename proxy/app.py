@@ -258,7 +258,7 @@ async def _assemble(
         tokenizer=tokenizer,
         planner=planner,
         preparation=Preparation(planner, store, happened=telemetry.metrics.event),
-        summarizer=Summarizer(),
+        summarizer=Summarizer(store=store),
         upstreams=upstreams,
         store=store,
         settler=settler,

@@ -7,6 +7,7 @@ own way with the shared past. Names only label.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -18,7 +19,7 @@ from typing import TypeVar
 from policies import Cut, Edit, EditKind, Known, Message
 from policies.notes import Note
 from policies.trend import Trend
-from proxy.store import Store, StoreError
+from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, ConversationRow
 
 log = logging.getLogger("weir.conversation")
@@ -27,6 +28,7 @@ UNKNOWN = Trend()
 REWRITTEN_END = 4  # aider's two messages about files, its rules behind the newest message, and that message
 MOST_ENDS = 400_000
 MOST_BRANCHES = 20_000
+MOST_REMOVED = 10_000
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -218,7 +220,7 @@ class Conversations:
         store = self._store
         assert store is not None  # noqa: S101 - whoever has a row has a store
         branch_id = await store.newest_branch(conversation)
-        if branch_id is None or await store.original(conversation.tenant, ref) is None:
+        if branch_id is None or all(row.ref != ref for row in await store.removed(conversation, limit=MOST_REMOVED)):
             return False
         branch = await store.branch(conversation.tenant, branch_id)
         if branch is None:
@@ -238,6 +240,33 @@ class Conversations:
             )
             thread.apply((edit,), None, await store.commit(change))
         return True
+
+    async def close(self, conversation: ConversationRow) -> float:
+        """Archive a conversation: its newest state is its last version; when that was. Raises StoreError."""
+        store, at = self._store, self._clock()
+        assert store is not None  # noqa: S101 - whoever has a row has a store
+        found = await store.latest_checkpoint(conversation.tenant, conversation.id)
+        branch = None if found is None else await store.branch(conversation.tenant, found[1].branch)
+        if found is not None and branch is not None:
+            thread = self._threads.get(branch.branch) or thread_from(branch)
+            async with thread.lock:
+                change = Change(
+                    tenant=branch.tenant,
+                    conversation=branch.conversation,
+                    name=branch.name,
+                    branch=branch.branch,
+                    expected=thread.branch.version,
+                    at=at,
+                    checkpoint=found[1].body,
+                    reason="closed",
+                    window_id=found[1].window_id,
+                    length=found[1].length,
+                )
+                with contextlib.suppress(StaleVersion):
+                    version = await store.commit(change)
+                    thread.save(change.checkpoint, version, length=change.length)
+        await store.close_conversation(conversation, at)
+        return at
 
     def forget(self, conversation: ConversationRow) -> None:
         """Know nothing of a conversation any more, once the store does not."""
@@ -342,6 +371,7 @@ class Conversations:
                 keep_edits=tuple(known.edits.values()),
                 keep_cuts=known.cuts,
                 at=self._clock(),
+                length=branch.length,
             )
         except StoreError as error:
             log.warning("a fork of a conversation could not be stored: %s", error)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 
 from policies import ContextSettings, Cut, Decision, EditKind, Known, ToolCall, Transcript
+from policies.ledger import ADDING
 from policies.messages import count_occurrences, same_call
 from policies.turns import answered_calls, units
 from proxy.store.records import EvictionRow
@@ -82,6 +83,8 @@ class _Batch:
         """A row for each edited message, and for each definition of a tool that is left out."""
         places = {self._key(i): i for i in self._decision.removed}
         for edit in self._decision.edits:
+            if edit.kind in ADDING:
+                continue
             layer = self._layer(str(edit.kind))
             if edit.kind is EditKind.PRUNE_TOOLS:
                 defined = {d.digest: d for d in self._transcript.read_tools().definitions}.get(edit.digest)

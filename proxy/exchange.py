@@ -273,6 +273,9 @@ class Call:
         if settings.mode is Mode.OFF or not request.messages or wants_no_editing(request.fields):
             return Planned(request.body)
         counter = self._counter(settings)
+        pruned = set[str]()
+        replies = Replies(runtime, request, caller, settings, self.outcome.trace, pruned)
+        self.outcome.spent = lambda: replies.spent
         self.job = Job(
             request=request,
             tenant=caller.tenant,
@@ -288,8 +291,10 @@ class Call:
                 max_tokens=request.max_tokens,
                 exact=counter.is_exact,
             ),
-            ask=Replies(runtime, request, caller, settings, self.outcome.trace),
-            summarizer_input=summarizer_input(runtime, settings),
+            ask=replies,
+            ask_later=Replies(runtime, request, caller, settings, pruned=pruned),
+            pruned=pruned,
+            summarizer_input=summarizer_input(runtime, settings, caller),
             resume=conversation_in(self.headers, RESUME_HEADER),
             parent=conversation_in(self.headers, PARENT_HEADER),
         )

@@ -32,7 +32,6 @@ from policies.checkpoint import Checkpoint
 from policies.effects import Compare, Save, Saved, Together
 from policies.growth import Limits, limits_for
 from policies.messages import ToolDefinition
-from policies.notes import Note
 from policies.trend import Trend
 from policies.turns import last_user
 from proxy.conversation import UNKNOWN, Conversations, Recognised, Thread
@@ -244,8 +243,8 @@ class Planner:
             return
         with contextlib.suppress(StoreError):
             rows = await self.store.notes(thread.branch.tenant, thread.branch.conversation)
-            notes = tuple(Note(row.category, row.importance, row.text, row.source) for row in rows)
-            thread.known, thread.has_notes = replace(thread.known, notes=notes), True
+            thread.known = replace(thread.known, notes=tuple(row.note for row in rows))
+            thread.has_notes = True
 
     async def _decide(self, job: "Job", planned: Planned, *, ceiling: int | None = None) -> None:
         assert planned.reading and planned.recognised and planned.belief  # noqa: S101, PT018 - set by _identify
@@ -254,6 +253,10 @@ class Planner:
         if thread.known.triggered and not thread.has_notes:
             await self._take_notes(thread)
         recalled = await self._recall(job, planned) if ceiling is None else None
+        if job.settings.summarizer == "same" and any(
+            e.kind is EditKind.PRUNE_TOOLS for e in thread.known.edits.values()
+        ):
+            job.pruned.update(_pruned_tools(job, thread))
         for _ in range(MOST_REPLANS):
             known = planned.recognised.known(observed=observed)
             flow = plan(
@@ -303,14 +306,18 @@ class Planner:
             await thread.preparing.wait()
             if thread.known.prepared is not ready:
                 raise _PreparedMeanwhile
-        version = await self.save(planned.recognised.thread, planned.reading, effect)
+        version = await self.save(thread, planned.reading, effect, keep=job.settings.checkpoints.keep)
         return Failed("store") if version is None else Saved(version)
 
-    async def save(self, thread: Thread, reading: Reading, effect: Save) -> int | None:
+    async def save(self, thread: Thread, reading: Reading, effect: Save, *, keep: int) -> int | None:
         """The version under which a state was saved beside what is removed; None where that failed. Holds the lock."""
         transcript, at = reading.transcript, self.clock()
         change = replace(
-            _empty_change(thread, reading, at), checkpoint=stamped(effect.checkpoint, at), reason=effect.reason
+            _empty_change(thread, reading, at),
+            checkpoint=stamped(effect.checkpoint, at),
+            reason=effect.reason,
+            window_id=Checkpoint.from_json(effect.checkpoint).window_id,
+            keep=keep,
         )
         if self.store is None or self.settler.failing:
             return None
@@ -385,13 +392,17 @@ class Planner:
             )
 
 
-class _PreparedMeanwhile(Exception):  # noqa: N818 - no error: the plan is made anew with what is there now
+class _PreparedMeanwhile(Exception):
     """The summary that was being prepared is there."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """One request that is to be planned: what was asked, by whom, and what it may cost."""
+    """One request that is to be planned: what was asked, by whom, and what it may cost.
+
+    ``ask`` answers while the request waits, ``ask_later`` after it was answered; ``pruned`` are the tools that the
+    conversation's requests go without, for questions in place.
+    """
 
     request: ChatRequest
     tenant: str
@@ -400,6 +411,8 @@ class Job:
     counter: TextCounter
     believe: Believe
     ask: Ask
+    ask_later: Ask | None = None
+    pruned: set[str] = field(default_factory=set)
     summarizer_input: int | None = None
     resume: str | None = None
     parent: str | None = None
@@ -485,14 +498,27 @@ def _change(job: Job, decision: Decision, reading: Reading, thread: Thread, now:
         covered=tuple(transcript.messages[i].ref for i in decision.covered),
         checkpoint=None if decision.checkpoint is None else stamped(decision.checkpoint, now),
         reason=cut.origin if cut is not None and decision.window_id is not None else "compaction",
+        window_id=_window_of(decision),
+        keep=job.settings.checkpoints.keep,
         resumed=thread.known.resumed if cut is not None and cut.origin == "resume" else None,
     )
+
+
+def _window_of(decision: Decision) -> int:
+    """The number of the window that a decision's checkpoint is of."""
+    return 1 if decision.checkpoint is None else Checkpoint.from_json(decision.checkpoint).window_id
 
 
 def stamped(checkpoint: str, at: float) -> str:
     """A checkpoint with the moment of its saving, UTC to the second."""
     moment = dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
     return Checkpoint.from_json(checkpoint).saved(at=moment).to_json()
+
+
+def _pruned_tools(job: Job, thread: Thread) -> Iterator[str]:
+    """The names of the tools that the conversation's requests are sent without."""
+    edits = thread.known.edits
+    return (name for name in tool_definitions(job.request) if (ToolDefinition(name, 0).digest, 0) in edits)
 
 
 def _definitions(job: Job, decision: Decision) -> Iterator[Original]:

@@ -9,15 +9,22 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import TypeVar
 
-from policies import Decision, Flow
+from policies import (
+    Decision,
+    Flow,
+    is_soft,
+    milestone_of,
+    notes_of,
+    prepare,
+    state_of,
+    wants_notes,
+    write_notes,
+)
 from policies.effects import Save
 from policies.ledger import Prepared
 from policies.notes import Note
-from policies.preparing import is_soft, prepare
-from policies.saving import milestone_of, notes_of, state_of, wants_notes, write_notes
 from proxy.conversation import Recognised, Thread
 from proxy.perform import Ask, Returned, drive, step
 from proxy.planning import Job, Planned, Planner
@@ -30,8 +37,6 @@ log = logging.getLogger("weir.preparation")
 
 AT_ONCE = 2
 MOST_WAITING = 64
-NOTE_SIZE = 16
-
 T = TypeVar("T")
 
 
@@ -126,8 +131,8 @@ class Preparation:
         found = await asyncio.to_thread(notes_of, transcript, settings=settings, known=known)
         if settings.notes.extract and wants_notes(transcript, settings=settings, known=known):
             reads = work.job.summarizer_input or work.belief.budget.hard_limit
-            flow = write_notes(transcript, settings=settings, known=known, counter=work.job.counter, max_input=reads)
-            found += await _asked(flow, work.job.ask)
+            flow = write_notes(transcript, known=known, counter=work.job.counter, max_input=reads)
+            found += await _asked(flow, work.job.ask_later or work.job.ask)
         await self._keep_notes(thread, found)
         if settings.checkpoints.milestones and work.save is None:
             milestone = await asyncio.to_thread(milestone_of, transcript, settings=settings, known=known)
@@ -138,17 +143,8 @@ class Preparation:
         if not notes or self._store is None:
             return
         at, branch = self._planner.clock(), thread.branch
-        rows = [
-            NoteRow(
-                id=blake2b(f"{n.category}\0{n.text}".encode("utf-8", "surrogatepass"), digest_size=NOTE_SIZE).digest(),
-                at=at,
-                category=n.category,
-                importance=n.importance,
-                source=n.source,
-                text=n.text,
-            )
-            for n in notes
-        ]
+        rows = [NoteRow.of(note, at=at) for note in notes]
+        await self._planner.settler.flush()  # notes belong to a conversation, which may not be stored yet
         if await self._store.add_notes(branch.tenant, branch.conversation, rows):
             thread.known, thread.has_notes = replace(thread.known, notes=()), False
 
@@ -175,7 +171,9 @@ class Preparation:
         async with thread.lock:
             if thread.known.checkpoint is not known.checkpoint:
                 return
-            if await self._planner.save(thread, work.reading, Save(state.to_json(), reason)) is not None:
+            save = Save(state.to_json(), reason)
+            version = await self._planner.save(thread, work.reading, save, keep=job.settings.checkpoints.keep)
+            if version is not None:
                 self._happened(f"saved_{reason}")
 
     async def _prepare(self, work: Work) -> None:
@@ -194,12 +192,13 @@ class Preparation:
         )
         thread.preparing = asyncio.Event()
         try:
-            prepared = await _asked(flow, job.ask)
+            prepared = await _asked(flow, job.ask_later or job.ask)
             self._use(thread, prepared)
         finally:
             thread.preparing.set()
             thread.preparing = None
         if prepared is not None and thread.known.prepared is prepared and self._store is not None:
+            await self._planner.settler.flush()  # what waits for a branch needs the branch to be stored
             await self._store.prepare(thread.branch.tenant, thread.branch.branch, prepared)
 
     def _use(self, thread: Thread, prepared: Prepared | None) -> None:

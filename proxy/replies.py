@@ -15,6 +15,7 @@ from proxy.errors import UpstreamUnreachable
 from proxy.perform import Performer
 from proxy.runtime import Runtime
 from proxy.similarity import by_shingles, by_vectors
+from proxy.spent import Spent
 from proxy.summarizer import MOST_ANSWER, Compose, Terms, Told
 from proxy.tap import Usage
 from proxy.telemetry import Trace
@@ -27,31 +28,6 @@ from proxy.wire.summaries import Form, forces_a_call, standing_body
 SUMMARIZER_SHARE = 0.7
 TENANT_SHOWN = 8
 NOT_IN_PLACE = Failed("not_in_place")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """What the summaries of one request took; a shared call is counted where it was made.
-
-    Attributes:
-        calls: made for this request; ``shared`` were waited for, ``kept`` answers were known already.
-        asked: tokens of the prompts as reported, ``cached`` of them read from a cache, ``answered`` of the answers.
-        seconds: in calls and in waiting for others', added up.
-        dollars: list price of the calls whose model has one.
-    """
-
-    calls: int = 0
-    shared: int = 0
-    kept: int = 0
-    asked: int = 0
-    answered: int = 0
-    cached: int = 0
-    seconds: float = 0.0
-    dollars: float = 0.0
-
-    def __add__(self, other: "Spent") -> "Spent":
-        """Both together."""
-        return Spent(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
 
 
 @dataclass(slots=True)

@@ -128,7 +128,7 @@ class Settler:
         try:
             await store.commit(change)
         except StaleVersion as stale:
-            nothing = replace(change, edits=(), cut=None, covered=(), checkpoint=None, evictions=())
+            nothing = replace(change, edits=(), cut=None, covered=(), checkpoint=None, resumed=None, evictions=())
             kept = replace(nothing, expected=stale.current)
             if kept.originals:
                 with contextlib.suppress(StaleVersion):

@@ -6,7 +6,7 @@ row of the exchange what would have.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from urllib.parse import urlsplit
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from policies import ContextSettings, Decision, Mode, Pressure
 from policies.growth import Event, zones_for
 from policies.pressure import read_pressure
+from policies.summaries import PROMPTS
 from policies.trend import lift
 from proxy.caching import CacheUse, follow
 from proxy.caller import Caller
@@ -24,6 +25,7 @@ from proxy.hooks import Turn, TurnEnd
 from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
 from proxy.runtime import Runtime
+from proxy.spent import Spent
 from proxy.store.records import ExchangeRow
 from proxy.tap import Tap, Usage, together
 from proxy.telemetry import Attempt, ExchangeLine, Trace, log_exchange
@@ -34,6 +36,7 @@ log = logging.getLogger("weir.settlement")
 
 CLIENT_CLOSED = 499
 MOST_EVENTS = 8
+MOST_CONDENSED = 40
 TENANT_SHOWN = 8
 
 
@@ -74,6 +77,7 @@ class Outcome:
     clamped: bool = False
     turn: Turn | None = None
     job: Job | None = None
+    spent: Callable[[], Spent] | None = None
     recalls: list[Recalled] = field(default_factory=list)
     rounds: list[Usage] = field(default_factory=list)
 
@@ -217,6 +221,8 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
     if sent is not None and outcome.planned is not None and outcome.planned.branch is not None:
         planned = outcome.actions(planned=True) if outcome.observed else actions
         detail = _detail(outcome.planned, outcome.settings_or_default(), events, use)
+        if outcome.spent is not None and (spent := outcome.spent()).any:
+            detail["summarizer"] = asdict(spent)
         if outcome.recalls:
             detail["recall"] = [asdict(each) for each in outcome.recalls]
         row = _row(outcome, outcome.planned, sent, actions=planned, duration=duration, at=at, detail=detail)
@@ -322,12 +328,27 @@ def _detail(
     if planned.belief is not None:
         budget = planned.belief.budget
         detail["base"] = budget.base(settings)
+        if budget.caps:
+            detail["caps"] = dict(budget.caps)
         detail["source"] = "model_reported" if budget.reported else "client_estimated"
     if events:
         detail["events"] = [{"kind": e.kind, **e.facts} for e in events[:MOST_EVENTS]]
     if decision is not None and decision.pruned:
         detail["pruned"] = list(decision.pruned)
+    if decision is not None and (condensed := condensed_in(decision)):
+        detail["condensed"] = condensed
     return detail if use is None else detail | use.facts()
+
+
+def condensed_in(decision: Decision) -> list[dict[str, object]]:
+    """What a decision put in shorter words, for the audit: tokens, ratio, questions, prompt with its digest."""
+    found: list[dict[str, object]] = []
+    for report in decision.trail:
+        for each in report.condensed[: MOST_CONDENSED - len(found)]:
+            digest = next((p.digest for p in PROMPTS.values() if p.purpose == each.purpose), None)
+            row = {**asdict(each), "ratio": round(each.ratio, 2), "kept": report.kept}
+            found.append(row if digest is None else row | {"prompt_digest": digest})
+    return found
 
 
 def stage_of(decision: Decision, settings: ContextSettings, *, base: int) -> str:

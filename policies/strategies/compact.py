@@ -11,6 +11,7 @@ from dataclasses import replace
 from policies.bounds import Bounds
 from policies.checkpoint import Checkpoint
 from policies.clipping import clip_middle
+from policies.condensed import Condensed
 from policies.draft import Draft
 from policies.edits import MESSAGE_OVERHEAD, replace_content
 from policies.effects import Flow, Save, Saved
@@ -74,6 +75,7 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
     checkpoint = merge_states(made.checkpoint, told.proposal, material=occurs_in(sources), retired=made.retired)
     checkpoint = replace(checkpoint, narrative=told.text, version=version)
     compacted = draft.with_cut(cut, checkpoint=checkpoint.to_json())
+    compacted = compacted.with_condensed([_condensed(draft, gone, cut, told)])
     return _cut_newest_step(compacted, bounds, newest, allowed=_newest_allowance(bounds, cut.tokens))
 
 
@@ -116,6 +118,21 @@ def _read(bounds: Bounds, index: int) -> Body:
 def _goal(bounds: Bounds) -> str:
     task = bounds.protection.task
     return "" if task is None else _read(bounds, task).text
+
+
+def _condensed(draft: Draft, gone: list[int], cut: Cut, told: Told) -> Condensed:
+    """What became of the history in tokens, by which prompt, in how many questions."""
+    messages = draft.transcript.messages
+    return Condensed(
+        strategy="compact",
+        original_tokens=sum(messages[i].tokens for i in gone),
+        compressed_tokens=cut.tokens,
+        calls=told.calls,
+        purpose=told.purpose or "extract",
+        ref=cut.ref,
+        key=cut.prefix.hex(),
+        failure=told.failure,
+    )
 
 
 def _cost(text: str, bounds: Bounds) -> int:

@@ -25,7 +25,7 @@ from proxy.cli.conversations_read import (
 from proxy.cli.conversations_show import moment, show_notes, show_removed, show_state, tame
 from proxy.config import Flags
 from proxy.routes.control import LONGEST_NOTE, USUAL
-from proxy.routes.rows import checkpoint_json, note_json, note_row
+from proxy.routes.rows import checkpoint_json, note_json
 from proxy.store import Store
 from proxy.store.records import ConversationRow, NoteRow
 
@@ -110,7 +110,7 @@ def notes(name: str, text: str | None, path: Path | None, store: str | None, *, 
         return
     if not text.strip() or len(text) > LONGEST_NOTE:
         raise click.BadParameter(f"should be 1 to {LONGEST_NOTE} characters", param_hint="--add")
-    note = note_row(Note(MISC, USUAL, text, "api"), at=time.time())
+    note = NoteRow.of(Note(MISC, USUAL, text, "api"), at=time.time())
     is_new = writing(url, lambda opened: _add(opened, name, note))
     if as_json:
         print_json({**note_json(note), "new": is_new})

@@ -16,7 +16,7 @@ from policies.clipping import cut_line
 from policies.summary import defang, fence
 from proxy.recall.ranking import LONGEST_TOKEN, Match, Term, passages
 
-FLOOR = 200
+FLOOR = 250
 """Tokens of room under which no text is shown."""
 SMALLEST_SHARE = 120
 MOST_SHOWN = 8

@@ -14,7 +14,7 @@ from policies.rules import STOP
 
 MOST_TERMS = 32
 IDENTIFIER_WEIGHT = 2.0
-WORTH_SHOWING = 0.35  # of the best text's score
+WORTH_SHOWING = 0.4  # of the best text's score
 LONGEST_SEGMENT = 320  # characters
 LONGEST_TOKEN = 12  # characters, on the average of any text worth reading
 MOST_READ = 2_000_000  # characters of one text

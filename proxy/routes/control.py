@@ -6,9 +6,9 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.routes.blobs import LONGEST_REF
 from proxy.routes.conversations import VERSIONS_SHOWN, saved
 from proxy.routes.question import Answer, Question, as_json
-from proxy.routes.rows import note_json, note_row
+from proxy.routes.rows import note_json
 from proxy.store import NoSuchVersion
-from proxy.store.records import ConversationRow
+from proxy.store.records import ConversationRow, NoteRow
 
 LONGEST_NOTE = 4_000
 USUAL = "normal"
@@ -61,7 +61,7 @@ async def add_note(question: Question) -> Answer:
     """Store a note on the conversation; the same text in the same category is stored once."""
     note = _note(await question.fields(("text", "category", "importance")))
     row = await question.only_conversation()
-    stored = note_row(note, at=question.runtime.planner.clock())
+    stored = NoteRow.of(note, at=question.runtime.planner.clock())
     if await question.store.add_notes(row.tenant, row.id, [stored]):
         question.runtime.planner.conversations.note(row, note)
         return as_json(note_json(stored), status=201)
@@ -88,9 +88,7 @@ async def close(question: Question) -> Answer:
     row = await question.only_conversation()
     if row.closed is not None:
         return as_json({"closed": row.closed})
-    at = question.runtime.planner.clock()
-    await question.store.close_conversation(row, at)
-    return as_json({"closed": at})
+    return as_json({"closed": await question.runtime.planner.conversations.close(row)})
 
 
 async def delete(question: Question) -> Answer:
@@ -98,5 +96,6 @@ async def delete(question: Question) -> Answer:
     row = await question.only_conversation()
     if not await question.store.delete(row):
         raise NotFound(f"There is no conversation {row.name[:80]!r}.")
+    question.runtime.summarizer.forget(row.tenant)
     question.runtime.planner.conversations.forget(row)
     return as_json({"deleted": True})

@@ -3,12 +3,10 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from hashlib import blake2b
 from types import MappingProxyType
 
 from policies.burn import bucket_report, turns_remaining
 from policies.ledger import EditKind
-from policies.notes import Note
 from proxy.caching import shown
 from proxy.store.records import CheckpointRow, ConversationRow, EvictionRow, ExchangeRow, NoteRow, Original, RemovedRow
 
@@ -164,19 +162,6 @@ def note_json(row: NoteRow) -> dict[str, object]:
     """One note."""
     own = {name: getattr(row, name) for name in ("at", "category", "importance", "source", "text")}
     return {"id": row.id.hex(), **own}
-
-
-def note_row(note: Note, *, at: float) -> NoteRow:
-    """The row of a note that was taken ``at``; two of one text and one category have the same id."""
-    same = f"{note.category}\0{note.text}".encode("utf-8", "surrogatepass")
-    return NoteRow(
-        id=blake2b(same, digest_size=NOTE_SIZE).digest(),
-        at=at,
-        category=note.category,
-        importance=note.importance,
-        source=note.source,
-        text=note.text,
-    )
 
 
 def found_json(row: Original) -> dict[str, object]:

@@ -55,7 +55,6 @@ from proxy.store.records import (
 from proxy.store.schema import HEAD
 
 BUSY_TIMEOUT = 5.0
-CHECKPOINTS_PER_BRANCH = 100
 
 
 class Store(Kept):
@@ -65,9 +64,8 @@ class Store(Kept):
     ``damaged`` counts the rows seen so far whose content was not what had been written.
     """
 
-    def __init__(self, database: Database, *, content: Content, keep_checkpoints: int = CHECKPOINTS_PER_BRANCH) -> None:
+    def __init__(self, database: Database, *, content: Content) -> None:
         super().__init__(database, content=content)
-        self._keep_checkpoints = keep_checkpoints
         self._secret: bytes | None = None
 
     @classmethod
@@ -80,7 +78,6 @@ class Store(Kept):
         read_only: bool = False,
         visitor: bool = False,
         busy_timeout: float = BUSY_TIMEOUT,
-        keep_checkpoints: int = CHECKPOINTS_PER_BRANCH,
     ) -> "Store":
         """The store behind an SQLAlchemy ``url``, its schema brought up to date.
 
@@ -92,12 +89,11 @@ class Store(Kept):
             visitor: a short-lived writer beside a running server. It keeps that server from checkpointing for as
                 long as it is open (see :mod:`proxy.store.sqlite` for why), so close it soon.
             busy_timeout: seconds to wait for others before :class:`StoreUnavailable`.
-            keep_checkpoints: newest versions that a branch keeps, beside the one of its newest cut.
         """
         mode: Literal["server", "worker", "visitor", "reader"] = "worker" if shared else "server"
         mode = "reader" if read_only else "visitor" if visitor else mode
         database = await open_database(url, mode=mode, patience=busy_timeout)
-        return cls(database, content=content, keep_checkpoints=keep_checkpoints)
+        return cls(database, content=content)
 
     async def close(self) -> None:
         """Finish what has begun and close the database."""
@@ -136,9 +132,7 @@ class Store(Kept):
 
     async def commit(self, change: Change) -> int:
         """The branch's new version, once everything in ``change`` is durable; :class:`StaleVersion` stores nothing."""
-        return await self._database.write(
-            lambda c: conversations.commit(c, change, full=self._full, keep_checkpoints=self._keep_checkpoints)
-        )
+        return await self._database.write(lambda c: conversations.commit(c, change, full=self._full))
 
     async def fork(
         self,

@@ -118,7 +118,7 @@ def branch(connection: sa.Connection, tenant: str, branch_id: str, damage: Damag
     return None if row is None else _branch(connection, tenant, row, length=0, damage=damage)
 
 
-def commit(connection: sa.Connection, change: Change, *, full: bool, keep_checkpoints: int) -> int:
+def commit(connection: sa.Connection, change: Change, *, full: bool) -> int:
     """The branch's new version after ``change`` is stored; :class:`StaleVersion` if it is not at ``expected``."""
     if change.expected == 0:
         open_branch(connection, change, parent=None)
@@ -143,7 +143,7 @@ def commit(connection: sa.Connection, change: Change, *, full: bool, keep_checkp
         run_many(connection, TOUCH_CHAIN[connection.dialect.name], [{**tip, "length": change.length, "at": change.at}])
     ledger.add_edits(connection, tenant=change.tenant, branch=change.branch, version=version, given=change.edits)
     ledger.add_cut(connection, change, batch=version)
-    add_checkpoint(connection, change, version=version, keep=keep_checkpoints)
+    add_checkpoint(connection, change, version=version, keep=change.keep)
     add_evictions(connection, change, version=version)
     add_originals(
         connection,

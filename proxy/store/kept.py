@@ -88,7 +88,9 @@ class Kept:
         return await self._database.read(lambda c: summaries.summary(c, tenant, key, self._damage))
 
     async def keep_summary(self, tenant: str, row: SummaryRow) -> None:
-        """Store what a model wrote in place of what its address had."""
+        """Store what a model wrote in place of what its address had; nothing where bodies are not kept."""
+        if not self._full:
+            return
         await self._database.write(lambda c: summaries.keep_summary(c, tenant, row))
 
     async def removed(self, conversation: ConversationRow, *, limit: int = 500) -> list[RemovedRow]:

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from proxy.store.archive import drop_unheld, forget_words
 from proxy.store.records import ConversationRow
-from proxy.store.tables import branches, conversations, exchanges, removed
+from proxy.store.tables import branches, conversations, exchanges, removed, summaries
 
 CONVERSATIONS_AT_ONCE = 10
 EXCHANGES_AT_ONCE = 500
@@ -38,6 +38,8 @@ def prune_exchanges(connection: sa.Connection, before: float) -> int:
 def delete(connection: sa.Connection, conversation: ConversationRow) -> bool:
     """Delete a conversation with all its branches, bodies and words; whether it was there."""
     gone = _delete(connection, [(conversation.tenant, conversation.id)])
+    if gone:  # what models wrote does not say of which conversation it is
+        connection.execute(sa.delete(summaries).where(summaries.c.tenant == conversation.tenant))
     forget_words(connection)
     return gone > 0
 

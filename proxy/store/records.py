@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from policies.ledger import Cut, Edit, Prepared
+from policies.notes import Note
 from policies.trend import Trend
+
+NOTE_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +111,10 @@ class Change:
 
     ``expected`` is the version that the plan was made on; ``covered`` are the refs that the new cut covers,
     in order; ``checkpoint`` is the structured state as JSON text, saved for a ``reason`` (``compaction``, ``rollover``,
-    ``safety``, ``milestone``, ``asked``, ``closed``) in window ``window_id``. ``resumed`` is the checkpoint of another
-    conversation that the branch goes on from, stored with it. ``chain_end`` is the hash after all ``length``
-    messages of the request, by which the next one will find what is stored here.
+    ``resume``, ``safety``, ``milestone``, ``before_model``, ``rollback``, ``closed``) in window ``window_id``; the
+    newest ``keep`` versions stay. ``resumed`` is the checkpoint of another conversation that the branch goes on from,
+    stored with it. ``chain_end`` is the hash after all ``length`` messages of the request, by which the next one will
+    find what is stored here.
     """
 
     tenant: str
@@ -125,6 +130,7 @@ class Change:
     checkpoint: str | None = None
     reason: str = "compaction"
     window_id: int = 1
+    keep: int = 100
     resumed: str | None = None
     chain_end: bytes = b""
     length: int = 0
@@ -242,6 +248,24 @@ class NoteRow:
     importance: str
     source: str
     text: str
+
+    @classmethod
+    def of(cls, note: Note, *, at: float) -> "NoteRow":
+        """The row of a note that was taken ``at``; two of one text and one category have the same id."""
+        same = f"{note.category}\0{note.text}".encode("utf-8", "surrogatepass")
+        return cls(
+            id=blake2b(same, digest_size=NOTE_SIZE).digest(),
+            at=at,
+            category=note.category,
+            importance=note.importance,
+            source=note.source,
+            text=note.text,
+        )
+
+    @property
+    def note(self) -> Note:
+        """The note itself."""
+        return Note(self.category, self.importance, self.text, self.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from policies.summary import defang
+from proxy.protocol import ServerLimits
 from proxy.recall.offer import definition_of
 from proxy.simulator.dialects import Problem, Rejected
 from proxy.simulator.serving import RunningSimulator, serve_simulator
@@ -22,6 +23,7 @@ from proxy.simulator.settings import Answer, Call, Request, SimulatorSettings
 from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, arrays_of, begins_with, weir
 
 WINDOW = 8192
+STOPS_AT_ONCE = ServerLimits(grace=0.05, notice=0.0)
 SECRET = "the deployment token is zx-4471-quebec"
 CALL = Call("recall", json.dumps({"query": "deployment token"}))
 OWN = Call("read_file", '{"path": "src/next.py"}')
@@ -77,7 +79,13 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    folder: Path, script: Script, *, window: int = WINDOW, recall: str = "tool: true", **settings: Any
+    folder: Path,
+    script: Script,
+    *,
+    window: int = WINDOW,
+    recall: str = "tool: true",
+    limits: ServerLimits = ServerLimits(),
+    **settings: Any,
 ) -> AsyncIterator[Stage]:
     model = Model(script)
     simulated = SimulatorSettings(window=window, answer=model, **settings)
@@ -90,7 +98,7 @@ policies: {{p: {{recall: {{{recall}}}}}}}
 default_policy: p
 """
         store = folder / "w.db"
-        async with weir(upstream.base_url, store, yaml=yaml, folder=folder, window=None) as target:
+        async with weir(upstream.base_url, store, yaml=yaml, folder=folder, window=None, limits=limits) as target:
             yield Stage(upstream, target, model)
 
 
@@ -468,6 +476,36 @@ async def test_a_client_that_leaves_in_a_later_round_ends_it(tmp_path: Path) -> 
                 break
             await asyncio.sleep(0.02)
         assert [seen.client_gone for seen in answered(on.upstream)] == [False, True]
+
+
+@pytest.mark.requirement("P5")
+@pytest.mark.parametrize("before", ["", "Wait."], ids=["nothing sent yet", "text sent"])
+async def test_a_process_that_stops_between_two_rounds_says_so(tmp_path: Path, before: str) -> None:
+    async with AsyncExitStack() as stack:
+        on = await stack.enter_async_context(stage(tmp_path, once(before=before), latency=0.6, limits=STOPS_AT_ONCE))
+        talk, headers, received = on.talk(), {"authorization": "Bearer sk-test"}, b""
+        body = {"model": "sim", "messages": talk.messages, "max_tokens": 512, "tools": TOOLS, "stream": True}
+
+        async def read(http: httpx.AsyncClient, url: str) -> int:
+            nonlocal received
+            async with http.stream("POST", url, json=body, headers=headers) as response:
+                with suppress(httpx.RemoteProtocolError):
+                    async for part in response.aiter_bytes():
+                        received += part
+            return response.status_code
+
+        async with httpx.AsyncClient(timeout=30) as http:
+            asking = asyncio.create_task(read(http, f"{on.target.base_url}/chat/completions"))
+            while len(on.bodies) < 2:
+                await asyncio.sleep(0.02)
+            await stack.aclose()
+            if before:
+                await asking
+                last = received.strip().split(b"\n\n")[-1]
+                assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "shutting_down"
+                assert b"Wait." in received
+            else:
+                assert (await asking, json.loads(received)["error"]["code"]) == (503, "shutting_down")
 
 
 @pytest.mark.requirement("P1")

@@ -107,7 +107,7 @@ def test_notes_of_the_model_stand_beside_the_extract() -> None:
     ids=["timeout", "error", "empty", "reasoning", "short", "not smaller", "refusal", "tool call", "loop", "long"],
 )
 def test_a_useless_answer_leaves_the_extract_alone(reply: Summary | Failed) -> None:
-    done, cut, asked = answered_with(reply)
+    _, cut, asked = answered_with(reply)
     assert asked <= 2
     assert (cut.origin, cut.narrative) == ("extract", "")
     assert RULE in cut.text

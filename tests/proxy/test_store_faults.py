@@ -86,7 +86,7 @@ async def test_two_hundred_kills_leave_no_half_checkpoint_and_lose_none_that_was
     assert len(said) == 200
     assert sum(1 for version in said if version) > 100, "most rounds must have written something"
     assert [v for v in said if v] == sorted(v for v in said if v), "no version was ever lost"
-    store = await Store.open(url(path), keep_checkpoints=1_000_000)
+    store = await Store.open(url(path))
     branch = await store.branch("tenant-a", "b1")
     row = await store.conversation("tenant-a", "c1")
     assert branch is not None

