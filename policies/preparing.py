@@ -6,9 +6,11 @@ where the history that it covers is still there, and forgotten where it is not.
 
 from dataclasses import replace
 
-from policies.bounds import bounds_for
+from policies.bounds import Bounds, bounds_for
 from policies.budget import Budget
-from policies.effects import Flow
+from policies.cascade import run_layers
+from policies.draft import Draft
+from policies.effects import Done, Failed, Flow, Offload, Reply
 from policies.ledger import Prepared
 from policies.messages import Transcript
 from policies.narration import may_ask, tell, told_before
@@ -19,8 +21,10 @@ from policies.tails import tail_start
 from policies.tokens import TokenCounter
 from policies.triggers import layers_of, limit_for
 
-LEAST_NEW = 0.25
+LEAST_NEW = 0.5
 """What was prepared is prepared anew once this share of what a batch would cover now is not covered by it."""
+ENOUGH = 0.5
+"""No summary is prepared where what costs nothing gets a request so far down to low water."""
 
 
 def prepare(
@@ -48,6 +52,8 @@ def prepare(
     )
     draft = replay(bounds.transcript, known, bounds.protection)
     bounds = replace(bounds, layer=layer, warm=True, standing=draft.pieces)
+    if layer.params.get("prepared") is not True and _is_free(draft, bounds):
+        return None
     start = tail_start(draft, bounds, int(bounds.shape.tail * bounds.room))
     head = transcript.head
     gone = [i for i in range(head, start) if i not in bounds.protection.verbatim]
@@ -62,6 +68,19 @@ def prepare(
         return None
     proposal = told.proposal.to_json() if told.proposal is not None else ""
     return Prepared(start - head, transcript.chain[start - head - 1], told.text, proposal, told.purpose)
+
+
+def _is_free(draft: Draft, bounds: Bounds) -> bool:
+    """Whether the layers that ask no model would be enough if the batch came now."""
+    flow = run_layers(draft, replace(bounds, free_only=True, early=0.0))
+    reply: Reply | None = None
+    while True:
+        try:
+            asked = next(flow) if reply is None else flow.send(reply)
+        except StopIteration as end:
+            done, _ = end.value
+            return bool(done.tokens <= bounds.low_water + ENOUGH * (draft.tokens - bounds.low_water))
+        reply = Done() if isinstance(asked, Offload) else Failed("not_now")
 
 
 def is_soft(tokens: int, length: int, *, settings: ContextSettings, budget: Budget, known: Known) -> bool:

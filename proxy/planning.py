@@ -21,6 +21,7 @@ from policies import (
     EditKind,
     Effect,
     Failed,
+    Known,
     Piece,
     Reply,
     Summarize,
@@ -280,7 +281,7 @@ class Planner:
             async with thread.lock:
                 if thread.ledger(observed=observed).edits is not known.edits:
                     continue  # another request of this conversation has just decided: replay that
-                ask = _unpaid(job.ask) if observed else partial(self._answer, job, planned)
+                ask = _unpaid(job.ask) if observed else partial(self._answer, job, planned, known)
                 try:
                     decision = await drive(flow, asked, ask)
                 except _PreparedMeanwhile:
@@ -295,16 +296,16 @@ class Planner:
                 return
         log.warning("a conversation kept changing under a request; its last plan was used without being stored")
 
-    async def _answer(self, job: "Job", planned: Planned, effect: Effect) -> Reply:
-        """The reply to one effect of a plan that is carried out."""
+    async def _answer(self, job: "Job", planned: Planned, known: Known, effect: Effect) -> Reply:
+        """The reply to one effect of a plan that is carried out and was begun with what was ``known``."""
         if not isinstance(effect, Save):
             return await job.ask(effect)
         assert planned.reading and planned.recognised  # noqa: S101, PT018 - set by _identify
         thread = planned.recognised.thread
-        if effect.reason == BEFORE_MODEL and thread.preparing is not None:
-            ready = thread.known.prepared
-            await thread.preparing.wait()
-            if thread.known.prepared is not ready:
+        if effect.reason == BEFORE_MODEL:
+            if thread.preparing is not None:
+                await thread.preparing.wait()
+            if thread.known.prepared is not known.prepared:
                 raise _PreparedMeanwhile
         version = await self.save(thread, planned.reading, effect, keep=job.settings.checkpoints.keep)
         return Failed("store") if version is None else Saved(version)
