@@ -32,6 +32,7 @@ from policies import (
 from policies.checkpoint import Checkpoint
 from policies.effects import Compare, Save, Saved, Together
 from policies.growth import Limits, limits_for
+from policies.ledger import ADDING
 from policies.messages import ToolDefinition
 from policies.trend import Trend
 from policies.turns import last_user
@@ -233,6 +234,7 @@ class Planner:
                 transcript.read(current).text,
                 counter=job.counter,
                 max_tokens=job.settings.recall.auto_tokens,
+                visible_refs=_visible(transcript, thread.known),
             )
         except StoreError as error:
             log.warning("nothing is recalled, the archive cannot be read: %s", error)
@@ -503,6 +505,13 @@ def _change(job: Job, decision: Decision, reading: Reading, thread: Thread, now:
         keep=job.settings.checkpoints.keep,
         resumed=thread.known.resumed if cut is not None and cut.origin == "resume" else None,
     )
+
+
+def _visible(transcript: Transcript, known: Known) -> frozenset[str]:
+    """The refs of messages that stand in the request word for word."""
+    covered = max((c.covers for c in known.cuts if c.covers <= len(transcript.chain)), default=0)
+    edited = {e.ref for e in known.edits.values() if e.kind not in ADDING}
+    return frozenset(m.ref for m in transcript.messages[transcript.head + covered :]) - edited
 
 
 def _window_of(decision: Decision) -> int:

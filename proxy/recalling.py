@@ -16,6 +16,7 @@ from proxy.upstream.overflow import Verdict
 REFUSALS = frozenset({400, 404, 405, 422, 501})
 WORDS = (b"tool", b"function")
 LONGEST_ERROR = 16 * 1024
+MOST_SCOPES = 1_000
 
 
 @dataclass(slots=True)
@@ -79,13 +80,13 @@ class Recalling:
 
     def is_refused(self, planned: Planned) -> bool:
         """Whether the upstream was seen to take no tools for this model."""
-        return planned.belief is not None and self.runtime.windows.is_strict(_refusal(planned.belief.scope))
+        return planned.belief is not None and planned.belief.scope in self.runtime.without_tools
 
     def _note_refusal(self, planned: Planned) -> None:
         """Remember that the upstream took the request only without the tool."""
         self.offer = None
-        if planned.belief is not None:
-            self.runtime.windows.mark_strict(_refusal(planned.belief.scope))
+        if planned.belief is not None and len(self.runtime.without_tools) < MOST_SCOPES:
+            self.runtime.without_tools.add(planned.belief.scope)
 
     def rounds(self, body: bytes) -> Rounds | None:
         """The rounds that may follow an answer to ``body``, the request without the tool; None where it had none."""
@@ -141,7 +142,3 @@ def refuses_tools(received: Received) -> bool:
         return False
     said = received.body[:LONGEST_ERROR].lower()
     return any(word in said for word in WORDS)
-
-
-def _refusal(scope: str) -> str:
-    return f"{scope} takes no tools"

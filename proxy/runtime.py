@@ -25,7 +25,10 @@ from proxy.windows import Windows
 
 @dataclass(slots=True)
 class Runtime:
-    """The parts of a running Weir. ``config`` and ``keyring`` are replaced as a whole on reload."""
+    """The parts of a running Weir. ``config`` and ``keyring`` are replaced as a whole on reload.
+
+    ``without_tools`` are the scopes (origin, model, credential) whose upstream was seen to take no tools.
+    """
 
     config: Config
     keyring: Keyring
@@ -45,6 +48,7 @@ class Runtime:
     hooks: Hooks = field(default_factory=Hooks)
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("weir"))
     set_policies: dict[str, SetPolicy] = field(default_factory=dict)
+    without_tools: set[str] = field(default_factory=set)
     _policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)
 
     def policy(self, name: str, mode: Mode | None = None) -> ContextSettings:

@@ -154,3 +154,124 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             yield asyncio.run(play(llama, model, folder))
     except Unavailable as reason:
         pytest.skip(str(reason))
+
+
+@pytest.mark.requirement("A0.3", "P3", "P16")
+def test_every_request_of_the_run_fits_and_is_whole(run: Run) -> None:
+    assert [step.status for step in run.steps] == [200] * len(REQUESTS)
+    assert all(pairs_are_whole(step.sent) for step in run.steps)
+    assert len(run.batches) >= 2
+
+
+@pytest.mark.requirement("P13")
+def test_the_model_was_asked_and_what_it_said_is_used_or_refused_for_a_reason(run: Run, record_property: Any) -> None:
+    assert run.heard
+    for effect, told in run.heard:
+        usage = told.usage
+        spent = "" if usage is None else f", {usage.prompt} tokens read, {usage.completion} written"
+        report(record_property, "call", f"{effect.purpose}: {told.result} after {told.seconds:.1f} s{spent}")
+    for figures in run.condensed:
+        report(record_property, "batch", str(figures))
+        assert figures["failure"] or figures["purpose"] == "structured-2"
+    for _, row in run.batches:
+        assert row.cut is not None
+        assert (row.cut.origin == "extract") == (not row.cut.narrative)
+        assert row.cut.narrative in row.cut.text
+
+
+@pytest.mark.requirement("A0.100")
+def test_every_checkpoint_is_valid_and_newer_than_the_one_before(run: Run) -> None:
+    before = None
+    for row in run.rows:
+        state = run.state(row)
+        assert state.validate(after=before).valid, state.validate(after=before).errors
+        before = state
+
+
+@pytest.mark.requirement("A0.100", "R.55")
+def test_the_goal_is_the_first_user_message_byte_for_byte(run: Run) -> None:
+    goal = next(message["content"] for message in RECORDING.messages if message["role"] == "user")
+    assert {run.state(row).goal for row in run.rows} == {goal}
+
+
+@pytest.mark.requirement("A0.100", "R.55")
+def test_every_constraint_is_the_users_own_words_and_none_is_lost(run: Run) -> None:
+    users = said(message for message in RECORDING.messages if message["role"] == "user")
+    kept: set[str] = set()
+    for row in run.rows:
+        constraints = set(run.state(row).constraints)
+        assert all(constraint in users for constraint in constraints)
+        assert kept <= constraints
+        kept |= constraints
+    assert kept
+
+
+@pytest.mark.requirement("A0.106", "P13")
+def test_no_identifier_in_a_checkpoint_or_a_summary_was_invented(run: Run, record_property: Any) -> None:
+    for index, row in run.batches:
+        assert row.cut is not None
+        source, state = said(RECORDING.messages[:index]), run.state(row)
+        summary = "\n".join(row.cut.text.split("\n")[2:-1])
+        page = "\n".join(line for _, lines in state.sections() for line in lines)
+        for text in (summary, page):
+            assert invented(text, source) == ()
+            assert {found for found in ID.findall(text) if found not in source} == set()
+        assert all(found.value in source for found in state.identifiers)
+
+
+@pytest.mark.requirement("A0.106", "A0.113")
+def test_what_later_calls_need_is_in_the_checkpoint_or_one_step_away(run: Run, record_property: Any) -> None:
+    window, checkpoint = Counter[str](), Counter[str]()
+    for index, row in run.batches:
+        assert row.cut is not None
+        covered = said(RECORDING.messages[1 : 1 + row.cut.covers])
+        step = next(step for step in run.steps if step.index == index)
+        seen = step.text.replace(json.dumps(row.cut.text, ensure_ascii=False)[1:-1], "")
+        for value in needed_from(index):
+            if value in covered and value not in seen:
+                window[keeper(value, narrative=row.cut.narrative, whole=row.cut.text)] += 1
+                checkpoint[keeper(value, narrative=run.state(row).narrative, whole=row.body)] += 1
+    for name, figures in (("in the window", window), ("in the checkpoint", checkpoint)):
+        report(record_property, f"literals that only the summary can hold, {name}", shares(figures))
+    assert window.total() >= 10
+    assert checkpoint["missing"] == 0
+
+
+@pytest.mark.requirement("A0.106", "R.55")
+def test_all_that_a_call_needs_is_in_its_request_or_behind_a_ref_in_it(run: Run, record_property: Any) -> None:
+    found = Counter[str]()
+    cuts = [row.cut for _, row in run.batches if row.cut is not None]
+    for step in run.steps:
+        summary = next((cut for cut in reversed(cuts) if json.dumps(cut.text)[1:-1] in json.dumps(step.sent)), None)
+        whole, narrative = (summary.text, summary.narrative) if summary is not None else ("", "")
+        kept = step.text.replace(json.dumps(whole, ensure_ascii=False)[1:-1], "") if whole else step.text
+        for value in RECORDING.literals.get(step.index, ()):
+            where = "untouched" if value in kept else keeper(value, narrative=narrative, whole=whole)
+            found[where if where != "missing" or value not in step.removed else "behind a ref"] += 1
+    report(record_property, "literals when they were needed", shares(found))
+    assert found.total() >= 50
+    assert found["missing"] == 0
+
+
+def needed_from(index: int) -> list[str]:
+    """The literals that calls of the run need from the recorded message ``index`` on."""
+    later = (values for at, values in RECORDING.literals.items() if at >= index and at <= REQUESTS[-1])
+    return list(dict.fromkeys(value for values in later for value in values))
+
+
+def keeper(value: str, *, narrative: str, whole: str) -> str:
+    """Who kept a literal: the model in its text, or code in the rest of the summary."""
+    if value in narrative:
+        return "kept by the model"
+    return "added by code" if value in whole else "missing"
+
+
+def shares(figures: Counter[str]) -> str:
+    """Every figure with its share of all."""
+    return ", ".join(f"{name} {count} ({count / figures.total():.0%})" for name, count in figures.most_common())
+
+
+def report(record_property: Any, name: str, figures: str) -> None:
+    """Keep a figure in the test report, and print it for ``pytest -s``."""
+    record_property(name, figures)
+    print(f"{name}: {figures}")
