@@ -7,7 +7,7 @@ from policies.ledger import Cut, Edit, EditKind
 from policies.messages import Body, Message, ToolCall, Transcript
 from policies.pieces import Piece
 from policies.planner import Action, Decision, plan, trim
-from policies.preparing import is_soft, prepare
+from policies.preparing import is_near, is_soft, prepare
 from policies.pressure import Pressure
 from policies.replay import Known
 from policies.saving import milestone_of, notes_of, state_of, wants_notes, write_notes
@@ -44,6 +44,7 @@ __all__ = [
     "ToolCall",
     "Transcript",
     "divide",
+    "is_near",
     "is_soft",
     "milestone_of",
     "notes_of",

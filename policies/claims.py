@@ -7,10 +7,13 @@ deadline, an approver), for values that no literal marks (units, tones, days), a
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from policies.identifiers import Kind, Mention
 from policies.rules import RULE_THRESHOLD, STOP, WORD, Sentence
+
+MOST_STEMS = 16_384
 
 _NEGATIVE = re.compile(r"\b(?:no|not|never|don['\u2019]?t|cannot|without|avoid|mustn['\u2019]?t)\b", re.IGNORECASE)
 _CHANGE = re.compile(
@@ -157,6 +160,7 @@ class Frame:
     types: frozenset[str]
 
 
+@lru_cache(maxsize=MOST_STEMS)
 def stem(word: str) -> str:
     """A word without its ending, small; irregular forms are left as they are."""
     word = word.lower().replace("\u2019", "'").removesuffix("'s")

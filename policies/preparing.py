@@ -4,6 +4,7 @@ It covers what the next batch will cover. Nothing in the conversation changes un
 where the history that it covers is still there, and forgotten where it is not.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from policies.bounds import Bounds, bounds_for
@@ -22,7 +23,7 @@ from policies.tokens import TokenCounter
 from policies.triggers import layers_of, limit_for
 
 LEAST_NEW = 0.5
-"""What was prepared is prepared anew once this share of what a batch would cover now is not covered by it."""
+"""What was prepared is prepared anew once it lacks this share of what a batch would summarise anew."""
 ENOUGH = 0.5
 """No summary is prepared where what costs nothing gets a request so far down to low water."""
 
@@ -58,16 +59,20 @@ def prepare(
     head = transcript.head
     gone = [i for i in range(head, start) if i not in bounds.protection.verbatim]
     before = told_before(bounds, most=start - head)
-    fresh = [i for i in gone if i - head >= before.covers]
-    messages = transcript.messages
-    new, whole = (sum(messages[i].tokens for i in each) for each in (fresh, gone))
-    if not fresh or not may_ask(bounds) or (before.text and new < LEAST_NEW * whole):
+    settled = max((cut.covers for cut in known.cuts if cut.narrative), default=0)
+    new, whole = (_tokens_from(transcript, gone, covers) for covers in (before.covers, settled))
+    if not new or not may_ask(bounds) or (before.origin == "prepared" and new < LEAST_NEW * whole):
         return None
     told = yield from tell(bounds, gone, before=before, key=transcript.chain[start - head - 1].hex())
     if told.origin != "model":
         return None
     proposal = told.proposal.to_json() if told.proposal is not None else ""
     return Prepared(start - head, transcript.chain[start - head - 1], told.text, proposal, told.purpose)
+
+
+def _tokens_from(transcript: Transcript, indices: Sequence[int], covers: int) -> int:
+    """Tokens of those messages that the first ``covers`` after the head do not hold."""
+    return sum(transcript.messages[i].tokens for i in indices if i - transcript.head >= covers)
 
 
 def _is_free(draft: Draft, bounds: Bounds) -> bool:
@@ -95,13 +100,16 @@ def is_soft(tokens: int, length: int, *, settings: ContextSettings, budget: Budg
         covered = max((cut.covers for cut in known.cuts), default=0)
         if length - covered > rules.prepare_messages:
             return True
-    if rules.prepare_at is None:
-        return False
+    return rules.prepare_at is not None and is_near(tokens, share=rules.prepare_at, settings=settings, budget=budget)
+
+
+def is_near(tokens: int, *, share: float, settings: ContextSettings, budget: Budget) -> bool:
+    """Whether a request of so many uncalibrated tokens has this share of what makes the policy summarise."""
     layer = compaction_layer(settings)
     if layer is None:
         return False
     limit = limit_for(layer, settings, budget) if layer.at != 0 else budget.room_for(budget.base(settings))
-    return tokens > rules.prepare_at * limit
+    return tokens > share * limit
 
 
 def compaction_layer(settings: ContextSettings) -> Layer | None:

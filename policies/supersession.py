@@ -13,13 +13,18 @@ value gives way to the current one.
 """
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from policies.claims import Frame, Value, content, frame, stem
 from policies.rules import RULE_THRESHOLD, WORD, Sentence
+
+MOST_TEXTS = 4_096
+"""Of so many statements the words are remembered."""
 
 _CONTRASTS: tuple[frozenset[str], ...] = tuple(
     frozenset(words.split())
@@ -251,7 +256,7 @@ def _nearest(olds: Sequence[Value], shared: frozenset[str], *, text: str) -> lis
     """Those of several values that belong to a shared subject: in its clause, closest behind it; tones go together."""
     if not shared or olds[0].type == "tone":
         return list(olds)
-    places = [m.start() for m in WORD.finditer(text) if any(stem(w) in shared for w in m.group().split("-"))]
+    places = [start for start, stems in _stems_in(text) if not stems.isdisjoint(shared)]
     if not places:
         return list(olds)
     edges = [0, *(m.end() for m in _CLAUSE_END.finditer(text)), len(text) + 1]
@@ -262,7 +267,21 @@ def _nearest(olds: Sequence[Value], shared: frozenset[str], *, text: str) -> lis
     if len(near) < 2:
         chosen = (len(best) < len(clauses) and len(olds) > 1) or _is_listing(told)
         return near if chosen else list(olds)
-    return [min(near, key=lambda v: min((v.start - p if v.start >= p else 2 * (p - v.start)) for p in places))]
+    return [min(near, key=lambda v: _distance(v.start, places))]
+
+
+@lru_cache(maxsize=MOST_TEXTS)
+def _stems_in(text: str) -> tuple[tuple[int, frozenset[str]], ...]:
+    """Where each word of a text begins, with the stems of its parts."""
+    return tuple((m.start(), frozenset(map(stem, m.group().split("-")))) for m in WORD.finditer(text))
+
+
+def _distance(start: int, places: Sequence[int]) -> int:
+    """How far behind the nearest of ascending ``places`` a value begins; in front of one counts twice."""
+    at = bisect_right(places, start)
+    behind = [start - places[at - 1]] if at else []
+    ahead = [2 * (places[at] - start)] if at < len(places) else []
+    return min(behind + ahead)
 
 
 def _is_listing(told: Sequence[int]) -> bool:
@@ -279,18 +298,30 @@ def _same_scope(one: Frame, other: Frame, *, loose: bool) -> bool:
 
 def _distinct(one: Frame, other: Frame) -> bool:
     """True where words set the subjects apart: production and staging, the spring gala and the autumn gala."""
-    first = one.words | {w for pair in one.befores for w in pair}
-    second = other.words | {w for pair in other.befores for w in pair}
+    first, second = _all_words(one.words, one.befores), _all_words(other.words, other.befores)
     for group in _STEMMED_CONTRASTS:
-        if group & first and group & second and not group & first & second:
+        if not group.isdisjoint(first) and not group.isdisjoint(second) and not group & first & second:
             return True
-    heads = {(b, a) for a, b in one.befores}
-    theirs = {(b, a) for a, b in other.befores}
-    for head in {h for h, _ in heads} & {h for h, _ in theirs} & one.words & other.words:
-        mine, yours = {a for h, a in heads if h == head}, {a for h, a in theirs if h == head}
+    heads, theirs = _heads(one.befores), _heads(other.befores)
+    for head in heads.keys() & theirs.keys() & one.words & other.words:
+        mine, yours = heads[head], theirs[head]
         if not mine & yours and not mine & other.words and not yours & one.words:
             return True
     return False
+
+
+@lru_cache(maxsize=MOST_TEXTS)
+def _heads(befores: tuple[tuple[str, str], ...]) -> Mapping[str, frozenset[str]]:
+    """The words that stand in front of each word."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for before, head in befores:
+        found[head].add(before)
+    return {head: frozenset(words) for head, words in found.items()}
+
+
+@lru_cache(maxsize=MOST_TEXTS)
+def _all_words(words: frozenset[str], befores: tuple[tuple[str, str], ...]) -> frozenset[str]:
+    return words.union(*befores)
 
 
 _STEMMED_CONTRASTS = tuple(frozenset(stem(w) for w in group) for group in _CONTRASTS)

@@ -63,7 +63,8 @@ class Thread:
     out. ``evicted`` are the calls whose results are out of the window, with the branch that evicted them. ``prefix``
     is what the provider's cache may hold, None where this process has sent nothing of it yet. ``has_notes`` says that
     the stored notes are among what is known, ``above`` that the last request's pressure was where states are saved,
-    and ``preparing`` is set once the summary is there that is being prepared, None while none is.
+    ``read`` is how many of its messages were read for the batch to come, and ``preparing`` is set once the summary is
+    there that is being prepared, None while none is.
     """
 
     branch: Branch
@@ -76,6 +77,7 @@ class Thread:
     prefix: Prefix | None = None
     has_notes: bool = False
     above: bool = False
+    read: int = 0
     preparing: "asyncio.Event | None" = None
 
     def ledger(self, *, observed: bool) -> Known:

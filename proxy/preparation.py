@@ -14,6 +14,7 @@ from typing import TypeVar
 from policies import (
     Decision,
     Flow,
+    is_near,
     is_soft,
     milestone_of,
     notes_of,
@@ -37,6 +38,8 @@ log = logging.getLogger("weir.preparation")
 
 AT_ONCE = 2
 MOST_WAITING = 64
+WARM_AT = 0.75
+GROWN = 1.2
 T = TypeVar("T")
 
 
@@ -52,6 +55,7 @@ class Work:
     prepare: bool
     save: str | None
     read: bool
+    warm: bool
 
     @property
     def thread(self) -> Thread:
@@ -113,7 +117,7 @@ class Preparation:
 
     async def _do(self, work: Work) -> None:
         async with self._turns:
-            for do in (self._read, self._save, self._prepare):
+            for do in (self._read, self._save, self._warm, self._prepare):
                 try:
                     await do(work)
                 except StoreError as error:
@@ -176,6 +180,18 @@ class Preparation:
             if version is not None:
                 self._happened(f"saved_{reason}")
 
+    async def _warm(self, work: Work) -> None:
+        """Read the history that the next batch will read, so that the request of the batch does not wait for that."""
+        if not work.warm:
+            return
+        transcript, job = work.reading.transcript, work.job
+        work.thread.read = len(transcript.chain)
+        readings = self._planner.readings
+        known = work.recognised.known()
+        await asyncio.to_thread(
+            state_of, transcript, settings=job.settings, known=known, counter=job.counter, readings=readings
+        )
+
     async def _prepare(self, work: Work) -> None:
         """Have a model write what the next batch will need of it."""
         if not work.prepare:
@@ -234,6 +250,8 @@ def _work(job: Job, planned: Planned) -> Work | None:
     thread.above = above
     named = thread.branch.name != thread.branch.conversation
     read = recognised.length > 0 and (named or decision.pressure.zone != "green" or known.triggered)
-    if not soft and save is None and not read:
+    near = is_near(decision.raw_after, share=WARM_AT, settings=settings, budget=belief.budget)
+    warm = near and not decision.is_new and length > thread.read * GROWN
+    if not (soft or save or read or warm):
         return None
-    return Work(job, planned.reading, recognised, belief, decision, soft, save, read)
+    return Work(job, planned.reading, recognised, belief, decision, soft, save, read, warm)

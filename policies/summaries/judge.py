@@ -115,6 +115,7 @@ def judge(
     text = _unwrapped(harmless(said)).strip()
     if reply.finish_reason == "length" and not text.startswith("{"):
         text = _whole(text)
+    written = "" if text.startswith("{") else text
     if prompt.schema:
         text = under_headings(text)
     if prompt.name == "notes" and _NONE.match(text):
@@ -123,7 +124,10 @@ def judge(
         return "", "echo"
     tokens = counter.count(text)
     size = counter.count(material) if original is None else original
-    return _judge_text(text, tokens, size, material=material, prompt=prompt, max_tokens=max_tokens, counter=counter)
+    text, failure = _judge_text(
+        text, tokens, size, material=material, prompt=prompt, max_tokens=max_tokens, counter=counter
+    )
+    return ("", "loop") if text and _loops(written) else (text, failure)
 
 
 def without_reasoning(text: str) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from policies.checkpoint import Checkpoint
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.settings import SimulatorSettings, SummaryMode
 from proxy.store.records import CheckpointRow, ConversationRow
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, batches, opening, weir
 
@@ -281,3 +282,71 @@ async def test_a_shutdown_in_the_middle_of_a_preparation_leaves_no_half_of_it(tm
                 await asyncio.sleep(0.02)
         assert thread.known.prepared is None
     assert time.monotonic() - begun < 20
+
+
+@pytest.mark.requirement("A0.133", "A0.148", "A0.146")
+async def test_a_long_task_goes_through_every_phase_from_its_resumption_to_its_archive(tmp_path: Path) -> None:
+    policy = (
+        "{zones: {yellow_at: 0.5, orange_at: 0.6, red_at: 0.75, critical_at: 0.9}, checkpoints: {save_at: 0.4}, "
+        "cascade: [{layer: evict, at: 0.6, stop_at: 0.5, min_savings: 0.02, params: {scorer: fifo}}, "
+        "{layer: compact, at: 0.8, stop_at: 0.5}, {layer: rollover, at: 0.9}]}"
+    )
+    async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
+        text = yaml_with(policy, simulator, tmp_path / "w.db")
+        async with weir(simulator.base_url, tmp_path / "w.db", yaml=text, folder=tmp_path, window=None) as target:
+            before = Talk(target.client(default_headers={"x-weir-conversation": "monday"}), opening())
+            before.grow(6)
+            await before.chat(3)
+            assert await checkpoints(target, before), "nothing to go on from"
+            headers = {"x-weir-conversation": "tuesday", "x-weir-resume": "monday"}
+            task = Talk(target.client(default_headers=headers), [{"role": "user", "content": "Go on, please."}], seed=3)
+            for _ in range(9):
+                await task.agent(1)
+                await target.runtime.preparation.settled()
+            task.messages.append({"role": "user", "content": "Why so? " + "Tell me more about it. " * 480})
+            await task.ask()
+            task.add_answer()
+            for _ in range(12):
+                await task.chat(1)
+            await target.runtime.settler.flush()
+            timeline = (await control(target, "GET", "tuesday/timeline?limit=200")).json()["data"]
+            closed = await control(target, "POST", "tuesday/close")
+            saved = await checkpoints(target, task)
+    phases = {row["action"] for row in timeline}
+    assert "resume=1" in task.actions()[0]
+    assert {"none", "evaluate", "evict_and_compress"} <= phases
+    assert phases & {"emergency_compaction", "cross_window_save"}
+    assert closed.status_code == 200
+    assert {row.reason for row in saved} >= {"resume", "compaction", "closed"}
+    assert saved[-1].reason == "closed"
+    assert [row.version for row in saved] == sorted({row.version for row in saved})
+
+
+@pytest.mark.requirement("R.9", "R.74")
+async def test_a_client_that_leaves_while_its_history_is_summarised_leaves_a_whole_checkpoint_or_none(
+    tmp_path: Path,
+) -> None:
+    settings = SimulatorSettings(window=WINDOW, summary_model="summariser", summary_seconds=0.4, summary_mode=SummaryMode.SLOW)
+    async with (
+        serve_simulator(settings, counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser") as target,
+    ):
+        for number in range(4):
+            talk = Talk(target.client(), opening(seed=50 + number), seed=number)
+            talk.grow(14)
+            talk.add_question()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(talk.ask(), 0.15 + 0.05 * number)
+        await asyncio.sleep(0.8)
+        await target.runtime.preparation.settled()
+        await target.runtime.settler.flush()
+        store = target.runtime.store
+        assert store is not None
+        rows = [row for each in await store.conversations(None) for row in await store.checkpoints(each)]
+        assert store.damaged == 0
+        for row in rows:
+            assert Checkpoint.from_json(row.body).validate().valid
+        talk = Talk(target.client(), opening(seed=50), seed=0)
+        talk.grow(14)
+        await talk.chat(1)
+    assert "compact=1" in talk.actions()[0]

@@ -24,7 +24,8 @@ def play(flow: Flow[T], *script: tuple[Effect | type[Effect], Reply]) -> T:
 
     A state that is to be saved and that the script does not name is refused: there is no store.
     """
-    lines, reply = [*script], None
+    lines = [*script]
+    reply: Reply | None = None
     while True:
         try:
             asked = next(flow) if reply is None else flow.send(reply)

@@ -82,6 +82,13 @@ def test_good_notes_are_taken_without_what_stands_around_them(reply: str) -> Non
         ),
         (Summary(MATERIAL[30:1_230]), "echo"),
         (Summary("The server was moved once again.\n" * 12), "loop"),
+        (
+            Summary(
+                "Goal: the user wants the server moved to another rack of the same room.\n"
+                "Done: the assistant asked for the name of the server and for its rack.\n" * 6
+            ),
+            "loop",
+        ),
         (Summary(points(60), finish_reason="length"), "too_long"),
         (Summary("x" * 900_000), "too_long"),
         (

@@ -6,15 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from policies import Failed, Summarize
+from policies import Summarize
 from policies.checkpoint import Checkpoint
 from policies.summaries import invented
-from proxy.cli.recording import load_recording
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store import Store
@@ -29,16 +29,28 @@ from tests.real.test_model_server import pairs_are_whole
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1_800)]
 
 Array = list[dict[str, Any]]
-WINDOW = 8_192
+WINDOW = 6_400
+"""The smallest round one in which `balanced` asks a model beside this run's rules and tools."""
+READS = 16_384
+"""Tokens that the summariser reads at once: the whole of what a batch takes out."""
 MAX_TOKENS = 256
-RECORDING = load_recording()
-REQUESTS = RECORDING.requests
+RAW = json.loads((Path(__file__).parent / "data" / "airline.jsonl").read_text())
+RULE = "Never move any of my flights to another day, whatever it saves."
+STATED_AT = 7
+"""The user's message that states the rule; the recorded user states none."""
+MESSAGES: Array = [
+    {**message, "content": f"{message['content']} {RULE}"} if index == STATED_AT else message
+    for index, message in enumerate(RAW["messages"])
+]
+FACTS: Array = RAW["meta"]["facts"]
+"""Literals that calls of the recorded agent need: the ``value``, and the messages that it is ``needed_at``."""
+REQUESTS = tuple(i for i, message in enumerate(MESSAGES) if message["role"] == "assistant")
 YAML = """
 upstreams:
   sim: {{base_url: "{simulator}", api_key: pass}}
   llama: {{base_url: "{llama}"}}
 models:
-  - {{match: "{model}", upstream: llama, window: {window}}}
+  - {{match: "{model}", upstream: llama, window: {reads}}}
   - {{match: "*", upstream: sim, window: {window}, tokenizer: o200k_base}}
 policies:
   written:
@@ -101,7 +113,8 @@ def said(messages: Any) -> str:
     parts = []
     for message in messages:
         parts.append(message.get("content") or "")
-        parts += [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
+        for call in message.get("tool_calls") or ():
+            parts += (call["function"]["name"], call["function"]["arguments"])
     return "\n".join(parts)
 
 
@@ -118,11 +131,12 @@ async def play(llama: Llama, model: str, folder: Path) -> Run:
     """The recorded run through a Weir whose summaries the model writes, in front of a strict window."""
     listening = Listening()
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
-        yaml = YAML.format(simulator=simulator.base_url, llama=llama.base_url, model=model, window=WINDOW)
+        yaml = YAML.format(simulator=simulator.base_url, llama=llama.base_url, model=model, window=WINDOW, reads=READS)
         async with weir("", folder / "w.db", yaml=yaml, folder=folder, window=None, asking=listening) as target:
+            client = target.client(timeout=900)
             for index in REQUESTS:
-                await target.client(timeout=900).chat.completions.create(
-                    model="sim", messages=RECORDING.messages[:index], tools=RECORDING.tools, max_tokens=MAX_TOKENS
+                await client.chat.completions.create(
+                    model="sim", messages=MESSAGES[:index], tools=RAW["tools"], max_tokens=MAX_TOKENS
                 )
             return await told(target, answered(simulator, "sim"), listening)
 
@@ -142,15 +156,20 @@ async def told(target: RunningWeir, seen: Any, listening: Listening) -> Run:
         for row in rows
         if row.cut is not None
     ]
-    condensed = [figures for row in timeline for figures in row.detail.get("condensed", ())]
+    condensed = [figures for row in timeline for figures in figures_of(row.detail)]
     return Run(tuple(steps), tuple(listening.heard), tuple(condensed), tuple(rows), tuple(first))
+
+
+def figures_of(detail: Any) -> Array:
+    """What the summaries of one request came to."""
+    return list(detail.get("condensed", ()))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("checkpoints")
     try:
-        with summariser_server(folder, window=WINDOW) as (llama, model):
+        with summariser_server(folder, window=READS) as (llama, model):
             yield asyncio.run(play(llama, model, folder))
     except Unavailable as reason:
         pytest.skip(str(reason))
@@ -181,42 +200,43 @@ def test_the_model_was_asked_and_what_it_said_is_used_or_refused_for_a_reason(ru
 
 @pytest.mark.requirement("A0.100")
 def test_every_checkpoint_is_valid_and_newer_than_the_one_before(run: Run) -> None:
-    before = None
-    for row in run.rows:
-        state = run.state(row)
-        assert state.validate(after=before).valid, state.validate(after=before).errors
-        before = state
+    assert [row.version for row in run.rows] == sorted({row.version for row in run.rows})
+    assert all(run.state(row).validate().valid for row in run.rows)
+    for (_, old), (_, new) in pairwise(run.batches):
+        assert run.state(new).validate(after=run.state(old)).valid
 
 
 @pytest.mark.requirement("A0.100", "R.55")
 def test_the_goal_is_the_first_user_message_byte_for_byte(run: Run) -> None:
-    goal = next(message["content"] for message in RECORDING.messages if message["role"] == "user")
+    goal = next(message["content"] for message in MESSAGES if message["role"] == "user")
     assert {run.state(row).goal for row in run.rows} == {goal}
 
 
 @pytest.mark.requirement("A0.100", "R.55")
 def test_every_constraint_is_the_users_own_words_and_none_is_lost(run: Run) -> None:
-    users = said(message for message in RECORDING.messages if message["role"] == "user")
+    users = said(message for message in MESSAGES if message["role"] == "user")
     kept: set[str] = set()
     for row in run.rows:
         constraints = set(run.state(row).constraints)
         assert all(constraint in users for constraint in constraints)
         assert kept <= constraints
         kept |= constraints
-    assert kept
+    assert kept == {RULE}
+    assert all(RULE in step.text for step in run.steps if step.index > STATED_AT)
 
 
 @pytest.mark.requirement("A0.106", "P13")
-def test_no_identifier_in_a_checkpoint_or_a_summary_was_invented(run: Run, record_property: Any) -> None:
+def test_no_identifier_in_a_checkpoint_or_a_summary_was_invented(run: Run) -> None:
     for index, row in run.batches:
         assert row.cut is not None
-        source, state = said(RECORDING.messages[:index]), run.state(row)
+        source, state = said(MESSAGES[:index]), run.state(row)
         summary = "\n".join(row.cut.text.split("\n")[2:-1])
         page = "\n".join(line for _, lines in state.sections() for line in lines)
         for text in (summary, page):
             assert invented(text, source) == ()
             assert {found for found in ID.findall(text) if found not in source} == set()
-        assert all(found.value in source for found in state.identifiers)
+        listed = "\n".join(each.value for each in state.identifiers)
+        assert {found for found in ID.findall(listed) if found not in source} == set()
 
 
 @pytest.mark.requirement("A0.106", "A0.113")
@@ -224,7 +244,7 @@ def test_what_later_calls_need_is_in_the_checkpoint_or_one_step_away(run: Run, r
     window, checkpoint = Counter[str](), Counter[str]()
     for index, row in run.batches:
         assert row.cut is not None
-        covered = said(RECORDING.messages[1 : 1 + row.cut.covers])
+        covered = said(MESSAGES[1 : 1 + row.cut.covers])
         step = next(step for step in run.steps if step.index == index)
         seen = step.text.replace(json.dumps(row.cut.text, ensure_ascii=False)[1:-1], "")
         for value in needed_from(index):
@@ -233,7 +253,7 @@ def test_what_later_calls_need_is_in_the_checkpoint_or_one_step_away(run: Run, r
                 checkpoint[keeper(value, narrative=run.state(row).narrative, whole=row.body)] += 1
     for name, figures in (("in the window", window), ("in the checkpoint", checkpoint)):
         report(record_property, f"literals that only the summary can hold, {name}", shares(figures))
-    assert window.total() >= 10
+    assert window.total() >= 5
     assert checkpoint["missing"] == 0
 
 
@@ -245,18 +265,17 @@ def test_all_that_a_call_needs_is_in_its_request_or_behind_a_ref_in_it(run: Run,
         summary = next((cut for cut in reversed(cuts) if json.dumps(cut.text)[1:-1] in json.dumps(step.sent)), None)
         whole, narrative = (summary.text, summary.narrative) if summary is not None else ("", "")
         kept = step.text.replace(json.dumps(whole, ensure_ascii=False)[1:-1], "") if whole else step.text
-        for value in RECORDING.literals.get(step.index, ()):
+        for value in (fact["value"] for fact in FACTS if step.index in fact["needed_at"]):
             where = "untouched" if value in kept else keeper(value, narrative=narrative, whole=whole)
             found[where if where != "missing" or value not in step.removed else "behind a ref"] += 1
     report(record_property, "literals when they were needed", shares(found))
-    assert found.total() >= 50
+    assert found.total() >= 20
     assert found["missing"] == 0
 
 
 def needed_from(index: int) -> list[str]:
     """The literals that calls of the run need from the recorded message ``index`` on."""
-    later = (values for at, values in RECORDING.literals.items() if at >= index and at <= REQUESTS[-1])
-    return list(dict.fromkeys(value for values in later for value in values))
+    return [fact["value"] for fact in FACTS if max(fact["needed_at"]) >= index]
 
 
 def keeper(value: str, *, narrative: str, whole: str) -> str:
