@@ -326,7 +326,9 @@ async def test_a_long_task_goes_through_every_phase_from_its_resumption_to_its_a
 async def test_a_client_that_leaves_while_its_history_is_summarised_leaves_a_whole_checkpoint_or_none(
     tmp_path: Path,
 ) -> None:
-    settings = SimulatorSettings(window=WINDOW, summary_model="summariser", summary_seconds=0.4, summary_mode=SummaryMode.SLOW)
+    settings = SimulatorSettings(
+        window=WINDOW, summary_model="summariser", summary_seconds=0.4, summary_mode=SummaryMode.SLOW
+    )
     async with (
         serve_simulator(settings, counter=COUNTER) as simulator,
         weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser") as target,
