@@ -13,7 +13,7 @@ from policies.effects import Flow
 from policies.extract import extract
 from policies.messages import Transcript
 from policies.milestones import milestone
-from policies.notes import Note, flaw, notes_in, read_notes, render_notes
+from policies.notes import Note, flaw, is_due, notes_in, read_notes, render_notes
 from policies.readings import Readings, Source
 from policies.replay import Known
 from policies.settings import ContextSettings
@@ -121,7 +121,7 @@ def notes_of(transcript: Transcript, *, settings: ContextSettings, known: Known)
 def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: Known) -> bool:
     """Whether the conversation is long enough for notes by a model, and has grown enough since the last ones."""
     steps = units(transcript.messages, transcript.head)
-    if settings.summarizer is None or len(steps) < settings.notes.min_turns:
+    if settings.summarizer is None or not is_due(settings.notes, turns=len(steps)):
         return False
     fresh = sum(1 for unit in steps if unit.start >= transcript.head + known.length)
     return any((len(steps) - back) % STEPS_BETWEEN == 0 for back in range(fresh))

@@ -133,7 +133,7 @@ class Preparation:
         known = work.recognised.known()
         transcript = work.reading.transcript
         found = await asyncio.to_thread(notes_of, transcript, settings=settings, known=known)
-        if settings.notes.extract and wants_notes(transcript, settings=settings, known=known):
+        if wants_notes(transcript, settings=settings, known=known):
             reads = work.job.summarizer_input or work.belief.budget.hard_limit
             flow = write_notes(transcript, known=known, counter=work.job.counter, max_input=reads)
             found += await _asked(flow, work.job.ask_later or work.job.ask)

@@ -5,6 +5,7 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.routes.blobs import READ, array_of, cursor_in, page
 from proxy.routes.question import MOST_NAMES, Answer, Question, as_json
 from proxy.routes.rows import (
+    changed_json,
     checkpoint_json,
     conversation_json,
     eviction_json,
@@ -89,8 +90,10 @@ async def checkpoints(question: Question) -> Answer:
 
 async def checkpoint_version(question: Question) -> Answer:
     """One version of the checkpoint."""
-    version = question.version()
-    return as_json(checkpoint_json(await at_version(question, await question.conversation(), version)))
+    version, row = question.version(), await question.conversation()
+    found = await at_version(question, row, version)
+    before = [each for each in await saved(question, row) if each.branch == found.branch and each.version < version]
+    return as_json(checkpoint_json(found) | {"changed": changed_json(found, before[-1] if before else None)})
 
 
 async def source(question: Question) -> Answer:

@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from types import MappingProxyType
 
 from policies.burn import bucket_report, turns_remaining
+from policies.checkpoint import Checkpoint
 from policies.ledger import EditKind
 from proxy.caching import shown
 from proxy.store.records import CheckpointRow, ConversationRow, EvictionRow, ExchangeRow, NoteRow, Original, RemovedRow
@@ -129,8 +130,21 @@ def checkpoint_json(row: CheckpointRow) -> dict[str, object]:
         "covers": None if cut is None else cut.covers,
         "ref": None if cut is None else cut.ref,
         "summary": None if cut is None else cut.text,
+        "coverage": coverage_of(row),
         "state": json.loads(row.body),
     }
+
+
+def coverage_of(row: CheckpointRow) -> float | None:
+    """Share of the identifiers of what was removed that the state shows, 3 decimals; null where there are none."""
+    state = Checkpoint.from_json(row.body)
+    return round(state.coverage([each.value for each in state.identifiers]), 3) if state.identifiers else None
+
+
+def changed_json(row: CheckpointRow, before: CheckpointRow | None) -> dict[str, object]:
+    """What a version's state has that the one ``before`` it has not, and what it has no more; all of it for a first."""
+    state = Checkpoint.from_json(row.body)
+    return dict(state.delta(Checkpoint.from_json(before.body) if before is not None else None))
 
 
 def version_json(row: CheckpointRow) -> dict[str, object]:

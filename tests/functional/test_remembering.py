@@ -352,3 +352,28 @@ async def test_a_client_that_leaves_while_its_history_is_summarised_leaves_a_who
         talk.grow(14)
         await talk.chat(1)
     assert "compact=1" in talk.actions()[0]
+
+
+@pytest.mark.requirement("A0.60", "A0.61", "A0.62")
+async def test_a_model_takes_notes_in_the_background_once_a_conversation_is_long(tmp_path: Path) -> None:
+    settings = SimulatorSettings(window=32_000, summary_model="summariser")
+    policy = "{summarizer: summariser, notes: {extract: true, min_turns: 20}}"
+    async with serve_simulator(settings, counter=COUNTER) as simulator:
+        text = yaml_with(policy, simulator, tmp_path / "w.db").replace("8192", "32000")
+        async with weir(simulator.base_url, tmp_path / "w.db", yaml=text, folder=tmp_path, window=None) as target:
+            talk = Talk(target.client(default_headers={"x-weir-conversation": "noted"}), opening())
+            for _ in range(9):
+                await talk.agent(1)
+                await target.runtime.preparation.settled()
+            early = len(answered(simulator, "summariser"))
+            for _ in range(14):
+                await talk.agent(1)
+                await target.runtime.preparation.settled()
+            late = len(answered(simulator, "summariser"))
+            await target.runtime.settler.flush()
+            notes = (await control(target, "GET", "noted/notes")).json()["data"]
+    assert early == 0
+    assert late == 1
+    assert notes
+    assert {note["source"] for note in notes} == {"model"}
+    assert all(any(c.isdigit() or c in "/._" for c in note["text"]) for note in notes), "no note without an identifier"
