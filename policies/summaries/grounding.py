@@ -164,6 +164,8 @@ def _checked(text: str) -> Iterator[Mention]:
             yield mention
         elif kind is Kind.NAME and any(c.isdigit() for c in value):
             yield from _checked(value.lower())
+        elif kind is Kind.QUOTE:
+            yield from _checked(value)
         elif kind is Kind.TIME or (
             kind in {Kind.NUMBER, Kind.QUANTITY} and sum(c.isdigit() for c in value) >= SHORTEST_NUMBER
         ):

@@ -178,7 +178,7 @@ async def test_where_the_policy_says_so_a_name_that_begins_anew_resumes_by_itsel
     assert [m["role"] for m in sent] == ["system", "user", "user"]
 
 
-@pytest.mark.requirement("A0.59")
+@pytest.mark.requirement("A0.59", "S.25")
 async def test_an_operator_has_a_conversation_compacted_whatever_its_size(tmp_path: Path) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=32_000), counter=COUNTER) as simulator,
@@ -193,6 +193,8 @@ async def test_an_operator_has_a_conversation_compacted_whatever_its_size(tmp_pa
         await conversation(target, talk)
     assert asked.status_code == 202
     assert talk.actions() == ["none", "compact=1", "compact=1"]
+    before, after = (int(part.split("=")[1]) for part in talk.headers[1]["x-weir-tokens"].split(";")[:2])
+    assert before > 2 * after, "the client is told that and how far it was compacted"
     assert len(summaries_in(simulator)) == 1
 
 
@@ -377,3 +379,28 @@ async def test_a_model_takes_notes_in_the_background_once_a_conversation_is_long
     assert notes
     assert {note["source"] for note in notes} == {"model"}
     assert all(any(c.isdigit() or c in "/._" for c in note["text"]) for note in notes), "no note without an identifier"
+
+
+@pytest.mark.requirement("D12", "A3.9", "S.20")
+@pytest.mark.parametrize("role", ["user", "system", "system_append"])
+async def test_a_summary_stands_where_the_policy_says_and_the_system_prompt_keeps_its_bytes(
+    role: str, tmp_path: Path
+) -> None:
+    async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
+        text = yaml_with(f"{{summaries: {{role: {role}}}}}", simulator, tmp_path / "w.db")
+        async with weir(simulator.base_url, tmp_path / "w.db", yaml=text, folder=tmp_path, window=None) as target:
+            talk = Talk(target.client(), opening())
+            talk.grow(16)
+            await talk.chat(2)
+            first, second = arrays_of(answered(simulator))
+    assert talk.actions() == ["compact=1"] * 2
+    assert second[: len(first)] == first
+    held = [n for n, m in enumerate(first) if "Written by Weir" in m["content"]]
+    assert len(held) == 1
+    if role == "system_append":
+        assert held == [0]
+        assert first[0]["content"].startswith(talk.messages[0]["content"])
+    else:
+        assert first[0] == talk.messages[0]
+        assert first[held[0]]["role"] == role
+        assert first[held[0] - 1] == talk.messages[1]
