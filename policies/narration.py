@@ -18,6 +18,7 @@ from policies.summaries import Proposal, condense
 
 SMALLEST_ROOM = 2_000
 CACHED_PRICE = 0.1
+LONG_NUMBER = 5
 QUESTION = 400
 """About what the instruction takes, tokens."""
 _SENTENCE = re.compile(r"(?<=[.!?;]) ")
@@ -91,10 +92,14 @@ def tell(bounds: Bounds, gone: Sequence[int], *, before: Told, key: str) -> Flow
 
 
 def without_stale(text: str, retired: frozenset[str]) -> str:
-    """The text without sentences that say again what the user has replaced; ``retired`` are the old values, small."""
-    if not retired or not text:
+    """The text without sentences that say again what the user has replaced; ``retired`` are the old values, small.
+
+    A number of a few digits may be about anything, and says nothing by itself.
+    """
+    telling = sorted(value for value in retired if not value.isdigit() or len(value) >= LONG_NUMBER)
+    if not telling or not text:
         return text
-    old = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(retired)))})(?!\w)")
+    old = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, telling))})(?!\w)")
     lines: list[str] = []
     for line in text.splitlines():
         if old.search(line.lower()):

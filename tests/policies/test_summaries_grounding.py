@@ -44,6 +44,7 @@ def test_what_is_there_in_another_spelling_is_not_invented(said: str) -> None:
     [
         ("The order is W7732.", ("W7732",)),
         ("See /srv/shop/other.py.", ("/srv/shop/other.py",)),
+        ('See `/srv/shop/other.py` and "order W7732".', ("/srv/shop/other.py", "W7732")),
         ("It was W773.", ("W773",)),
         ("On 2024-05-18 at $1,300.", ("2024-05-18", "$1,300")),
         ("Port 5433 was tried.", ("5433",)),
