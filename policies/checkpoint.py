@@ -172,7 +172,7 @@ class Checkpoint:
             ("In progress", tuple(s.text for s in self.with_status(Status.IN_PROGRESS))),
             ("Open issues", self.open_issues),
             ("TODO (not done)", tuple(f"TODO: {s.text}" for s in planned)),
-            ("Done", tuple(s.text for s in done)),
+            ("Done", tuple(f"{s.text} (not verified)" if s.told else s.text for s in done)),
             ("Decisions", tuple(_decided(d) for d in self.decisions[-DECISIONS_SHOWN:])),
             (f"Environment{stamp}", (*self.environment, VERIFY) if self.environment else ()),
             ("Learnings", self.learnings),

@@ -35,6 +35,7 @@ _SQUARE = re.compile(
 )
 
 
+TOLD = "Notes so far (a model's, not verified):"
 NOTHING = "(There was no room to keep anything of them here.)"
 
 
@@ -62,7 +63,8 @@ def fence(ref: str, *, content: str) -> str:
 
 def render_summary(extract_text: str, *, narrative: str = "", version: int, ref: str, removed: int) -> str:
     """The complete content of the summary message; the same input gives the same text."""
-    body = harmless("\n".join(part.strip() for part in (narrative, extract_text) if part.strip()))
+    told = f"{TOLD}\n{narrative.strip()}" if narrative.strip() else ""
+    body = harmless("\n".join(part.strip() for part in (told, extract_text) if part.strip()))
     body = body or NOTHING
     tag = fence(ref, content=body)
     return (

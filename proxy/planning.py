@@ -315,9 +315,10 @@ class Planner:
     async def save(self, thread: Thread, reading: Reading, effect: Save, *, keep: int) -> int | None:
         """The version under which a state was saved beside what is removed; None where that failed. Holds the lock."""
         transcript, at = reading.transcript, self.clock()
+        nothing = _empty_change(thread, reading, at)
         change = replace(
-            _empty_change(thread, reading, at),
-            checkpoint=stamped(effect.checkpoint, at),
+            nothing,
+            checkpoint=stamped(effect.checkpoint, at, version=nothing.expected + 1),
             reason=effect.reason,
             window_id=Checkpoint.from_json(effect.checkpoint).window_id,
             keep=keep,
@@ -493,13 +494,15 @@ def _empty_change(thread: Thread, reading: Reading, now: float) -> Change:
 
 def _change(job: Job, decision: Decision, reading: Reading, thread: Thread, now: float) -> Change:
     transcript, cut = reading.transcript, decision.cut
+    nothing = _empty_change(thread, reading, now)
+    state = decision.checkpoint
     return replace(
-        _empty_change(thread, reading, now),
+        nothing,
         edits=decision.edits,
         cut=cut,
         originals=(*(_original(job, transcript, i) for i in decision.removed), *_definitions(job, decision)),
         covered=tuple(transcript.messages[i].ref for i in decision.covered),
-        checkpoint=None if decision.checkpoint is None else stamped(decision.checkpoint, now),
+        checkpoint=None if state is None else stamped(state, now, version=nothing.expected + 1),
         reason=cut.origin if cut is not None and decision.window_id is not None else "compaction",
         window_id=_window_of(decision),
         keep=job.settings.checkpoints.keep,
@@ -519,10 +522,10 @@ def _window_of(decision: Decision) -> int:
     return 1 if decision.checkpoint is None else Checkpoint.from_json(decision.checkpoint).window_id
 
 
-def stamped(checkpoint: str, at: float) -> str:
-    """A checkpoint with the moment of its saving, UTC to the second."""
+def stamped(checkpoint: str, at: float, *, version: int) -> str:
+    """A checkpoint with the moment of its saving, UTC to the second, and the version that it is saved as."""
     moment = dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
-    return Checkpoint.from_json(checkpoint).saved(at=moment).to_json()
+    return replace(Checkpoint.from_json(checkpoint), version=version, saved_at=moment).to_json()
 
 
 def _pruned_tools(job: Job, thread: Thread) -> Iterator[str]:

@@ -56,6 +56,7 @@ class Work:
     save: str | None
     read: bool
     warm: bool
+    cuts: int
 
     @property
     def thread(self) -> Thread:
@@ -117,7 +118,7 @@ class Preparation:
 
     async def _do(self, work: Work) -> None:
         async with self._turns:
-            for do in (self._read, self._save, self._warm, self._prepare):
+            for do in (self._prepare, self._read, self._save, self._warm):
                 try:
                     await do(work)
                 except StoreError as error:
@@ -194,9 +195,9 @@ class Preparation:
 
     async def _prepare(self, work: Work) -> None:
         """Have a model write what the next batch will need of it."""
-        if not work.prepare:
-            return
         thread, job = work.thread, work.job
+        if not work.prepare or thread.lock.locked() or len(thread.known.cuts) != work.cuts:
+            return  # the batch is being made, or was: it does not wait for what has not begun
         flow = prepare(
             work.reading.transcript,
             settings=job.settings,
@@ -254,4 +255,4 @@ def _work(job: Job, planned: Planned) -> Work | None:
     warm = near and not decision.is_new and length > thread.read * GROWN
     if not (soft or save or read or warm):
         return None
-    return Work(job, planned.reading, recognised, belief, decision, soft, save, read, warm)
+    return Work(job, planned.reading, recognised, belief, decision, soft, save, read, warm, len(known.cuts))

@@ -1,7 +1,8 @@
 """What a flow is told: summaries and likeness by real models, what an operator's own function leaves."""
 
 import asyncio
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,6 +29,8 @@ from proxy.wire.summaries import Form, forces_a_call, standing_body
 SUMMARIZER_SHARE = 0.7
 TENANT_SHOWN = 8
 NOT_IN_PLACE = Failed("not_in_place")
+IN_ALL = 2
+"""Questions of one plan may take so many times as long as one."""
 
 
 @dataclass(slots=True)
@@ -45,6 +48,8 @@ class Replies:
     trace: Trace = NULL_TRACE
     pruned: Collection[str] = ()
     spent: Spent = field(default_factory=Spent)
+    clock: Callable[[], float] = time.monotonic
+    _until: float | None = None
 
     async def __call__(self, effect: Effect) -> Reply:
         """The reply to one effect."""
@@ -59,12 +64,14 @@ class Replies:
             if model != self.request.model or not self.request.messages or forces_a_call(self.request):
                 return NOT_IN_PLACE
             compose = partial(self._in_place, effect)
+        if (seconds := self._seconds_left()) <= 0:
+            return Failed("timeout")
         upstream = runtime.config.upstream(model)
         terms = Terms(
             tenant=self.caller.tenant,
             upstream=upstream.name,
             model=model,
-            seconds=self.settings.summaries.seconds,
+            seconds=seconds,
             tokens_per_hour=self.settings.summaries.tokens_per_hour,
         )
         with self.trace.summarizer(model, upstream.name) as span:
@@ -84,6 +91,13 @@ class Replies:
                 span.fail(told.result)
         self._count(told, terms, dollars)
         return told.reply
+
+    def _seconds_left(self) -> float:
+        """Seconds that one more question may take; all of one plan together take no more than two questions' time."""
+        most, now = self.settings.summaries.seconds, self.clock()
+        if self._until is None or now - self._until > most:
+            self._until = now + IN_ALL * most
+        return min(most, self._until - now)
 
     def _in_place(self, effect: Summarize, form: Form) -> bytes:
         role = self.settings.summaries.role
