@@ -46,6 +46,10 @@ class Together:
     effects: tuple[Summarize, ...]
 
 
+BEFORE_MODEL = "before_model"
+"""The reason of a save in front of a question to a model."""
+
+
 @dataclass(frozen=True, slots=True)
 class Save:
     """Save a checkpoint (JSON text) before a model is asked; the reply is :class:`Saved`."""

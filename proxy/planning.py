@@ -30,7 +30,7 @@ from policies import (
     trim,
 )
 from policies.checkpoint import Checkpoint
-from policies.effects import Compare, Save, Saved, Together
+from policies.effects import BEFORE_MODEL, Compare, Save, Saved, Together
 from policies.growth import Limits, limits_for
 from policies.ledger import ADDING
 from policies.messages import ToolDefinition
@@ -64,7 +64,6 @@ log = logging.getLogger("weir.planning")
 MOST_REPLANS = 4
 MOST_LIMITS = 1_000
 HARDER = (0.8, 0.5)
-BEFORE_MODEL = "before_model"
 
 Believe = Callable[[], Awaitable[Belief]]
 

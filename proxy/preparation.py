@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from policies import (
-    Decision,
     Flow,
     is_near,
     is_soft,
@@ -51,7 +50,6 @@ class Work:
     reading: Reading
     recognised: Recognised
     belief: Belief
-    decision: Decision
     prepare: bool
     save: str | None
     read: bool
@@ -255,4 +253,4 @@ def _work(job: Job, planned: Planned) -> Work | None:
     warm = near and not decision.is_new and length > thread.read * GROWN
     if not (soft or save or read or warm):
         return None
-    return Work(job, planned.reading, recognised, belief, decision, soft, save, read, warm, len(known.cuts))
+    return Work(job, planned.reading, recognised, belief, soft, save, read, warm, len(known.cuts))

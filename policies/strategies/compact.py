@@ -14,7 +14,7 @@ from policies.clipping import clip_middle
 from policies.condensed import Condensed
 from policies.draft import Draft
 from policies.edits import MESSAGE_OVERHEAD, replace_content
-from policies.effects import Flow, Save, Saved
+from policies.effects import BEFORE_MODEL, Flow, Save, Saved
 from policies.extract import extract
 from policies.ledger import Cut, Edit, EditKind
 from policies.messages import Body
@@ -86,7 +86,7 @@ def _told(
     before, version = told_before(bounds, most=covers), bounds.known.next_version
     if share < 1 or not may_ask(bounds) or before.origin == "prepared":
         return before, version
-    saved = yield Save(replace(checkpoint, version=version).to_json(), "before_model")
+    saved = yield Save(checkpoint.to_json(), BEFORE_MODEL)
     version = saved.version + 1 if isinstance(saved, Saved) else version
     told = yield from tell(bounds, gone, before=before, key=bounds.transcript.chain[covers - 1].hex())
     return told, version

@@ -13,7 +13,6 @@ from proxy.store.records import CheckpointRow, ConversationRow, EvictionRow, Exc
 
 BLOBS = "/weir/blobs/"
 EXCERPT = 200
-NOTE_SIZE = 16
 FOUND_TEXT = 2_000
 SHOWN = tuple(each.name for each in fields(ExchangeRow) if each.name not in {"trend", "asked_again"})
 ACTED = frozenset({"evict_and_compress", "cross_window_save"})
