@@ -1,41 +1,53 @@
 """What the newest calls of a request show: one that is made again and again, and how much each tool brought."""
 
 from collections.abc import Iterator
+from hashlib import blake2b
 from itertools import islice
+from typing import NamedTuple
 
-from policies.messages import ToolCall, Transcript, same_call
+from policies.messages import HASH_SIZE, ToolCall, Transcript, same_call
 
-LONGEST_COMPARED = 4_096
+Counted = tuple[tuple[str, str, int], ...]
+
+LONGEST_KEPT = 512
 MOST_READ = 64
 
 
-def repeats(transcript: Transcript, most: int) -> int:
-    """How many times in a row a call of the newest step was made since the last user message, in ``most`` steps.
+class Run(NamedTuple):
+    """The calls of a conversation's newest step: tool, arguments, and how many times in a row it was called so.
 
-    Two calls are the same if they ask the same of the same tool, however that is spelt; arguments of more than 4,096
-    characters are compared as they are. 0 where the request does not end with a step.
+    ``end`` is the chain's hash at the end of the array that it was read from. Of arguments that are longer than 512
+    characters only a hash is kept.
     """
-    steps = list(islice(_steps(transcript), most))
-    if not steps:
-        return 0
-    if len(steps) == 1 and len(transcript.messages[steps[0]].call_ids) == 1:
-        return 1
-    counts: list[tuple[ToolCall, int]] = []
-    for call in transcript.read(steps[0]).calls:
-        at = next((i for i, (known, _) in enumerate(counts) if _is_same(known, call)), None)
-        if at is None:
-            counts.append((call, 1))
-        else:
-            counts[at] = (call, counts[at][1] + 1)
-    highest = max((count for _, count in counts), default=0)
-    for index in steps[1:]:
-        earlier = transcript.read(index).calls
-        found = ((call, count, sum(_is_same(call, each) for each in earlier)) for call, count in counts)
-        counts = [(call, count + again) for call, count, again in found if again]
-        if not counts:
-            break
-        highest = max(highest, *(count for _, count in counts))
-    return highest
+
+    end: bytes = b""
+    calls: Counted = ()
+
+    @property
+    def longest(self) -> int:
+        """How many times in a row the call was made that was made most; 0 without one since the last user message."""
+        return max([count for _, _, count in self.calls]) if self.calls else 0
+
+
+def follow_calls(transcript: Transcript, run: Run, *, length: int, most: int) -> Run:
+    """The run after a request whose first ``length`` messages behind the head are known.
+
+    Where ``run`` is not of those, the newest ``most`` steps are read instead. A user message ends every run: somebody
+    has seen what came of it.
+    """
+    chain, messages = transcript.chain, transcript.messages
+    known = 0 < length <= len(chain) and chain[length - 1] == run.end
+    if known:
+        calls, start = run.calls, transcript.head + length
+    else:
+        calls, start = (), min(islice(_steps(transcript), most), default=len(messages))
+    for index in range(start, len(messages)):
+        message = messages[index]
+        if message.call_ids:
+            calls = _next(calls, transcript.read(index).calls)
+        elif message.role == "user":
+            calls = ()
+    return Run(chain[-1] if chain else b"", calls)
 
 
 def results_by_tool(transcript: Transcript, start: int) -> dict[str, tuple[int, int, int]]:
@@ -64,11 +76,33 @@ def _steps(transcript: Transcript) -> Iterator[int]:
             return
 
 
-def _is_same(one: ToolCall, other: ToolCall) -> bool:
-    if one.name != other.name:
+def _next(before: Counted, made: tuple[ToolCall, ...]) -> Counted:
+    """The calls of one more step, each counted on from the step before."""
+    found: list[tuple[str, str, int]] = []
+    for call in made:
+        name, arguments = call.name, _kept(call.arguments)
+        for at, known in enumerate(found):
+            if _is_same(known, name, arguments):
+                found[at] = (name, arguments, known[2] + 1)
+                break
+        else:
+            count = next((known[2] for known in before if _is_same(known, name, arguments)), 0)
+            found.append((name, arguments, count + 1))
+    return tuple(found)
+
+
+def _kept(arguments: str) -> str:
+    if len(arguments) <= LONGEST_KEPT:
+        return arguments
+    return blake2b(arguments.encode("utf-8", "surrogatepass"), digest_size=HASH_SIZE).hexdigest()
+
+
+def _is_same(known: tuple[str, str, int], name: str, arguments: str) -> bool:
+    """Whether two calls ask the same of the same tool; JSON is compared as such, if it has the same letters at all."""
+    if known[0] != name:
         return False
-    if one.arguments == other.arguments:
+    if known[1] == arguments:
         return True
-    if max(len(one.arguments), len(other.arguments)) > LONGEST_COMPARED:
+    if sorted(known[1].replace(" ", "")) != sorted(arguments.replace(" ", "")):
         return False
-    return same_call(one) == same_call(other)
+    return same_call(ToolCall("", name, known[1])) == same_call(ToolCall("", name, arguments))

@@ -346,6 +346,8 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
 
 def _judge(health: Health, sample: Sample, rules: HealthRules) -> tuple[tuple[Alert, ...], tuple[Episode, ...]]:
     """The alerts that begin, and the episodes that are open after the request."""
+    if not health.episodes and _is_quiet(health, sample, rules):
+        return (), ()
     before, opened, episodes = dict(health.episodes), list[Alert](), list[Episode]()
     for rule in RULES:
         finding = rule.holds(health, sample, rules)
@@ -358,6 +360,15 @@ def _judge(health: Health, sample: Sample, rules: HealthRules) -> tuple[tuple[Al
             opened.append(Alert(rule.kind, rule.level, rule.category, since, finding.value, finding.limit, said))
         episodes.append(Episode(rule.kind, since))
     return tuple(opened), tuple(episodes)
+
+
+def _is_quiet(health: Health, sample: Sample, rules: HealthRules) -> bool:
+    """Whether no rule can hold, seen at a glance: most requests are of this kind."""
+    if health.above or health.ratios or health.compactions or health.fidelity is not None or any(health.evicted):
+        return False
+    if sample.spike is not None or sample.requests_left is not None or sample.repeats >= rules.loop:
+        return False
+    return sample.bloat_limit is None or sample.bloat <= sample.bloat_limit
 
 
 def _snapshot(health: Health, sample: Sample) -> Snapshot:

@@ -6,9 +6,10 @@ restart, so that an alert that is open is not raised again.
 
 from collections import OrderedDict
 from itertools import islice
+from typing import NamedTuple
 
 from policies import ContextSettings, Decision, Pressure
-from policies.calls import repeats
+from policies.calls import Run
 from policies.growth import Limits
 from policies.health import Checkup, Health, HealthRules, Sample, Snapshot, check
 from proxy.conversation import Thread
@@ -21,18 +22,29 @@ ROOMY = "green"
 Key = tuple[str, str]
 
 
+class _Entry(NamedTuple):
+    health: Health
+    snapshot: Snapshot
+    run: Run
+
+
 class HealthBook:
     """The health of the conversations that this process has served lately."""
 
     def __init__(self, *, most: int = MOST) -> None:
         self._most = most
-        self._known: OrderedDict[Key, tuple[Health, Snapshot | None]] = OrderedDict()
+        self._known: OrderedDict[Key, _Entry] = OrderedDict()
 
-    def see(self, thread: Thread, sample: Sample, rules: HealthRules) -> Checkup:
-        """What one more request makes of a conversation's health."""
+    def run_of(self, thread: Thread) -> Run:
+        """The newest calls of a conversation, as far as this process has seen them."""
+        known = self._known.get((thread.branch.tenant, thread.branch.conversation))
+        return Run() if known is None else known.run
+
+    def see(self, thread: Thread, sample: Sample, rules: HealthRules, *, run: Run) -> Checkup:
+        """What one more request makes of a conversation's health; ``run`` are its newest calls."""
         key = (thread.branch.tenant, thread.branch.conversation)
         checkup = check(self._health(key, thread), sample, rules)
-        self._known[key] = (checkup.health, checkup.snapshot)
+        self._known[key] = _Entry(checkup.health, checkup.snapshot, run)
         self._known.move_to_end(key)
         if len(self._known) > self._most:
             self._known.popitem(last=False)
@@ -43,7 +55,7 @@ class HealthBook:
         known = self._known.get((tenant, conversation))
         if known is None:
             return False
-        self._known[(tenant, conversation)] = (known[0]._replace(fidelity=fidelity), known[1])
+        self._known[(tenant, conversation)] = known._replace(health=known.health._replace(fidelity=fidelity))
         return True
 
     def forget(self, tenant: str, conversation: str) -> None:
@@ -52,7 +64,7 @@ class HealthBook:
 
     def read(self) -> dict[tuple[str, ...], float]:
         """Each metric's mean over the 500 conversations that were served last; none that nobody has measured."""
-        newest = [seen for _, seen in islice(reversed(self._known.values()), MOST_READ) if seen is not None]
+        newest = [known.snapshot for known in islice(reversed(self._known.values()), MOST_READ)]
         found: dict[tuple[str, ...], float] = {}
         for name in METRICS:
             values = [value for each in newest if (value := getattr(each, name)) is not None]
@@ -63,11 +75,19 @@ class HealthBook:
     def _health(self, key: Key, thread: Thread) -> Health | None:
         """What is known of a conversation: by this process, or by the store if that is newer."""
         known = self._known.get(key)
-        own = None if known is None else known[0]
+        own = None if known is None else known.health
         if thread.health is None:
             return own
         stored, thread.health = Health.from_json(thread.health), None
         return stored if own is None or (stored is not None and stored.at > own.at) else own
+
+
+def is_news(planned: Planned) -> bool:
+    """Whether a request says anything that the one before has not said: one that only repeats it does not."""
+    decision, reading, recognised = planned.decision, planned.reading, planned.recognised
+    if reading is None or recognised is None:
+        return False
+    return recognised.length != len(reading.transcript.chain) or (decision is not None and decision.is_new)
 
 
 METRICS = tuple(name for name in Snapshot._fields if name not in {"at", "window_id"})
@@ -81,21 +101,16 @@ def sample_of(
     used: int,
     pressure: Pressure,
     evicted: int,
+    repeats: int,
     at: float,
-) -> Sample | None:
-    """What a request says of its conversation's health, None if it says nothing new.
+) -> Sample:
+    """What a request says of its conversation's health.
 
     ``used`` are the calibrated tokens of what went up and ``pressure`` is theirs; ``evicted`` messages were newly taken
-    out. What was only observed took nothing out.
+    out, and its newest call was made ``repeats`` times in a row. What was only observed took nothing out.
     """
-    decision, reading, recognised = planned.decision, planned.reading, planned.recognised
-    if reading is None or recognised is None:
-        return None
-    transcript = reading.transcript
-    is_new = decision is not None and decision.is_new
-    if recognised.length == len(transcript.chain) and not is_new:
-        return None
-    acted = is_new and not settings.observes
+    decision = planned.decision
+    acted = decision is not None and decision.is_new and not settings.observes
     bloat = 0.0 if decision is None else decision.buckets.get("tool_outputs", 0) / max(1, decision.after)
     read = None if decision is None else decision.reading
     return Sample(
@@ -106,7 +121,7 @@ def sample_of(
         compacted=acted and decision is not None and decision.cut is not None,
         burn_rate=None if read is None else read.velocity_tokens_per_turn,
         spike=None if decision is None else _spike(decision, planned, settings, limits),
-        repeats=repeats(transcript, settings.health.loop),
+        repeats=repeats,
         bloat=bloat,
         bloat_limit=None if pressure.zone == ROOMY else limits.bloat,
         requests_left=_requests_left(decision, settings, limits=limits, used=used),

@@ -12,7 +12,7 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from policies import ContextSettings, Decision, Mode, Pressure
-from policies.calls import results_by_tool
+from policies.calls import follow_calls, results_by_tool
 from policies.growth import Event, zones_for
 from policies.health import Checkup
 from policies.pressure import read_pressure
@@ -24,7 +24,7 @@ from proxy.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.errors import ProxyError
 from proxy.evictions import CUT
-from proxy.health import sample_of
+from proxy.health import is_news, sample_of
 from proxy.hooks import Turn, TurnEnd
 from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
@@ -243,24 +243,27 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
 def _check_up(runtime: Runtime, outcome: Outcome, sent: Sent | None, *, at: float) -> Checkup | None:
     """What the request makes of its conversation's health, told to trace, metrics and sinks; None if nothing new."""
     planned, settings = outcome.planned, outcome.settings
-    if sent is None or planned is None or planned.recognised is None or planned.belief is None or settings is None:
+    if sent is None or settings is None or planned is None or not is_news(planned):
         return None
-    thread = planned.recognised.thread
+    reading, recognised, belief = planned.reading, planned.recognised, planned.belief
+    if reading is None or recognised is None or belief is None:
+        return None
+    thread, health, rules = recognised.thread, runtime.health, settings.health
     try:
+        run = follow_calls(reading.transcript, health.run_of(thread), length=recognised.length, most=rules.loop)
         sample = sample_of(
             planned,
             settings,
-            limits=runtime.planner.limits_of(settings, planned.belief.budget),
+            limits=runtime.planner.limits_of(settings, belief.budget),
             used=sent.after,
             pressure=sent.pressure,
             evicted=evicted_count(planned),
+            repeats=run.longest,
             at=at,
         )
-        checkup = None if sample is None else runtime.health.see(thread, sample, settings.health)
+        checkup = health.see(thread, sample, rules, run=run)
     except Exception:  # what is watched must not suffer from being watched
         log.exception("the health of a conversation could not be told")
-        return None
-    if sample is None or checkup is None:
         return None
     for ratio in sample.ratios:
         runtime.telemetry.metrics.compression(ratio)

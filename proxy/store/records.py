@@ -116,8 +116,8 @@ class Change:
     in order; ``checkpoint`` is the structured state as JSON text, saved for a ``reason`` (``compaction``, ``rollover``,
     ``resume``, ``safety``, ``critical``, ``milestone``, ``before_model``, ``rollback``, ``closed``) in window
     ``window_id``; the newest ``keep`` versions stay. ``resumed`` is the checkpoint of another conversation that the
-    branch goes on from, stored with it. ``chain_end`` is the hash after all ``length`` messages of the request, by which the next one will
-    find what is stored here.
+    branch goes on from, stored with it. ``chain_end`` is the hash after all ``length`` messages of the request, by
+    which the next one will find what is stored here.
     """
 
     tenant: str
