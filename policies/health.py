@@ -243,8 +243,9 @@ def _eviction_rate(health: Health, _: Sample, rules: HealthRules) -> Finding | N
 
 
 def _eviction_raised(health: Health, _: Sample, rules: HealthRules) -> Finding | None:
-    found = _evicting(health, rules, min(HEALTHY_EVICTION_RATE, rules.eviction_rate))
-    return found if found is not None and found.value <= rules.eviction_rate else None
+    if _evicting(health, rules, rules.eviction_rate) is not None:
+        return None
+    return _evicting(health, rules, min(HEALTHY_EVICTION_RATE, rules.eviction_rate))
 
 
 def _evicting(health: Health, rules: HealthRules, limit: float) -> Finding | None:

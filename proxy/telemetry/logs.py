@@ -158,6 +158,8 @@ class ExchangeRecord(logging.LogRecord):
         self.levelname = logging.getLevelName(level)
         self.created = time.time()
         self.exchange = line
+        if isinstance(line, AlertLine):
+            self.msg = line.text()
 
 
 _ORDINARY: Final = vars(logging.LogRecord("", logging.INFO, "", 0, "ctx", None, None))
