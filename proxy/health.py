@@ -35,6 +35,16 @@ class HealthBook:
         self._most = most
         self._known: OrderedDict[Key, _Entry] = OrderedDict()
 
+    def is_news(self, planned: Planned) -> bool:
+        """Whether a request says anything new of its conversation: one that only repeats the last one does not."""
+        decision, reading, recognised = planned.decision, planned.reading, planned.recognised
+        if reading is None or recognised is None:
+            return False
+        if recognised.length != len(reading.transcript.chain) or (decision is not None and decision.is_new):
+            return True
+        branch = recognised.thread.branch
+        return recognised.thread.health is None and (branch.tenant, branch.conversation) not in self._known
+
     def run_of(self, thread: Thread) -> Run:
         """The newest calls of a conversation, as far as this process has seen them."""
         known = self._known.get((thread.branch.tenant, thread.branch.conversation))
@@ -80,14 +90,6 @@ class HealthBook:
             return own
         stored, thread.health = Health.from_json(thread.health), None
         return stored if own is None or (stored is not None and stored.at > own.at) else own
-
-
-def is_news(planned: Planned) -> bool:
-    """Whether a request says anything that the one before has not said: one that only repeats it does not."""
-    decision, reading, recognised = planned.decision, planned.reading, planned.recognised
-    if reading is None or recognised is None:
-        return False
-    return recognised.length != len(reading.transcript.chain) or (decision is not None and decision.is_new)
 
 
 METRICS = tuple(name for name in Snapshot._fields if name not in {"at", "window_id"})

@@ -24,7 +24,7 @@ from proxy.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.errors import ProxyError
 from proxy.evictions import CUT
-from proxy.health import is_news, sample_of
+from proxy.health import sample_of
 from proxy.hooks import Turn, TurnEnd
 from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
@@ -243,7 +243,7 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
 def _check_up(runtime: Runtime, outcome: Outcome, sent: Sent | None, *, at: float) -> Checkup | None:
     """What the request makes of its conversation's health, told to trace, metrics and sinks; None if nothing new."""
     planned, settings = outcome.planned, outcome.settings
-    if sent is None or settings is None or planned is None or not is_news(planned):
+    if sent is None or settings is None or planned is None or not runtime.health.is_news(planned):
         return None
     reading, recognised, belief = planned.reading, planned.recognised, planned.belief
     if reading is None or recognised is None or belief is None:

@@ -147,7 +147,7 @@ async def test_a_model_that_asks_the_same_again_and_again_is_a_loop_at_the_third
 
 @pytest.mark.requirement("A0.118", "A0.124")
 async def test_a_critical_alert_has_the_state_saved(tmp_path: Path) -> None:
-    policy = "health: {utilization: 0.30}, checkpoints: {save_at: null, milestones: false}"
+    policy = "health: {utilization: 0.12}, checkpoints: {save_at: null, milestones: false}"
     async with (
         serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
         watched(tmp_path, simulator, policy, window=32_768) as target,
@@ -166,24 +166,24 @@ async def test_a_critical_alert_has_the_state_saved(tmp_path: Path) -> None:
 
 @pytest.mark.requirement("A0.124")
 async def test_an_overflow_is_foreseen_where_nothing_will_be_removed_and_only_there(tmp_path: Path) -> None:
+    small = 4_096
     async with serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator:
         for policy, expected in (("mode: observe", True), ("mode: enforce", False)):
             folder = tmp_path / policy[-7:]
             folder.mkdir()
-            async with watched(folder, simulator, f"{policy}, health: {{utilization: 1}}", window=WINDOW) as target:
+            async with watched(folder, simulator, f"{policy}, health: {{utilization: 1}}", window=small) as target:
                 chat = talk(target)
-                await chat.agent(17)
+                await chat.agent(9)
                 found = await ask(target, f"conversations/{NAME}/health")
                 assert ("overflow" in {alert["kind"] for alert in found["alerts"]}) is expected
                 if expected:
-                    # W - R is 8,192 - 512; a step adds some 480 tokens
+                    # W - R is 4,096 - 512; a step adds some 480 tokens
                     alert = next(alert for alert in found["alerts"] if alert["kind"] == "overflow")
                     assert alert["value"] <= 2
                     rows = (await ask(target, f"conversations/{NAME}/timeline"))["data"]
                     at = next(row for row in rows if row["at"] == alert["at"])
-                    assert (
-                        WINDOW - 512 - 2.2 * at["velocity"] < at["tokens_before"] < WINDOW - 512 - 0.8 * at["velocity"]
-                    )
+                    room = small - 512 - at["tokens_before"]
+                    assert 0.8 * at["velocity"] < room <= 2.01 * at["velocity"]
 
 
 @pytest.mark.requirement("A0.124")
@@ -244,11 +244,11 @@ async def test_weirs_own_way_of_working_raises_no_alert(tmp_path: Path) -> None:
         watched(tmp_path, simulator, "mode: enforce, health: {tool_bloat: 1}", window=16_384) as target,
     ):
         chat = talk(target)
-        await chat.agent(60)
+        await chat.agent(45)
         found = await ask(target, f"conversations/{NAME}/health")
-    assert sum(actions != "none" for actions in chat.actions()) > 10
+    assert sum(actions != "none" for actions in chat.actions()) > 5
     assert [alert["kind"] for alert in found["alerts"] if alert["level"] != "info"] == []
-    assert len(found["history"]) == 60 < KEPT
+    assert len(found["history"]) == 45 < KEPT
 
 
 def run(folder: Path, *words: str) -> str:

@@ -228,7 +228,7 @@ def test_a_snapshot_has_its_own_requests_values() -> None:
     )
     assert found[0].snapshot == Snapshot(1.0, 0.2, 0.0, None, None, None, 0.0, 1)
     assert found[1].snapshot == Snapshot(2.0, 0.4, 2.0, 6.0, 120.5, None, 0.2, 1)
-    assert found[2].snapshot == Snapshot(3.0, 0.3, pytest.approx(4 / 3), 6.0, 80.0, None, 0.0, 2)
+    assert found[2].snapshot == Snapshot(3.0, 0.3, 4 / 3, 6.0, 80.0, None, 0.0, 2)
     assert [c.is_first for c in found] == [True, False, False]
 
 
