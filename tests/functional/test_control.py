@@ -490,7 +490,7 @@ async def test_a_conversation_of_a_sub_agent_names_the_one_it_is_a_part_of(api: 
 async def test_what_is_not_there_says_what_is(api: Api) -> None:
     await api.talk().agent(1)
     error = await api.refused(404, "GET", "nothing")
-    assert "there are conversations, blobs, search and policies" in error["message"]
+    assert "there are conversations, blobs, health, search and policies" in error["message"]
     error = await api.refused(404, "GET", f"conversations/{NAME}/checkpont")
     assert "timeline, checkpoint, checkpoint.md, checkpoints" in error["message"]
     error = await api.refused(404, "PUT", f"conversations/{NAME}")
