@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from policies.health import HealthRules
 from policies.trend import TrendRules
 
 DEFAULT_TREND = TrendRules()
+DEFAULT_HEALTH = HealthRules()
 
 
 class Mode(StrEnum):
@@ -330,6 +332,7 @@ class ContextSettings:
     checkpoints: Checkpoints = Checkpoints()
     notes: NoteTaking = NoteTaking()
     recall: Recall = Recall()
+    health: HealthRules = DEFAULT_HEALTH
     compaction: Literal["proxy", "provider", "off"] = "proxy"
     resume: Literal["header", "auto", "off"] = "header"
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.routing import Route, Router
 
+from proxy.alerts import Alerts
 from proxy.caller import Caller
 from proxy.config import Config, UpstreamSettings
 from proxy.conversation import Conversations
@@ -38,6 +39,7 @@ from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
 from proxy.summarizer import Summarizer
 from proxy.telemetry import Telemetry
+from proxy.telemetry.names import HEALTH
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
@@ -194,6 +196,7 @@ async def running(
         await runtime.preparation.close()
         await runtime.summarizer.close()
         await runtime.custom.close()
+        await runtime.alerts.close()
         await runtime.upstreams.close()
         await runtime.settler.close()
         await _save_learned(runtime)
@@ -228,7 +231,8 @@ async def _assemble(
     secret = await store.secret() if store is not None else secrets.token_bytes(32)
     rows = await store.list_keys() if store is not None else []
     instance = blake2b(secret, digest_size=6, person=b"weir-via").hexdigest()
-    upstreams = Upstreams(Client(instance=instance), providers)
+    client = Client(instance=instance)
+    upstreams = Upstreams(client, providers)
     registry = ModelRegistry(config.models)
     await asyncio.to_thread(registry.load)
     tokenizer = tokenizer or Tokenizer(estimators=installed_estimators())
@@ -249,7 +253,7 @@ async def _assemble(
         settler=settler,
         clock=clock,
     )
-    return Runtime(
+    runtime = Runtime(
         config=config,
         keyring=_keyring(config, rows, secret),
         secret=secret,
@@ -263,8 +267,11 @@ async def _assemble(
         store=store,
         settler=settler,
         telemetry=telemetry,
+        alerts=Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock),
         instance=instance,
     )
+    telemetry.metrics.watch(HEALTH, runtime.health.read)
+    return runtime
 
 
 def _keyring(config: Config, rows: list[KeyRow], secret: bytes) -> Keyring:

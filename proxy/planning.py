@@ -252,7 +252,7 @@ class Planner:
     async def _decide(self, job: "Job", planned: Planned, *, ceiling: int | None = None) -> None:
         assert planned.reading and planned.recognised and planned.belief  # noqa: S101, PT018 - set by _identify
         thread, observed = planned.recognised.thread, job.settings.observes
-        limits = self._limits_of(job.settings, planned.belief.budget)
+        limits = self.limits_of(job.settings, planned.belief.budget)
         if thread.known.triggered and not thread.has_notes:
             await self._take_notes(thread)
         recalled = await self._recall(job, planned) if ceiling is None else None
@@ -333,7 +333,7 @@ class Planner:
         thread.save(change.checkpoint, version, length=len(transcript.chain))
         return version
 
-    def _limits_of(self, settings: ContextSettings, budget: Budget) -> Limits:
+    def limits_of(self, settings: ContextSettings, budget: Budget) -> Limits:
         """The limits of a policy in a budget, worked out once for as long as both are the same objects."""
         key = (id(settings), id(budget))  # the limits hold both: no other object can have their ids meanwhile
         limits = self._limits.get(key)

@@ -12,15 +12,19 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from policies import ContextSettings, Decision, Mode, Pressure
+from policies.calls import follow_calls, results_by_tool
 from policies.growth import Event, zones_for
+from policies.health import Checkup
 from policies.pressure import read_pressure
 from policies.summaries import PROMPTS
 from policies.trend import lift
+from proxy.alerts import Notice
 from proxy.caching import CacheUse, follow
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.errors import ProxyError
 from proxy.evictions import CUT
+from proxy.health import sample_of
 from proxy.hooks import Turn, TurnEnd
 from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
@@ -38,6 +42,7 @@ CLIENT_CLOSED = 499
 MOST_EVENTS = 8
 MOST_CONDENSED = 40
 TENANT_SHOWN = 8
+CRITICAL = "critical"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +216,7 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
     sent, actions, at = outcome.sent(), outcome.actions(), runtime.planner.clock()
     events, use = _events(runtime, outcome), _cache_use(outcome, at=at)
     _report(runtime, outcome, events)
+    checkup = _check_up(runtime, outcome, sent, at=at)
     if use is not None:
         outcome.trace.cache(changed=use.changed, is_cold=use.is_cold, hit_ratio=use.hit_ratio)
     _end_trace(outcome)
@@ -225,10 +231,58 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
             detail["summarizer"] = asdict(spent)
         if outcome.recalls:
             detail["recall"] = [asdict(each) for each in outcome.recalls]
-        row = _row(outcome, outcome.planned, sent, actions=planned, duration=duration, at=at, detail=detail)
+        row = _row(
+            outcome, outcome.planned, sent, actions=planned, duration=duration, at=at, detail=detail, checkup=checkup
+        )
         runtime.settler.put(row)
         if outcome.job is not None and outcome.label == "ok":
-            runtime.preparation.after(outcome.job, outcome.planned)
+            save = CRITICAL if checkup is not None and checkup.is_critical else None
+            runtime.preparation.after(outcome.job, outcome.planned, save=save)
+
+
+def _check_up(runtime: Runtime, outcome: Outcome, sent: Sent | None, *, at: float) -> Checkup | None:
+    """What the request makes of its conversation's health, told to trace, metrics and sinks; None if nothing new."""
+    planned, settings = outcome.planned, outcome.settings
+    if sent is None or settings is None or planned is None or not runtime.health.is_news(planned):
+        return None
+    reading, recognised, belief = planned.reading, planned.recognised, planned.belief
+    if reading is None or recognised is None or belief is None:
+        return None
+    thread, health, rules = recognised.thread, runtime.health, settings.health
+    try:
+        run = follow_calls(reading.transcript, health.run_of(thread), length=recognised.length, most=rules.loop)
+        sample = sample_of(
+            planned,
+            settings,
+            limits=runtime.planner.limits_of(settings, belief.budget),
+            used=sent.after,
+            pressure=sent.pressure,
+            evicted=evicted_count(planned),
+            repeats=run.longest,
+            at=at,
+        )
+        checkup = health.see(thread, sample, rules, run=run)
+    except Exception:  # what is watched must not suffer from being watched
+        log.exception("the health of a conversation could not be told")
+        return None
+    for ratio in sample.ratios:
+        runtime.telemetry.metrics.compression(ratio)
+    for alert in checkup.opened:
+        outcome.trace.event(
+            "alert",
+            alert=alert.kind,
+            level=alert.level,
+            category=alert.category,
+            value=round(alert.value, 4),
+            threshold=alert.limit,
+        )
+        branch = thread.branch
+        runtime.alerts.tell(
+            Notice(
+                alert=alert, tenant=branch.tenant, conversation=branch.name, policy=settings.name, request=outcome.id
+            )
+        )
+    return checkup
 
 
 def _cache_use(outcome: Outcome, *, at: float) -> CacheUse | None:
@@ -269,6 +323,7 @@ def _row(
     duration: float,
     at: float,
     detail: Mapping[str, object],
+    checkup: Checkup | None,
 ) -> ExchangeRow:
     assert planned.recognised is not None  # noqa: S101 - the caller looked at its branch
     assert planned.reading is not None  # noqa: S101 - whoever was recognised was read
@@ -315,13 +370,14 @@ def _row(
         parent_conversation=outcome.job.parent if outcome.job is not None else None,
         asked_again=planned.asked_again,
         detail=detail,
+        health=checkup,
     )
 
 
 def _detail(
     planned: Planned, settings: ContextSettings, events: Sequence[Event], use: CacheUse | None
 ) -> dict[str, object]:
-    """Buckets that hold something, what pressure is a share of, events, the tools that were left out, the cache."""
+    """Buckets that hold something, what pressure is a share of, events, tools' results, tools left out, the cache."""
     decision, detail = planned.decision, dict[str, object]()
     if decision is not None:
         detail["buckets"] = {name: tokens for name, tokens in decision.buckets.items() if tokens}
@@ -337,6 +393,10 @@ def _detail(
         detail["pruned"] = list(decision.pruned)
     if decision is not None and (condensed := condensed_in(decision)):
         detail["condensed"] = condensed
+    if planned.reading is not None and planned.recognised is not None:
+        transcript = planned.reading.transcript
+        if tools := results_by_tool(transcript, transcript.head + planned.recognised.length):
+            detail["tools"] = tools
     return detail if use is None else detail | use.facts()
 
 

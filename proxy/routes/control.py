@@ -98,4 +98,5 @@ async def delete(question: Question) -> Answer:
         raise NotFound(f"There is no conversation {row.name[:80]!r}.")
     question.runtime.summarizer.forget(row.tenant)
     question.runtime.planner.conversations.forget(row)
+    question.runtime.health.forget(row.tenant, row.id)
     return as_json({"deleted": True})

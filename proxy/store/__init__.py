@@ -36,6 +36,7 @@ from proxy.store.errors import (
 )
 from proxy.store.kept import Content, Kept
 from proxy.store.records import (
+    AlertRow,
     Branch,
     CalibrationRow,
     Change,
@@ -308,6 +309,7 @@ class Store(Kept):
 
 
 __all__ = [
+    "AlertRow",
     "Branch",
     "CalibrationRow",
     "Change",

@@ -42,6 +42,7 @@ HEADS = sa.select(
     branches.c.resumed,
     branches.c.undone,
     conversations.c.name,
+    conversations.c.health,
 ).join(conversations, sa.and_(*OF_BRANCH))
 # All hashes travel as one value: SQLAlchemy spends ten times as long on 200 parameters as SQLite on 200 look-ups.
 LOOK = sa.text(
@@ -330,6 +331,7 @@ def _branch(
         resumed=row.resumed,
         checkpoint=body,
         checkpoint_length=saved,
+        health=row.health,
     )
 
 

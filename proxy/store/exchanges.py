@@ -10,6 +10,7 @@ from policies.trend import Trend
 from proxy.store.bulk import run_many
 from proxy.store.conversations import TOUCH_CHAIN, open_conversations
 from proxy.store.evictions import mark_asked_again
+from proxy.store.health import add_checkups
 from proxy.store.records import ConversationRow, ExchangeRow
 from proxy.store.tables import branches, conversations, exchanges, keep_last, plain_text
 
@@ -82,6 +83,7 @@ def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
     _touch_chains(connection, rows)
     _touch_conversations(connection, rows, home)
     mark_asked_again(connection, rows)
+    add_checkups(connection, rows, home)
     run_many(
         connection,
         ADD,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from policies.health import HealthRules
 from policies.settings import (
     Bucket,
     Checkpoints,
@@ -58,7 +59,9 @@ def in_code() -> set[str]:
     return set(re.findall(r"`(\w+)`", PAGE))
 
 
-@pytest.mark.parametrize("part", [Bucket, Checkpoints, Ingest, Memory, NoteTaking, Recall, Shape, Summaries])
+@pytest.mark.parametrize(
+    "part", [Bucket, Checkpoints, HealthRules, Ingest, Memory, NoteTaking, Recall, Shape, Summaries]
+)
 def test_every_key_of_a_section_is_on_the_page(part: type) -> None:
     assert names(part) <= in_code()
 
