@@ -14,7 +14,8 @@ BLOBS = "/weir/blobs/"
 EXCERPT = 200
 NOTE_SIZE = 16
 FOUND_TEXT = 2_000
-SHOWN = tuple(each.name for each in fields(ExchangeRow) if each.name not in {"trend", "asked_again"})
+UNSHOWN = frozenset({"trend", "asked_again", "events", "refusal"})
+SHOWN = tuple(each.name for each in fields(ExchangeRow) if each.name not in UNSHOWN)
 ACTED = frozenset({"evict_and_compress", "cross_window_save"})
 PREPARING = frozenset({"orange", "red", "critical"})
 

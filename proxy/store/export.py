@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from proxy.store.ledger import Damage
 from proxy.store.records import ConversationRow
 from proxy.store.tables import (
+    audit,
     branches,
     chains,
     checkpoints,
@@ -25,7 +26,7 @@ from proxy.store.tables import (
 
 OF_CONVERSATION = (exchanges, notes)
 OF_BRANCHES = (edits, cuts, checkpoints, evictions, chains)
-JSON_TEXT = frozenset({"covered", "stays", "detail", "trend", "undone", "prepared"})
+JSON_TEXT = frozenset({"covered", "facts", "stays", "detail", "trend", "undone", "prepared"})
 HIDDEN = frozenset({"tenant"})
 
 
@@ -51,6 +52,8 @@ def export(connection: sa.Connection, of: ConversationRow, damage: Damage) -> di
     for table in OF_BRANCHES:
         query = sa.select(table).where(table.c.tenant == of.tenant, table.c.branch.in_(own))
         found[table.name] = _rows(connection, query.order_by(*table.primary_key.columns))
+    told = sa.select(audit).where(audit.c.tenant == of.tenant, audit.c.conversation == of.id)
+    found["audit"] = _rows(connection, told.order_by(audit.c.seq))
     found["originals"] = _originals(connection, of, own, damage)
     return found
 
