@@ -25,7 +25,7 @@ COMMANDS: dict[str, Lazy] = {
         "proxy.cli.simulate:simulate", "Start the simulator alone: a strict upstream with a small window."
     ),
     "conversations": Lazy("proxy.cli.conversations:conversations", "What Weir knows about conversations."),
-    "audit": Lazy("proxy.cli.audit:audit", "What was evicted, and what of it was asked for again."),
+    "audit": Lazy("proxy.cli.audit:audit", "What Weir did: the audit and whether it is whole; evictions."),
     "policy": Lazy("proxy.cli.policy:policy", "Policies in full, every default visible."),
     "keys": Lazy("proxy.cli.keys:keys", "API keys, each with its own policy."),
     "config": Lazy("proxy.cli.config:config", "The effective configuration."),

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from policies.burn import bucket_report, turns_remaining
 from policies.ledger import EditKind
 from proxy.caching import shown
+from proxy.store import AuditRow
 from proxy.store.records import CheckpointRow, ConversationRow, EvictionRow, ExchangeRow, NoteRow, Original, RemovedRow
 
 BLOBS = "/weir/blobs/"
@@ -175,3 +176,8 @@ def eviction_json(row: EvictionRow) -> dict[str, object]:
     """One thing that a batch took out or made shorter."""
     own = {**asdict(row), "digest": row.digest.hex(), "call_hash": row.call_hash.hex()}
     return own | {"ref": row.digest.hex()[:12], "freed": row.freed}
+
+
+def audit_json(row: AuditRow) -> dict[str, object]:
+    """One row of the audit with all that its hash covers."""
+    return {**asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()}

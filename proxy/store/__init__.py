@@ -259,6 +259,10 @@ class Store(Kept):
             lambda c: audit.listed(c, tenant, conversation=conversation, kind=kind, limit=limit)
         )
 
+    async def audited_tenants(self) -> list[str]:
+        """The tenants that have a chain in the audit; the empty one is the operator's."""
+        return await self._database.read(audit.tenants)
+
     async def verify(
         self, tenant: str | None = None, *, heads: Collection[bytes] = (), progress: Progress | None = None
     ) -> Audited:

@@ -64,6 +64,11 @@ def listed(
     return [AuditRow(**row._mapping) for row in connection.execute(query.limit(limit))]  # noqa: SLF001 - SQLAlchemy's public name
 
 
+def tenants(connection: sa.Connection) -> list[str]:
+    """The tenants that have a chain."""
+    return [row.tenant for row in connection.execute(STARTS.order_by(audit.c.tenant))]
+
+
 def of_conversation(connection: sa.Connection, of: ConversationRow, *, limit: int) -> list[AuditRow]:
     """The newest ``limit`` rows about a conversation, newest first."""
     return listed(connection, of.tenant, conversation=of.id, kind=None, limit=limit)

@@ -83,6 +83,14 @@ class AuditRow:
         """What an operator notes down to find the chain cut short later: the row's number and hash."""
         return head_text(self.seq, self.hash)
 
+    @property
+    def told(self) -> object:
+        """The facts as plain data; the text itself where somebody made it something else than JSON."""
+        try:
+            return json.loads(self.facts)
+        except ValueError:
+            return self.facts
+
 
 def head_text(seq: int, link: bytes) -> str:
     """A row's number and its hash in hex, joined by a colon."""
