@@ -19,7 +19,6 @@ OF_EVENT: Mapping[str, AuditType] = {
     "hard_violation": AuditType.BUDGET_VIOLATION,
     "soft_warning": AuditType.BUDGET_WARNING,
     "burn_rate": AuditType.BUDGET_WARNING,
-    "tool_bloat": AuditType.BUDGET_WARNING,
     "headroom_hit": AuditType.BUDGET_WARNING,
     "zone_change": AuditType.PRESSURE_CHANGE,
     "velocity_spike": AuditType.PRESSURE_CHANGE,
@@ -100,6 +99,7 @@ def _cut(cut: Cut, change: Change) -> dict[str, object]:
     rows = [row for row in change.evictions if row.kind == CUT]
     told = next((e for e in _mappings(change.figures.get("condensed")) if e.get("strategy") == COMPACT), {})
     before = sum(row.tokens_before for row in rows)
+    original = told.get("original_tokens", before)
     found: dict[str, object] = {
         "strategy": cut.layer,
         "origin": cut.origin,
@@ -109,9 +109,9 @@ def _cut(cut: Cut, change: Change) -> dict[str, object]:
         "ref": cut.ref,
         "tokens_before": before,
         "summary_tokens": cut.tokens,
-        "original_tokens": told.get("original_tokens", before),
+        "original_tokens": original,
         "compressed_tokens": cut.tokens,
-        "compression_ratio": round(before / cut.tokens, 2) if cut.tokens else None,
+        "compression_ratio": round(original / cut.tokens, 2) if isinstance(original, int) and cut.tokens else None,
         "content": digest_of(cut.text),
         "fidelity": None,
         "calls": told.get("calls", 0),

@@ -152,7 +152,7 @@ class _Walk:
         first = row.seq
         if self._seal_link is None or first == 1 or not isinstance(first, int):
             return
-        if first == self._sealed + 1:
+        if first > self._sealed:
             self._seq, self._link = self._sealed, self._seal_link
             self._note(self._link)
         elif 1 < first <= self._sealed and isinstance(row.prev, bytes):

@@ -265,7 +265,7 @@ async def test_a_batch_says_what_it_evicted_cut_and_saved_in_figures_and_digests
     assert cut["prompt"] == "structured-1"
     assert cut["prompt_digest"] == "0badf00d"
     assert (cut["calls"], cut["original_tokens"], cut["compressed_tokens"]) == (3, 700, 40)
-    assert cut["compression_ratio"] == 7.5
+    assert cut["compression_ratio"] == 17.5
     assert len(cut["content"]) == len(kept["content"]) == 64
     assert kept["reason"] == "compaction"
     assert {row.request for row in await chain_of(store)} == {"req-1"}
