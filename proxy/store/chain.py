@@ -137,13 +137,15 @@ def hash_of(*fields: object) -> bytes:
 
 def harmless(value: object) -> object:
     """The same as plain data in which every text is a number's or a word's spelling, others being their SHA-256."""
-    if isinstance(value, Mapping):
-        return {_word(str(name)): harmless(each) for name, each in value.items()}
+    if isinstance(value, str):  # what there is most of comes first, and abstract classes last: they are slow to ask
+        return _word(str(value))
+    if value is None or isinstance(value, int | float):
+        return value
     if isinstance(value, bytes):
         return value.hex()
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, dict | Mapping):
+        return {_word(str(name)): harmless(each) for name, each in value.items()}
+    if isinstance(value, Sequence):
         return [harmless(each) for each in value]
     return _word(str(value))
 
