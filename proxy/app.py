@@ -307,7 +307,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float]) -> None:
             retention = runtime.config.store.retention
             if retention is not None and clock() - last_pruned >= DAY:
                 last_pruned = clock()
-                await store.prune(clock() - retention)
+                await store.prune(clock() - retention, clock())
         except StoreError as error:
             log.warning("the store could not be tended: %s", error)
 

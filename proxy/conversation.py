@@ -209,7 +209,7 @@ class Conversations:
         for thread in self._threads_of(conversation):
             thread.known = replace(thread.known, wanted=what)
         if self._store is not None and (branch := await self._store.newest_branch(conversation)) is not None:
-            await self._store.want(conversation.tenant, branch, what)
+            await self._store.want(conversation.tenant, branch, what, self._clock())
 
     async def rollback(self, conversation: ConversationRow, version: int) -> int:
         """Have a conversation be as it was at ``version``; the new version. Raises StoreError, NoSuchVersion."""

@@ -43,6 +43,7 @@ from proxy.perform import Ask, Returned, drive, step
 from proxy.recall.automatic import remembered
 from proxy.settle import Settler
 from proxy.shared_readings import SharedReadings
+from proxy.stages import figures_of
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
 from proxy.tokenizer import TextCounter
@@ -309,10 +310,11 @@ class Planner:
                 await thread.preparing.wait()
             if thread.known.prepared is not known.prepared:
                 raise _PreparedMeanwhile
-        version = await self.save(thread, planned.reading, effect, keep=job.settings.checkpoints.keep)
+        keep = job.settings.checkpoints.keep
+        version = await self.save(thread, planned.reading, effect, keep=keep, request=job.id)
         return Failed("store") if version is None else Saved(version)
 
-    async def save(self, thread: Thread, reading: Reading, effect: Save, *, keep: int) -> int | None:
+    async def save(self, thread: Thread, reading: Reading, effect: Save, *, keep: int, request: str = "") -> int | None:
         """The version under which a state was saved beside what is removed; None where that failed. Holds the lock."""
         transcript, at = reading.transcript, self.clock()
         nothing = _empty_change(thread, reading, at)
@@ -322,6 +324,7 @@ class Planner:
             reason=effect.reason,
             window_id=Checkpoint.from_json(effect.checkpoint).window_id,
             keep=keep,
+            request=request,
         )
         if self.store is None or self.settler.failing:
             return None
@@ -348,7 +351,10 @@ class Planner:
         decision, reading = planned.decision, planned.reading
         assert decision is not None  # noqa: S101 - the caller made it
         assert reading is not None  # noqa: S101
-        change = replace(_change(job, decision, reading, thread, self.clock()), evictions=evictions)
+        figures = {} if planned.belief is None else _figures(decision, job, planned.belief.budget)
+        change = replace(
+            _change(job, decision, reading, thread, self.clock()), evictions=evictions, request=job.id, figures=figures
+        )
         thread.evicted |= evicted_calls(evictions, thread.branch.branch)
         version = change.expected + 1
         if self.store is not None and self.settler.failing:
@@ -405,7 +411,7 @@ class Job:
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
     ``ask`` answers while the request waits, ``ask_later`` after it was answered; ``pruned`` are the tools that the
-    conversation's requests go without, for questions in place.
+    conversation's requests go without, for questions in place; ``id`` is the request's.
     """
 
     request: ChatRequest
@@ -420,6 +426,7 @@ class Job:
     summarizer_input: int | None = None
     resume: str | None = None
     parent: str | None = None
+    id: str = ""
 
     @property
     def resumes(self) -> str | None:
@@ -475,6 +482,10 @@ def _trim(job: Job, planned: Planned) -> None:
 def _is_as_it_came(pieces: Sequence[Piece], length: int) -> bool:
     """Whether an array is the client's own, so that only its tools are to be changed."""
     return len(pieces) == length and all(p.index == i and p.kind is None for i, p in enumerate(pieces))
+
+
+def _figures(decision: Decision, job: Job, budget: Budget) -> dict[str, object]:
+    return figures_of(decision, job.settings, base=max(1, budget.base(job.settings)))
 
 
 def _empty_change(thread: Thread, reading: Reading, now: float) -> Change:

@@ -16,13 +16,12 @@ from policies.calls import follow_calls, results_by_tool
 from policies.growth import Event, zones_for
 from policies.health import Checkup
 from policies.pressure import read_pressure
-from policies.summaries import PROMPTS
 from policies.trend import lift
 from proxy.alerts import Notice
 from proxy.caching import CacheUse, follow
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
-from proxy.errors import ProxyError
+from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.evictions import CUT
 from proxy.health import sample_of
 from proxy.hooks import Turn, TurnEnd
@@ -30,6 +29,7 @@ from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
 from proxy.runtime import Runtime
 from proxy.spent import Spent
+from proxy.stages import condensed_in, stage_of, strategy_of
 from proxy.store.records import ExchangeRow
 from proxy.tap import Tap, Usage, together
 from proxy.telemetry import Attempt, ExchangeLine, Trace, log_exchange
@@ -40,7 +40,6 @@ log = logging.getLogger("weir.settlement")
 
 CLIENT_CLOSED = 499
 MOST_EVENTS = 8
-MOST_CONDENSED = 40
 TENANT_SHOWN = 8
 CRITICAL = "critical"
 
@@ -85,6 +84,7 @@ class Outcome:
     spent: Callable[[], Spent] | None = None
     recalls: list[Recalled] = field(default_factory=list)
     rounds: list[Usage] = field(default_factory=list)
+    refusal: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def observed(self) -> bool:
@@ -144,6 +144,8 @@ class Outcome:
     def refused(self, error: ProxyError) -> None:
         """Weir answered instead of an upstream."""
         self.status, self.error = error.status, error.code
+        if isinstance(error, ContextLengthExceeded):
+            self.refusal = error.weir or {}
 
     def gone(self) -> None:
         """The client left."""
@@ -232,7 +234,15 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
         if outcome.recalls:
             detail["recall"] = [asdict(each) for each in outcome.recalls]
         row = _row(
-            outcome, outcome.planned, sent, actions=planned, duration=duration, at=at, detail=detail, checkup=checkup
+            outcome,
+            outcome.planned,
+            sent,
+            actions=planned,
+            duration=duration,
+            at=at,
+            detail=detail,
+            checkup=checkup,
+            events=events,
         )
         runtime.settler.put(row)
         if outcome.job is not None and outcome.label == "ok":
@@ -324,6 +334,7 @@ def _row(
     at: float,
     detail: Mapping[str, object],
     checkup: Checkup | None,
+    events: tuple[Event, ...],
 ) -> ExchangeRow:
     assert planned.recognised is not None  # noqa: S101 - the caller looked at its branch
     assert planned.reading is not None  # noqa: S101 - whoever was recognised was read
@@ -371,6 +382,8 @@ def _row(
         asked_again=planned.asked_again,
         detail=detail,
         health=checkup,
+        events=events,
+        refusal={"code": planned.refused} if planned.refused is not None else outcome.refusal,
     )
 
 
@@ -398,40 +411,6 @@ def _detail(
         if tools := results_by_tool(transcript, transcript.head + planned.recognised.length):
             detail["tools"] = tools
     return detail if use is None else detail | use.facts()
-
-
-def condensed_in(decision: Decision) -> list[dict[str, object]]:
-    """What a decision put in shorter words, for the audit: tokens, ratio, questions, prompt with its digest."""
-    found: list[dict[str, object]] = []
-    for report in decision.trail:
-        for each in report.condensed[: MOST_CONDENSED - len(found)]:
-            digest = next((p.digest for p in PROMPTS.values() if p.purpose == each.purpose), None)
-            row = {**asdict(each), "ratio": round(each.ratio, 2), "kept": report.kept}
-            found.append(row if digest is None else row | {"prompt_digest": digest})
-    return found
-
-
-def stage_of(decision: Decision, settings: ContextSettings, *, base: int) -> str:
-    """How far the management of a request had to go, in a word (requirement A0.148).
-
-    ``none`` while there is room, ``evaluate`` from yellow on and at a spike, ``evict_and_compress`` for a new batch,
-    ``emergency_compaction`` if that was a summary from red on or one of the last rungs, ``cross_window_save`` if the
-    conversation went on in a new window. ``base`` is the denominator of the pressure, tokens.
-    """
-    kept = [report for report in decision.trail if report.kept]
-    if any(report.layer == "rollover" for report in kept):
-        return "cross_window_save"
-    if decision.is_new:
-        late = decision.cut is not None and decision.before >= settings.zones.red_at * base
-        rung = decision.pressure.status == "emergency" or any(report.rung for report in kept)
-        return "emergency_compaction" if late or rung else "evict_and_compress"
-    spiked = decision.reading is not None and decision.reading.spike
-    return "none" if decision.pressure.zone == "green" and not spiked else "evaluate"
-
-
-def strategy_of(decision: Decision) -> str:
-    """The layers whose work on this request was kept, in order and joined by ``+``; empty if there was none."""
-    return "+".join(dict.fromkeys(report.layer for report in decision.trail if report.kept))
 
 
 def evicted_count(planned: Planned) -> int:

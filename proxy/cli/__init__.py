@@ -27,7 +27,7 @@ COMMANDS: dict[str, Lazy] = {
     "conversations": Lazy("proxy.cli.conversations:conversations", "What Weir knows about conversations."),
     "health": Lazy("proxy.cli.health:health", "How well a conversation is kept: metrics, trend, alerts."),
     "budget": Lazy("proxy.cli.budget:budget", "Advice on the division of the window, from recorded traffic."),
-    "audit": Lazy("proxy.cli.audit:audit", "What was evicted, and what of it was asked for again."),
+    "audit": Lazy("proxy.cli.audit:audit", "What Weir did: the audit and whether it is whole; evictions."),
     "policy": Lazy("proxy.cli.policy:policy", "Policies in full, every default visible."),
     "keys": Lazy("proxy.cli.keys:keys", "API keys, each with its own policy."),
     "config": Lazy("proxy.cli.config:config", "The effective configuration."),

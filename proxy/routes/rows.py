@@ -10,6 +10,7 @@ from policies.checkpoint import Checkpoint
 from policies.health import Snapshot
 from policies.ledger import EditKind
 from proxy.caching import shown
+from proxy.store import AuditRow
 from proxy.store.records import (
     AlertRow,
     CheckpointRow,
@@ -25,7 +26,8 @@ BLOBS = "/weir/blobs/"
 EXCERPT = 200
 NOTE_SIZE = 16
 FOUND_TEXT = 2_000
-SHOWN = tuple(each.name for each in fields(ExchangeRow) if each.name not in {"trend", "asked_again", "health"})
+UNSHOWN = frozenset({"trend", "asked_again", "events", "refusal", "health"})
+SHOWN = tuple(each.name for each in fields(ExchangeRow) if each.name not in UNSHOWN)
 ACTED = frozenset({"evict_and_compress", "cross_window_save"})
 PREPARING = frozenset({"orange", "red", "critical"})
 
@@ -218,3 +220,8 @@ def alert_json(row: AlertRow) -> dict[str, object]:
         "threshold": row.limit,
         "said": row.said,
     }
+
+
+def audit_json(row: AuditRow) -> dict[str, object]:
+    """One row of the audit with all that its hash covers."""
+    return {**asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()}

@@ -7,6 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from policies.trend import Trend
+from proxy.store.audit import append
+from proxy.store.audit_events import REFUSED, of_exchange
 from proxy.store.bulk import run_many
 from proxy.store.conversations import TOUCH_CHAIN, open_conversations
 from proxy.store.evictions import mark_asked_again
@@ -97,6 +99,8 @@ def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
             for row in rows
         ],
     )
+    audited = [row for row in rows if row.events or row.refusal or row.outcome == REFUSED]
+    append(connection, [event for row in audited for event in of_exchange(row, conversation=home[row.id])])
 
 
 def timeline(connection: sa.Connection, of: ConversationRow, *, limit: int) -> list[ExchangeRow]:

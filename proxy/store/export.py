@@ -11,6 +11,7 @@ from proxy.store.ledger import Damage
 from proxy.store.records import ConversationRow
 from proxy.store.tables import (
     alerts,
+    audit,
     branches,
     chains,
     checkpoints,
@@ -27,7 +28,7 @@ from proxy.store.tables import (
 
 OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts)
 OF_BRANCHES = (edits, cuts, checkpoints, evictions, chains)
-JSON_TEXT = frozenset({"covered", "stays", "detail", "trend", "undone", "prepared", "health"})
+JSON_TEXT = frozenset({"covered", "facts", "stays", "detail", "trend", "undone", "prepared", "health"})
 HIDDEN = frozenset({"tenant"})
 
 
@@ -53,6 +54,8 @@ def export(connection: sa.Connection, of: ConversationRow, damage: Damage) -> di
     for table in OF_BRANCHES:
         query = sa.select(table).where(table.c.tenant == of.tenant, table.c.branch.in_(own))
         found[table.name] = _rows(connection, query.order_by(*table.primary_key.columns))
+    told = sa.select(audit).where(audit.c.tenant == of.tenant, audit.c.conversation == of.id)
+    found["audit"] = _rows(connection, told.order_by(audit.c.seq))
     found["originals"] = _originals(connection, of, own, damage)
     return found
 

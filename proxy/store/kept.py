@@ -1,5 +1,6 @@
 """The half of the store that outlives a window: checkpoints, notes, summaries, what is out and how it comes back."""
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal
@@ -59,9 +60,10 @@ class Kept:
         """Keep a summary for the branch's next batch, or None; whether the branch is stored yet."""
         return await self._database.write(lambda c: branches.prepare(c, tenant, branch, prepared))
 
-    async def want(self, tenant: str, branch: str, what: str | None) -> bool:
+    async def want(self, tenant: str, branch: str, what: str | None, at: float | None = None) -> bool:
         """Ask something of the branch's next request, or nothing; whether the branch is stored yet."""
-        return await self._database.write(lambda c: branches.want(c, tenant, branch, what))
+        now = time.time() if at is None else at
+        return await self._database.write(lambda c: branches.want(c, tenant, branch, what, now))
 
     async def rollback(self, conversation: ConversationRow, *, version: int, at: float) -> int:
         """The new head of the conversation's newest branch, which is again what it was at ``version`` (0: as it came).

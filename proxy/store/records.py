@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from policies.growth import Event
 from policies.health import Category, Checkup, Level
 from policies.ledger import Cut, Edit, Prepared
 from policies.notes import Note
 from policies.trend import Trend
+from proxy.store.chain import AuditEvent
 
 NOTE_SIZE = 16
 
@@ -117,7 +119,8 @@ class Change:
     ``resume``, ``safety``, ``critical``, ``milestone``, ``before_model``, ``rollback``, ``closed``) in window
     ``window_id``; the newest ``keep`` versions stay. ``resumed`` is the checkpoint of another conversation that the
     branch goes on from, stored with it. ``chain_end`` is the hash after all ``length`` messages of the request, by
-    which the next one will find what is stored here.
+    which the next one will find what is stored here. ``request`` is the id of that request, ``figures`` what the audit
+    is to say of the decision, and ``audited`` what it is to say beside that.
     """
 
     tenant: str
@@ -138,6 +141,9 @@ class Change:
     chain_end: bytes = b""
     length: int = 0
     evictions: tuple[EvictionRow, ...] = ()
+    request: str = ""
+    figures: Mapping[str, object] = field(default_factory=dict)
+    audited: tuple[AuditEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +163,8 @@ class ExchangeRow:
         asked_again: calls of this request whose results were evicted earlier, as (branch, hash of the call).
         detail: buckets, events, tool results by tool.
         health: what it made of the conversation's health; written beside it, not read back with the row.
+        events: what the planner had to say of it, ``refusal`` the figures of why it was refused; both are for the
+            audit and not read back with the row.
     """
 
     id: str
@@ -215,6 +223,8 @@ class AlertRow:
     limit: float
     said: str
     closed: float | None = None
+    events: tuple[Event, ...] = ()
+    refusal: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

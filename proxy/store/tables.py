@@ -358,6 +358,30 @@ policies = sa.Table(
     sa.Column("at", sa.Double, nullable=False),
 )
 
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("conversation", sa.Text, nullable=False),
+    sa.Column("branch", sa.Text, nullable=False),
+    sa.Column("request", sa.Text, nullable=False),
+    sa.Column("sealed", sa.BigInteger, nullable=False),
+    sa.Column("facts", sa.Text, nullable=False),
+    sa.Column("prev", sa.LargeBinary, nullable=False),
+    sa.Column("hash", sa.LargeBinary, nullable=False),
+    sa.Index("audit_of_conversation", "tenant", "conversation", "seq"),
+    sa.Index(
+        "audit_seals",
+        "tenant",
+        "sealed",
+        sqlite_where=sa.text("sealed > 0"),
+        postgresql_where=sa.text("sealed > 0"),
+    ),
+)
+
 keys = sa.Table(
     "keys",
     metadata,

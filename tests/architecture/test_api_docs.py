@@ -20,6 +20,7 @@ from proxy.routes.management import PREFIX, ROUTES, ManagementRoute
 from proxy.routes.rows import (
     WHY,
     alert_json,
+    audit_json,
     checkpoint_json,
     conversation_json,
     eviction_json,
@@ -30,6 +31,7 @@ from proxy.routes.rows import (
     snapshot_json,
     version_json,
 )
+from proxy.store.chain import GENESIS, AuditEvent, AuditType, linked
 from proxy.store.records import AlertRow, CheckpointRow, ConversationRow, EvictionRow, NoteRow, Original, RemovedRow
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
@@ -89,6 +91,8 @@ EVICTION = EvictionRow(
     digest=b"", occurrence=0, kind="evict", layer="evict", policy="p", tokens_before=1, tokens_after=1, tokens_remaining=1
 )  # fmt: skip
 
+(AUDITED,) = linked([AuditEvent(tenant="t", at=0.0, type=AuditType.SAVE)], seq=0, prev=GENESIS)
+
 
 def test_every_field_of_an_answer_is_on_the_page() -> None:
     one = "conversations/{id}"
@@ -122,7 +126,8 @@ def test_every_field_of_an_answer_is_on_the_page() -> None:
     assert set(note) <= in_code(said(route(f"{one}/notes")))
     found = found_json(Original(ref="0", role="user", tokens=1, body=b"", text=""))
     assert set(found) <= in_code(said(route("search")))
-    assert in_code(said(route(f"{one}/audit"))) - {"audit", "limit"} <= set(eviction_json(EVICTION))
+    told = in_code(said(route(f"{one}/audit"))) - {"audit", "limit", "events"}
+    assert set(audit_json(AUDITED)) <= told <= set(eviction_json(EVICTION)) | set(audit_json(AUDITED))
 
 
 def example(text: str) -> dict[str, Any]:

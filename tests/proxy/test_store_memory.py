@@ -589,6 +589,7 @@ async def test_an_export_has_everything_of_a_conversation_and_nothing_of_another
         "checkpoints": 1,
         "evictions": 1,
         "chains": 1,
+        "audit": 4,
         "originals": 3,
     }
     bodies = [each["body"] for each in told["originals"]]
