@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from policies import ContextSettings, Mode
 from proxy.config import Config, ConfigError
 from proxy.custom import CustomFunctions
+from proxy.evaluation import OnlineEvaluation
 from proxy.hooks import Hooks
 from proxy.keys import Keyring
 from proxy.models import ModelRegistry
@@ -35,6 +36,7 @@ class Runtime:
     tokenizer: Tokenizer
     planner: Planner
     preparation: Preparation
+    evaluation: OnlineEvaluation
     summarizer: Summarizer
     upstreams: Upstreams
     store: Store | None

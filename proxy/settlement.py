@@ -229,6 +229,8 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
         runtime.settler.put(row)
         if outcome.job is not None and outcome.label == "ok":
             runtime.preparation.after(outcome.job, outcome.planned)
+            if outcome.job.ask_about is not None:
+                runtime.evaluation.after(outcome.id, outcome.job, outcome.planned, outcome.trace)
 
 
 def _cache_use(outcome: Outcome, *, at: float) -> CacheUse | None:
