@@ -59,7 +59,9 @@ def in_code() -> set[str]:
     return set(re.findall(r"`(\w+)`", PAGE))
 
 
-@pytest.mark.parametrize("part", [Bucket, Checkpoints, Evaluation, Ingest, Memory, NoteTaking, Recall, Shape, Summaries])
+@pytest.mark.parametrize(
+    "part", [Bucket, Checkpoints, Evaluation, Ingest, Memory, NoteTaking, Recall, Shape, Summaries]
+)
 def test_every_key_of_a_section_is_on_the_page(part: type) -> None:
     assert names(part) <= in_code()
 
