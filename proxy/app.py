@@ -17,6 +17,7 @@ from proxy.caller import Caller
 from proxy.config import Config, UpstreamSettings
 from proxy.conversation import Conversations
 from proxy.errors import NotFound
+from proxy.evaluation import OnlineEvaluation
 from proxy.exchange import ROUTE
 from proxy.hooks import Hooks, Plugin
 from proxy.intake import Receive
@@ -39,7 +40,7 @@ from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
 from proxy.summarizer import Summarizer
 from proxy.telemetry import Telemetry
-from proxy.telemetry.names import HEALTH
+from proxy.telemetry.names import FIDELITY, HEALTH
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
@@ -194,6 +195,7 @@ async def running(
         await asyncio.gather(tending, return_exceptions=True)
         await runtime.hooks.close()
         await runtime.preparation.close()
+        await runtime.evaluation.close()
         await runtime.summarizer.close()
         await runtime.custom.close()
         await runtime.alerts.close()
@@ -253,6 +255,8 @@ async def _assemble(
         settler=settler,
         clock=clock,
     )
+    evaluation = OnlineEvaluation(store, settler)
+    telemetry.metrics.watch(FIDELITY, lambda: dict(evaluation.scores))
     runtime = Runtime(
         config=config,
         keyring=_keyring(config, rows, secret),
@@ -262,6 +266,7 @@ async def _assemble(
         tokenizer=tokenizer,
         planner=planner,
         preparation=Preparation(planner, store, happened=telemetry.metrics.event),
+        evaluation=evaluation,
         summarizer=Summarizer(store=store),
         upstreams=upstreams,
         store=store,

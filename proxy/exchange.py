@@ -294,6 +294,7 @@ class Call:
             ),
             ask=replies,
             ask_later=Replies(runtime, request, caller, settings, pruned=pruned),
+            ask_about=Replies(runtime, request, caller, settings) if settings.evaluate.sample else None,
             pruned=pruned,
             summarizer_input=summarizer_input(runtime, settings, caller),
             resume=conversation_in(self.headers, RESUME_HEADER),

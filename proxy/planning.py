@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from policies import (
     BucketExceeded,
@@ -43,6 +44,7 @@ from proxy.perform import Ask, Returned, drive, step
 from proxy.recall.automatic import remembered
 from proxy.settle import Settler
 from proxy.shared_readings import SharedReadings
+from proxy.spent import Spent
 from proxy.stages import figures_of
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
@@ -410,8 +412,9 @@ class _PreparedMeanwhile(Exception):
 class Job:
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
-    ``ask`` answers while the request waits, ``ask_later`` after it was answered; ``pruned`` are the tools that the
-    conversation's requests go without, for questions in place; ``id`` is the request's.
+    ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
+    evaluated; ``pruned`` are the tools that the conversation's requests go without, for questions in place; ``id`` is
+    the request's.
     """
 
     request: ChatRequest
@@ -422,6 +425,7 @@ class Job:
     believe: Believe
     ask: Ask
     ask_later: Ask | None = None
+    ask_about: "Paid | None" = None
     pruned: set[str] = field(default_factory=set)
     summarizer_input: int | None = None
     resume: str | None = None
@@ -438,6 +442,20 @@ class Job:
     def is_sure(self, planned: Planned) -> bool:
         """Whether the window is known well enough to refuse a request without asking the upstream."""
         return planned.belief is not None and planned.belief.facts.source not in ("last_resort", "unknown")
+
+
+class Paid(Protocol):
+    """Answers, and says what the answers took and what those who answer can read."""
+
+    spent: Spent
+
+    async def __call__(self, effect: Effect) -> Reply:
+        """The reply to one effect."""
+        ...
+
+    def reads(self, purpose: str) -> int | None:
+        """The tokens that the model for a purpose can read at once, None where its window is not known."""
+        ...
 
 
 def _unpaid(ask: Ask) -> Ask:

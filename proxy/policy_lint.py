@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from policies.budget import BUCKETS
+from policies.fidelity import FEWEST, MOST
 from policies.health import HealthRules
 from policies.settings import Bucket, ContextSettings, Ingest, Layer, Mode, Shape
 from policies.trend import TrendRules
@@ -87,6 +88,9 @@ def cautions(settings: ContextSettings) -> Found:
     if settings.summaries.role != "user":
         text = f"{settings.summaries.role}: what stands in a summary may be taken for an instruction of yours"
         yield ("summaries", "role"), text
+    evaluation = settings.evaluate
+    if evaluation.sample and evaluation.model is None and settings.summarizer is None:
+        yield ("evaluate", "sample"), "nothing is measured: there is neither a summarizer nor a model to ask"
     if settings.estimator.startswith("chars"):
         yield ("estimator",), f"{settings.estimator} counts characters: wrong by half for code and other scripts"
     memory = settings.buckets.get("memory")
@@ -132,6 +136,10 @@ def _number_faults(settings: ContextSettings) -> Found:
     for name in ("window", "window_per_output", "designed_for", "rot_soft_tokens", "image_tokens", "cache_ttl"):
         if (value := getattr(settings, name)) is not None and not value > 0:
             yield (name,), "should be above 0"
+    if not 0 <= settings.evaluate.sample <= 1:
+        yield ("evaluate", "sample"), "should be a share from 0 to 1"
+    if not FEWEST <= settings.evaluate.questions <= MOST:
+        yield ("evaluate", "questions"), f"should be {FEWEST} to {MOST}"
     if settings.cold_at is not None and not 0 < settings.cold_at <= 1:
         yield ("cold_at",), "should be a share above 0 to 1"
 

@@ -8,6 +8,7 @@ from policies import ContextSettings, Mode
 from proxy.alerts import Alerts
 from proxy.config import Config, ConfigError
 from proxy.custom import CustomFunctions
+from proxy.evaluation import OnlineEvaluation
 from proxy.health import HealthBook
 from proxy.hooks import Hooks
 from proxy.keys import Keyring
@@ -40,6 +41,7 @@ class Runtime:
     tokenizer: Tokenizer
     planner: Planner
     preparation: Preparation
+    evaluation: OnlineEvaluation
     summarizer: Summarizer
     upstreams: Upstreams
     store: Store | None

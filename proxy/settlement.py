@@ -248,6 +248,8 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
         if outcome.job is not None and outcome.label == "ok":
             save = CRITICAL if checkup is not None and checkup.is_critical else None
             runtime.preparation.after(outcome.job, outcome.planned, save=save)
+            if outcome.job.ask_about is not None:
+                runtime.evaluation.after(outcome.id, outcome.job, outcome.planned, outcome.trace)
 
 
 def _check_up(runtime: Runtime, outcome: Outcome, sent: Sent | None, *, at: float) -> Checkup | None:

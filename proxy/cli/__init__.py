@@ -21,6 +21,7 @@ COMMANDS: dict[str, Lazy] = {
     "serve": Lazy("proxy.cli.serve:serve", "Start the proxy."),
     "demo": Lazy("proxy.cli.demo:demo", "A recorded agent run, without and with Weir; no key, no network."),
     "replay": Lazy("proxy.cli.replay:replay", "Recorded conversations through policies: a dry run with costs."),
+    "evaluate": Lazy("proxy.cli.evaluate:evaluate", "What compactions left: coverage, and fidelity by a judge."),
     "simulate": Lazy(
         "proxy.cli.simulate:simulate", "Start the simulator alone: a strict upstream with a small window."
     ),

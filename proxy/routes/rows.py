@@ -126,7 +126,8 @@ def _numbers(found: object) -> dict[str, int]:
 def exchange_json(row: ExchangeRow) -> dict[str, object]:
     """One request of a conversation as the API shows it; what the next one is planned from is not shown."""
     own = {name: getattr(row, name) for name in SHOWN}
-    return own | {"chain_end": row.chain_end.hex(), "detail": dict(row.detail)} | shown(row.detail)
+    judged = {"fidelity": row.detail.get("fidelity")}
+    return own | {"chain_end": row.chain_end.hex(), "detail": dict(row.detail)} | shown(row.detail) | judged
 
 
 def checkpoint_json(row: CheckpointRow) -> dict[str, object]:

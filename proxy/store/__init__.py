@@ -6,7 +6,7 @@ half of a transaction (it may leave a whole one). Errors are the :class:`StoreEr
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -181,6 +181,10 @@ class Store(Kept):
             await self._database.write(lambda c: exchanges.record(c, rows))
             await self._index()
             await self._database.tend()
+
+    async def annotate(self, tenant: str, exchange: str, facts: Mapping[str, object]) -> bool:
+        """Add facts to the detail of an exchange that was recorded; False where it is not there."""
+        return await self._database.write(lambda c: exchanges.annotate(c, tenant, exchange, facts))
 
     async def original(self, tenant: str, ref: str) -> Original | None:
         """The removed message with this ref; None if unknown, damaged, or kept as a digest only."""

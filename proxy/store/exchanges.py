@@ -1,7 +1,7 @@
 """Requests that went through: written in batches after their answers, with the chain ends that the next is known by."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -113,6 +113,17 @@ def timeline(connection: sa.Connection, of: ConversationRow, *, limit: int) -> l
     )
     found = [_exchange(row) for row in connection.execute(query)]
     return found[::-1]
+
+
+def annotate(connection: sa.Connection, tenant: str, exchange: str, facts: Mapping[str, object]) -> bool:
+    """Whether facts could be added to the detail of an exchange that is stored."""
+    where = (exchanges.c.tenant == tenant, exchanges.c.id == exchange)
+    found = connection.scalar(sa.select(exchanges.c.detail).where(*where))
+    if found is None:
+        return False
+    detail = json.loads(found) | dict(facts)
+    connection.execute(sa.update(exchanges).where(*where).values(detail=_ENCODER.encode(detail)))
+    return True
 
 
 def _new(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> list[ExchangeRow]:

@@ -204,6 +204,8 @@ class ExchangeRow:
     asked_again: tuple[tuple[str, bytes], ...] = ()
     detail: Mapping[str, object] = field(default_factory=dict)
     health: Checkup | None = None
+    events: tuple[Event, ...] = ()
+    refusal: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,8 +225,6 @@ class AlertRow:
     limit: float
     said: str
     closed: float | None = None
-    events: tuple[Event, ...] = ()
-    refusal: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Final, Literal
 # Spans
 PLAN_SPAN: Final = "weir context.plan"
 LAYER_SPAN: Final = "weir context.layer"
+EVALUATE_SPAN: Final = "weir context.evaluate"
 OPERATION: Final = "chat"
 
 # Attributes: HTTP, session, GenAI
@@ -73,6 +74,14 @@ SUMMARIZER: Final = "weir.summarizer"
 SUMMARY_PURPOSE: Final = "weir.summary.purpose"
 SUMMARY_SOURCE: Final = "weir.summary.source"
 SUMMARY_DOLLARS: Final = "weir.summary.cost"
+FIDELITY_SCORE: Final = "weir.fidelity.score"
+FIDELITY_FACTS: Final = "weir.fidelity.key_facts"
+FIDELITY_STATE: Final = "weir.fidelity.state"
+FIDELITY_DECISIONS: Final = "weir.fidelity.decisions"
+FIDELITY_JUDGED: Final = "weir.fidelity.judged"
+FIDELITY_UNKNOWN: Final = "weir.fidelity.unknown"
+COVERAGE_SCORE: Final = "weir.fidelity.coverage"
+FIDELITY_RATIO: Final = "weir.fidelity.compression_ratio"
 REASON: Final = "weir.reason"
 OUTCOME: Final = "weir.outcome"
 ZONE: Final = "weir.zone"
@@ -268,6 +277,13 @@ COST = Instrument(
 )
 STORE_LATENCY = Instrument(
     "weir.store.latency", "histogram", "s", "Time of a store operation", (STORE_OPERATION,), SHORT_SECONDS
+)
+FIDELITY = Instrument(
+    "weir.fidelity",
+    "gauge",
+    "1",
+    "Consistent answers over those judged, of the newest summary that was evaluated, by policy and dimension",
+    (POLICY, KIND),
 )
 OVERHEAD = Instrument("weir.overhead", "histogram", "s", "Time that Weir itself added to a request", (), SHORT_SECONDS)
 DROPPED = Instrument(

@@ -13,6 +13,7 @@ from policies.settings import (
     Bucket,
     Checkpoints,
     ContextSettings,
+    Evaluation,
     Ingest,
     Memory,
     NoteTaking,
@@ -62,7 +63,7 @@ def in_code() -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "part", [Bucket, Checkpoints, HealthRules, Ingest, Memory, NoteTaking, Recall, Shape, Summaries]
+    "part", [Bucket, Checkpoints, Evaluation, HealthRules, Ingest, Memory, NoteTaking, Recall, Shape, Summaries]
 )
 def test_every_key_of_a_section_is_on_the_page(part: type) -> None:
     assert names(part) <= in_code()
