@@ -19,6 +19,7 @@ from proxy.conversation import Conversations
 from proxy.errors import NotFound
 from proxy.evaluation import OnlineEvaluation
 from proxy.exchange import ROUTE
+from proxy.health import HealthBook
 from proxy.hooks import Hooks, Plugin
 from proxy.intake import Receive
 from proxy.keys import Keyring
@@ -255,7 +256,8 @@ async def _assemble(
         settler=settler,
         clock=clock,
     )
-    evaluation = OnlineEvaluation(store, settler)
+    health = HealthBook()
+    evaluation = OnlineEvaluation(store, settler, rate=health.rate)
     telemetry.metrics.watch(FIDELITY, lambda: dict(evaluation.scores))
     runtime = Runtime(
         config=config,
@@ -267,6 +269,7 @@ async def _assemble(
         planner=planner,
         preparation=Preparation(planner, store, happened=telemetry.metrics.event),
         evaluation=evaluation,
+        health=health,
         summarizer=Summarizer(store=store),
         upstreams=upstreams,
         store=store,
@@ -275,7 +278,7 @@ async def _assemble(
         alerts=Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock),
         instance=instance,
     )
-    telemetry.metrics.watch(HEALTH, runtime.health.read)
+    telemetry.metrics.watch(HEALTH, health.read)
     return runtime
 
 

@@ -6,7 +6,7 @@ sample is enough. It takes tokens of the summariser's budget and nothing of any 
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -63,13 +63,18 @@ class _Work:
     belief: Belief
     decision: Decision
     tenant: str
+    conversation: str
     trace: Trace
 
 
 class OnlineEvaluation:
-    """What one process measures; ``scores`` are the newest by policy and dimension, for a gauge."""
+    """What one process measures; ``scores`` are the newest by policy and dimension, for a gauge.
 
-    def __init__(self, store: Store | None, settler: Settler) -> None:
+    ``rate`` is told of the tenant, the conversation's id and the fidelity of each that was judged.
+    """
+
+    def __init__(self, store: Store | None, settler: Settler, *, rate: Callable[[str, str, float], object]) -> None:
+        self._rate = rate
         self._store = store
         self._settler = settler
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -92,7 +97,17 @@ class OnlineEvaluation:
             return
         if branch.branch in self._tasks or len(self._tasks) >= MOST_WAITING:
             return
-        work = _Work(request, job, job.ask_about, planned.reading, planned.belief, decision, branch.tenant, trace)
+        work = _Work(
+            request,
+            job,
+            job.ask_about,
+            planned.reading,
+            planned.belief,
+            decision,
+            branch.tenant,
+            branch.conversation,
+            trace,
+        )
         task = asyncio.create_task(self._do(work), name="weir-evaluate")
         self._tasks[branch.branch] = task
         task.add_done_callback(lambda _: self._tasks.pop(branch.branch, None))
@@ -132,6 +147,8 @@ class OnlineEvaluation:
         for dimension, value in _scores(fidelity).items():
             if value is not None:
                 self.scores[(settings.name, dimension)] = value
+        if (score := fidelity.score()) is not None:
+            self._rate(work.tenant, work.conversation, score)
         if self._store is not None:
             await self._settler.flush()  # the row of the exchange has to be there
             facts = {"fidelity": facts_of(fidelity, coverage, contexts.ratio, spent=work.ask.spent.asked)}
