@@ -107,11 +107,11 @@ def is_soft(name: str, tokens: int, rules: Mapping[str, Bucket], budget: Budget)
     return cap is not None and tokens >= math.ceil(round(rules[name].soft * cap, 6))
 
 
-def bloat_limit(budget: Budget) -> float:
-    """The share of a request that tool results may take before an operator hears of it: 30 %, or 1.25 times the
+def bloat_limit(budget: Budget, least: float = BLOAT) -> float:
+    """The share of a request that tool results may take before an operator hears of it: ``least``, or 1.25 times the
     share that the policy gives them where that is more."""
     cap = budget.caps.get("tool_outputs", 0)
-    return max(BLOAT, BLOAT_OVER_CAP * cap / budget.window)
+    return max(least, BLOAT_OVER_CAP * cap / budget.window)
 
 
 def refuses(settings: ContextSettings, name: str) -> bool:

@@ -93,7 +93,7 @@ def limits_for(settings: ContextSettings, budget: Budget) -> Limits:
         fits=budget.soft_limit,
         scoped=tuple((name, most) for name, most in scoped if name != "total"),
         refused=tuple((name, cap) for name, cap in budget.caps.items() if refuses(settings, name)),
-        bloat=bloat_limit(budget),
+        bloat=bloat_limit(budget, settings.health.tool_bloat),
     )
 
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from policies.health import HealthRules
 from policies.trend import TrendRules
 
 DEFAULT_TREND = TrendRules()
+DEFAULT_HEALTH = HealthRules()
 
 
 class Mode(StrEnum):
@@ -257,6 +259,23 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """How often it is measured, after an answer, what a summary left of a conversation.
+
+    Attributes:
+        sample: share of the requests whose batch made a summary that are measured; 0 for none.
+        questions: how many questions are asked, 4 to 20.
+        model: who answers them; None for the summarizer.
+        judge: who compares the answers; None for ``model``.
+    """
+
+    sample: float = 0.0
+    questions: int = 8
+    model: str | None = None
+    judge: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
     """One policy, complete.
 
@@ -330,6 +349,8 @@ class ContextSettings:
     checkpoints: Checkpoints = Checkpoints()
     notes: NoteTaking = NoteTaking()
     recall: Recall = Recall()
+    health: HealthRules = DEFAULT_HEALTH
+    evaluate: Evaluation = Evaluation()
     compaction: Literal["proxy", "provider", "off"] = "proxy"
     resume: Literal["header", "auto", "off"] = "header"
 

@@ -12,11 +12,14 @@ from typing import Any
 
 from starlette.routing import Route, Router
 
+from proxy.alerts import Alerts
 from proxy.caller import Caller
 from proxy.config import Config, UpstreamSettings
 from proxy.conversation import Conversations
 from proxy.errors import NotFound
+from proxy.evaluation import OnlineEvaluation
 from proxy.exchange import ROUTE
+from proxy.health import HealthBook
 from proxy.hooks import Hooks, Plugin
 from proxy.intake import Receive
 from proxy.keys import Keyring
@@ -38,6 +41,7 @@ from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
 from proxy.summarizer import Summarizer
 from proxy.telemetry import Telemetry
+from proxy.telemetry.names import FIDELITY, HEALTH
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
@@ -192,8 +196,10 @@ async def running(
         await asyncio.gather(tending, return_exceptions=True)
         await runtime.hooks.close()
         await runtime.preparation.close()
+        await runtime.evaluation.close()
         await runtime.summarizer.close()
         await runtime.custom.close()
+        await runtime.alerts.close()
         await runtime.upstreams.close()
         await runtime.settler.close()
         await _save_learned(runtime)
@@ -228,7 +234,8 @@ async def _assemble(
     secret = await store.secret() if store is not None else secrets.token_bytes(32)
     rows = await store.list_keys() if store is not None else []
     instance = blake2b(secret, digest_size=6, person=b"weir-via").hexdigest()
-    upstreams = Upstreams(Client(instance=instance), providers)
+    client = Client(instance=instance)
+    upstreams = Upstreams(client, providers)
     registry = ModelRegistry(config.models)
     await asyncio.to_thread(registry.load)
     tokenizer = tokenizer or Tokenizer(estimators=installed_estimators())
@@ -249,7 +256,10 @@ async def _assemble(
         settler=settler,
         clock=clock,
     )
-    return Runtime(
+    health = HealthBook()
+    evaluation = OnlineEvaluation(store, settler, rate=health.rate)
+    telemetry.metrics.watch(FIDELITY, lambda: dict(evaluation.scores))
+    runtime = Runtime(
         config=config,
         keyring=_keyring(config, rows, secret),
         secret=secret,
@@ -258,13 +268,18 @@ async def _assemble(
         tokenizer=tokenizer,
         planner=planner,
         preparation=Preparation(planner, store, happened=telemetry.metrics.event),
+        evaluation=evaluation,
+        health=health,
         summarizer=Summarizer(store=store),
         upstreams=upstreams,
         store=store,
         settler=settler,
         telemetry=telemetry,
+        alerts=Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock),
         instance=instance,
     )
+    telemetry.metrics.watch(HEALTH, health.read)
+    return runtime
 
 
 def _keyring(config: Config, rows: list[KeyRow], secret: bytes) -> Keyring:
@@ -300,7 +315,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float]) -> None:
             retention = runtime.config.store.retention
             if retention is not None and clock() - last_pruned >= DAY:
                 last_pruned = clock()
-                await store.prune(clock() - retention)
+                await store.prune(clock() - retention, clock())
         except StoreError as error:
             log.warning("the store could not be tended: %s", error)
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from policies.settings import ContextSettings
 from proxy.config_file import ConfigError, Document, KeyPath, nearest, read_document, typed
 from proxy.config_values import (
+    AlertSettings,
     AuthSettings,
     Config,
     FileValues,
@@ -34,6 +35,7 @@ from proxy.config_values import (
 from proxy.presets import policy_from, policy_warnings, preset_documents, preset_policies
 
 __all__ = [
+    "AlertSettings",
     "AuthSettings",
     "Config",
     "ConfigError",
@@ -231,6 +233,9 @@ def _faults(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iterat
         yield ("default_policy",), f"no policy {file.default_policy}{nearest(file.default_policy, known_policies)}"
     if "://" not in file.store.url:
         yield ("store", "url"), "should look like sqlite+aiosqlite:///weir.db"
+    webhook = file.telemetry.alerts.webhook
+    if webhook is not None and not _is_address(webhook.get_secret_value()):
+        yield ("telemetry", "alerts", "webhook"), "should be an address like https://alerts.example.com/weir"
     if _mode(file) == "open" and not file.listen.loopback and not file.auth.open_beyond_loopback:
         yield (
             ("listen", "host"),
@@ -248,18 +253,23 @@ def _upstream_faults(at: KeyPath, upstream: UpstreamSettings) -> Iterator[tuple[
     if upstream.base_url is None:
         yield at, "kind openai needs base_url, for example https://api.openai.com/v1"
         return
-    try:
-        parts = urlsplit(upstream.base_url)
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        usable = False
-    if not usable:
+    parts = urlsplit(upstream.base_url) if _is_address(upstream.base_url) else None
+    if parts is None:
         yield (*at, "base_url"), "should be an address like https://api.openai.com/v1"
     elif parts.query or parts.fragment or parts.username or parts.password:
         yield (*at, "base_url"), "should have no user, query or fragment; the key belongs into api_key"
     for name in ("provider", "api_base"):
         if getattr(upstream, name) is not None:
             yield (*at, name), "belongs to kind litellm"
+
+
+def _is_address(url: str) -> bool:
+    """Whether requests can be sent there."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        return False
 
 
 def _normal(upstream: UpstreamSettings) -> UpstreamSettings:

@@ -171,12 +171,30 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlertSettings:
+    """Where alerts go beside the log and the metrics.
+
+    Attributes:
+        webhook: address that gets a POST for each; it may hold a credential, and is never shown.
+        secret: signs what is sent.
+        level: the least that is sent: ``info``, ``warning`` or ``critical``.
+        seconds: longest wait for an answer.
+    """
+
+    webhook: SecretStr | None = None
+    secret: SecretStr | None = None
+    level: Literal["info", "warning", "critical"] = "warning"
+    seconds: Seconds = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySettings:
     """OpenTelemetry; ``otlp_endpoint`` None exports nothing, ``capture_content`` puts text into spans."""
 
     service_name: Word = "weir"
     otlp_endpoint: str | None = None
     capture_content: bool = False
+    alerts: AlertSettings = AlertSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,8 +63,9 @@ class Thread:
     out. ``evicted`` are the calls whose results are out of the window, with the branch that evicted them. ``prefix``
     is what the provider's cache may hold, None where this process has sent nothing of it yet. ``has_notes`` says that
     the stored notes are among what is known, ``above`` that the last request's pressure was where states are saved,
-    ``read`` is how many of its messages were read for the batch to come, and ``preparing`` is set once the summary is
-    there that is being prepared, None while none is.
+    ``read`` is how many of its messages were read for the batch to come, ``preparing`` is set once the summary is there
+    that is being prepared, None while none is, and ``health`` is what the store has of the conversation's health and
+    nobody has taken over yet, as JSON.
     """
 
     branch: Branch
@@ -79,6 +80,7 @@ class Thread:
     above: bool = False
     read: int = 0
     preparing: "asyncio.Event | None" = None
+    health: str | None = None
 
     def ledger(self, *, observed: bool) -> Known:
         """What a plan starts from: what is known, or for an observed one what would be."""
@@ -110,6 +112,7 @@ class Thread:
         fresh = thread_from(branch)
         known = replace(fresh.known, notes=self.known.notes)
         self.branch, self.known, self.shadow, self.evicted = fresh.branch, known, None, fresh.evicted
+        self.health = branch.health
         self.follow(branch.trend)
 
     def follow(self, trend: Trend | None) -> None:
@@ -153,7 +156,7 @@ def thread_from(branch: Branch) -> Thread:
         resumed=branch.resumed,
         wanted=branch.wanted,
     )
-    return Thread(branch, known, trend=branch.trend or UNKNOWN, evicted=dict(branch.evicted))
+    return Thread(branch, known, trend=branch.trend or UNKNOWN, evicted=dict(branch.evicted), health=branch.health)
 
 
 class Conversations:
@@ -206,7 +209,7 @@ class Conversations:
         for thread in self._threads_of(conversation):
             thread.known = replace(thread.known, wanted=what)
         if self._store is not None and (branch := await self._store.newest_branch(conversation)) is not None:
-            await self._store.want(conversation.tenant, branch, what)
+            await self._store.want(conversation.tenant, branch, what, self._clock())
 
     async def rollback(self, conversation: ConversationRow, version: int) -> int:
         """Have a conversation be as it was at ``version``; the new version. Raises StoreError, NoSuchVersion."""
@@ -314,6 +317,7 @@ class Conversations:
         if thread.branch.version < branch.version:
             thread.refresh(branch)
         thread.follow(branch.trend)
+        thread.health = branch.health
         return Recognised(thread, branch.length)
 
     async def _begin(self, tenant: str, name: str | None) -> Recognised:

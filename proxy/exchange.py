@@ -39,7 +39,8 @@ from proxy.recalling import Recalling
 from proxy.relay import Cut, Received, Send, relay_stream, relay_whole
 from proxy.replies import Replies, summarizer_input
 from proxy.runtime import Runtime
-from proxy.settlement import Outcome, evicted_count, settle, stage_of, strategy_of
+from proxy.settlement import Outcome, evicted_count, settle
+from proxy.stages import stage_of, strategy_of
 from proxy.tap import Tap
 from proxy.telemetry import Plan
 from proxy.telemetry.spans import NULL_SPAN
@@ -293,10 +294,12 @@ class Call:
             ),
             ask=replies,
             ask_later=Replies(runtime, request, caller, settings, pruned=pruned),
+            ask_about=Replies(runtime, request, caller, settings) if settings.evaluate.sample else None,
             pruned=pruned,
             summarizer_input=summarizer_input(runtime, settings, caller),
             resume=conversation_in(self.headers, RESUME_HEADER),
             parent=conversation_in(self.headers, PARENT_HEADER),
+            id=self.outcome.id,
         )
         self.outcome.job = self.job
         begun = Planned(request.body)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from policies import (
     BucketExceeded,
@@ -43,6 +44,8 @@ from proxy.perform import Ask, Returned, drive, step
 from proxy.recall.automatic import remembered
 from proxy.settle import Settler
 from proxy.shared_readings import SharedReadings
+from proxy.spent import Spent
+from proxy.stages import figures_of
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
 from proxy.tokenizer import TextCounter
@@ -251,7 +254,7 @@ class Planner:
     async def _decide(self, job: "Job", planned: Planned, *, ceiling: int | None = None) -> None:
         assert planned.reading and planned.recognised and planned.belief  # noqa: S101, PT018 - set by _identify
         thread, observed = planned.recognised.thread, job.settings.observes
-        limits = self._limits_of(job.settings, planned.belief.budget)
+        limits = self.limits_of(job.settings, planned.belief.budget)
         if thread.known.triggered and not thread.has_notes:
             await self._take_notes(thread)
         recalled = await self._recall(job, planned) if ceiling is None else None
@@ -308,10 +311,11 @@ class Planner:
                 await thread.preparing.wait()
             if thread.known.prepared is not known.prepared:
                 raise _PreparedMeanwhile
-        version = await self.save(thread, planned.reading, effect, keep=job.settings.checkpoints.keep)
+        keep = job.settings.checkpoints.keep
+        version = await self.save(thread, planned.reading, effect, keep=keep, request=job.id)
         return Failed("store") if version is None else Saved(version)
 
-    async def save(self, thread: Thread, reading: Reading, effect: Save, *, keep: int) -> int | None:
+    async def save(self, thread: Thread, reading: Reading, effect: Save, *, keep: int, request: str = "") -> int | None:
         """The version under which a state was saved beside what is removed; None where that failed. Holds the lock."""
         transcript, at = reading.transcript, self.clock()
         nothing = _empty_change(thread, reading, at)
@@ -321,6 +325,7 @@ class Planner:
             reason=effect.reason,
             window_id=Checkpoint.from_json(effect.checkpoint).window_id,
             keep=keep,
+            request=request,
         )
         if self.store is None or self.settler.failing:
             return None
@@ -332,7 +337,7 @@ class Planner:
         thread.save(change.checkpoint, version, length=len(transcript.chain))
         return version
 
-    def _limits_of(self, settings: ContextSettings, budget: Budget) -> Limits:
+    def limits_of(self, settings: ContextSettings, budget: Budget) -> Limits:
         """The limits of a policy in a budget, worked out once for as long as both are the same objects."""
         key = (id(settings), id(budget))  # the limits hold both: no other object can have their ids meanwhile
         limits = self._limits.get(key)
@@ -347,7 +352,10 @@ class Planner:
         decision, reading = planned.decision, planned.reading
         assert decision is not None  # noqa: S101 - the caller made it
         assert reading is not None  # noqa: S101
-        change = replace(_change(job, decision, reading, thread, self.clock()), evictions=evictions)
+        figures = {} if planned.belief is None else _figures(decision, job, planned.belief.budget)
+        change = replace(
+            _change(job, decision, reading, thread, self.clock()), evictions=evictions, request=job.id, figures=figures
+        )
         thread.evicted |= evicted_calls(evictions, thread.branch.branch)
         version = change.expected + 1
         if self.store is not None and self.settler.failing:
@@ -403,8 +411,9 @@ class _PreparedMeanwhile(Exception):
 class Job:
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
-    ``ask`` answers while the request waits, ``ask_later`` after it was answered; ``pruned`` are the tools that the
-    conversation's requests go without, for questions in place.
+    ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
+    evaluated; ``pruned`` are the tools that the conversation's requests go without, for questions in place; ``id`` is
+    the request's.
     """
 
     request: ChatRequest
@@ -415,10 +424,12 @@ class Job:
     believe: Believe
     ask: Ask
     ask_later: Ask | None = None
+    ask_about: "Paid | None" = None
     pruned: set[str] = field(default_factory=set)
     summarizer_input: int | None = None
     resume: str | None = None
     parent: str | None = None
+    id: str = ""
 
     @property
     def resumes(self) -> str | None:
@@ -430,6 +441,20 @@ class Job:
     def is_sure(self, planned: Planned) -> bool:
         """Whether the window is known well enough to refuse a request without asking the upstream."""
         return planned.belief is not None and planned.belief.facts.source not in ("last_resort", "unknown")
+
+
+class Paid(Protocol):
+    """Answers, and says what the answers took and what those who answer can read."""
+
+    spent: Spent
+
+    async def __call__(self, effect: Effect) -> Reply:
+        """The reply to one effect."""
+        ...
+
+    def reads(self, purpose: str) -> int | None:
+        """The tokens that the model for a purpose can read at once, None where its window is not known."""
+        ...
 
 
 def _unpaid(ask: Ask) -> Ask:
@@ -474,6 +499,10 @@ def _trim(job: Job, planned: Planned) -> None:
 def _is_as_it_came(pieces: Sequence[Piece], length: int) -> bool:
     """Whether an array is the client's own, so that only its tools are to be changed."""
     return len(pieces) == length and all(p.index == i and p.kind is None for i, p in enumerate(pieces))
+
+
+def _figures(decision: Decision, job: Job, budget: Budget) -> dict[str, object]:
+    return figures_of(decision, job.settings, base=max(1, budget.base(job.settings)))
 
 
 def _empty_change(thread: Thread, reading: Reading, now: float) -> Change:

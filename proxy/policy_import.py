@@ -122,7 +122,19 @@ _NO_COUNTERPART: Mapping[str, str] = MappingProxyType(
         "history_size": "the newest readings are kept in the database",
     }
 )
-_ALERTS = "alerts are not part of a policy"
+_ALERTS: Mapping[str, str] = MappingProxyType(
+    {
+        "utilization": "utilization",
+        "eviction_rate": "eviction_rate",
+        "fidelity": "fidelity",
+        "fidelity_score": "fidelity",
+        "compression_ratio": "compression_ratio",
+        "tool_result_bloat": "tool_bloat",
+    }
+)
+"""Name of a metric whose alert has a threshold, to the key of ``health`` that holds it."""
+_AS_PERCENT = frozenset({"utilization", "fidelity", "tool_bloat"})
+_NO_ALERT = "what is watched of health has other thresholds, see health"
 _SECTIONS = ("pressure", "eviction", "compression", "budget", "cross_window", "health")
 _PASSED_OVER = frozenset({"thresholds", "zones", "limits", "settings"})
 _CLOSE = 0.8
@@ -218,7 +230,7 @@ class _Import:
         words = [str(step) for step in path if step not in _PASSED_OVER] or [str(path[-1])]
         key = words[-1]
         if "alerts" in words or words[0] == "health":
-            self._note(path, f"{value}: {_ALERTS}")
+            self._alert(path, key, value)
         elif "weights" in words and len(words) > 1 and words[-1] != "weights":
             self.params[f"weight_{_SIGNALS.get(key, key)}"] = value
         elif len(words) > 1 and words[-2] in {"ttl", "ttl_turns"}:
@@ -250,6 +262,14 @@ class _Import:
         else:
             return False
         return True
+
+    def _alert(self, path: KeyPath, key: str, value: object) -> None:
+        """The threshold of an alert; shares may be written as percentages."""
+        name = _ALERTS.get(key.removesuffix("_alert").removesuffix("_threshold").removesuffix("_pct"))
+        if name is None or isinstance(value, bool) or not isinstance(value, int | float):
+            self._note(path, f"{value}: {_NO_ALERT}")
+            return
+        self._put(("health", name), value / 100 if name in _AS_PERCENT and value > 1 else value)
 
     def _bucket(self, name: str, value: object) -> None:
         self._put(("buckets", name, "cap"), value)

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator, Mapping
 
 from policies.budget import BUCKETS
+from policies.fidelity import FEWEST, MOST
+from policies.health import HealthRules
 from policies.settings import Bucket, ContextSettings, Ingest, Layer, Mode, Shape
 from policies.trend import TrendRules
 from proxy.config_file import KeyPath, nearest
@@ -29,6 +31,7 @@ USUAL_SHARES: Mapping[str, tuple[float, float]] = {
 """Shares of the window that budgets by bucket usually give; what is outside is worth a second look."""
 
 LARGEST_RESULT = 25_000
+LONGEST_STREAK = 100
 MOST_PERCENT = 100
 _RESERVED = "working"
 _NAMES = (*BUCKETS, _RESERVED)
@@ -46,6 +49,7 @@ def faults(settings: ContextSettings) -> Found:
     yield from _number_faults(settings)
     yield from _ingest_faults(settings.ingest)
     yield from _trend_faults(settings.trend)
+    yield from _health_faults(settings.health)
     zones = settings.zones
     starts = (zones.yellow_at, zones.orange_at, zones.red_at, zones.critical_at)
     if not (starts[0] > 0 and list(starts) == sorted(starts)):
@@ -84,6 +88,9 @@ def cautions(settings: ContextSettings) -> Found:
     if settings.summaries.role != "user":
         text = f"{settings.summaries.role}: what stands in a summary may be taken for an instruction of yours"
         yield ("summaries", "role"), text
+    evaluation = settings.evaluate
+    if evaluation.sample and evaluation.model is None and settings.summarizer is None:
+        yield ("evaluate", "sample"), "nothing is measured: there is neither a summarizer nor a model to ask"
     if settings.estimator.startswith("chars"):
         yield ("estimator",), f"{settings.estimator} counts characters: wrong by half for code and other scripts"
     memory = settings.buckets.get("memory")
@@ -129,6 +136,10 @@ def _number_faults(settings: ContextSettings) -> Found:
     for name in ("window", "window_per_output", "designed_for", "rot_soft_tokens", "image_tokens", "cache_ttl"):
         if (value := getattr(settings, name)) is not None and not value > 0:
             yield (name,), "should be above 0"
+    if not 0 <= settings.evaluate.sample <= 1:
+        yield ("evaluate", "sample"), "should be a share from 0 to 1"
+    if not FEWEST <= settings.evaluate.questions <= MOST:
+        yield ("evaluate", "questions"), f"should be {FEWEST} to {MOST}"
     if settings.cold_at is not None and not 0 < settings.cold_at <= 1:
         yield ("cold_at",), "should be a share above 0 to 1"
 
@@ -150,6 +161,20 @@ def _trend_faults(trend: TrendRules) -> Found:
     for name in ("window", "spike_multiplier", "burn_window"):
         if not getattr(trend, name) > 0:
             yield ("trend", name), "should be above 0"
+
+
+def _health_faults(health: HealthRules) -> Found:
+    for name in ("utilization", "fidelity", "tool_bloat", "spike_share"):
+        if not 0 <= getattr(health, name) <= 1:
+            yield ("health", name), "should be a share from 0 to 1"
+    for name in ("eviction_rate", "compression_ratio", "overflow_requests"):
+        if not 0 <= getattr(health, name) < math.inf:
+            yield ("health", name), "should not be negative"
+    for name in ("utilization_requests", "eviction_window", "compressions", "compactions", "compaction_window", "loop"):
+        if not 0 < getattr(health, name) <= LONGEST_STREAK:
+            yield ("health", name), f"should be from 1 to {LONGEST_STREAK}"
+    if health.compactions > health.compaction_window:
+        yield ("health", "compactions"), f"never happens within {health.compaction_window} requests"
 
 
 def _shape_faults(shapes: tuple[Shape, ...]) -> Found:

@@ -74,9 +74,12 @@ class Preparation:
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._closing = False
 
-    def after(self, job: Job, planned: Planned) -> None:
-        """Look at a request that was answered; costs next to nothing where there is nothing to do."""
-        work = _work(job, planned)
+    def after(self, job: Job, planned: Planned, *, save: str | None = None) -> None:
+        """Look at a request that was answered; costs next to nothing where there is nothing to do.
+
+        ``save`` is a reason to save the state whatever the policy says of its marks.
+        """
+        work = _work(job, planned, save)
         if work is None or self._closing:
             return
         branch = work.thread.branch.branch
@@ -233,7 +236,7 @@ def _still_needed(thread: Thread, prepared: Prepared) -> bool:
     return all(cut.covers < prepared.covers for cut in thread.known.cuts)
 
 
-def _work(job: Job, planned: Planned) -> Work | None:
+def _work(job: Job, planned: Planned, reason: str | None = None) -> Work | None:
     """What is worth doing after a request, None for nothing."""
     decision, recognised, belief = planned.decision, planned.recognised, planned.belief
     if decision is None or recognised is None or belief is None or planned.reading is None or job.settings.observes:
@@ -245,7 +248,7 @@ def _work(job: Job, planned: Planned) -> Work | None:
     )
     at, level = settings.checkpoints.save_at, decision.pressure.level
     above = at is not None and level > at
-    save = "safety" if above and not thread.above else None
+    save = reason or ("safety" if above and not thread.above else None)
     thread.above = above
     named = thread.branch.name != thread.branch.conversation
     read = recognised.length > 0 and (named or decision.pressure.zone != "green" or known.triggered)

@@ -281,6 +281,8 @@ def policy_values(settings: ContextSettings) -> dict[str, object]:
         "checkpoints": dataclasses.asdict(settings.checkpoints),
         "notes": dataclasses.asdict(settings.notes),
         "recall": dataclasses.asdict(settings.recall),
+        "health": dataclasses.asdict(settings.health),
+        "evaluate": dataclasses.asdict(settings.evaluate),
         "shapes": [dataclasses.asdict(shape) for shape in settings.shapes],
         "cascade": [_layer_values(layer) for layer in settings.layers],
     }

@@ -9,6 +9,8 @@ from functools import partial
 from policies import ContextSettings, Effect, Failed, Reply, Summarize
 from policies.advise import Prices
 from policies.effects import Compare, Trim
+from policies.fidelity import JUDGE
+from policies.fidelity import PROMPTS as EVALUATING
 from proxy.caching import prices_of
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
@@ -27,6 +29,9 @@ from proxy.wire.chat import ChatRequest, read_message
 from proxy.wire.summaries import Form, forces_a_call, standing_body
 
 SUMMARIZER_SHARE = 0.7
+EVALUATION_SHARE = 0.5
+"""Share of the summariser's hourly tokens up to which evaluations are paid: the rest is for summaries."""
+_EVALUATING = frozenset(prompt.purpose for prompt in EVALUATING.values())
 TENANT_SHOWN = 8
 NOT_IN_PLACE = Failed("not_in_place")
 IN_ALL = 2
@@ -57,8 +62,9 @@ class Replies:
 
     async def _summarize(self, effect: Summarize) -> Reply:
         """Have the summariser write; the request's own model and upstream where the policy says ``same``."""
-        named, runtime = self.settings.summarizer, self.runtime
-        model = self.request.model if named in (None, "same") else str(named)
+        runtime, purpose = self.runtime, effect.purpose
+        model = self.model_for(purpose)
+        tokens = self.settings.summaries.tokens_per_hour
         compose: Compose | None = None
         if effect.standing:
             if model != self.request.model or not self.request.messages or forces_a_call(self.request):
@@ -72,7 +78,7 @@ class Replies:
             upstream=upstream.name,
             model=model,
             seconds=seconds,
-            tokens_per_hour=self.settings.summaries.tokens_per_hour,
+            tokens_per_hour=int(tokens * EVALUATION_SHARE) if purpose in _EVALUATING else tokens,
         )
         with self.trace.summarizer(model, upstream.name) as span:
             told = await runtime.summarizer.ask(
@@ -98,6 +104,18 @@ class Replies:
         if self._until is None or now - self._until > most:
             self._until = now + IN_ALL * most
         return min(most, self._until - now)
+
+    def model_for(self, purpose: str) -> str:
+        """The model that is asked for a purpose: the policy's summarizer, or who evaluates."""
+        named, evaluation = self.settings.summarizer, self.settings.evaluate
+        if purpose in _EVALUATING:
+            named = evaluation.model or named
+            named = evaluation.judge or named if purpose == JUDGE.purpose else named
+        return self.request.model if named in (None, "same") else str(named)
+
+    def reads(self, purpose: str) -> int | None:
+        """The tokens that the model for a purpose can read at once, None where its window is not known."""
+        return _reads(self.runtime, self.model_for(purpose), self.settings, self.caller)
 
     def _in_place(self, effect: Summarize, form: Form) -> bytes:
         role = self.settings.summaries.role
@@ -173,12 +191,14 @@ def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller
     A summariser that refused a prompt of ``caller``'s as too long holds what it said for an hour.
     """
     named = settings.summarizer
-    if named in (None, "same"):
-        return None
-    window = runtime.registry.facts(str(named), settings=settings).window
+    return None if named in (None, "same") else _reads(runtime, str(named), settings, caller)
+
+
+def _reads(runtime: Runtime, model: str, settings: ContextSettings, caller: Caller | None) -> int | None:
+    window = runtime.registry.facts(model, settings=settings).window
     if caller is not None:
-        upstream = runtime.config.upstream(str(named)).name
-        refused = runtime.summarizer.input_limit(tenant=caller.tenant, upstream=upstream, model=str(named))
+        upstream = runtime.config.upstream(model).name
+        refused = runtime.summarizer.input_limit(tenant=caller.tenant, upstream=upstream, model=model)
         window = min((size for size in (window, refused) if size is not None), default=None)
     return None if window is None else int(window * SUMMARIZER_SHARE)
 

@@ -5,8 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from policies import ContextSettings, Mode
+from proxy.alerts import Alerts
 from proxy.config import Config, ConfigError
 from proxy.custom import CustomFunctions
+from proxy.evaluation import OnlineEvaluation
+from proxy.health import HealthBook
 from proxy.hooks import Hooks
 from proxy.keys import Keyring
 from proxy.models import ModelRegistry
@@ -38,12 +41,15 @@ class Runtime:
     tokenizer: Tokenizer
     planner: Planner
     preparation: Preparation
+    evaluation: OnlineEvaluation
     summarizer: Summarizer
     upstreams: Upstreams
     store: Store | None
     settler: Settler
     telemetry: Telemetry
+    alerts: Alerts
     instance: str
+    health: HealthBook = field(default_factory=HealthBook)
     custom: CustomFunctions = field(default_factory=CustomFunctions)
     hooks: Hooks = field(default_factory=Hooks)
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("weir"))
@@ -66,6 +72,7 @@ class Runtime:
         self.config = with_set_policies(config, self.set_policies.values())
         self._policies.clear()
         self.registry.replace_rules(config.models)
+        self.alerts.adopt(config.telemetry.alerts)
 
     def set_policy(self, policy: SetPolicy) -> None:
         """Have a policy hold from the next request on."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from proxy.store import StaleVersion, Store, StoreError
+from proxy.store.audit_events import of_change
 from proxy.store.records import Change, ExchangeRow
 
 log = logging.getLogger("weir.settle")
@@ -129,7 +130,8 @@ class Settler:
             await store.commit(change)
         except StaleVersion as stale:
             nothing = replace(change, edits=(), cut=None, covered=(), checkpoint=None, resumed=None, evictions=())
-            kept = replace(nothing, expected=stale.current)
+            told = of_change(change, conversation=change.conversation, version=None)
+            kept = replace(nothing, expected=stale.current, audited=tuple(told))
             if kept.originals:
                 with contextlib.suppress(StaleVersion):
                     await store.commit(kept)

@@ -12,20 +12,24 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from policies import ContextSettings, Decision, Mode, Pressure
+from policies.calls import follow_calls, results_by_tool
 from policies.growth import Event, zones_for
+from policies.health import Checkup
 from policies.pressure import read_pressure
-from policies.summaries import PROMPTS
 from policies.trend import lift
+from proxy.alerts import Notice
 from proxy.caching import CacheUse, follow
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
-from proxy.errors import ProxyError
+from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.evictions import CUT
+from proxy.health import sample_of
 from proxy.hooks import Turn, TurnEnd
 from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
 from proxy.runtime import Runtime
 from proxy.spent import Spent
+from proxy.stages import condensed_in, stage_of, strategy_of
 from proxy.store.records import ExchangeRow
 from proxy.tap import Tap, Usage, together
 from proxy.telemetry import Attempt, ExchangeLine, Trace, log_exchange
@@ -36,8 +40,8 @@ log = logging.getLogger("weir.settlement")
 
 CLIENT_CLOSED = 499
 MOST_EVENTS = 8
-MOST_CONDENSED = 40
 TENANT_SHOWN = 8
+CRITICAL = "critical"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class Outcome:
     spent: Callable[[], Spent] | None = None
     recalls: list[Recalled] = field(default_factory=list)
     rounds: list[Usage] = field(default_factory=list)
+    refusal: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def observed(self) -> bool:
@@ -139,6 +144,8 @@ class Outcome:
     def refused(self, error: ProxyError) -> None:
         """Weir answered instead of an upstream."""
         self.status, self.error = error.status, error.code
+        if isinstance(error, ContextLengthExceeded):
+            self.refusal = error.weir or {}
 
     def gone(self) -> None:
         """The client left."""
@@ -211,6 +218,7 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
     sent, actions, at = outcome.sent(), outcome.actions(), runtime.planner.clock()
     events, use = _events(runtime, outcome), _cache_use(outcome, at=at)
     _report(runtime, outcome, events)
+    checkup = _check_up(runtime, outcome, sent, at=at)
     if use is not None:
         outcome.trace.cache(changed=use.changed, is_cold=use.is_cold, hit_ratio=use.hit_ratio)
     _end_trace(outcome)
@@ -225,10 +233,68 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
             detail["summarizer"] = asdict(spent)
         if outcome.recalls:
             detail["recall"] = [asdict(each) for each in outcome.recalls]
-        row = _row(outcome, outcome.planned, sent, actions=planned, duration=duration, at=at, detail=detail)
+        row = _row(
+            outcome,
+            outcome.planned,
+            sent,
+            actions=planned,
+            duration=duration,
+            at=at,
+            detail=detail,
+            checkup=checkup,
+            events=events,
+        )
         runtime.settler.put(row)
         if outcome.job is not None and outcome.label == "ok":
-            runtime.preparation.after(outcome.job, outcome.planned)
+            save = CRITICAL if checkup is not None and checkup.is_critical else None
+            runtime.preparation.after(outcome.job, outcome.planned, save=save)
+            if outcome.job.ask_about is not None:
+                runtime.evaluation.after(outcome.id, outcome.job, outcome.planned, outcome.trace)
+
+
+def _check_up(runtime: Runtime, outcome: Outcome, sent: Sent | None, *, at: float) -> Checkup | None:
+    """What the request makes of its conversation's health, told to trace, metrics and sinks; None if nothing new."""
+    planned, settings = outcome.planned, outcome.settings
+    if sent is None or settings is None or planned is None or not runtime.health.is_news(planned):
+        return None
+    reading, recognised, belief = planned.reading, planned.recognised, planned.belief
+    if reading is None or recognised is None or belief is None:
+        return None
+    thread, health, rules = recognised.thread, runtime.health, settings.health
+    try:
+        run = follow_calls(reading.transcript, health.run_of(thread), length=recognised.length, most=rules.loop)
+        sample = sample_of(
+            planned,
+            settings,
+            limits=runtime.planner.limits_of(settings, belief.budget),
+            used=sent.after,
+            pressure=sent.pressure,
+            evicted=evicted_count(planned),
+            repeats=run.longest,
+            at=at,
+        )
+        checkup = health.see(thread, sample, rules, run=run)
+    except Exception:  # what is watched must not suffer from being watched
+        log.exception("the health of a conversation could not be told")
+        return None
+    for ratio in sample.ratios:
+        runtime.telemetry.metrics.compression(ratio)
+    for alert in checkup.opened:
+        outcome.trace.event(
+            "alert",
+            alert=alert.kind,
+            level=alert.level,
+            category=alert.category,
+            value=round(alert.value, 4),
+            threshold=alert.limit,
+        )
+        branch = thread.branch
+        runtime.alerts.tell(
+            Notice(
+                alert=alert, tenant=branch.tenant, conversation=branch.name, policy=settings.name, request=outcome.id
+            )
+        )
+    return checkup
 
 
 def _cache_use(outcome: Outcome, *, at: float) -> CacheUse | None:
@@ -269,6 +335,8 @@ def _row(
     duration: float,
     at: float,
     detail: Mapping[str, object],
+    checkup: Checkup | None,
+    events: tuple[Event, ...],
 ) -> ExchangeRow:
     assert planned.recognised is not None  # noqa: S101 - the caller looked at its branch
     assert planned.reading is not None  # noqa: S101 - whoever was recognised was read
@@ -315,13 +383,16 @@ def _row(
         parent_conversation=outcome.job.parent if outcome.job is not None else None,
         asked_again=planned.asked_again,
         detail=detail,
+        health=checkup,
+        events=events,
+        refusal={"code": planned.refused} if planned.refused is not None else outcome.refusal,
     )
 
 
 def _detail(
     planned: Planned, settings: ContextSettings, events: Sequence[Event], use: CacheUse | None
 ) -> dict[str, object]:
-    """Buckets that hold something, what pressure is a share of, events, the tools that were left out, the cache."""
+    """Buckets that hold something, what pressure is a share of, events, tools' results, tools left out, the cache."""
     decision, detail = planned.decision, dict[str, object]()
     if decision is not None:
         detail["buckets"] = {name: tokens for name, tokens in decision.buckets.items() if tokens}
@@ -337,41 +408,11 @@ def _detail(
         detail["pruned"] = list(decision.pruned)
     if decision is not None and (condensed := condensed_in(decision)):
         detail["condensed"] = condensed
+    if planned.reading is not None and planned.recognised is not None:
+        transcript = planned.reading.transcript
+        if tools := results_by_tool(transcript, transcript.head + planned.recognised.length):
+            detail["tools"] = tools
     return detail if use is None else detail | use.facts()
-
-
-def condensed_in(decision: Decision) -> list[dict[str, object]]:
-    """What a decision put in shorter words, for the audit: tokens, ratio, questions, prompt with its digest."""
-    found: list[dict[str, object]] = []
-    for report in decision.trail:
-        for each in report.condensed[: MOST_CONDENSED - len(found)]:
-            digest = next((p.digest for p in PROMPTS.values() if p.purpose == each.purpose), None)
-            row = {**asdict(each), "ratio": round(each.ratio, 2), "kept": report.kept}
-            found.append(row if digest is None else row | {"prompt_digest": digest})
-    return found
-
-
-def stage_of(decision: Decision, settings: ContextSettings, *, base: int) -> str:
-    """How far the management of a request had to go, in a word (requirement A0.148).
-
-    ``none`` while there is room, ``evaluate`` from yellow on and at a spike, ``evict_and_compress`` for a new batch,
-    ``emergency_compaction`` if that was a summary from red on or one of the last rungs, ``cross_window_save`` if the
-    conversation went on in a new window. ``base`` is the denominator of the pressure, tokens.
-    """
-    kept = [report for report in decision.trail if report.kept]
-    if any(report.layer == "rollover" for report in kept):
-        return "cross_window_save"
-    if decision.is_new:
-        late = decision.cut is not None and decision.before >= settings.zones.red_at * base
-        rung = decision.pressure.status == "emergency" or any(report.rung for report in kept)
-        return "emergency_compaction" if late or rung else "evict_and_compress"
-    spiked = decision.reading is not None and decision.reading.spike
-    return "none" if decision.pressure.zone == "green" and not spiked else "evaluate"
-
-
-def strategy_of(decision: Decision) -> str:
-    """The layers whose work on this request was kept, in order and joined by ``+``; empty if there was none."""
-    return "+".join(dict.fromkeys(report.layer for report in decision.trail if report.kept))
 
 
 def evicted_count(planned: Planned) -> int:

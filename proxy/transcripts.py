@@ -104,7 +104,7 @@ class Transcripts:
         return Reading(
             Summed(
                 messages=array.messages,
-                read=_Bodies(raws).read,
+                read=_Bodies(raws, new, first=len(array.messages) - len(new)).read,
                 chain=array.chain,
                 head=array.head,
                 tools=self._count_tools(request, seed=seed, kind=kind, model=model, counter=counter),
@@ -282,13 +282,17 @@ def _unreadable(digest: bytes, tokens: int) -> Message:
 class _Bodies:
     """Bodies of raw messages, parsed when they are asked for and kept for the length of one request."""
 
-    def __init__(self, raws: Sequence[Raw]) -> None:
+    def __init__(self, raws: Sequence[Raw], new: Sequence[Raw], *, first: int) -> None:
+        """``new`` are the raw messages from ``first`` on: for them the array need not be split."""
         self._raws = raws
+        self._new = new
+        self._first = first
         self._read: dict[int, Body] = {}
 
     def read(self, index: int) -> Body:
         """What message ``index`` says."""
         body = self._read.get(index)
         if body is None:
-            body = self._read[index] = body_of(read_message(self._raws[index]))
+            raw = self._new[index - self._first] if index >= self._first else self._raws[index]
+            body = self._read[index] = body_of(read_message(raw))
         return body

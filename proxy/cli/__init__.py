@@ -21,11 +21,14 @@ COMMANDS: dict[str, Lazy] = {
     "serve": Lazy("proxy.cli.serve:serve", "Start the proxy."),
     "demo": Lazy("proxy.cli.demo:demo", "A recorded agent run, without and with Weir; no key, no network."),
     "replay": Lazy("proxy.cli.replay:replay", "Recorded conversations through policies: a dry run with costs."),
+    "evaluate": Lazy("proxy.cli.evaluate:evaluate", "What compactions left: coverage, and fidelity by a judge."),
     "simulate": Lazy(
         "proxy.cli.simulate:simulate", "Start the simulator alone: a strict upstream with a small window."
     ),
     "conversations": Lazy("proxy.cli.conversations:conversations", "What Weir knows about conversations."),
-    "audit": Lazy("proxy.cli.audit:audit", "What was evicted, and what of it was asked for again."),
+    "health": Lazy("proxy.cli.health:health", "How well a conversation is kept: metrics, trend, alerts."),
+    "budget": Lazy("proxy.cli.budget:budget", "Advice on the division of the window, from recorded traffic."),
+    "audit": Lazy("proxy.cli.audit:audit", "What Weir did: the audit and whether it is whole; evictions."),
     "policy": Lazy("proxy.cli.policy:policy", "Policies in full, every default visible."),
     "keys": Lazy("proxy.cli.keys:keys", "API keys, each with its own policy."),
     "config": Lazy("proxy.cli.config:config", "The effective configuration."),

@@ -1,4 +1,4 @@
-"""``weir audit``: what Weir took out of conversations, and what of it was asked for again."""
+"""``weir audit``: what Weir did to conversations; here what it took out of them, and what of it was asked for again."""
 
 import asyncio
 import datetime as dt
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.cli import Failure
+from proxy.cli.audit_chain import list_rows, verify
 from proxy.cli.config import config_option, console, json_option, loaded, print_json
 from proxy.cli.conversations import opened_to_read, store_option
 from proxy.config import Flags
@@ -34,8 +35,14 @@ def audit() -> None:
 
     \b
     Example:
+      weir audit verify
+      weir audit list --conversation support-4711
       weir audit evictions --conversation support-4711
     """
+
+
+for command in (verify, list_rows):
+    audit.add_command(command)
 
 
 @audit.command()

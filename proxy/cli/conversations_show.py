@@ -135,7 +135,9 @@ def show_timeline(requests: list[ExchangeRow], *, as_json: bool) -> None:
 
 
 def _plain_exchange(row: ExchangeRow) -> dict[str, object]:
-    own = {name: value for name, value in asdict(row).items() if name not in {"trend", "asked_again"}}
+    own = {
+        name: value for name, value in asdict(row).items() if name not in {"trend", "asked_again", "events", "refusal"}
+    }
     return {**own, "chain_end": row.chain_end.hex(), "detail": dict(row.detail)}
 
 

@@ -1,21 +1,18 @@
 """``weir replay``: recorded conversations played through policies, without a model and without a network."""
 
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from policies import ContextSettings
 from policies.advise import PROVIDERS, Advice, recommend, worst_tools
 from proxy.cli import Failure
 from proxy.cli.config import config_option, console, json_option, loaded, print_json
+from proxy.cli.progress import progress
 from proxy.config import Config
 from proxy.config_file import nearest
 from proxy.models import ModelFacts, ModelRegistry
@@ -40,7 +37,6 @@ from proxy.tokenizer import Tokenizer
 
 DEFAULT_ENCODING = "o200k_base"
 DRAWN = 6
-QUIET_FOR = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +118,7 @@ def replay(
         raise click.BadParameter(str(fault), param_hint="--prices") from None
     task = Task(
         file=file,
-        policies=tuple(_policy(name, effective) for name in names),
+        policies=tuple(policy_named(name, effective) for name in names),
         conditions=Conditions(
             counter=tokenizer.counter(model or DEFAULT_ENCODING),
             model=model,
@@ -146,7 +142,7 @@ def replay(
         _print(task, outcome, steps=steps, html=html)
 
 
-def _policy(name: str, effective: Config) -> ContextSettings:
+def policy_named(name: str, effective: Config) -> ContextSettings:
     """The policy of that name, or of a file's, called by what was typed."""
     place, colon, own = name.rpartition(":")
     config = loaded(Path(place)) if colon else effective
@@ -161,7 +157,7 @@ def _played(task: Task) -> Outcome:
         size = task.file.stat().st_size
     except OSError as error:
         _unreadable(f"{task.file}: {error.strerror or error}")
-    with _progress(size) as moved:
+    with progress(size) as moved:
         try:
             for number, place in enumerate(read_recordings(task.file), start=1):
                 _play(task, place, outcome)
@@ -198,37 +194,6 @@ def _play(task: Task, place: Place, outcome: Outcome) -> None:
         outcome.kept.append(done)
     if task.drawn and len(outcome.kept) > task.drawn:
         outcome.kept.remove(min(outcome.kept, key=lambda kept: kept.lanes[0].tally.requests))
-
-
-@contextmanager
-def _progress(size: int) -> Iterator["Moved"]:
-    """Says on stderr how far the file has been read: a bar on a terminal, else a line every few seconds."""
-    screen = Console(stderr=True, highlight=False)
-    if not screen.is_terminal:
-        yield Moved(size, screen)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, transient=True) as bar:
-        yield Moved(size, screen, bar, bar.add_task("conversations", total=size))
-
-
-class Moved:
-    """Called after each conversation with the bytes read and the conversations played so far."""
-
-    def __init__(self, size: int, screen: Console, bar: Progress | None = None, task: TaskID | None = None) -> None:
-        self._size = size
-        self._screen = screen
-        self._bar = bar
-        self._task = task
-        self._said = time.monotonic()
-
-    def __call__(self, read: int, played: int) -> None:
-        """Show it, unless something was said a moment ago."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=read, description=f"{played} conversations")
-        elif time.monotonic() - self._said > QUIET_FOR:
-            self._said = time.monotonic()
-            self._screen.print(f"{played} conversations, {read / max(1, self._size):.0%} of the file")
 
 
 def _write(html: Path, task: Task, outcome: Outcome) -> None:

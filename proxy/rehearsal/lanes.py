@@ -1,7 +1,7 @@
 """What becomes of each request of one conversation: unmanaged, in a sliding window, or under a policy.
 
-A lane answers one request after another and keeps in memory what the store would keep between them. No model is
-called: a policy that asks for one is told that it failed, and the asking is counted.
+A lane answers one request after another and keeps in memory what the store would keep between them. Unless it is given
+somebody to ask no model is called: a policy that asks for one is told that it failed, and the asking is counted.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from policies import (
     ContextSettings,
     Decision,
     Done,
+    Effect,
     Failed,
     Flow,
     InvalidConversation,
@@ -103,6 +104,7 @@ class Lane(Protocol):
 
 
 Open = Callable[[], Lane]
+Ask = Callable[[Effect], Reply]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +151,10 @@ class SlidingWindow:
 class Managed:
     """One policy and what it has decided so far; edits and cuts live in memory as the store would keep them."""
 
-    def __init__(self, settings: ContextSettings, conditions: Conditions) -> None:
+    def __init__(self, settings: ContextSettings, conditions: Conditions, *, ask: Ask | None = None) -> None:
         self._settings = settings
         self._conditions = conditions
+        self._ask = ask
         self._known = Known()
         self._calibration = Calibration()
 
@@ -162,7 +165,7 @@ class Managed:
         budget = self._conditions.budget(self._settings, margin=margin)
         flow = plan(transcript, settings=self._settings, budget=budget, known=self._known, counter=counter)
         try:
-            decision, asked = decide(flow)
+            decision, asked = decide(flow, self._ask)
         except InvalidConversation:
             pieces = script.raw_pieces(length)
             return Forwarded(pieces=pieces, tokens=transcript.tokens, limit=budget.usable, action="failed")
@@ -208,8 +211,8 @@ def _why(error: PolicyError, budget: Budget) -> Refusal | None:
     return None
 
 
-def decide(flow: Flow[Decision]) -> tuple[Decision, int]:
-    """The decision that a flow comes to without a model, and how often it asked for a summary."""
+def decide(flow: Flow[Decision], ask: Ask | None = None) -> tuple[Decision, int]:
+    """The decision that a flow comes to, and how often it asked for a summary; without ``ask`` nobody answers."""
     asked = 0
     reply: Reply | None = None
     while True:
@@ -220,7 +223,7 @@ def decide(flow: Flow[Decision]) -> tuple[Decision, int]:
             reply = Done()
         else:
             asked += len(now.effects) if isinstance(now, Together) else isinstance(now, Summarize)
-            reply = Failed("rehearsal")
+            reply = ask(now) if ask is not None and isinstance(now, Summarize | Together) else Failed("rehearsal")
 
 
 def opened(settings: ContextSettings, conditions: Conditions) -> Open:

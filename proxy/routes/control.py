@@ -94,8 +94,9 @@ async def close(question: Question) -> Answer:
 async def delete(question: Question) -> Answer:
     """Delete the conversation for good: rows, bodies, and what memory holds of it."""
     row = await question.only_conversation()
-    if not await question.store.delete(row):
+    if not await question.store.delete(row, question.runtime.planner.clock()):
         raise NotFound(f"There is no conversation {row.name[:80]!r}.")
     question.runtime.summarizer.forget(row.tenant)
     question.runtime.planner.conversations.forget(row)
+    question.runtime.health.forget(row.tenant, row.id)
     return as_json({"deleted": True})

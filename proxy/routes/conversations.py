@@ -5,6 +5,7 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.routes.blobs import READ, array_of, cursor_in, page
 from proxy.routes.question import MOST_NAMES, Answer, Question, as_json
 from proxy.routes.rows import (
+    audit_json,
     changed_json,
     checkpoint_json,
     conversation_json,
@@ -127,11 +128,12 @@ async def notes(question: Question) -> Answer:
 
 
 async def audit(question: Question) -> Answer:
-    """What batches took out of the conversation's window or made shorter, the newest first."""
+    """What batches took out of the conversation's window or made shorter, and its rows in the audit, newest first."""
     limit = question.limit(ROWS)
     row = await question.conversation()
     rows = await question.store.evictions(row.tenant, conversation=row, limit=limit)
-    return as_json({"data": [eviction_json(each) for each in rows]})
+    told = await question.store.audit(row.tenant, conversation=row.id, limit=limit)
+    return as_json({"data": [eviction_json(each) for each in rows], "events": [audit_json(each) for each in told]})
 
 
 async def search(question: Question) -> Answer:

@@ -13,7 +13,7 @@ from proxy.errors import NotFound, ProxyError
 from proxy.intake import ClientGone, Receive
 from proxy.keys import credentials_in, presented, same_secret
 from proxy.relay import Send
-from proxy.routes import blobs, control, conversations
+from proxy.routes import alerts, blobs, control, conversations
 from proxy.routes.question import Answer, Question, query_of
 from proxy.routes.respond import respond, respond_error
 from proxy.runtime import Runtime
@@ -59,6 +59,7 @@ ROUTES = (
     ManagementRoute("GET", f"{OF_ONE}/checkpoints/{{version}}/source", conversations.source, ("cursor",)),
     ManagementRoute("GET", f"{OF_ONE}/removed", conversations.removed, ("limit",)),
     ManagementRoute("GET", f"{OF_ONE}/audit", conversations.audit, ("limit",)),
+    ManagementRoute("GET", f"{OF_ONE}/health", alerts.health_of, ("limit",)),
     ManagementRoute("GET", f"{OF_ONE}/notes", conversations.notes),
     ManagementRoute("POST", f"{OF_ONE}/notes", control.add_note),
     ManagementRoute("POST", f"{OF_ONE}/compact", control.compact),
@@ -66,6 +67,7 @@ ROUTES = (
     ManagementRoute("POST", f"{OF_ONE}/pin", control.pin),
     ManagementRoute("POST", f"{OF_ONE}/close", control.close),
     ManagementRoute("GET", "blobs/{ref}", blobs.blob, ("cursor",)),
+    ManagementRoute("GET", "health", alerts.health, ("limit",)),
     ManagementRoute("GET", "search", conversations.search, ("q", "conversation", "limit")),
 )
 

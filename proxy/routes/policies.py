@@ -93,7 +93,7 @@ class Policies:
             raise InvalidRequest(text, weir={"problems": list(error.problems)}) from None
         try:
             if runtime.store is not None:
-                await runtime.store.delete_policy(name)
+                await runtime.store.delete_policy(name, runtime.planner.clock())
         except StoreError as error:
             runtime.logger.error("policy %s could not be removed from the database: %s", name, error)
             await respond_error(send, ProxyError("The database cannot be written now: the policy still holds."))

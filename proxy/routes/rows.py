@@ -7,14 +7,26 @@ from types import MappingProxyType
 
 from policies.burn import bucket_report, turns_remaining
 from policies.checkpoint import Checkpoint
+from policies.health import Snapshot
 from policies.ledger import EditKind
 from proxy.caching import shown
-from proxy.store.records import CheckpointRow, ConversationRow, EvictionRow, ExchangeRow, NoteRow, Original, RemovedRow
+from proxy.store import AuditRow
+from proxy.store.records import (
+    AlertRow,
+    CheckpointRow,
+    ConversationRow,
+    EvictionRow,
+    ExchangeRow,
+    NoteRow,
+    Original,
+    RemovedRow,
+)
 
 BLOBS = "/weir/blobs/"
 EXCERPT = 200
 FOUND_TEXT = 2_000
-SHOWN = tuple(each.name for each in fields(ExchangeRow) if each.name not in {"trend", "asked_again"})
+UNSHOWN = frozenset({"trend", "asked_again", "events", "refusal", "health"})
+SHOWN = tuple(each.name for each in fields(ExchangeRow) if each.name not in UNSHOWN)
 ACTED = frozenset({"evict_and_compress", "cross_window_save"})
 PREPARING = frozenset({"orange", "red", "critical"})
 
@@ -113,7 +125,8 @@ def _numbers(found: object) -> dict[str, int]:
 def exchange_json(row: ExchangeRow) -> dict[str, object]:
     """One request of a conversation as the API shows it; what the next one is planned from is not shown."""
     own = {name: getattr(row, name) for name in SHOWN}
-    return own | {"chain_end": row.chain_end.hex(), "detail": dict(row.detail)} | shown(row.detail)
+    judged = {"fidelity": row.detail.get("fidelity")}
+    return own | {"chain_end": row.chain_end.hex(), "detail": dict(row.detail)} | shown(row.detail) | judged
 
 
 def checkpoint_json(row: CheckpointRow) -> dict[str, object]:
@@ -187,3 +200,28 @@ def eviction_json(row: EvictionRow) -> dict[str, object]:
     """One thing that a batch took out or made shorter."""
     own = {**asdict(row), "digest": row.digest.hex(), "call_hash": row.call_hash.hex()}
     return own | {"ref": row.digest.hex()[:12], "freed": row.freed}
+
+
+def snapshot_json(snapshot: Snapshot) -> dict[str, object]:
+    """The health metrics after one request, shares and ratios with three decimals; what was not measured is null."""
+    return {n: round(v, 3) if isinstance(v, float) and n != "at" else v for n, v in snapshot._asdict().items()}
+
+
+def alert_json(row: AlertRow) -> dict[str, object]:
+    """One alert; ``closed`` is null while it is open."""
+    return {
+        "kind": row.kind,
+        "level": row.level,
+        "class": row.category,
+        "conversation": row.conversation,
+        "at": row.at,
+        "closed": row.closed,
+        "value": round(row.value, 4),
+        "threshold": row.limit,
+        "said": row.said,
+    }
+
+
+def audit_json(row: AuditRow) -> dict[str, object]:
+    """One row of the audit with all that its hash covers."""
+    return {**asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()}

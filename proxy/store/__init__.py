@@ -5,15 +5,17 @@ Each method is one transaction, or one consistent read; a task that is cancelled
 half of a transaction (it may leave a whole one). Errors are the :class:`StoreError` tree.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit
 from proxy.store import (
     archive,
+    audit,
     conversations,
     documents,
     evictions,
@@ -24,6 +26,7 @@ from proxy.store import (
     maintenance,
     summaries,
 )
+from proxy.store.chain import AuditEvent, AuditRow, AuditType
 from proxy.store.engine import Database, open_database
 from proxy.store.errors import (
     CorruptStore,
@@ -36,6 +39,7 @@ from proxy.store.errors import (
 )
 from proxy.store.kept import Content, Kept
 from proxy.store.records import (
+    AlertRow,
     Branch,
     CalibrationRow,
     Change,
@@ -53,8 +57,16 @@ from proxy.store.records import (
     SummaryRow,
 )
 from proxy.store.schema import HEAD
+from proxy.store.verification import Broken, Progress, Verified, verify
 
 BUSY_TIMEOUT = 5.0
+
+
+class Audited(NamedTuple):
+    """What was found in the chains of the audit, and which of the triggers that guard its table are not there."""
+
+    chains: list[Verified]
+    unguarded: list[str]
 
 
 class Store(Kept):
@@ -170,6 +182,10 @@ class Store(Kept):
             await self._index()
             await self._database.tend()
 
+    async def annotate(self, tenant: str, exchange: str, facts: Mapping[str, object]) -> bool:
+        """Add facts to the detail of an exchange that was recorded; False where it is not there."""
+        return await self._database.write(lambda c: exchanges.annotate(c, tenant, exchange, facts))
+
     async def original(self, tenant: str, ref: str) -> Original | None:
         """The removed message with this ref; None if unknown, damaged, or kept as a digest only."""
         found = await self._database.read(lambda c: archive.original(c, tenant, ref, self._damage))
@@ -237,22 +253,53 @@ class Store(Kept):
         """How much each layer took from each tool, and how much of it was asked for again, most tokens first."""
         return await self._database.read(lambda c: evictions.sums(c, tenant, of=conversation, policy=policy))
 
+    async def audit(
+        self, tenant: str | None, *, conversation: str | None = None, kind: str | None = None, limit: int = 200
+    ) -> list[AuditRow]:
+        """The newest rows of a tenant's audit, or with None of everybody's, newest first.
+
+        ``conversation`` is the id of one, or the name that one had when it was deleted; ``kind`` one type of row.
+        """
+        return await self._database.read(
+            lambda c: audit.listed(c, tenant, conversation=conversation, kind=kind, limit=limit)
+        )
+
+    async def audited_tenants(self) -> list[str]:
+        """The tenants that have a chain in the audit; the empty one is the operator's."""
+        return await self._database.read(audit.tenants)
+
+    async def verify(
+        self, tenant: str | None = None, *, heads: Collection[bytes] = (), progress: Progress | None = None
+    ) -> Audited:
+        """Every chain of the audit, or a tenant's, walked to the first row that is wrong.
+
+        ``progress`` is called with rows done and rows in all, on the thread of the store.
+        """
+        return await self._database.read(
+            lambda c: Audited(verify(c, tenant, heads=heads, progress=progress), audit.missing_guards(c))
+        )
+
     async def save_policy(self, name: str, document: str, at: float) -> None:
         """Store a policy's document in place of the one of that name."""
         row = PolicyRow(name=name, document=document, at=at)
         await self._database.write(lambda c: documents.save_policy(c, row))
 
-    async def delete_policy(self, name: str) -> bool:
+    async def delete_policy(self, name: str, at: float | None = None) -> bool:
         """Delete the policy that was saved under a name; whether there was one."""
-        return await self._database.write(lambda c: documents.delete_policy(c, name))
+        now = time.time() if at is None else at
+        return await self._database.write(lambda c: documents.delete_policy(c, name, now))
 
     async def policies(self) -> list[PolicyRow]:
         """Every policy that was saved, by name."""
         return await self._database.read(documents.all_policies)
 
-    async def delete(self, conversation: ConversationRow) -> bool:
-        """Delete a conversation and all that only it needed, the WAL's copy included; whether it was there."""
-        found = await self._database.write(lambda c: maintenance.delete(c, conversation))
+    async def delete(self, conversation: ConversationRow, at: float | None = None) -> bool:
+        """Delete a conversation and all that only it needed, the WAL's copy included; whether it was there.
+
+        Its rows in the audit stay: they hold digests and numbers.
+        """
+        now = time.time() if at is None else at
+        found = await self._database.write(lambda c: maintenance.delete(c, conversation, now))
         await self._database.tend(force=True)
         return found
 
@@ -285,15 +332,20 @@ class Store(Kept):
         if rows:
             await self._database.write(lambda c: learned.save_calibrations(c, rows))
 
-    async def prune(self, before: float) -> int:
+    async def prune(self, before: float, at: float | None = None) -> int:
         """Delete conversations last used, and exchanges and summaries made, before ``before``; how many rows.
 
-        It works in small transactions, so that requests in between hardly wait.
+        Rows of the audit from before it go too, under a seal, and are not counted. It works in small transactions, so
+        that requests in between hardly wait.
         """
-        total = 0
-        for step in (maintenance.prune_conversations, maintenance.prune_exchanges, summaries.prune_summaries):
+        total, now = 0, time.time() if at is None else at
+        conversations_of = partial(maintenance.prune_conversations, at=now)
+        for step in (conversations_of, maintenance.prune_exchanges, summaries.prune_summaries):
             while gone := await self._database.write(partial(step, before=before)):
                 total += gone
+                await self._database.tend()
+        for work in (partial(audit.seal_one, before=before, at=now), audit.drop_sealed):
+            while await self._database.write(work):
                 await self._database.tend()
         return total
 
@@ -308,7 +360,13 @@ class Store(Kept):
 
 
 __all__ = [
+    "AlertRow",
+    "AuditEvent",
+    "AuditRow",
+    "AuditType",
+    "Audited",
     "Branch",
+    "Broken",
     "CalibrationRow",
     "Change",
     "CheckpointRow",
@@ -331,4 +389,5 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "SummaryRow",
+    "Verified",
 ]

@@ -8,6 +8,9 @@ from hashlib import sha256
 import sqlalchemy as sa
 
 from policies.ledger import Prepared
+from proxy.store.audit import append
+from proxy.store.audit_events import of_conversation
+from proxy.store.chain import AuditEvent, AuditType
 from proxy.store.checkpoints import insert, is_undone, newest_row, read_spans
 from proxy.store.errors import NoSuchVersion, StaleVersion
 from proxy.store.ledger import Damage
@@ -16,7 +19,7 @@ from proxy.store.tables import branches, cuts, edits, evictions
 
 MINE = sa.and_(branches.c.tenant == sa.bindparam("t"), branches.c.branch == sa.bindparam("b"))
 PREPARE = sa.update(branches).where(MINE).values(prepared=sa.bindparam("body"))
-WANT = sa.update(branches).where(MINE).values(wanted=sa.bindparam("what"))
+WANT = sa.update(branches).where(MINE).values(wanted=sa.bindparam("what")).returning(branches.c.conversation)
 NEWEST = (
     sa.select(branches.c.branch, branches.c.version, branches.c.undone)
     .where(branches.c.tenant == sa.bindparam("tenant"), branches.c.conversation == sa.bindparam("conversation"))
@@ -49,9 +52,13 @@ def prepare(connection: sa.Connection, tenant: str, branch: str, prepared: Prepa
     return connection.execute(PREPARE, {"t": tenant, "b": branch, "body": body}).rowcount == 1
 
 
-def want(connection: sa.Connection, tenant: str, branch: str, what: str | None) -> bool:
+def want(connection: sa.Connection, tenant: str, branch: str, what: str | None, at: float) -> bool:
     """Ask something of the branch's next request; whether the branch is there."""
-    return connection.execute(WANT, {"t": tenant, "b": branch, "what": what}).rowcount == 1
+    row = connection.execute(WANT, {"t": tenant, "b": branch, "what": what}).first()
+    if row is not None:
+        told = {"tenant": tenant, "at": at, "conversation": row.conversation, "branch": branch}
+        append(connection, [AuditEvent(**told, type=AuditType.WANT, facts={"what": what})])
+    return row is not None
 
 
 def rollback(connection: sa.Connection, of: ConversationRow, version: int, at: float, damage: Damage) -> int:
@@ -75,6 +82,9 @@ def rollback(connection: sa.Connection, of: ConversationRow, version: int, at: f
     _forget_later(connection, of.tenant, head.branch, version)
     if state is not None:
         insert(connection, of.tenant, replace(state, version=head.version + 1, at=at, reason="rollback"))
+    facts = {"from": head.version, "to": version, "version": head.version + 1}
+    event = of_conversation(of, AuditType.ROLLBACK, at=at, branch=head.branch, facts=facts)
+    append(connection, [event])
     return int(head.version) + 1
 
 

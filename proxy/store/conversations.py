@@ -13,10 +13,12 @@ import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit, Prepared
 from policies.trend import Trend
-from proxy.store import ledger
+from proxy.store import audit_events, ledger
 from proxy.store.archive import add_originals, hold
+from proxy.store.audit import append
 from proxy.store.branches import read_prepared
 from proxy.store.bulk import run_many
+from proxy.store.chain import AuditType
 from proxy.store.checkpoints import add_checkpoint, insert, newest_body, newest_row, read_spans
 from proxy.store.errors import StaleVersion
 from proxy.store.evictions import add_evictions, load_evicted
@@ -42,6 +44,7 @@ HEADS = sa.select(
     branches.c.resumed,
     branches.c.undone,
     conversations.c.name,
+    conversations.c.health,
 ).join(conversations, sa.and_(*OF_BRANCH))
 # All hashes travel as one value: SQLAlchemy spends ten times as long on 200 parameters as SQLite on 200 look-ups.
 LOOK = sa.text(
@@ -89,6 +92,7 @@ ADVANCE = (
         wanted=sa.case((sa.bindparam("done", type_=sa.Boolean), None), else_=branches.c.wanted),
         resumed=sa.func.coalesce(sa.bindparam("resumed_from", type_=ExactText), branches.c.resumed),
     )
+    .returning(branches.c.conversation)
 )
 
 
@@ -133,8 +137,8 @@ def commit(connection: sa.Connection, change: Change, *, full: bool) -> int:
             "done": change.cut is not None or bool(change.edits),
             "resumed_from": change.resumed,
         },
-    )
-    if advanced.rowcount != 1:
+    ).first()
+    if advanced is None:
         row = connection.execute(BY_ID, {"tenant": change.tenant, "branch": change.branch}).first()
         raise StaleVersion(0 if row is None else row.version)
     version = change.expected + 1
@@ -154,6 +158,8 @@ def commit(connection: sa.Connection, change: Change, *, full: bool) -> int:
         at=change.at,
         full=full,
     )
+    told = audit_events.of_change(change, conversation=advanced.conversation, version=version)
+    append(connection, (*told, *change.audited))
     return version
 
 
@@ -287,7 +293,10 @@ def open_conversations(
 
 def close(connection: sa.Connection, of: ConversationRow, at: float) -> bool:
     """Mark a conversation as closed; whether it was there."""
-    return connection.execute(CLOSE, {"t": of.tenant, "c": of.id, "now": at}).rowcount == 1
+    found = connection.execute(CLOSE, {"t": of.tenant, "c": of.id, "now": at}).rowcount == 1
+    if found:
+        append(connection, [audit_events.of_conversation(of, AuditType.CLOSE, at=at)])
+    return found
 
 
 def listed(connection: sa.Connection, tenant: str | None, *, limit: int) -> list[ConversationRow]:
@@ -330,6 +339,7 @@ def _branch(
         resumed=row.resumed,
         checkpoint=body,
         checkpoint_length=saved,
+        health=row.health,
     )
 
 

@@ -1,15 +1,18 @@
 """Requests that went through: written in batches after their answers, with the chain ends that the next is known by."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from policies.trend import Trend
+from proxy.store.audit import append
+from proxy.store.audit_events import REFUSED, of_exchange
 from proxy.store.bulk import run_many
 from proxy.store.conversations import TOUCH_CHAIN, open_conversations
 from proxy.store.evictions import mark_asked_again
+from proxy.store.health import add_checkups
 from proxy.store.records import ConversationRow, ExchangeRow
 from proxy.store.tables import branches, conversations, exchanges, keep_last, plain_text
 
@@ -82,6 +85,7 @@ def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
     _touch_chains(connection, rows)
     _touch_conversations(connection, rows, home)
     mark_asked_again(connection, rows)
+    add_checkups(connection, rows, home)
     run_many(
         connection,
         ADD,
@@ -95,6 +99,8 @@ def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
             for row in rows
         ],
     )
+    audited = [row for row in rows if row.events or row.refusal or row.outcome == REFUSED]
+    append(connection, [event for row in audited for event in of_exchange(row, conversation=home[row.id])])
 
 
 def timeline(connection: sa.Connection, of: ConversationRow, *, limit: int) -> list[ExchangeRow]:
@@ -107,6 +113,17 @@ def timeline(connection: sa.Connection, of: ConversationRow, *, limit: int) -> l
     )
     found = [_exchange(row) for row in connection.execute(query)]
     return found[::-1]
+
+
+def annotate(connection: sa.Connection, tenant: str, exchange: str, facts: Mapping[str, object]) -> bool:
+    """Whether facts could be added to the detail of an exchange that is stored."""
+    where = (exchanges.c.tenant == tenant, exchanges.c.id == exchange)
+    found = connection.scalar(sa.select(exchanges.c.detail).where(*where))
+    if found is None:
+        return False
+    detail = json.loads(found) | dict(facts)
+    connection.execute(sa.update(exchanges).where(*where).values(detail=_ENCODER.encode(detail)))
+    return True
 
 
 def _new(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> list[ExchangeRow]:

@@ -10,6 +10,8 @@ import sqlalchemy as sa
 from proxy.store.ledger import Damage
 from proxy.store.records import ConversationRow
 from proxy.store.tables import (
+    alerts,
+    audit,
     branches,
     chains,
     checkpoints,
@@ -18,14 +20,15 @@ from proxy.store.tables import (
     edits,
     evictions,
     exchanges,
+    health_snapshots,
     notes,
     originals,
     removed,
 )
 
-OF_CONVERSATION = (exchanges, notes)
+OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts)
 OF_BRANCHES = (edits, cuts, checkpoints, evictions, chains)
-JSON_TEXT = frozenset({"covered", "stays", "detail", "trend", "undone", "prepared"})
+JSON_TEXT = frozenset({"covered", "facts", "stays", "detail", "trend", "undone", "prepared", "health"})
 HIDDEN = frozenset({"tenant"})
 
 
@@ -47,10 +50,12 @@ def export(connection: sa.Connection, of: ConversationRow, damage: Damage) -> di
     }
     for table in OF_CONVERSATION:
         query = sa.select(table).where(table.c.tenant == of.tenant, table.c.conversation == of.id)
-        found[table.name] = _rows(connection, query.order_by(table.c.at, table.c.id))
+        found[table.name] = _rows(connection, query.order_by(table.c.at, *table.primary_key.columns))
     for table in OF_BRANCHES:
         query = sa.select(table).where(table.c.tenant == of.tenant, table.c.branch.in_(own))
         found[table.name] = _rows(connection, query.order_by(*table.primary_key.columns))
+    told = sa.select(audit).where(audit.c.tenant == of.tenant, audit.c.conversation == of.id)
+    found["audit"] = _rows(connection, told.order_by(audit.c.seq))
     found["originals"] = _originals(connection, of, own, damage)
     return found
 

@@ -1,17 +1,19 @@
 """The half of the store that outlives a window: checkpoints, notes, summaries, what is out and how it comes back."""
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
 import sqlalchemy as sa
 
+from policies.health import KEPT, Snapshot
 from policies.ledger import Prepared
-from proxy.store import archive, branches, checkpoints, conversations, notes, removals, summaries
+from proxy.store import archive, branches, checkpoints, conversations, health, notes, removals, summaries
 from proxy.store.engine import Database
 from proxy.store.errors import StoreError
 from proxy.store.export import export
-from proxy.store.records import CheckpointRow, ConversationRow, NoteRow, RemovedRow, SummaryRow
+from proxy.store.records import AlertRow, CheckpointRow, ConversationRow, NoteRow, RemovedRow, SummaryRow
 
 Content = Literal["full", "digest"]
 
@@ -58,9 +60,10 @@ class Kept:
         """Keep a summary for the branch's next batch, or None; whether the branch is stored yet."""
         return await self._database.write(lambda c: branches.prepare(c, tenant, branch, prepared))
 
-    async def want(self, tenant: str, branch: str, what: str | None) -> bool:
+    async def want(self, tenant: str, branch: str, what: str | None, at: float | None = None) -> bool:
         """Ask something of the branch's next request, or nothing; whether the branch is stored yet."""
-        return await self._database.write(lambda c: branches.want(c, tenant, branch, what))
+        now = time.time() if at is None else at
+        return await self._database.write(lambda c: branches.want(c, tenant, branch, what, now))
 
     async def rollback(self, conversation: ConversationRow, *, version: int, at: float) -> int:
         """The new head of the conversation's newest branch, which is again what it was at ``version`` (0: as it came).
@@ -70,8 +73,13 @@ class Kept:
         return await self._database.write(lambda c: branches.rollback(c, conversation, version, at, self._damage))
 
     async def close_conversation(self, conversation: ConversationRow, at: float) -> bool:
-        """Mark a conversation as closed until its next exchange; whether it was there."""
-        return await self._database.write(lambda c: conversations.close(c, conversation, at))
+        """Mark a conversation as closed until its next exchange, its alerts too; whether it was there."""
+
+        def work(connection: sa.Connection) -> bool:
+            health.close_all(connection, conversation.tenant, conversation.id, at)
+            return conversations.close(connection, conversation, at)
+
+        return await self._database.write(work)
 
     async def add_notes(self, tenant: str, conversation: str, given: Sequence[NoteRow]) -> int:
         """How many of the notes on a conversation (its id) were new; 0 where there is no such conversation yet."""
@@ -96,6 +104,22 @@ class Kept:
     async def removed(self, conversation: ConversationRow, *, limit: int = 500) -> list[RemovedRow]:
         """What is out of the window of the conversation's newest branch, wholly or in part, newest first."""
         return await self._database.read(lambda c: removals.removed(c, conversation, limit=limit, damage=self._damage))
+
+    async def snapshots(self, conversation: ConversationRow, *, limit: int = KEPT) -> list[Snapshot]:
+        """The newest ``limit`` snapshots of a conversation's health, of the 100 that are kept, oldest first."""
+        return await self._database.read(lambda c: health.snapshots(c, conversation, limit=limit))
+
+    async def alerts(self, conversation: ConversationRow, *, limit: int = health.MOST_ALERTS) -> list[AlertRow]:
+        """The newest alerts of a conversation, open and closed, the newest first."""
+        return await self._database.read(lambda c: health.alerts_of(c, conversation, limit=limit))
+
+    async def open_alerts(self, tenant: str | None, *, limit: int = 200) -> tuple[list[AlertRow], dict[str, int]]:
+        """The newest open alerts of a tenant, or with None of everybody, and how many there are by level."""
+
+        def work(connection: sa.Connection) -> tuple[list[AlertRow], dict[str, int]]:
+            return health.open_alerts(connection, tenant, limit=limit), health.count_open(connection, tenant)
+
+        return await self._database.read(work)
 
     async def export(self, conversation: ConversationRow) -> dict[str, Any]:
         """Everything that is known of a conversation as plain data, with the bodies of originals in base64."""

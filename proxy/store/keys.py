@@ -5,6 +5,8 @@ import secrets
 
 import sqlalchemy as sa
 
+from proxy.store.audit import append
+from proxy.store.audit_events import of_key
 from proxy.store.errors import NameTaken
 from proxy.store.records import KeyRow
 from proxy.store.tables import keep_first, keys, meta
@@ -44,6 +46,7 @@ def add_key(connection: sa.Connection, key: KeyRow) -> None:
     )
     if made.rowcount != 1:
         raise NameTaken(f"a key named {key.name!r}, or with the same secret, exists already", reason="name")
+    append(connection, [of_key(key, at=key.created)])
 
 
 def list_keys(connection: sa.Connection) -> list[KeyRow]:
@@ -66,4 +69,6 @@ def list_keys(connection: sa.Connection) -> list[KeyRow]:
 def revoke_key(connection: sa.Connection, name: str, at: float) -> bool:
     """Whether there was such a key in force; it is revoked now."""
     found = connection.execute(sa.update(keys).where(keys.c.name == name, keys.c.revoked.is_(None)).values(revoked=at))
+    if found.rowcount == 1:
+        append(connection, [of_key(name, at=at)])
     return found.rowcount == 1

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from proxy.store.archive import drop_unheld, forget_words
+from proxy.store.audit import append
+from proxy.store.audit_events import of_deletion
+from proxy.store.chain import AuditEvent
 from proxy.store.records import ConversationRow
 from proxy.store.tables import branches, conversations, exchanges, removed, summaries
 
@@ -12,15 +15,16 @@ CONVERSATIONS_AT_ONCE = 10
 EXCHANGES_AT_ONCE = 500
 
 
-def prune_conversations(connection: sa.Connection, before: float) -> int:
+def prune_conversations(connection: sa.Connection, before: float, at: float) -> int:
     """Delete some conversations that were last used before ``before``; how many, 0 when none is left."""
     rows = connection.execute(
-        sa.select(conversations.c.tenant, conversations.c.id)
+        sa.select(conversations.c.tenant, conversations.c.id, conversations.c.name, conversations.c.requests)
         .where(conversations.c.updated < before)
         .order_by(conversations.c.updated)
         .limit(CONVERSATIONS_AT_ONCE)
     ).all()
-    _delete(connection, [(row.tenant, row.id) for row in rows])
+    found = [(row.tenant, row.id, row.name, row.requests) for row in rows]
+    append(connection, _delete(connection, found, at=at, reason="retention"))
     return len(rows)
 
 
@@ -35,18 +39,23 @@ def prune_exchanges(connection: sa.Connection, before: float) -> int:
     return len(rows)
 
 
-def delete(connection: sa.Connection, conversation: ConversationRow) -> bool:
+def delete(connection: sa.Connection, conversation: ConversationRow, at: float) -> bool:
     """Delete a conversation with all its branches, bodies and words; whether it was there."""
-    gone = _delete(connection, [(conversation.tenant, conversation.id)])
+    which = (conversation.tenant, conversation.id, conversation.name, conversation.requests)
+    gone = _delete(connection, [which], at=at, reason="asked")
     if gone:  # what models wrote does not say of which conversation it is
         connection.execute(sa.delete(summaries).where(summaries.c.tenant == conversation.tenant))
     forget_words(connection)
-    return gone > 0
+    append(connection, gone)
+    return bool(gone)
 
 
-def _delete(connection: sa.Connection, which: Sequence[tuple[str, str]]) -> int:
-    gone = 0
-    for tenant, conversation in which:
+def _delete(
+    connection: sa.Connection, which: Sequence[tuple[str, str, str, int]], *, at: float, reason: str
+) -> list[AuditEvent]:
+    """Delete conversations (tenant, id, name, requests); what the audit is to say of those that were there."""
+    gone: list[AuditEvent] = []
+    for tenant, conversation, name, requests in which:
         refs = list(
             connection.scalars(
                 sa.select(removed.c.ref)
@@ -55,8 +64,11 @@ def _delete(connection: sa.Connection, which: Sequence[tuple[str, str]]) -> int:
                 .distinct()
             )
         )
-        gone += connection.execute(
+        there = connection.execute(
             sa.delete(conversations).where(conversations.c.tenant == tenant, conversations.c.id == conversation)
         ).rowcount
         drop_unheld(connection, tenant, refs)
+        if there:
+            counts = {"requests": requests, "removed": len(refs)}
+            gone.append(of_deletion(tenant, conversation, name=name, at=at, reason=reason, counts=counts))
     return gone

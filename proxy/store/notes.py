@@ -7,6 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from proxy.store.archive import chunks
+from proxy.store.audit import append
+from proxy.store.audit_events import of_notes
 from proxy.store.ledger import Damage
 from proxy.store.records import NoteRow
 from proxy.store.tables import conversations, keep_first, notes
@@ -44,11 +46,14 @@ def add_notes(connection: sa.Connection, tenant: str, conversation: str, given: 
         }
         for note in given
     ]
-    new = sum(connection.execute(ADD[connection.dialect.name], row).rowcount for row in rows)
+    made = [connection.execute(ADD[connection.dialect.name], row).rowcount == 1 for row in rows]
+    new = [note for note, is_new in zip(given, made, strict=True) if is_new]
     surplus = connection.execute(COUNT, key).scalar_one() - MOST_NOTES if new else 0
     if surplus > 0:
         _drop(connection, tenant, conversation, list(connection.scalars(LEAST.limit(surplus), key)))
-    return new
+    if new:
+        append(connection, [of_notes(tenant, conversation, new)])
+    return len(new)
 
 
 def all_notes(connection: sa.Connection, tenant: str, conversation: str, damage: Damage) -> list[NoteRow]:

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from policies.growth import Event
+from policies.health import Category, Checkup, Level
 from policies.ledger import Cut, Edit, Prepared
 from policies.notes import Note
 from policies.trend import Trend
+from proxy.store.chain import AuditEvent
 
 NOTE_SIZE = 16
 
@@ -22,7 +25,8 @@ class Branch:
     asked for again, with the branch that evicted each. ``prepared`` is a summary that waits for the next batch,
     ``wanted`` what an operator asked of the next request (``compact``), ``resumed`` the checkpoint of another
     conversation that this one goes on from, and ``checkpoint`` the newest one of its own, both as JSON text;
-    ``checkpoint_length`` is the number of messages after the head that it was saved at.
+    ``checkpoint_length`` is the number of messages after the head that it was saved at. ``health`` is the
+    conversation's state of health as JSON.
     """
 
     tenant: str
@@ -41,6 +45,7 @@ class Branch:
     resumed: str | None = None
     checkpoint: str | None = None
     checkpoint_length: int = 0
+    health: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +116,11 @@ class Change:
 
     ``expected`` is the version that the plan was made on; ``covered`` are the refs that the new cut covers,
     in order; ``checkpoint`` is the structured state as JSON text, saved for a ``reason`` (``compaction``, ``rollover``,
-    ``resume``, ``safety``, ``milestone``, ``before_model``, ``rollback``, ``closed``) in window ``window_id``; the
-    newest ``keep`` versions stay. ``resumed`` is the checkpoint of another conversation that the branch goes on from,
-    stored with it. ``chain_end`` is the hash after all ``length`` messages of the request, by which the next one will
-    find what is stored here.
+    ``resume``, ``safety``, ``critical``, ``milestone``, ``before_model``, ``rollback``, ``closed``) in window
+    ``window_id``; the newest ``keep`` versions stay. ``resumed`` is the checkpoint of another conversation that the
+    branch goes on from, stored with it. ``chain_end`` is the hash after all ``length`` messages of the request, by
+    which the next one will find what is stored here. ``request`` is the id of that request, ``figures`` what the audit
+    is to say of the decision, and ``audited`` what it is to say beside that.
     """
 
     tenant: str
@@ -135,6 +141,9 @@ class Change:
     chain_end: bytes = b""
     length: int = 0
     evictions: tuple[EvictionRow, ...] = ()
+    request: str = ""
+    figures: Mapping[str, object] = field(default_factory=dict)
+    audited: tuple[AuditEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +161,10 @@ class ExchangeRow:
         trend: the conversation's growth after this request; written to its branch, not read back with the row.
         parent_conversation: name of the conversation that this one is a part of, as the client says it.
         asked_again: calls of this request whose results were evicted earlier, as (branch, hash of the call).
-        detail: buckets and events.
+        detail: buckets, events, tool results by tool.
+        health: what it made of the conversation's health; written beside it, not read back with the row.
+        events: what the planner had to say of it, ``refusal`` the figures of why it was refused; both are for the
+            audit and not read back with the row.
     """
 
     id: str
@@ -191,6 +203,28 @@ class ExchangeRow:
     parent_conversation: str | None = None
     asked_again: tuple[tuple[str, bytes], ...] = ()
     detail: Mapping[str, object] = field(default_factory=dict)
+    health: Checkup | None = None
+    events: tuple[Event, ...] = ()
+    refusal: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertRow:
+    """One alert of a conversation: an episode that began ``at``, and has ended where ``closed`` says when.
+
+    ``conversation`` is the label people use, ``value`` what it began with, ``limit`` what that is beyond.
+    """
+
+    tenant: str
+    conversation: str
+    kind: str
+    level: Level
+    category: Category
+    at: float
+    value: float
+    limit: float
+    said: str
+    closed: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

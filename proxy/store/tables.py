@@ -56,6 +56,12 @@ def _branch_key() -> sa.ForeignKeyConstraint:
     )
 
 
+def _conversation_key() -> sa.ForeignKeyConstraint:
+    return sa.ForeignKeyConstraint(
+        ["tenant", "conversation"], ["conversations.tenant", "conversations.id"], ondelete="CASCADE"
+    )
+
+
 meta = sa.Table(
     "meta",
     metadata,
@@ -81,6 +87,7 @@ conversations = sa.Table(
     sa.Column("actions", sa.Text, nullable=False),
     sa.Column("parent", PlainText),
     sa.Column("closed", sa.Double),
+    sa.Column("health", sa.Text),
     sa.Index("conversations_name", "tenant", "name", unique=True),
     sa.Index("conversations_of_tenant", "tenant", "updated"),
     sa.Index("conversations_updated", "updated"),
@@ -308,12 +315,71 @@ exchanges = sa.Table(
     sa.Index("exchanges_at", "at"),
 )
 
+health_snapshots = sa.Table(
+    "health_snapshots",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("conversation", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, primary_key=True),
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("utilization", sa.Double, nullable=False),
+    sa.Column("eviction_rate", sa.Double, nullable=False),
+    sa.Column("compression_ratio", sa.Double),
+    sa.Column("burn_rate", sa.Double),
+    sa.Column("fidelity_score", sa.Double),
+    sa.Column("tool_result_bloat", sa.Double, nullable=False),
+    sa.Column("window_id", sa.Integer, nullable=False),
+    _conversation_key(),
+    sqlite_with_rowid=False,
+)
+
+alerts = sa.Table(
+    "alerts",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("conversation", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, primary_key=True),
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("level", sa.Text, nullable=False),
+    sa.Column("category", sa.Text, nullable=False),
+    sa.Column("value", sa.Double, nullable=False),
+    sa.Column("threshold", sa.Double, nullable=False),
+    sa.Column("said", sa.Text, nullable=False),
+    sa.Column("closed", sa.Double),
+    _conversation_key(),
+    sa.Index("alerts_open", "tenant", "closed"),
+)
+
 policies = sa.Table(
     "policies",
     metadata,
     sa.Column("name", PlainText, primary_key=True),
     sa.Column("document", ExactText, nullable=False),
     sa.Column("at", sa.Double, nullable=False),
+)
+
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("conversation", sa.Text, nullable=False),
+    sa.Column("branch", sa.Text, nullable=False),
+    sa.Column("request", sa.Text, nullable=False),
+    sa.Column("sealed", sa.BigInteger, nullable=False),
+    sa.Column("facts", sa.Text, nullable=False),
+    sa.Column("prev", sa.LargeBinary, nullable=False),
+    sa.Column("hash", sa.LargeBinary, nullable=False),
+    sa.Index("audit_of_conversation", "tenant", "conversation", "seq"),
+    sa.Index(
+        "audit_seals",
+        "tenant",
+        "sealed",
+        sqlite_where=sa.text("sealed > 0"),
+        postgresql_where=sa.text("sealed > 0"),
+    ),
 )
 
 keys = sa.Table(

@@ -1,6 +1,6 @@
 """Traces, metrics and the operator's log; the only place that knows OpenTelemetry."""
 
-from proxy.telemetry.logs import ExchangeLine, QueuedLog, log_exchange, redact
+from proxy.telemetry.logs import AlertLine, ExchangeLine, QueuedLog, log_alert, log_exchange, redact
 from proxy.telemetry.metrics import CONTENT_TYPE, Metrics
 from proxy.telemetry.setup import Telemetry, TelemetrySettings
 from proxy.telemetry.spans import CONTEXT_HEADERS, Attempt, Plan, Trace, is_baggage
@@ -8,6 +8,7 @@ from proxy.telemetry.spans import CONTEXT_HEADERS, Attempt, Plan, Trace, is_bagg
 __all__ = [
     "CONTENT_TYPE",
     "CONTEXT_HEADERS",
+    "AlertLine",
     "Attempt",
     "ExchangeLine",
     "Metrics",
@@ -17,6 +18,7 @@ __all__ = [
     "TelemetrySettings",
     "Trace",
     "is_baggage",
+    "log_alert",
     "log_exchange",
     "redact",
 ]

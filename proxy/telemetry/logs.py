@@ -1,7 +1,7 @@
 """The operator's log: one line per request, secrets cut out, written off the event loop.
 
-A line has the fields of :class:`ExchangeLine` and no others. Every text that is written, tracebacks of foreign
-libraries included, passes through :func:`redact`.
+A line has the fields of :class:`ExchangeLine` (an alert's: :class:`AlertLine`) and no others. Every text that is
+written, tracebacks of foreign libraries included, passes through :func:`redact`.
 """
 
 import contextlib
@@ -106,6 +106,29 @@ class ExchangeLine:
         return {**known, "used_pct": self.percent}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertLine:
+    """What one alert is logged with, when it opens: whose it is, its kind, and by how much; never content."""
+
+    level: str
+    category: str
+    alert: str
+    value: float
+    threshold: float
+    conversation: str
+    tenant: str
+    request: str
+    said: str
+
+    def text(self) -> str:
+        """The line in key=value form, starting with ``alert``."""
+        return " ".join(("alert", *(f"{f.name}={_word(getattr(self, f.name))}" for f in fields(self))))
+
+    def record(self) -> dict[str, object]:
+        """The same as a flat mapping for JSON."""
+        return asdict(self)
+
+
 _SHOWN_FIRST: Final = {"tokens_before", "tokens_after", "usable", "zone", "overflow", "scanned", "prunable", "removed"}
 _TAIL: Final = tuple(f.name for f in fields(ExchangeLine) if f.name not in _SHOWN_FIRST)
 
@@ -118,16 +141,25 @@ def log_exchange(logger: logging.Logger, line: ExchangeLine) -> None:
     logger.handle(ExchangeRecord(logger.name, level, line))
 
 
-class ExchangeRecord(logging.LogRecord):
-    """The record of one exchange, without what the usual one looks up about its caller, thread and process."""
+def log_alert(logger: logging.Logger, line: AlertLine) -> None:
+    """Give ``line`` to ``logger``: a critical one as an error, information as such, the rest as a warning."""
+    level = {"critical": logging.ERROR, "info": logging.INFO}.get(line.level, logging.WARNING)
+    if logger.isEnabledFor(level):
+        logger.handle(ExchangeRecord(logger.name, level, line))
 
-    def __init__(self, name: str, level: int, line: ExchangeLine) -> None:
+
+class ExchangeRecord(logging.LogRecord):
+    """The record of one line, without what the usual one looks up about its caller, thread and process."""
+
+    def __init__(self, name: str, level: int, line: ExchangeLine | AlertLine) -> None:
         self.__dict__.update(_ORDINARY)
         self.name = name
         self.levelno = level
         self.levelname = logging.getLevelName(level)
         self.created = time.time()
         self.exchange = line
+        if isinstance(line, AlertLine):
+            self.msg = line.text()
 
 
 _ORDINARY: Final = vars(logging.LogRecord("", logging.INFO, "", 0, "ctx", None, None))
@@ -139,7 +171,7 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Time (UTC), level, logger and the redacted text."""
         line = getattr(record, "exchange", None)
-        text = line.text() if isinstance(line, ExchangeLine) else super().format(record)
+        text = line.text() if isinstance(line, ExchangeLine | AlertLine) else super().format(record)
         text = redact(text, limit=LONGEST_RECORD).replace("\r", "\\r").replace("\n", "\n    ")
         return f"{_time(record)} {record.levelname:<7} {record.name} {text}"
 
@@ -150,15 +182,19 @@ class JSONFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """``time``, ``level``, ``logger``, ``message`` and the fields of the exchange, if it is one."""
         line = getattr(record, "exchange", None)
-        message = "ctx" if isinstance(line, ExchangeLine) else redact(super().format(record), limit=LONGEST_RECORD)
+        if isinstance(line, ExchangeLine | AlertLine):
+            message = "ctx" if isinstance(line, ExchangeLine) else "alert"
+        else:
+            message = redact(super().format(record), limit=LONGEST_RECORD)
         body: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": message,
         }
-        if isinstance(line, ExchangeLine):
-            body.update({k: redact(v) if isinstance(v, str) else v for k, v in line.record().items()})
+        if isinstance(line, ExchangeLine | AlertLine):
+            own = {k: redact(v) if isinstance(v, str) else v for k, v in line.record().items()}
+            body.update({("severity" if k == "level" else k): v for k, v in own.items()})
         return json.dumps(body, separators=(",", ":"))
 
 

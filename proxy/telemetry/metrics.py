@@ -115,6 +115,9 @@ class Metrics:
         self._summarizer_tokens = counter(names.SUMMARIZER_TOKENS)
         self._summarizer_cost = counter(names.SUMMARIZER_COST)
         self._degraded = counter(names.DEGRADED)
+        self._compression = histogram(names.COMPRESSION)
+        self._alerts = counter(names.ALERTS)
+        self._undelivered = counter(names.ALERTS_UNDELIVERED)
         self._store = histogram(names.STORE_LATENCY)
         self._overhead = histogram(names.OVERHEAD)
         self._all: tuple[Counter | Histogram, ...] = tuple(
@@ -168,6 +171,18 @@ class Metrics:
         self._summarizer_tokens.add(answered, ("answered",))
         if dollars is not None:
             self._summarizer_cost.add(dollars, (tenant,))
+
+    def compression(self, ratio: float) -> None:
+        """Something was condensed to a ``ratio``-th of its tokens."""
+        self._compression.record(ratio)
+
+    def alert(self, *, level: str, category: str) -> None:
+        """An alert opened."""
+        self._alerts.add(1, (level, category))
+
+    def undelivered(self, reason: str) -> None:
+        """The webhook did not get an alert: it ``failed``, or too many waited (``dropped``)."""
+        self._undelivered.add(1, (reason,))
 
     def degraded(self, reason: str) -> None:
         """A request was managed with a part missing."""

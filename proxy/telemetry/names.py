@@ -13,6 +13,7 @@ from typing import Final, Literal
 # Spans
 PLAN_SPAN: Final = "weir context.plan"
 LAYER_SPAN: Final = "weir context.layer"
+EVALUATE_SPAN: Final = "weir context.evaluate"
 OPERATION: Final = "chat"
 
 # Attributes: HTTP, session, GenAI
@@ -73,12 +74,24 @@ SUMMARIZER: Final = "weir.summarizer"
 SUMMARY_PURPOSE: Final = "weir.summary.purpose"
 SUMMARY_SOURCE: Final = "weir.summary.source"
 SUMMARY_DOLLARS: Final = "weir.summary.cost"
+FIDELITY_SCORE: Final = "weir.fidelity.score"
+FIDELITY_FACTS: Final = "weir.fidelity.key_facts"
+FIDELITY_STATE: Final = "weir.fidelity.state"
+FIDELITY_DECISIONS: Final = "weir.fidelity.decisions"
+FIDELITY_JUDGED: Final = "weir.fidelity.judged"
+FIDELITY_UNKNOWN: Final = "weir.fidelity.unknown"
+COVERAGE_SCORE: Final = "weir.fidelity.coverage"
+FIDELITY_RATIO: Final = "weir.fidelity.compression_ratio"
 REASON: Final = "weir.reason"
 OUTCOME: Final = "weir.outcome"
 ZONE: Final = "weir.zone"
 KIND: Final = "weir.kind"
 RESULT: Final = "weir.result"
 STORE_OPERATION: Final = "weir.store.operation"
+HEALTH_METRIC: Final = "weir.health.metric"
+ALERT_KIND: Final = "weir.alert.kind"
+ALERT_LEVEL: Final = "weir.alert.level"
+ALERT_CLASS: Final = "weir.alert.class"
 
 PRESSURE_CURRENT: Final = "ctx.pressure.current_tokens"
 PRESSURE_MAX: Final = "ctx.pressure.max_tokens"
@@ -142,6 +155,11 @@ EVENT_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
         "policy": POLICY,
         "old_window": "weir.window.old",
         "new_window": "weir.window.new",
+        "alert": ALERT_KIND,
+        "level": ALERT_LEVEL,
+        "category": ALERT_CLASS,
+        "value": "weir.alert.value",
+        "threshold": "weir.alert.threshold",
     }
 )
 """Field of an event (as the caller spells it) to attribute; what is not here is not recorded."""
@@ -155,6 +173,7 @@ SECONDS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10
 TOKENS: Final = tuple(float(4**power) for power in range(14))
 SHORT_SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 SHARES: Final = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25)
+RATIOS: Final = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 15.0, 30.0, 100.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +239,27 @@ SUMMARIZER_TOKENS = Instrument(
     "Tokens of the summariser's calls: asked, cached of these, and answered",
     (KIND,),
 )
+HEALTH = Instrument(
+    "weir.health",
+    "gauge",
+    "1",
+    "Mean of each health metric over the conversations served last; one that was not measured is absent",
+    (HEALTH_METRIC,),
+)
+COMPRESSION = Instrument(
+    "weir.compression.ratio",
+    "histogram",
+    "1",
+    "Tokens before over tokens after, of each message or history that was condensed",
+    (),
+    RATIOS,
+)
+ALERTS = Instrument(
+    "weir.alerts", "counter", "{alert}", "Alerts that opened, by level and class", (ALERT_LEVEL, ALERT_CLASS)
+)
+ALERTS_UNDELIVERED = Instrument(
+    "weir.alerts.undelivered", "counter", "{alert}", "Alerts that the webhook did not get, by reason", (REASON,)
+)
 SUMMARIZER_COST = Instrument(
     "weir.summarizer.cost",
     "counter",
@@ -237,6 +277,13 @@ COST = Instrument(
 )
 STORE_LATENCY = Instrument(
     "weir.store.latency", "histogram", "s", "Time of a store operation", (STORE_OPERATION,), SHORT_SECONDS
+)
+FIDELITY = Instrument(
+    "weir.fidelity",
+    "gauge",
+    "1",
+    "Consistent answers over those judged, of the newest summary that was evaluated, by policy and dimension",
+    (POLICY, KIND),
 )
 OVERHEAD = Instrument("weir.overhead", "histogram", "s", "Time that Weir itself added to a request", (), SHORT_SECONDS)
 DROPPED = Instrument(

@@ -428,6 +428,21 @@ class ExchangeTrace:
                 kept[attribute] = clean(value) if isinstance(value, str) else value
         self.root.events.append((f"weir.{code(name)}", self.now(), kept))
 
+    def follow(self, name: str) -> "ExchangeTrace":
+        """A trace of what is done after the answer: its root is an internal span under this one's."""
+        later = ExchangeTrace(
+            self._recording, Parent(self.parent.trace, self.root.id, self.parent.state), method="", route=""
+        )
+        later.root.name, later.root.kind, later.root.attributes = name, SpanKind.INTERNAL, {}
+        later._identity = self._identity
+        return later
+
+    def evaluated(self, values: Mapping[str, float | None]) -> None:
+        """The scores of an evaluation on the root, by attribute; those that are in the table and are not None."""
+        for attribute, value in values.items():
+            if attribute in names.ATTRIBUTES:
+                self.root.set(attribute, value)
+
     def end(self, status: int | None, error_type: str | None = None) -> None:
         """End the exchange, and what is still open in it, and hand the spans on; only the first call counts.
 
@@ -523,7 +538,12 @@ class NullTrace:
     def _null(self, *_: object, **__: object) -> NullSpan:
         return NULL_SPAN
 
-    identify = event = cache = end = _ignore
+    def follow(self, name: str) -> "NullTrace":
+        """Nothing is recorded of what comes after, either."""
+        del name
+        return self
+
+    identify = event = cache = end = evaluated = _ignore
     plan = summarizer = attempt = _null
 
 

@@ -3,12 +3,14 @@
 import inspect
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from policies.checkpoint import Checkpoint
+from policies.health import Snapshot, trend_of
 from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
 from policies.notes import CATEGORIES, IMPORTANCE
 from proxy.errors import InvalidAPIKey, InvalidJSON, InvalidRequest, ProxyError, RequestTooLarge
@@ -17,6 +19,8 @@ from proxy.routes.control import LONGEST_NOTE
 from proxy.routes.management import PREFIX, ROUTES, ManagementRoute
 from proxy.routes.rows import (
     WHY,
+    alert_json,
+    audit_json,
     checkpoint_json,
     conversation_json,
     eviction_json,
@@ -24,9 +28,11 @@ from proxy.routes.rows import (
     note_json,
     removed_json,
     report_json,
+    snapshot_json,
     version_json,
 )
-from proxy.store.records import CheckpointRow, ConversationRow, EvictionRow, NoteRow, Original, RemovedRow
+from proxy.store.chain import GENESIS, AuditEvent, AuditType, linked
+from proxy.store.records import AlertRow, CheckpointRow, ConversationRow, EvictionRow, NoteRow, Original, RemovedRow
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^### ((?:GET|POST|PUT|DELETE) /\S+)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -85,6 +91,8 @@ EVICTION = EvictionRow(
     digest=b"", occurrence=0, kind="evict", layer="evict", policy="p", tokens_before=1, tokens_after=1, tokens_remaining=1
 )  # fmt: skip
 
+(AUDITED,) = linked([AuditEvent(tenant="t", at=0.0, type=AuditType.SAVE)], seq=0, prev=GENESIS)
+
 
 def test_every_field_of_an_answer_is_on_the_page() -> None:
     one = "conversations/{id}"
@@ -98,11 +106,28 @@ def test_every_field_of_an_answer_is_on_the_page() -> None:
     assert set(version_json(CHECKPOINT)) <= in_code(said(route(f"{one}/checkpoints")))
     removed = removed_json(RemovedRow(ref="0", how="evict", version=1, at=0.0), with_text=True)
     assert set(removed) == set(example(said(route(f"{one}/removed")))["data"][0])
+    opened = AlertRow(
+        tenant="t",
+        conversation="c",
+        kind="loop",
+        level="warning",
+        category="anomaly",
+        at=0.0,
+        value=3,
+        limit=3,
+        said="",
+    )
+    assert set(alert_json(opened)) == set(example(said(route("health")))["data"][0])
+    assert set(alert_json(opened)) == set(example(said(route(f"{one}/health")))["alerts"][0])
+    snapshot = snapshot_json(Snapshot(0.0, 0.5, 0.0, None, None, None, 0.0, 1))
+    assert set(snapshot) == set(example(said(route(f"{one}/health")))["snapshot"])
+    assert set(asdict(trend_of([]))) == set(example(said(route(f"{one}/health")))["trend"])
     note = note_json(NoteRow(id=b"", at=0.0, category="", importance="", source="", text=""))
     assert set(note) <= in_code(said(route(f"{one}/notes")))
     found = found_json(Original(ref="0", role="user", tokens=1, body=b"", text=""))
     assert set(found) <= in_code(said(route("search")))
-    assert in_code(said(route(f"{one}/audit"))) - {"audit", "limit"} <= set(eviction_json(EVICTION))
+    told = in_code(said(route(f"{one}/audit"))) - {"audit", "limit", "events"}
+    assert set(audit_json(AUDITED)) <= told <= set(eviction_json(EVICTION)) | set(audit_json(AUDITED))
 
 
 def example(text: str) -> dict[str, Any]:

@@ -2,15 +2,18 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from policies.health import HealthRules
 from policies.settings import (
     Bucket,
     Checkpoints,
     ContextSettings,
+    Evaluation,
     Ingest,
     Memory,
     NoteTaking,
@@ -25,6 +28,7 @@ from proxy.custom import check_custom
 from proxy.policy_import import known_keys
 from proxy.policy_layers import LAYERS, SCORERS
 from proxy.presets import preset_documents
+from proxy.store.chain import GENESIS, AuditEvent, AuditType, linked
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
@@ -58,7 +62,9 @@ def in_code() -> set[str]:
     return set(re.findall(r"`(\w+)`", PAGE))
 
 
-@pytest.mark.parametrize("part", [Bucket, Checkpoints, Ingest, Memory, NoteTaking, Recall, Shape, Summaries])
+@pytest.mark.parametrize(
+    "part", [Bucket, Checkpoints, Evaluation, HealthRules, Ingest, Memory, NoteTaking, Recall, Shape, Summaries]
+)
 def test_every_key_of_a_section_is_on_the_page(part: type) -> None:
     assert names(part) <= in_code()
 
@@ -100,3 +106,16 @@ def test_the_example_of_a_function_can_be_named_from_the_folder_weir_is_started_
 
     assert check_custom("my_layers:newest") is None
     assert check_custom("my_layers:oldest") is not None
+
+
+def test_every_type_of_row_of_the_audit_is_on_its_page_and_the_page_hashes_as_weir_does() -> None:
+    page = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+    table = page[page.index("## Types") : page.index("## Checking")]
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    made: dict[str, Callable[[dict[str, object]], str]] = {}
+    exec(example, made)  # the page's own code
+    events = [AuditEvent(tenant="t", at=1.5, type=AuditType.SAVE, facts={"n": n}) for n in range(2)]
+
+    assert set(map(str, AuditType)) <= set(re.findall(r"`(\w+)`", table))
+    for row in linked(events, seq=0, prev=GENESIS):
+        assert made["hash_of"](dataclasses.asdict(row) | {"prev": row.prev.hex()}) == row.hash.hex()

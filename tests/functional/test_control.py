@@ -131,11 +131,12 @@ async def test_another_caller_gets_404_everywhere_and_changes_nothing(api: Api) 
         for name in (NAME, row["id"]):
             path = filled(route.pattern, id=name, ref=ref)
             path = "search?q=module&conversation=" + name if path == "search" else path
-            if path != "conversations":
+            if path not in {"conversations", "health"}:
                 error = await api.refused(404, route.method, path, body, key="sk-other")
                 assert error["code"] == "invalid_request"
                 assert row["id"] not in error["message"] or row["id"] == name
     assert await api.get("conversations", key="sk-other") == {"data": []}
+    assert (await api.get("health", key="sk-other"))["data"] == []
     assert (await api.get("search", key="sk-other", q="module"))["data"] == []
     after = await api.get(f"conversations/{NAME}")
     assert after == before
@@ -491,7 +492,7 @@ async def test_a_conversation_of_a_sub_agent_names_the_one_it_is_a_part_of(api: 
 async def test_what_is_not_there_says_what_is(api: Api) -> None:
     await api.talk().agent(1)
     error = await api.refused(404, "GET", "nothing")
-    assert "there are conversations, blobs, search and policies" in error["message"]
+    assert "there are conversations, blobs, health, search and policies" in error["message"]
     error = await api.refused(404, "GET", f"conversations/{NAME}/checkpont")
     assert "timeline, checkpoint, checkpoint.md, checkpoints" in error["message"]
     error = await api.refused(404, "PUT", f"conversations/{NAME}")

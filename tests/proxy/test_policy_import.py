@@ -89,6 +89,18 @@ def test_a_division_by_shares_becomes_its_preset() -> None:
     assert settings.layers[0].params["ttl_thinking"] == 2
 
 
+@pytest.mark.requirement("A0.130", "A0.137")
+def test_thresholds_of_alerts_are_taken_over_and_unknown_ones_noted() -> None:
+    alerts = "{utilization: 85, eviction_rate: 4, fidelity: 0.8, compression_ratio: 2.5, tool_result_bloat: 0.35}"
+    health = policy_of(BY_SHARES[: BY_SHARES.index("health:")] + f"health:\n  alerts: {alerts}\n").health
+
+    assert policy_of(BY_SHARES).health == preset_policies()["article-128k"].health
+    assert (health.utilization, health.eviction_rate, health.fidelity) == (0.85, 4, 0.8)
+    assert (health.compression_ratio, health.tool_bloat) == (2.5, 0.35)
+    made = imported(parse_document(BY_SHARES + "  history_size: 100\n", name="legacy.yaml", env={}))
+    assert [note for note in made.notes if "health.history_size" in note]
+
+
 @pytest.mark.requirement("A0.137")
 def test_what_has_no_counterpart_is_a_note_with_its_place(tmp_path: Path) -> None:
     ran = run(tmp_path, BY_SHARES, "--name", "agent")
@@ -98,8 +110,6 @@ def test_what_has_no_counterpart_is_a_note_with_its_place(tmp_path: Path) -> Non
         "compression.progressive_age_threshold",
         "compression.notes_file",
         "cross_window.auto_save",
-        *(f"health.alerts.{name}" for name in ("utilization", "eviction_rate", "fidelity", "compression_ratio")),
-        "health.alerts.tool_result_bloat",
     ]
     assert notes[1].startswith("note: legacy.yaml:20: compression.notes_file: agent_notes.md: ")
     assert ran.exit_code == 0

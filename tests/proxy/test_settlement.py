@@ -6,7 +6,7 @@ import pytest
 
 from policies import Action, ContextSettings, Cut, Decision, Pressure
 from policies.cascade import LayerReport
-from proxy.settlement import stage_of, strategy_of
+from proxy.stages import stage_of, strategy_of
 
 BASE = 100_000
 SETTINGS = ContextSettings()

@@ -582,11 +582,14 @@ async def test_an_export_has_everything_of_a_conversation_and_nothing_of_another
         "branches": 1,
         "exchanges": 1,
         "notes": 1,
+        "health_snapshots": 0,
+        "alerts": 0,
         "edits": 3,
         "cuts": 1,
         "checkpoints": 1,
         "evictions": 1,
         "chains": 1,
+        "audit": 4,
         "originals": 3,
     }
     bodies = [each["body"] for each in told["originals"]]

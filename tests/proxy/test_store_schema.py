@@ -27,6 +27,7 @@ from proxy.store import (
     StoreError,
     StoreUnavailable,
     archive,
+    audit,
     branches,
     checkpoints,
     conversations,
@@ -304,6 +305,7 @@ async def test_an_error_tells_no_content(tmp_path: Path) -> None:
 
 STATEMENTS = (
     archive,
+    audit,
     branches,
     checkpoints,
     conversations,
@@ -347,6 +349,7 @@ TENANTED = (
     "removed",
     "exchanges",
     "evictions",
+    "audit",
 )
 
 
@@ -397,6 +400,7 @@ async def test_every_statement_on_conversations_names_the_tenant(tmp_path: Path)
     await store.rollback(row, version=0, at=9000.0)
     await store.close_conversation(row, 9001.0)
     await store.delete(row)
+    await store.audit("tenant-a", conversation="c1", kind="save")
     await store.close()
     ours = [s for s in seen if re.search(rf"\b({'|'.join(TENANTED)})\b", s)]
     assert len(ours) > 70

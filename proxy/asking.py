@@ -1,0 +1,94 @@
+"""Asking models from the command line: each question goes to the model that its purpose has, at one's own cost."""
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from policies import Effect, Failed, Reply, Summarize
+from policies.effects import Compare, Trim
+from proxy.caller import Caller
+from proxy.config import Config, UpstreamSettings
+from proxy.errors import UpstreamUnreachable
+from proxy.perform import Performer
+from proxy.similarity import by_shingles
+from proxy.spent import Spent
+from proxy.summarizer import MOST_ANSWER, Summarizer, Terms
+from proxy.upstream.client import Client, StreamBroken
+from proxy.upstream.providers import providers_for
+from proxy.upstream.upstreams import CHAT, Upstreams
+
+SECONDS = 120.0
+TENANT = "0" * 32
+UNLIMITED = 1 << 60
+
+
+class Models:
+    """Answers effects by real models; ``spent`` adds up what that took, ``failures`` how often what went wrong.
+
+    ``default`` is asked for what no purpose in ``by_purpose`` names. To be entered; leaving it closes its connections.
+    """
+
+    def __init__(self, config: Config, *, default: str, by_purpose: Mapping[str, str], tokens: int | None) -> None:
+        self._config = config
+        self._default = default
+        self._by_purpose = by_purpose
+        self._tokens = tokens if tokens is not None else UNLIMITED
+        self._summarizer = Summarizer()
+        self._upstreams: Upstreams | None = None
+        self._caller = Caller(tenant=TENANT, credential=os.environ.get("OPENAI_API_KEY", "").encode())
+        self.spent = Spent()
+        self.failures: dict[str, int] = {}
+
+    async def __aenter__(self) -> Self:
+        self._upstreams = Upstreams(Client(instance="evaluate"), providers_for(self._config.upstreams.values()))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._summarizer.close()
+        if self._upstreams is not None:
+            await self._upstreams.close()
+
+    async def __call__(self, effect: Effect) -> Reply:
+        """The reply to one effect."""
+        return await Performer(self._summarize, self._compare, self._trim)(effect)
+
+    async def _summarize(self, effect: Summarize) -> Reply:
+        if effect.standing:
+            return Failed("not_in_place")
+        model = self._by_purpose.get(effect.purpose, self._default)
+        upstream = self._config.upstream(model)
+        terms = Terms(tenant=TENANT, upstream=upstream.name, model=model, seconds=SECONDS, tokens_per_hour=self._tokens)
+        told = await self._summarizer.ask(effect, terms=terms, send=partial(self._post, upstream))
+        if told.usage is not None:
+            self.spent += Spent(calls=1, asked=told.usage.prompt or 0, answered=told.usage.completion or 0)
+        elif told.source == "asked":
+            self.spent += Spent(calls=1)
+        if told.result != "ok":
+            self.failures[told.result] = self.failures.get(told.result, 0) + 1
+        return told.reply
+
+    async def _post(self, upstream: UpstreamSettings, body: bytes) -> tuple[int, bytes]:
+        assert self._upstreams is not None  # noqa: S101 - it was entered
+        headers = [(b"content-type", b"application/json")]
+        if self._caller.credential:
+            headers.append((b"authorization", b"Bearer " + self._caller.credential))
+        answer = await self._upstreams.send(
+            upstream, caller=self._caller, method="POST", path=CHAT, headers=headers, body=body
+        )
+        try:
+            return answer.status, await answer.read(MOST_ANSWER)
+        except StreamBroken as error:
+            raise UpstreamUnreachable(str(error)) from None
+        finally:
+            answer.close()
+
+    async def _compare(self, effect: Compare) -> Reply:
+        return by_shingles(effect)
+
+    async def _trim(self, effect: Trim) -> Reply:
+        del effect
+        return Failed("rehearsal")

@@ -1,0 +1,206 @@
+"""Measuring, after some answers, what a summary left of a conversation: the same questions asked of both, and judged.
+
+Off unless a policy samples. One task a conversation and a few in all; what would have to wait is left out, because a
+sample is enough. It takes tokens of the summariser's budget and nothing of any request's time.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from policies import Decision
+from policies.fidelity import (
+    ANSWER,
+    JUDGE,
+    Coverage,
+    Dimension,
+    Fidelity,
+    Terms,
+    Verdict,
+    contexts_of,
+    coverage_of,
+    evaluate,
+    questions_for,
+)
+from policies.fidelity.contexts import Contexts
+from proxy.perform import Returned, drive, step
+from proxy.planning import Job, Paid, Planned
+from proxy.settle import Settler
+from proxy.store import Store, StoreError
+from proxy.telemetry import Trace, names
+from proxy.transcripts import Reading
+from proxy.windows import Belief
+
+log = logging.getLogger("weir.evaluation")
+
+AT_ONCE = 1
+MOST_WAITING = 8
+SUMMARISING = frozenset({"compact", "rollover"})
+_SCALE = 1 << 64
+_ATTRIBUTES = {
+    Dimension.FACTS: names.FIDELITY_FACTS,
+    Dimension.STATE: names.FIDELITY_STATE,
+    Dimension.DECISIONS: names.FIDELITY_DECISIONS,
+}
+
+
+def is_sampled(request: str, share: float) -> bool:
+    """Whether a request is among the share that is measured: the same answer for the same id, everywhere."""
+    digest = blake2b(request.encode(errors="replace"), digest_size=8, person=b"weir-sample").digest()
+    return int.from_bytes(digest) < share * _SCALE
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One summary that is to be measured."""
+
+    request: str
+    job: Job
+    ask: Paid
+    reading: Reading
+    belief: Belief
+    decision: Decision
+    tenant: str
+    conversation: str
+    trace: Trace
+
+
+class OnlineEvaluation:
+    """What one process measures; ``scores`` are the newest by policy and dimension, for a gauge.
+
+    ``rate`` is told of the tenant, the conversation's id and the fidelity of each that was judged.
+    """
+
+    def __init__(self, store: Store | None, settler: Settler, *, rate: Callable[[str, str, float], object]) -> None:
+        self._rate = rate
+        self._store = store
+        self._settler = settler
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._closing = False
+        self.scores: dict[tuple[str, ...], float] = {}
+
+    def after(self, request: str, job: Job, planned: Planned, trace: Trace) -> None:
+        """Look at a request that was answered; nothing happens where it made no summary or is not sampled."""
+        decision, branch = planned.decision, planned.branch
+        if decision is None or decision.cut is None or not decision.is_new or job.settings.observes or branch is None:
+            return
+        if decision.cut.layer not in SUMMARISING or decision.pieces is None or job.ask_about is None:
+            return
+        if self._closing or not is_sampled(request, job.settings.evaluate.sample):
+            return
+        if job.settings.evaluate.model is None and job.settings.summarizer is None:
+            return  # nobody who could be asked: Weir spends no money unasked
+        if planned.reading is None or planned.belief is None:
+            return
+        if branch.branch in self._tasks or len(self._tasks) >= MOST_WAITING:
+            return
+        work = _Work(
+            request,
+            job,
+            job.ask_about,
+            planned.reading,
+            planned.belief,
+            decision,
+            branch.tenant,
+            branch.conversation,
+            trace,
+        )
+        task = asyncio.create_task(self._do(work), name="weir-evaluate")
+        self._tasks[branch.branch] = task
+        task.add_done_callback(lambda _: self._tasks.pop(branch.branch, None))
+
+    async def close(self) -> None:
+        """Stop what is under way: what was not judged to its end is not measured."""
+        self._closing = True
+        tasks = [*self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def settled(self) -> None:
+        """Return once nothing is under way: for those who want to see what was measured."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.sleep(0)
+
+    async def _do(self, work: _Work) -> None:
+        async with self._turns:
+            trace = work.trace.follow(names.EVALUATE_SPAN)
+            try:
+                await self._measure(work, trace)
+            except StoreError as error:
+                log.warning("what was measured of a summary could not be stored: %s", error)
+            except Exception:  # the answer is long out: nothing here may end the process's other work
+                log.exception("measuring a summary failed")
+            finally:
+                trace.end(None)
+
+    async def _measure(self, work: _Work, trace: Trace) -> None:
+        settings, pieces = work.job.settings, work.decision.pieces or ()
+        contexts = await asyncio.to_thread(contexts_of, work.reading.transcript, pieces)
+        coverage = await asyncio.to_thread(coverage_of, contexts, tools=settings.notes)
+        fidelity = await self._asked(work, contexts)
+        trace.evaluated(_attributes(fidelity, coverage, contexts.ratio))
+        for dimension, value in _scores(fidelity).items():
+            if value is not None:
+                self.scores[(settings.name, dimension)] = value
+        if (score := fidelity.score()) is not None:
+            self._rate(work.tenant, work.conversation, score)
+        if self._store is not None:
+            await self._settler.flush()  # the row of the exchange has to be there
+            facts = {"fidelity": facts_of(fidelity, coverage, contexts.ratio, spent=work.ask.spent.asked)}
+            await self._store.annotate(work.tenant, work.request, facts)
+
+    async def _asked(self, work: _Work, contexts: Contexts) -> Fidelity:
+        settings, limit = work.job.settings, work.belief.budget.hard_limit
+        questions = await asyncio.to_thread(
+            questions_for, contexts.sources, count=settings.evaluate.questions, tools=settings.notes
+        )
+        terms = Terms(
+            counter=work.job.counter,
+            max_input=work.ask.reads(ANSWER.purpose) or limit,
+            judge_input=work.ask.reads(JUDGE.purpose) or limit,
+            most_chunks=settings.summaries.most_chunks,
+            by_schema=settings.summaries.by_schema,
+        )
+        flow = evaluate(contexts.original, contexts.compacted, questions=questions, terms=terms)
+        now = await asyncio.to_thread(step, flow)
+        return now.value if isinstance(now, Returned) else await drive(flow, now, work.ask)
+
+
+def facts_of(
+    fidelity: Fidelity, coverage: Coverage, ratio: float | None, *, spent: int | None = None
+) -> dict[str, object]:
+    """An evaluation as plain data; a score is null where nothing was judged or nothing was wanted."""
+    return {
+        **_scores(fidelity),
+        "consistent": fidelity.count(Verdict.YES),
+        "inconsistent": fidelity.count(Verdict.NO),
+        "unknown": fidelity.count(Verdict.UNKNOWN),
+        "unknown_because": fidelity.unknown,
+        "failure": fidelity.failure or None,
+        "coverage": coverage.score,
+        "recoverable": coverage.whole.recoverable,
+        "compression_ratio": None if ratio is None else round(ratio, 3),
+        "calls": fidelity.calls,
+        **({} if spent is None else {"tokens_asked": spent}),
+    }
+
+
+def _scores(fidelity: Fidelity) -> dict[str, float | None]:
+    by_dimension = {dimension.value: fidelity.score(dimension) for dimension in Dimension}
+    return {"score": fidelity.score(), **by_dimension}
+
+
+def _attributes(fidelity: Fidelity, coverage: Coverage, ratio: float | None) -> Mapping[str, float | None]:
+    return {
+        names.FIDELITY_SCORE: fidelity.score(),
+        **{_ATTRIBUTES[dimension]: fidelity.score(dimension) for dimension in Dimension},
+        names.FIDELITY_JUDGED: fidelity.count(Verdict.YES) + fidelity.count(Verdict.NO),
+        names.FIDELITY_UNKNOWN: fidelity.count(Verdict.UNKNOWN),
+        names.COVERAGE_SCORE: coverage.score,
+        names.FIDELITY_RATIO: ratio,
+    }

@@ -1,0 +1,227 @@
+"""What the audit says of each thing that the store does: counts, tokens, digests, and words of Weir's own."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+
+from policies.growth import Event
+from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
+from proxy.store.chain import OPERATOR, AuditEvent, AuditType, digest_of, name_digest
+from proxy.store.records import Change, ConversationRow, EvictionRow, ExchangeRow, KeyRow, NoteRow, PolicyRow
+
+CUT = "cut"
+MOST_REFS = 40
+REF_BYTES = 6
+REFUSED = "context_length_exceeded"
+COMPACT = "compact"
+
+OF_EVENT: Mapping[str, AuditType] = {
+    "hard_violation": AuditType.BUDGET_VIOLATION,
+    "soft_warning": AuditType.BUDGET_WARNING,
+    "burn_rate": AuditType.BUDGET_WARNING,
+    "headroom_hit": AuditType.BUDGET_WARNING,
+    "zone_change": AuditType.PRESSURE_CHANGE,
+    "velocity_spike": AuditType.PRESSURE_CHANGE,
+}
+"""Which row an event of the planner belongs to; others are not audited."""
+
+
+def of_change(change: Change, *, conversation: str, version: int | None) -> list[AuditEvent]:
+    """What a batch did: evicted, cut, saved, pinned. ``version`` is None for one that is not in the database."""
+    told: list[tuple[AuditType, dict[str, object]]] = []
+    figures = {name: value for name, value in change.figures.items() if name != "condensed"}
+    condensed = [each for each in _mappings(change.figures.get("condensed")) if each.get("strategy") != COMPACT]
+    gone = [row for row in change.evictions if row.kind != CUT]
+    edited = [edit for edit in change.edits if edit.kind not in ADDING]
+    if gone or edited:
+        told.append((AuditType.EVICTION, figures | _evicted(gone, change) | _each(condensed)))
+    if change.cut is not None:
+        told.append((_type_of(change.cut), figures | _cut(change.cut, change)))
+    if change.checkpoint is not None:
+        told.append((AuditType.SAVE, _saved(change)))
+    pinned = [edit.ref for edit in change.edits if edit.kind is EditKind.PIN]
+    if pinned:
+        told.append((AuditType.PIN, {"refs": pinned[:MOST_REFS]}))
+    return [
+        AuditEvent(
+            tenant=change.tenant,
+            at=change.at,
+            type=kind,
+            conversation=conversation,
+            branch=change.branch,
+            request=change.request,
+            facts={"version": version, "messages": change.length, **facts},
+        )
+        for kind, facts in told
+    ]
+
+
+def _type_of(cut: Cut) -> AuditType:
+    if cut.origin in WINDOWS:
+        return AuditType(cut.origin)
+    return AuditType.EVICTION if cut.origin in DROPPING else AuditType.COMPACTION
+
+
+def _evicted(rows: Sequence[EvictionRow], change: Change) -> dict[str, object]:
+    """The result of an eviction (requirements A0.43); ``rows`` is a digest of what the table of evictions says."""
+    edits = [edit for edit in change.edits if edit.kind not in ADDING]
+    if not rows:
+        refs, kinds = [edit.ref for edit in edits], Counter(str(edit.kind) for edit in edits)
+        return {"count": len(edits), "kinds": kinds, "refs": refs[:MOST_REFS]}
+    before, after = sum(row.tokens_before for row in rows), sum(row.tokens_after for row in rows)
+    return {
+        "count": len(rows),
+        "tokens_before": before,
+        "tokens_after": after,
+        "freed": before - after,
+        "remaining": rows[-1].tokens_remaining,
+        "placeholders": sum(1 for row in rows if row.tokens_after),
+        "policy": rows[-1].policy,
+        "kinds": Counter(row.kind for row in rows),
+        "layers": Counter(row.layer for row in rows),
+        "scorers": sorted({row.scorer for row in rows if row.scorer}),
+        "refs": [row.digest[:REF_BYTES].hex() for row in rows[:MOST_REFS]],
+        "rows": digest_of_evictions(rows),
+    }
+
+
+def digest_of_evictions(rows: Iterable[EvictionRow]) -> bytes:
+    """SHA-256 over what eviction rows say that is never changed in them."""
+    digest = sha256()
+    for row in rows:
+        tokens = f"{row.tokens_before} {row.tokens_after} {row.tokens_remaining}"
+        digest.update(f"{row.digest.hex()} {row.occurrence} {row.kind} {row.layer} {row.scorer} {tokens}\n".encode())
+    return digest.digest()
+
+
+def _cut(cut: Cut, change: Change) -> dict[str, object]:
+    """The result of a compression (requirements A0.72): figures and a digest, its text is in the table of cuts."""
+    rows = [row for row in change.evictions if row.kind == CUT]
+    told = next((e for e in _mappings(change.figures.get("condensed")) if e.get("strategy") == COMPACT), {})
+    before = sum(row.tokens_before for row in rows)
+    original = told.get("original_tokens", before)
+    found: dict[str, object] = {
+        "strategy": cut.layer,
+        "origin": cut.origin,
+        "cut": cut.version,
+        "covers": cut.covers,
+        "removed": len(change.covered),
+        "ref": cut.ref,
+        "tokens_before": before,
+        "summary_tokens": cut.tokens,
+        "original_tokens": original,
+        "compressed_tokens": cut.tokens,
+        "compression_ratio": round(original / cut.tokens, 2) if isinstance(original, int) and cut.tokens else None,
+        "content": digest_of(cut.text),
+        "fidelity": None,
+        "calls": told.get("calls", 0),
+        "prompt": told.get("purpose"),
+        "prompt_digest": told.get("prompt_digest"),
+        "failure": told.get("failure") or None,
+    }
+    if rows:
+        found |= {"policy": rows[-1].policy, "remaining": rows[-1].tokens_remaining, "rows": digest_of_evictions(rows)}
+    return found | ({"window": change.window_id} if cut.origin in WINDOWS else {})
+
+
+def _each(condensed: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """What was put in shorter words, message by message (requirements A0.72, A0.73), and the questions asked in all."""
+    if not condensed:
+        return {}
+    calls = sum(each["calls"] for each in condensed if isinstance(each.get("calls"), int))  # type: ignore[misc]
+    return {"condensed": list(condensed), "calls": calls}
+
+
+def _saved(change: Change) -> dict[str, object]:
+    body = (change.checkpoint or "").encode("utf-8", "surrogatepass")
+    return {"reason": change.reason, "window": change.window_id, "size": len(body), "content": sha256(body).digest()}
+
+
+def of_exchange(row: ExchangeRow, *, conversation: str) -> list[AuditEvent]:
+    """What a request said of budgets and pressure, and that it was refused: a row of each type at most."""
+    found: dict[AuditType, list[dict[str, object]]] = {}
+    for event in row.events:
+        kind = OF_EVENT.get(event.kind)
+        if kind is not None:
+            found.setdefault(kind, []).append(_event(event))
+    shared: dict[str, object] = {"messages": row.length, "policy": row.policy, "action": row.action}
+    if row.observed:
+        shared["observed"] = True
+    told = [(kind, shared | {"pressure": round(row.pressure, 4), "events": each}) for kind, each in found.items()]
+    if row.outcome == REFUSED or row.refusal:
+        if "bucket" in row.refusal and AuditType.BUDGET_VIOLATION not in found:
+            told.append((AuditType.BUDGET_VIOLATION, shared | {"events": [_over(row.refusal)]}))
+        told.append((AuditType.REFUSED, shared | {"status": row.status, "code": REFUSED, **row.refusal}))
+    return [
+        AuditEvent(
+            tenant=row.tenant,
+            at=row.at,
+            type=kind,
+            conversation=conversation,
+            branch=row.branch,
+            request=row.id,
+            facts=facts,
+        )
+        for kind, facts in told
+    ]
+
+
+def _event(event: Event) -> dict[str, object]:
+    facts = {name: value.replace(" ", "_") if isinstance(value, str) else value for name, value in event.facts.items()}
+    return {"kind": event.kind, **facts}
+
+
+def _over(refusal: Mapping[str, object]) -> dict[str, object]:
+    """A refused bucket in the words of a violation (requirements A0.87)."""
+    used, cap = refusal.get("used"), refusal.get("cap")
+    excess = used - cap if isinstance(used, int) and isinstance(cap, int) else None
+    facts = {"component": refusal.get("bucket"), "current": used, "limit": cap, "excess": excess}
+    return {"kind": "hard_violation", "allowed": False, "reason": "over_its_cap", **facts}
+
+
+def of_conversation(
+    of: ConversationRow, kind: AuditType, *, at: float, branch: str = "", facts: Mapping[str, object] | None = None
+) -> AuditEvent:
+    """What somebody did to a conversation."""
+    return AuditEvent(tenant=of.tenant, at=at, type=kind, conversation=of.id, branch=branch, facts=facts or {})
+
+
+def of_deletion(
+    tenant: str, conversation: str, *, name: str, at: float, reason: str, counts: Mapping[str, int]
+) -> AuditEvent:
+    """That a conversation was deleted for good: its name is kept as a digest."""
+    facts = {"reason": reason, "name": name_digest(tenant, name), **counts}
+    return AuditEvent(tenant=tenant, at=at, type=AuditType.DELETE, conversation=conversation, facts=facts)
+
+
+def of_notes(tenant: str, conversation: str, notes: Sequence[NoteRow]) -> AuditEvent:
+    """That notes were taken: how many, of what kind, from where."""
+    facts = {
+        "count": len(notes),
+        "categories": Counter(note.category for note in notes),
+        "sources": Counter(note.source for note in notes),
+        "ids": [note.id for note in notes[:MOST_REFS]],
+    }
+    at = max(note.at for note in notes)
+    return AuditEvent(tenant=tenant, at=at, type=AuditType.NOTE, conversation=conversation, facts=facts)
+
+
+def of_policy(row: PolicyRow | str, *, at: float) -> AuditEvent:
+    """That a policy was set over HTTP, or by its name that it was removed."""
+    facts: dict[str, object] = {"change": "removed", "policy": row}
+    if isinstance(row, PolicyRow):
+        facts = {"change": "set", "policy": row.name, "document": digest_of(row.document)}
+    return AuditEvent(tenant=OPERATOR, at=at, type=AuditType.POLICY_CHANGE, facts=facts)
+
+
+def of_key(key: KeyRow | str, *, at: float) -> AuditEvent:
+    """That a key was made, or by its name that it was revoked."""
+    facts: dict[str, object] = {"change": "revoked", "key": key}
+    if isinstance(key, KeyRow):
+        own = {"key": key.name, "policy": key.policy, "models": len(key.models), "allow": list(key.allow)}
+        facts = {"change": "created", "digest": key.digest, **own}
+    return AuditEvent(tenant=OPERATOR, at=at, type=AuditType.KEY_CHANGE, facts=facts)
+
+
+def _mappings(value: object) -> list[Mapping[str, object]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []

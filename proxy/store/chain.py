@@ -1,0 +1,164 @@
+"""The audit's chain: every row holds the hash of the one before it, so no row can be changed, taken out or put between.
+
+A row's hash is SHA-256 over a JSON array of all its fields and the hash before it. There is one chain for each tenant,
+and one of tenant ``""`` for what concerns everybody. Facts are numbers, digests and words of Weir's or the operator's
+own; a text that could be anybody's is replaced by its digest.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+
+FORM = 1
+GENESIS = bytes(32)
+"""What stands for the hash before the first row of a chain."""
+OPERATOR = ""
+"""The tenant of what concerns everybody."""
+PLAIN = re.compile(r"[A-Za-z0-9_.:+,-]{0,64}")
+_ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)
+
+
+class AuditType(StrEnum):
+    """What a row of the audit tells of."""
+
+    EVICTION = "eviction"
+    COMPACTION = "compaction"
+    ROLLOVER = "rollover"
+    RESUME = "resume"
+    SAVE = "save"
+    BUDGET_VIOLATION = "budget_violation"
+    BUDGET_WARNING = "budget_warning"
+    PRESSURE_CHANGE = "pressure_change"
+    REFUSED = "refused"
+    WANT = "want"
+    ROLLBACK = "rollback"
+    PIN = "pin"
+    NOTE = "note"
+    CLOSE = "close"
+    DELETE = "delete"
+    POLICY_CHANGE = "policy_change"
+    KEY_CHANGE = "key_change"
+    SEAL = "seal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEvent:
+    """Something that is to be remembered for good; ``conversation`` and ``branch`` are ids, empty for none.
+
+    ``request`` is the id of the request that it happened in; ``sealed`` is the last row that a seal stands for, 0 for
+    all other events.
+    """
+
+    tenant: str
+    at: float
+    type: AuditType
+    conversation: str = ""
+    branch: str = ""
+    request: str = ""
+    sealed: int = 0
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRow:
+    """One row of a chain as it is stored: ``facts`` is JSON text, ``prev`` and ``hash`` are 32 bytes each."""
+
+    tenant: str
+    seq: int
+    at: float
+    type: str
+    conversation: str
+    branch: str
+    request: str
+    sealed: int
+    facts: str
+    prev: bytes
+    hash: bytes
+
+    @property
+    def head(self) -> str:
+        """What an operator notes down to find the chain cut short later: the row's number and hash."""
+        return head_text(self.seq, self.hash)
+
+    @property
+    def told(self) -> object:
+        """The facts as plain data; the text itself where somebody made it something else than JSON."""
+        try:
+            return json.loads(self.facts)
+        except ValueError:
+            return self.facts
+
+
+def head_text(seq: int, link: bytes) -> str:
+    """A row's number and its hash in hex, joined by a colon."""
+    return f"{seq}:{link.hex()}"
+
+
+def linked(events: Iterable[AuditEvent], *, seq: int, prev: bytes) -> list[AuditRow]:
+    """The rows of events of one tenant behind the row ``seq``, whose hash is ``prev``."""
+    rows: list[AuditRow] = []
+    for event in events:
+        seq += 1
+        facts = _ENCODER.encode(harmless(event.facts))
+        fields = (event.conversation, event.branch, event.request, event.sealed, facts)
+        link = hash_of(event.tenant, seq, float(event.at), str(event.type), *fields, prev)
+        rows.append(
+            AuditRow(
+                tenant=event.tenant,
+                seq=seq,
+                at=float(event.at),
+                type=str(event.type),
+                conversation=event.conversation,
+                branch=event.branch,
+                request=event.request,
+                sealed=event.sealed,
+                facts=facts,
+                prev=prev,
+                hash=link,
+            )
+        )
+        prev = link
+    return rows
+
+
+def hash_of(*fields: object) -> bytes:
+    """32 bytes over the fields of a row in the order of :class:`AuditRow`, the last one being the hash before it.
+
+    Fields of other types than a row has give other hashes, or TypeError where JSON has none.
+    """
+    *own, prev = fields
+    if not isinstance(prev, bytes):
+        raise TypeError("the hash before a row is bytes")
+    return sha256(json.dumps([FORM, *own, prev.hex()], separators=(",", ":")).encode("ascii")).digest()
+
+
+def harmless(value: object) -> object:
+    """The same as plain data in which every text is a number's or a word's spelling, others being their SHA-256."""
+    if isinstance(value, str):  # what there is most of comes first, and abstract classes last: they are slow to ask
+        return _word(str(value))
+    if value is None or isinstance(value, int | float):
+        return value
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict | Mapping):
+        return {_word(str(name)): harmless(each) for name, each in value.items()}
+    if isinstance(value, Sequence):
+        return [harmless(each) for each in value]
+    return _word(str(value))
+
+
+def _word(text: str) -> str:
+    return text if PLAIN.fullmatch(text) else digest_of(text)
+
+
+def digest_of(text: str) -> str:
+    """The SHA-256 of a text, hex."""
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def name_digest(tenant: str, name: str) -> str:
+    """The SHA-256 of a tenant and one of its names, hex: who knows the name can look for it."""
+    return digest_of(f"{tenant}\0{name}")

@@ -1,0 +1,239 @@
+"""``weir evaluate``: scores of recorded and stored conversations, a gate for CI, and what the models took."""
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from proxy.cli import main
+from proxy.simulator.serving import serve_simulator
+from proxy.simulator.settings import Answer, Request, SimulatorSettings
+from tests.functional.harness import COUNTER, Talk, weir
+from tests.policies.judging import fenced
+
+DEMO = str(files("proxy.cli").joinpath("data", "recorded_run.jsonl"))
+ONE_BATCH = ("--window", 8192, "--max-tokens", 512)
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment and a folder without anything of Weir's."""
+    for name in list(os.environ):
+        if name.startswith(("WEIR_", "OPENAI_", "OTEL_")):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["evaluate", *map(str, arguments)])
+
+
+async def run_beside(*arguments: object) -> Result:
+    """The command while this loop serves what it asks."""
+    return await asyncio.to_thread(run, *arguments)
+
+
+def prompt_of(request: Request) -> str:
+    return str(request["messages"][-1]["content"])
+
+
+def panel(wrong: int) -> tuple[Callable[[Request], str], list[Request]]:
+    """Answers every question, and judges all but ``wrong`` of the questions of one compaction consistent."""
+    seen: list[Request] = []
+    bad: dict[str, bool] = {}
+
+    def answer(request: Request) -> str:
+        seen.append(request)
+        parts = fenced(prompt_of(request))
+        if "question" in parts:
+            question = parts["question"]
+            bad.setdefault(question, len(bad) < wrong)
+            return "not yes" if bad[question] else "Yes."
+        side = "short" if "[notes on earlier messages]" in parts.get("transcript", "") else "long"
+        many = len(re.findall(r"^\d+: ", parts["questions"], re.MULTILINE))
+        return "\n".join(f"{n}: {side} answer number {n}" for n in range(1, many + 1))
+
+    return answer, seen
+
+
+@pytest.fixture
+def generated(tmp_path: Path) -> Path:
+    """One conversation with one batch, about which twenty questions can be asked."""
+    return conversation(tmp_path, 20)
+
+
+def conversation(folder: Path, turns: int) -> Path:
+    facts, messages = [], [{"role": "system", "content": "Help."}, {"role": "user", "content": "Keep a list of parts."}]
+    for n in range(turns):
+        messages.append({"role": "user", "content": f"Part number {n} has the label quux{n}zed in our store."})
+        messages.append(
+            {"role": "assistant", "content": "I see. " + f"That is entry {n} of the list, thank you. " * 18}
+        )
+        facts.append({"value": f"quux{n}zed"})
+    path = folder / "runs.jsonl"
+    path.write_text(json.dumps({"messages": messages, "meta": {"id": "parts", "facts": facts}}), encoding="utf-8")
+    return path
+
+
+@pytest.mark.requirement("A0.125", "A0.131", "A0.122")
+def test_without_a_model_there_is_the_deterministic_score_and_fidelity_is_null() -> None:
+    result = run(DEMO, *ONE_BATCH, "--gate-coverage", 0.5, "--json")
+
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["total"]["score"] is None
+    assert all(each["score"] is None for each in report["compactions"])
+    assert 0.5 < report["total"]["coverage"] < 1
+    assert report["total"]["recoverable"] == 1.0
+    assert report["total"]["compression_ratio"] > 1
+    assert report["spent"]["calls"] == 0
+
+
+@pytest.mark.requirement("A0.125")
+def test_the_deterministic_gate_needs_no_model() -> None:
+    result = run(DEMO, *ONE_BATCH, "--gate-coverage", 1.0)
+
+    assert result.exit_code == 1
+    assert "is below the gate of 1" in result.stderr
+    assert next(row for row in result.stdout.splitlines() if row.startswith("all ")).count("null") == 5
+
+
+def test_wrong_usage_is_said_in_a_line(tmp_path: Path) -> None:
+    for arguments in (
+        (),
+        (DEMO, "--conversation", "x"),
+        (DEMO, "--gate", 0.85),
+        (DEMO, "--model", "m"),
+        ("none.jsonl",),
+    ):
+        result = run(*arguments)
+        assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1), result.stderr
+
+
+@pytest.mark.requirement("A0.131")
+def test_a_run_without_any_compaction_passes_no_gate(tmp_path: Path) -> None:
+    (tmp_path / "short.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}')
+
+    free = run("short.jsonl")
+    gated = run("short.jsonl", "--gate-coverage", 0.5)
+
+    assert (free.exit_code, gated.exit_code) == (0, 1)
+    assert "Nothing was compacted" in free.stdout
+    assert "was not measured" in gated.stderr
+
+
+@pytest.mark.requirement("A0.125", "A0.71", "A0.56")
+@pytest.mark.parametrize(("wrong", "score", "code"), [(4, 0.80, 1), (3, 0.85, 0), (0, 1.0, 0)])
+async def test_a_job_fails_below_the_gate_of_085(generated: Path, wrong: int, score: float, code: int) -> None:
+    answer, seen = panel(wrong)
+    async with serve_simulator(SimulatorSettings(window=32_768, answer=answer), counter=COUNTER) as simulator:
+        options = ("--window", 5_000, "--max-tokens", 256, "--questions", 20, "--gate", 0.85)
+        models = ("--model", "sim", "--upstream", simulator.base_url, "--model-window", 32_768)
+        result = await run_beside(generated, *options, *models, "--json", "--answers")
+
+    report = json.loads(result.stdout)
+    (one,) = report["compactions"]
+    assert report["total"]["score"] == one["score"] == pytest.approx(score)
+    assert (result.exit_code, report["passed"]) == (code, code == 0)
+    assert ("below the gate" in result.stderr) == bool(code)
+    assert len(one["answers"]) == 20
+    assert {"key_facts", "state", "decisions", "compression_ratio"} <= set(one)
+    assert report["spent"]["calls"] == one["calls"] == len(seen) == 28
+    assert report["spent"]["asked"] > 0
+
+
+@pytest.mark.requirement("A0.71", "A0.56")
+async def test_the_shipped_recording_is_judged_and_shown_with_three_columns() -> None:
+    answer, _ = panel(1)
+    async with serve_simulator(SimulatorSettings(window=16_384, answer=answer), counter=COUNTER) as simulator:
+        models = ("--model", "sim", "--judge", "sim-judge", "--upstream", simulator.base_url, "--model-window", 16_384)
+        result = await run_beside(DEMO, *ONE_BATCH, *models, "--questions", 8)
+        asked = {each.model for each in simulator.answered()}
+
+    assert result.exit_code == 0, result.stderr
+    head, *rows = result.stdout.splitlines()
+    assert all(name in head for name in ("ratio", "fidelity", "key facts", "state", "decisions"))
+    whole = next(row for row in rows if row.startswith("all "))
+    assert re.search(r"\d\.\d\dx", whole)
+    assert re.search(r" [1-9]\d*/[1-9]\d*/0$", whole.rstrip())
+    assert asked == {"sim", "sim-judge"}
+    assert "sim answered and sim-judge judged" in result.stdout
+
+
+@pytest.mark.requirement("A0.125")
+async def test_the_models_take_no_more_than_the_budget(generated: Path) -> None:
+    answer, seen = panel(0)
+    async with serve_simulator(SimulatorSettings(window=32_768, answer=answer), counter=COUNTER) as simulator:
+        models = ("--model", "sim", "--upstream", simulator.base_url, "--model-window", 32_768, "--budget", 200)
+        result = await run_beside(generated, "--window", 5_000, *models, "--gate", 0.85, "--json")
+
+    report = json.loads(result.stdout)
+    assert seen == []
+    assert report["total"]["score"] is None
+    assert set(report["total"]["unknown_because"]) == {"budget"}
+    assert result.exit_code == 1
+
+
+@pytest.mark.requirement("A0.131")
+async def test_a_small_model_reads_a_long_conversation_in_parts(generated: Path) -> None:
+    answer, seen = panel(0)
+    async with serve_simulator(SimulatorSettings(window=2_600, answer=answer), counter=COUNTER) as simulator:
+        models = ("--model", "sim", "--upstream", simulator.base_url, "--model-window", 2_600)
+        result = await run_beside(generated, "--window", 5_000, *models, "--questions", 4, "--json")
+        refused = [each for each in simulator.ledger if each.status != 200]
+
+    transcripts = "".join(fenced(prompt_of(r)).get("transcript", "") for r in seen)
+    assert not refused
+    assert len(seen) > 4 + 2
+    assert all(f"quux{n}zed" in transcripts for n in range(12))
+    assert json.loads(result.stdout)["total"]["score"] == 1.0
+
+
+@pytest.mark.requirement("A0.125")
+async def test_summaries_in_the_archive_are_compared_with_what_they_stand_for(tmp_path: Path) -> None:
+    answer, _ = panel(0)
+    db = tmp_path / "w.db"
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        weir(simulator.base_url, db, window=4_096) as target,
+    ):
+        talk = Talk(target.client())
+        for _ in range(14):
+            talk.add_question()
+            await talk.ask(extra_headers={"x-weir-conversation": "kept"}, max_tokens=256)
+            talk.add_answer()
+        await target.runtime.settler.flush()
+    url = f"sqlite+aiosqlite:///{db}"
+    plain = await run_beside("--conversation", "kept", "--store", url, "--json")
+    assert plain.exit_code == 0, plain.stderr
+    report = json.loads(plain.stdout)
+    assert report["compactions"]
+    assert report["total"]["recoverable"] in (1.0, None)
+    assert report["total"]["compression_ratio"] > 1
+
+    async with serve_simulator(SimulatorSettings(window=32_768, answer=answer), counter=COUNTER) as simulator:
+        models = ("--model", "sim", "--upstream", simulator.base_url, "--model-window", 32_768, "--questions", 4)
+        judged = await run_beside("--conversation", "kept", "--store", url, *models, "--gate", 0.85, "--json")
+    assert json.loads(judged.stdout)["total"]["score"] == 1.0
+    assert judged.exit_code == 0
+    assert (await run_beside("--conversation", "other", "--store", url)).exit_code == 1
+
+
+async def test_a_summariser_writes_the_summary_that_is_measured(tmp_path: Path) -> None:
+    settings = SimulatorSettings(window=32_768, summary_model="writer", answer=lambda _: Answer(text="none"))
+    async with serve_simulator(settings, counter=COUNTER) as simulator:
+        models = ("--summarizer", "writer", "--upstream", simulator.base_url)
+        result = await run_beside(conversation(tmp_path, 36), *ONE_BATCH, *models, "--json")
+        asked = [each.model for each in simulator.answered()]
+
+    report: dict[str, Any] = json.loads(result.stdout)
+    assert set(asked) == {"writer"}
+    assert report["spent"]["calls"] == len(asked) > 0
+    assert report["total"]["score"] is None

@@ -1,0 +1,286 @@
+"""The health of a conversation through a whole Weir: alerts when they are due, once, and known after a restart."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from policies.health import KEPT
+from proxy.cli import main
+from proxy.simulator import SimulatorSettings
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.telemetry import Telemetry, TelemetrySettings
+from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, tool_step, weir
+from tests.proxy.test_alerts import webhook
+
+ADMIN = "admin-0123456789"
+NAME = "support-4711"
+WINDOW = 8_192
+YAML = """
+upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}
+auth: {{admin_token: {admin}}}
+default_policy: watched
+policies:
+  watched: {{preset: balanced, window: {window}, {policy}}}
+telemetry: {{alerts: {{webhook: "{hook}", level: info}}}}
+"""
+
+
+@asynccontextmanager
+async def watched(
+    folder: Path,
+    simulator: RunningSimulator,
+    policy: str = "mode: observe",
+    *,
+    window: int = WINDOW,
+    hook: str = "http://127.0.0.1:9/",
+    telemetry: Telemetry | None = None,
+) -> AsyncIterator[RunningWeir]:
+    yaml = YAML.format(upstream=simulator.base_url, admin=ADMIN, window=window, policy=policy, hook=hook)
+    async with weir("", folder / "w.db", yaml=yaml, folder=folder, window=None, telemetry=telemetry) as target:
+        yield target
+
+
+def talk(target: RunningWeir, *, key: str = "sk-test", name: str = NAME, seed: int = 0) -> Talk:
+    return Talk(target.client(key, default_headers={"x-weir-conversation": name}), seed=seed)
+
+
+async def ask(target: RunningWeir, path: str, *, key: str = "sk-test", status: int = 200) -> Any:
+    async with httpx.AsyncClient() as http:
+        found = await http.get(f"{target.root}/weir/{path}", headers={"authorization": f"Bearer {key}"})
+    assert found.status_code == status, found.text
+    return found.json()
+
+
+def due(found: Any) -> list[tuple[str, bool]]:
+    """The kinds of a conversation's alerts, oldest first, and whether they are open."""
+    return [(alert["kind"], alert["closed"] is None) for alert in reversed(found["alerts"])]
+
+
+FULL = "mode: observe, health: {utilization: 0.20, overflow_requests: 0, tool_bloat: 1, spike_share: 1}"
+
+
+@pytest.mark.requirement("A0.118", "A0.124", "A0.127", "A0.128")
+async def test_a_conversation_alerts_on_its_third_request_above_the_mark_once_and_over_a_restart(
+    tmp_path: Path,
+) -> None:
+    async with serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator, webhook() as hook:
+        chat = Talk(None)
+        counts: list[int] = []
+        levels: list[float] = []
+        for _ in range(7):
+            async with watched(tmp_path, simulator, FULL, hook=hook.url) as target:
+                chat.client = target.client(default_headers={"x-weir-conversation": NAME})
+                await chat.chat(1)
+                found = await ask(target, f"conversations/{NAME}/health")
+                levels.append(found["snapshot"]["utilization"])
+                counts.append(len(found["alerts"]))
+                assert found["status"] == ("critical" if found["alerts"] else "ok")
+        third = next(n for n, level in enumerate(levels) if level > 0.20) + 2
+        assert 2 < third < 6
+        assert counts == [0] * third + [1] * (7 - third)
+        assert due(found) == [("utilization", True)]
+        assert (found["trend"]["trend"], found["trend"]["samples"]) == ("rising", 7)
+        assert found["trend"]["utilization_delta"] == pytest.approx(levels[-1] - levels[0], abs=0.002)
+        assert [each["utilization"] for each in found["history"]] == levels
+        assert found["snapshot"]["fidelity_score"] is None
+    assert [json.loads(body)["data"]["kind"] for _, _, body in hook.got] == ["utilization"]
+
+
+@pytest.mark.requirement("A0.124")
+async def test_an_episode_that_is_over_is_closed_and_the_next_one_is_another(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
+        webhook() as hook,
+        watched(tmp_path, simulator, FULL, hook=hook.url) as target,
+    ):
+        chat = talk(target)
+        await chat.chat(8)
+        assert due(await ask(target, f"conversations/{NAME}/health")) == [("utilization", True)]
+        assert (await ask(target, "health"))["open"] == {"critical": 1, "warning": 0, "info": 0}
+        del chat.messages[4:]
+        await chat.chat(1)
+        assert due(await ask(target, f"conversations/{NAME}/health")) == [("utilization", False)]
+        assert (await ask(target, "health"))["status"] == "ok"
+        await chat.chat(8)
+        assert due(await ask(target, f"conversations/{NAME}/health")) == [("utilization", False), ("utilization", True)]
+        await target.runtime.alerts.close()
+    assert len(hook.got) == 2
+
+
+@pytest.mark.requirement("A0.121", "A3.17")
+async def test_a_model_that_asks_the_same_again_and_again_is_a_loop_at_the_third_call(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
+        watched(tmp_path, simulator, "mode: enforce", window=100_000) as target,
+    ):
+        chat = talk(target)
+        seen = []
+        for number in range(4):
+            step = tool_step(7, words=20)
+            step[0]["tool_calls"][0]["id"] = step[1]["tool_call_id"] = f"call_{number}"
+            await chat.ask(tools=TOOLS)
+            seen.append(due(await ask(target, f"conversations/{NAME}/health")))
+            chat.messages += step
+        await chat.ask(tools=TOOLS)
+        seen.append(due(await ask(target, f"conversations/{NAME}/health")))
+        assert seen == [[], [], [], [("loop", True)], [("loop", True)]]
+        await chat.ask(chat.messages, tools=TOOLS)  # a retry
+        chat.add_question()
+        await chat.ask(tools=TOOLS)
+        assert due(await ask(target, f"conversations/{NAME}/health")) == [("loop", False)]
+        timeline = await ask(target, f"conversations/{NAME}/timeline")
+        found = [row["detail"].get("tools") for row in timeline["data"]]
+        assert found[0] is None
+        assert [each["read_file"][0] for each in found[1:5]] == [1, 1, 1, 1]
+        history = (await ask(target, f"conversations/{NAME}/health"))["history"]
+        assert len(history) == len(timeline["data"]) - 1
+
+
+@pytest.mark.requirement("A0.118", "A0.124")
+async def test_a_critical_alert_has_the_state_saved(tmp_path: Path) -> None:
+    policy = "health: {utilization: 0.12}, checkpoints: {save_at: null, milestones: false}"
+    async with (
+        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
+        watched(tmp_path, simulator, policy, window=32_768) as target,
+    ):
+        chat = talk(target)
+        while not any(alert["kind"] == "utilization" for alert in (await ask(target, "health"))["data"]):
+            await chat.agent(1)
+            assert chat.turns < 60
+        await target.runtime.preparation.settled()
+        versions = (await ask(target, f"conversations/{NAME}/checkpoints"))["data"]
+        assert [each["reason"] for each in versions] == ["critical"]
+        await chat.agent(3)
+        await target.runtime.preparation.settled()
+        assert len((await ask(target, f"conversations/{NAME}/checkpoints"))["data"]) == 1
+
+
+@pytest.mark.requirement("A0.124")
+async def test_an_overflow_is_foreseen_where_nothing_will_be_removed_and_only_there(tmp_path: Path) -> None:
+    small = 4_096
+    async with serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator:
+        for policy, expected in (("mode: observe", True), ("mode: enforce", False)):
+            folder = tmp_path / policy[-7:]
+            folder.mkdir()
+            async with watched(folder, simulator, f"{policy}, health: {{utilization: 1}}", window=small) as target:
+                chat = talk(target)
+                await chat.agent(9)
+                found = await ask(target, f"conversations/{NAME}/health")
+                assert ("overflow" in {alert["kind"] for alert in found["alerts"]}) is expected
+                if expected:
+                    # W - R is 4,096 - 512; a step adds some 480 tokens
+                    alert = next(alert for alert in found["alerts"] if alert["kind"] == "overflow")
+                    assert alert["value"] <= 2
+                    rows = (await ask(target, f"conversations/{NAME}/timeline"))["data"]
+                    at = next(row for row in rows if row["at"] == alert["at"])
+                    room = small - 512 - at["tokens_before"]
+                    assert 0.8 * at["velocity"] < room <= 2.01 * at["velocity"]
+
+
+@pytest.mark.requirement("A0.124")
+async def test_a_caller_sees_its_own_alerts_and_the_operator_all(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
+        watched(tmp_path, simulator, FULL) as target,
+    ):
+        for key, name in (("sk-one-12345", "one"), ("sk-two-12345", "two")):
+            await talk(target, key=key, name=name).chat(8)
+        for key, expected in (("sk-one-12345", {"one"}), ("sk-two-12345", {"two"}), (ADMIN, {"one", "two"})):
+            found = await ask(target, "health", key=key)
+            assert {alert["conversation"] for alert in found["data"]} == expected
+            assert found["open"]["critical"] == len(expected)
+        await ask(target, "conversations/one/health", key="sk-two-12345", status=404)
+        assert len((await ask(target, "health?limit=1", key=ADMIN))["data"]) == 1
+        assert len((await ask(target, "conversations/one/health?limit=2", key=ADMIN))["history"]) == 2
+
+
+@pytest.mark.requirement("P15", "A0.124", "A0.126")
+async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_costs_nothing(tmp_path: Path) -> None:
+    exporter = InMemorySpanExporter()
+    telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
+    async with (
+        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
+        watched(tmp_path, simulator, FULL, telemetry=telemetry) as target,
+    ):
+        chat = talk(target)
+        await chat.chat(8)
+        async with asyncio.timeout(10):
+            while "weir_alerts_undelivered_total{" not in (
+                metrics := target.runtime.telemetry.metrics.render().decode()
+            ):
+                await asyncio.sleep(0.05)
+        assert all(headers["x-weir-actions"] == "observe=1" for headers in chat.headers)
+    assert 'weir_alerts_total{weir_alert_level="critical",weir_alert_class="overflow"} 1' in metrics
+    assert 'weir_alerts_undelivered_total{weir_reason="failed"} 1' in metrics
+    assert 'weir_health{weir_health_metric="utilization"} 0.' in metrics
+    assert "fidelity" not in metrics
+    await asyncio.to_thread(telemetry.shutdown)
+    events = [e for span in exporter.get_finished_spans() for e in span.events if e.name == "weir.alert"]
+    assert [dict(event.attributes or {}) for event in events] == [
+        {
+            "weir.alert.kind": "utilization",
+            "weir.alert.level": "critical",
+            "weir.alert.class": "overflow",
+            "weir.alert.value": pytest.approx(0.3, abs=0.1),
+            "weir.alert.threshold": 0.2,
+        }
+    ]
+
+
+@pytest.mark.requirement("A0.119", "A0.120", "A0.126")
+async def test_weirs_own_way_of_working_raises_no_alert(tmp_path: Path) -> None:
+    """Batches in a small window: large evictions and summaries, far apart."""
+    async with (
+        serve_simulator(SimulatorSettings(window=16_384), counter=COUNTER) as simulator,
+        watched(tmp_path, simulator, "mode: enforce, health: {tool_bloat: 1}", window=16_384) as target,
+    ):
+        chat = talk(target)
+        await chat.agent(45)
+        found = await ask(target, f"conversations/{NAME}/health")
+    assert sum(actions != "none" for actions in chat.actions()) > 5
+    assert [alert["kind"] for alert in found["alerts"] if alert["level"] != "info"] == []
+    assert len(found["history"]) == 45 < KEPT
+
+
+def run(folder: Path, *words: str) -> str:
+    ran = CliRunner().invoke(main, [*words, "--config", str(folder / "weir.yaml")])
+    assert ran.exit_code == 0, ran.output
+    return ran.stdout
+
+
+@pytest.mark.requirement("A0.88", "A0.94", "A3.17", "A0.128")
+async def test_the_commands_tell_the_same_and_advise_after_ten_conversations(tmp_path: Path) -> None:
+    policy = "mode: enforce, buckets: {tool_outputs: {cap: 0.10}, history: {cap: 0.60}}"
+    async with serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator:
+        for first, last in ((0, 9), (9, 10)):
+            async with watched(tmp_path, simulator, policy, window=16_384) as target:
+                for number in range(first, last):
+                    await talk(target, name=f"task-{number}", seed=number + 1).agent(7)
+                listed = await ask(target, "conversations", key=ADMIN)
+            (tmp_path / "weir.yaml").write_text(
+                (tmp_path / "weir.yaml").read_text() + f'store: {{url: "sqlite+aiosqlite:///{tmp_path}/w.db"}}\n'
+            )
+            advised = await asyncio.to_thread(run, tmp_path, "budget", "advise", "--json")
+            advice = json.loads(advised)
+            assert advice["conversations"] == len(listed["data"]) == last
+            assert advice["ready"] is (last == 10)
+            assert advice["enlarge"] == (["tool_outputs"] if last == 10 else [])
+            assert [tool["tool"] for tool in advice["worst_tools"]] == ["read_file"]
+            assert advice["worst_tools"][0]["calls"] == 6 * last
+    said = await asyncio.to_thread(run, tmp_path, "budget", "advise")
+    assert re.match(r"Constantly over the soft limit: tool_outputs \(in (9|10) of 10 conversations\)", said)
+    assert "read_file" in said
+    table = await asyncio.to_thread(run, tmp_path, "health", "task-3")
+    assert "under 60%" in table
+    assert "Trend: rising: utilization +" in table
+    told = json.loads(await asyncio.to_thread(run, tmp_path, "health", "task-3", "--json"))
+    assert (len(told["history"]), told["trend"]["trend"]) == (7, "rising")

@@ -1,0 +1,69 @@
+"""Processes that commit to one store at the same time, or until they are killed, for tests/proxy/test_audit.py.
+
+``many PATH BRANCH COUNT`` commits as one of several workers; ``killed PATH ROUNDS`` forks a writer per round, kills it
+with SIGKILL at a random moment and prints how many commits were acknowledged.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from proxy.store import Store
+from tests.proxy.store_rows import change, eviction, exchange, url
+
+
+async def many(path: Path, branch: str, count: int) -> None:
+    """Commit ``count`` batches on a branch of its own, and an exchange with each fourth."""
+    store = await Store.open(url(path), shared=True, busy_timeout=20)
+    for number in range(count):
+        given = change(number, branch=branch, conversation=branch, count=1, with_cut=number % 2 == 0)
+        await store.commit(replace(given, evictions=(eviction(number),)))
+        if number % 4 == 0:
+            refused = replace(exchange(number, branch=branch, conversation=branch), outcome="context_length_exceeded")
+            await store.record([refused])
+    await store.close()
+
+
+async def write_on(path: Path, acknowledge: int) -> None:
+    """Commit for ever, and say each version once it is acknowledged."""
+    store = await Store.open(url(path))
+    branch = await store.branch("tenant-a", "b1")
+    version = branch.version if branch else 0
+    while True:
+        version = await store.commit(change(version))
+        os.write(acknowledge, b"%d\n" % version)
+
+
+def killed(path: Path, rounds: int) -> None:
+    """Kill one writer per round, soon after its n-th acknowledgement."""
+    dice, last = random.Random(11), 0
+    for _ in range(rounds):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            asyncio.run(write_on(path, writing))
+        os.close(writing)
+        with os.fdopen(reading, "rb", buffering=0) as pipe:
+            wanted, heard = 1 + dice.randrange(4), b""
+            while heard.count(b"\n") < wanted:
+                heard += pipe.read(100)
+            time.sleep(dice.uniform(0, 0.01))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            heard += pipe.readall()
+        last = int(heard.split()[-1])
+    print(last)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["many", where, name, times]:
+            asyncio.run(many(Path(where), name, int(times)))
+        case ["killed", where, times]:
+            killed(Path(where), int(times))
