@@ -41,7 +41,7 @@ from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
 from proxy.summarizer import Summarizer
 from proxy.telemetry import Telemetry
-from proxy.telemetry.names import FIDELITY, HEALTH
+from proxy.telemetry.instruments import FIDELITY, HEALTH
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client

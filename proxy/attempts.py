@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from policies import ContextSettings
 from proxy.caller import Caller
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
+from proxy.outcome import Outcome
 from proxy.planning import Planned
 from proxy.relay import MOST_WHOLE, Received, is_stream, open_stream
 from proxy.runtime import Runtime
-from proxy.settlement import Outcome
 from proxy.tap import read_completion
 from proxy.telemetry import CONTEXT_HEADERS
 from proxy.upstream.client import StreamBroken

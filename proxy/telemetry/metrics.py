@@ -14,8 +14,8 @@ from opentelemetry.sdk.metrics import export as otlp
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from proxy.telemetry import names
-from proxy.telemetry.names import Instrument
+from proxy.telemetry import instruments, names
+from proxy.telemetry.instruments import Instrument
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_SERIES = 2_000
@@ -100,26 +100,26 @@ class Metrics:
         def histogram(instrument: Instrument) -> Histogram:
             return Histogram(instrument, most=most_series)
 
-        self._usage = histogram(names.TOKEN_USAGE)
-        self._duration = histogram(names.OPERATION_DURATION)
-        self._first_chunk = histogram(names.TIME_TO_FIRST_CHUNK)
-        self._requests = counter(names.REQUESTS)
-        self._tokens = counter(names.TOKENS_SEEN)
-        self._cost = counter(names.COST)
-        self._actions = counter(names.ACTIONS)
-        self._events = counter(names.EVENTS)
-        self._pressure = histogram(names.PRESSURE)
-        self._overflows = counter(names.OVERFLOWS)
-        self._retries = counter(names.RETRIES)
-        self._summarizer = counter(names.SUMMARIZER_CALLS)
-        self._summarizer_tokens = counter(names.SUMMARIZER_TOKENS)
-        self._summarizer_cost = counter(names.SUMMARIZER_COST)
-        self._degraded = counter(names.DEGRADED)
-        self._compression = histogram(names.COMPRESSION)
-        self._alerts = counter(names.ALERTS)
-        self._undelivered = counter(names.ALERTS_UNDELIVERED)
-        self._store = histogram(names.STORE_LATENCY)
-        self._overhead = histogram(names.OVERHEAD)
+        self._usage = histogram(instruments.TOKEN_USAGE)
+        self._duration = histogram(instruments.OPERATION_DURATION)
+        self._first_chunk = histogram(instruments.TIME_TO_FIRST_CHUNK)
+        self._requests = counter(instruments.REQUESTS)
+        self._tokens = counter(instruments.TOKENS_SEEN)
+        self._cost = counter(instruments.COST)
+        self._actions = counter(instruments.ACTIONS)
+        self._events = counter(instruments.EVENTS)
+        self._pressure = histogram(instruments.PRESSURE)
+        self._overflows = counter(instruments.OVERFLOWS)
+        self._retries = counter(instruments.RETRIES)
+        self._summarizer = counter(instruments.SUMMARIZER_CALLS)
+        self._summarizer_tokens = counter(instruments.SUMMARIZER_TOKENS)
+        self._summarizer_cost = counter(instruments.SUMMARIZER_COST)
+        self._degraded = counter(instruments.DEGRADED)
+        self._compression = histogram(instruments.COMPRESSION)
+        self._alerts = counter(instruments.ALERTS)
+        self._undelivered = counter(instruments.ALERTS_UNDELIVERED)
+        self._store = histogram(instruments.STORE_LATENCY)
+        self._overhead = histogram(instruments.OVERHEAD)
         self._all: tuple[Counter | Histogram, ...] = tuple(
             i for i in vars(self).values() if isinstance(i, Counter | Histogram)
         )

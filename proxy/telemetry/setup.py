@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.sdk.version import __version__ as sdk_version
 
-from proxy.telemetry import names
+from proxy.telemetry import instruments
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.spans import NULL_TRACE, ExchangeTrace, Header, NullTrace, Parent, Recording, Trace
 
@@ -63,6 +63,12 @@ class TelemetrySettings:
         """A positive integer variable, else ``default``."""
         text = self.environment.get(name, "").strip()
         return int(text) if text.isdecimal() and int(text) > 0 else default
+
+    @property
+    def newest_names(self) -> bool:
+        """Whether the operator opted in to the newest GenAI conventions (``OTEL_SEMCONV_STABILITY_OPT_IN``)."""
+        chosen = self.environment.get("OTEL_SEMCONV_STABILITY_OPT_IN", "").split(",")
+        return "gen_ai_latest_experimental" in {name.strip() for name in chosen}
 
     def resource(self) -> Resource:
         """Who emits: service, SDK, what ``OTEL_RESOURCE_ATTRIBUTES`` adds, and an id of this process."""
@@ -221,7 +227,7 @@ class Telemetry:
         if span_exporter is not None:
             delivery = _delivery(settings, span_exporter)
             recording = Recording(resource, scope, delivery.emit, clock)
-            metrics.watch(names.DROPPED, lambda: _losses(delivery))
+            metrics.watch(instruments.DROPPED, lambda: _losses(delivery))
         if metric_exporter is not None:
             since = clock()
             push = MetricPush(

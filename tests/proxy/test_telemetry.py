@@ -24,7 +24,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from proxy.telemetry import ExchangeLine, Metrics, QueuedLog, Telemetry, TelemetrySettings, Trace, log_exchange, names
+from proxy.telemetry import (
+    ExchangeLine,
+    Metrics,
+    QueuedLog,
+    Telemetry,
+    TelemetrySettings,
+    Trace,
+    instruments,
+    log_exchange,
+    names,
+)
 from proxy.telemetry.logs import redact
 from proxy.telemetry.metrics import Counter, Histogram
 from proxy.telemetry.spans import (
@@ -666,8 +676,8 @@ def test_an_empty_registry_is_a_valid_text() -> None:
 
 
 def test_series_above_the_cap_go_to_other_and_nothing_is_lost() -> None:
-    counter = Counter(names.REQUESTS, most=100)
-    histogram = Histogram(names.PRESSURE, most=100)
+    counter = Counter(instruments.REQUESTS, most=100)
+    histogram = Histogram(instruments.PRESSURE, most=100)
     for number in range(5000):
         counter.add(1, (f"o{number}" + "x" * 1000, "p"))
         histogram.record(0.5, (f"z{number}",))

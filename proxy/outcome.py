@@ -1,0 +1,202 @@
+"""What is known of an exchange while it runs, and the headers that tell the client.
+
+An observed request is forwarded as it came: the headers say what went up.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from policies import ContextSettings, Decision, Mode, Pressure
+from policies.growth import zones_for
+from policies.pressure import read_pressure
+from policies.trend import lift
+from proxy.caller import Caller
+from proxy.config import UpstreamSettings
+from proxy.errors import ContextLengthExceeded, ProxyError
+from proxy.evictions import CUT
+from proxy.hooks import Turn
+from proxy.planning import Job, Planned
+from proxy.recall.rounds import Recalled
+from proxy.spent import Spent
+from proxy.tap import Tap, Usage, together
+from proxy.telemetry import Attempt, Trace
+from proxy.upstream.overflow import Verdict
+from proxy.wire.chat import ChatRequest
+
+CLIENT_CLOSED = 499
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Calibrated tokens of a request as it came and as it went up, what W - R - H leaves, and the pressure of that."""
+
+    before: int
+    after: int
+    limit: int
+    pressure: Pressure
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One exchange as it unfolds; the routes and the line write it, :func:`settle` reads it.
+
+    ``recalls`` are the calls of the recall tool that were answered in it, ``rounds`` what the upstream reported of
+    the answers before the last one; ``seen`` is what the client was told, all rounds together.
+    """
+
+    id: str
+    started: float
+    trace: Trace
+    query: bytes = b""
+    request: ChatRequest | None = None
+    caller: Caller | None = None
+    settings: ContextSettings | None = None
+    upstream: UpstreamSettings | None = None
+    planned: Planned | None = None
+    attempt: Attempt | None = None
+    seen: Tap | None = None
+    status: int | None = None
+    error: str | None = None
+    ready: float | None = None
+    retries: int = 0
+    overflows: int = 0
+    clamped: bool = False
+    turn: Turn | None = None
+    job: Job | None = None
+    spent: Callable[[], Spent] | None = None
+    recalls: list[Recalled] = field(default_factory=list)
+    rounds: list[Usage] = field(default_factory=list)
+    refusal: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def observed(self) -> bool:
+        """Whether the policy only plans."""
+        return self.settings is not None and self.settings.observes and self.settings.mode is not Mode.OFF
+
+    @property
+    def decision(self) -> Decision | None:
+        """The plan that was carried out, if there is one."""
+        return None if self.planned is None else self.planned.decision
+
+    @property
+    def label(self) -> str:
+        """The outcome's label for metrics and rows."""
+        if self.error is not None:
+            return self.error
+        if self.status is None or self.status >= 400:
+            return f"upstream_{self.status}"
+        if self.seen is not None and self.seen.error is not None:
+            return "error_in_stream"
+        return "ok"
+
+    @property
+    def overhead_ms(self) -> float:
+        """Milliseconds from the request's arrival to its first departure upstream."""
+        return 1000 * ((self.ready or time.perf_counter()) - self.started)
+
+    def billed(self) -> Usage | None:
+        """What the upstream's answers took together, every round's prompt counted."""
+        usage = self.seen.usage if self.seen is not None else None
+        if usage is None or not self.rounds:
+            return usage
+        return replace(together((*self.rounds, usage)), completion=usage.completion, reasoning=usage.reasoning)
+
+    def reported(self) -> Usage | None:
+        """What the upstream reported of the last round's answer alone."""
+        usage = self.seen.usage if self.seen is not None else None
+        if usage is None or usage.completion is None or not self.rounds:
+            return usage
+        before = together(self.rounds)
+        thought = None if usage.reasoning is None else usage.reasoning - (before.reasoning or 0)
+        return replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
+
+    def address(self) -> tuple[str, int | None]:
+        """Host and port of the upstream, for the trace."""
+        return _host_and_port((self.upstream.base_url or self.upstream.api_base or "") if self.upstream else "")
+
+    def settings_or_default(self) -> ContextSettings:
+        """The policy's settings, the default ones before a policy was found."""
+        return self.settings or ContextSettings()
+
+    def overflowed(self, verdict: Verdict) -> None:
+        """The upstream said that the request does not fit."""
+        del verdict
+        self.overflows += 1
+
+    def refused(self, error: ProxyError) -> None:
+        """Weir answered instead of an upstream."""
+        self.status, self.error = error.status, error.code
+        if isinstance(error, ContextLengthExceeded):
+            self.refusal = error.weir or {}
+
+    def gone(self) -> None:
+        """The client left."""
+        self.error = "client_disconnect"
+        self.status = self.status or CLIENT_CLOSED
+
+    def cut(self, reason: str) -> None:
+        """The upstream's answer broke off."""
+        del reason
+        self.error = "stream_broken"
+
+    def sent(self) -> Sent | None:
+        """What went up, None where the request was not counted."""
+        decision, planned = self.decision, self.planned
+        if decision is not None and not self.observed:
+            return Sent(decision.before, decision.after, decision.limit, decision.pressure)
+        if planned is None or planned.reading is None or planned.belief is None:
+            return None
+        budget, settings = planned.belief.budget, self.settings_or_default()
+        tokens = planned.reading.transcript.tokens
+        used, zones = budget.estimate(tokens), zones_for(settings, budget.window)
+        pressure = read_pressure(used, budget.base(settings), zones, fits=budget.fits(tokens))
+        zone, _ = lift(pressure.zone, used, settings.rot_soft_tokens)
+        return Sent(used, used, budget.usable, replace(pressure, zone=zone))
+
+    def actions(self, *, planned: bool = False) -> str:
+        """The value of ``x-weir-actions``: what was done to this request, ``none`` if nothing was.
+
+        With ``planned`` it is what was decided, whether it was done or not.
+        """
+        decision, parts = self.decision, []
+        if self.observed:
+            parts.append("observe=1")
+        if decision is not None and (planned or not self.observed):
+            parts += [f"{name}={count}" for name, count in sorted(decision.applied.items())]
+        if self.clamped:
+            parts.append("clamp=1")
+        if self.retries:
+            parts.append(f"retry={self.retries}")
+        if self.recalls:
+            parts.append(f"recall={len(self.recalls)}")
+        if planned and self.planned is not None and self.planned.refused is not None:
+            parts.append(f"refused={self.planned.refused}")
+        if self.planned is not None:
+            parts += [f"degraded={reason}" for reason in dict.fromkeys(self.planned.degraded)]
+        return ",".join(parts) or "none"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Weir's response headers, as far as the exchange has come."""
+        sent, planned = self.sent(), self.planned
+        pairs = [(b"x-request-id", self.id), (b"x-weir-actions", self.actions())]
+        if planned is not None and planned.branch is not None:
+            pairs.append((b"x-weir-conversation", planned.branch.name))
+        if sent is not None:
+            pairs.append((b"x-weir-tokens", f"before={sent.before};after={sent.after};limit={sent.limit}"))
+            pairs.append((b"x-weir-pressure", str(sent.pressure)))
+        pairs.append((b"x-weir-overhead-ms", f"{self.overhead_ms:.2f}"))
+        return [(name, value.encode("latin-1", "replace")) for name, value in pairs]
+
+
+@lru_cache(maxsize=256)
+def _host_and_port(base: str) -> tuple[str, int | None]:
+    parts = urlsplit(base)
+    return parts.hostname or "", parts.port
+
+
+def evicted_count(planned: Planned) -> int:
+    """How many messages and definitions were newly taken out or shortened, summaries not counted."""
+    return sum(1 for row in planned.evictions if row.kind != CUT or row.tool)

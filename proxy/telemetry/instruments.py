@@ -1,0 +1,140 @@
+"""Every metric that leaves the process: its name, unit, labels and bounds (those of the conventions), in one table."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from proxy.telemetry import names
+
+SECONDS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+TOKENS: Final = tuple(float(4**power) for power in range(14))
+SHORT_SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+SHARES: Final = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25)
+RATIOS: Final = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 15.0, 30.0, 100.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """One metric: OpenTelemetry name, unit, what it says, attribute names in order, upper bounds of buckets."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+    @property
+    def prometheus(self) -> str:
+        """The Prometheus name: underscores, ``_seconds`` for s, ``_total`` for a counter."""
+        seconds = "_seconds" if self.unit == "s" else ""
+        return self.name.replace(".", "_") + seconds + ("_total" if self.kind == "counter" else "")
+
+
+_CALL = (
+    names.OPERATION_NAME,
+    names.PROVIDER_NAME,
+    names.REQUEST_MODEL,
+    names.RESPONSE_MODEL,
+    names.SERVER_ADDRESS,
+    names.SERVER_PORT,
+)
+
+TOKEN_USAGE = Instrument(
+    "gen_ai.client.token.usage",
+    "histogram",
+    "{token}",
+    "Tokens that the upstream reported, per call",
+    (*_CALL, names.TOKEN_TYPE),
+    TOKENS,
+)
+OPERATION_DURATION = Instrument(
+    "gen_ai.client.operation.duration",
+    "histogram",
+    "s",
+    "Duration of a call to the upstream, to its last byte",
+    (*_CALL, names.ERROR_TYPE),
+    SECONDS,
+)
+TIME_TO_FIRST_CHUNK = Instrument(
+    "gen_ai.client.operation.time_to_first_chunk",
+    "histogram",
+    "s",
+    "Time to the first chunk of a streamed answer",
+    _CALL,
+    SECONDS,
+)
+REQUESTS = Instrument("weir.requests", "counter", "{request}", "Requests by outcome", (names.OUTCOME, names.POLICY))
+TOKENS_SEEN = Instrument(
+    "weir.tokens", "counter", "{token}", "Tokens as sent by clients, as forwarded, and saved", (names.KIND,)
+)
+ACTIONS = Instrument("weir.actions", "counter", "{action}", "Units changed or removed, by layer", (names.LAYER,))
+EVENTS = Instrument(
+    "weir.events", "counter", "{event}", "What the planner reported of requests, by kind", (names.KIND,)
+)
+PRESSURE = Instrument(
+    "weir.pressure", "histogram", "1", "Forwarded tokens over the base of the policy", (names.ZONE,), SHARES
+)
+OVERFLOWS = Instrument("weir.overflows", "counter", "{overflow}", "Upstream said that the prompt does not fit")
+RETRIES = Instrument("weir.retries", "counter", "{attempt}", "Attempts after the first one, by reason", (names.REASON,))
+SUMMARIZER_CALLS = Instrument("weir.summarizer.calls", "counter", "{call}", "Calls of the summariser", (names.RESULT,))
+SUMMARIZER_TOKENS = Instrument(
+    "weir.summarizer.tokens",
+    "counter",
+    "{token}",
+    "Tokens of the summariser's calls: asked, cached of these, and answered",
+    (names.KIND,),
+)
+HEALTH = Instrument(
+    "weir.health",
+    "gauge",
+    "1",
+    "Mean of each health metric over the conversations served last; one that was not measured is absent",
+    (names.HEALTH_METRIC,),
+)
+COMPRESSION = Instrument(
+    "weir.compression.ratio",
+    "histogram",
+    "1",
+    "Tokens before over tokens after, of each message or history that was condensed",
+    (),
+    RATIOS,
+)
+ALERTS = Instrument(
+    "weir.alerts",
+    "counter",
+    "{alert}",
+    "Alerts that opened, by level and class",
+    (names.ALERT_LEVEL, names.ALERT_CLASS),
+)
+ALERTS_UNDELIVERED = Instrument(
+    "weir.alerts.undelivered", "counter", "{alert}", "Alerts that the webhook did not get, by reason", (names.REASON,)
+)
+SUMMARIZER_COST = Instrument(
+    "weir.summarizer.cost",
+    "counter",
+    "USD",
+    "List price of the summariser's calls, which no other cost holds",
+    (names.TENANT,),
+)
+DEGRADED = Instrument("weir.degraded", "counter", "{request}", "Requests managed with a part missing", (names.REASON,))
+COST = Instrument(
+    "weir.cost",
+    "counter",
+    "USD",
+    "List price of prompts and answers: forwarded, and what the clients' own arrays would have cost (unmanaged)",
+    (names.KIND, names.TENANT),
+)
+STORE_LATENCY = Instrument(
+    "weir.store.latency", "histogram", "s", "Time of a store operation", (names.STORE_OPERATION,), SHORT_SECONDS
+)
+FIDELITY = Instrument(
+    "weir.fidelity",
+    "gauge",
+    "1",
+    "Consistent answers over those judged, of the newest summary that was evaluated, by policy and dimension",
+    (names.POLICY, names.KIND),
+)
+OVERHEAD = Instrument("weir.overhead", "histogram", "s", "Time that Weir itself added to a request", (), SHORT_SECONDS)
+DROPPED = Instrument(
+    "weir.telemetry.dropped", "counter", "{record}", "Spans and log lines that were not delivered", (names.KIND,)
+)
