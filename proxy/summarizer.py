@@ -20,6 +20,7 @@ from hashlib import blake2b
 from typing import Generic, Literal, TypeVar
 
 from policies import Failed, Summarize, Summary
+from policies.summaries import declines
 from proxy.allowance import Allowance
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
 from proxy.kept_summaries import STOPPED, KeptSummaries, SummaryStore
@@ -316,7 +317,7 @@ class Summarizer:
 
     def _keep(self, question: _Question, answer: Summary, usage: Usage) -> None:
         """Keep an answer that came to its end and says something."""
-        if answer.finish_reason != STOPPED or answer.tool_calls or not answer.text.strip():
+        if answer.finish_reason != STOPPED or answer.tool_calls or not answer.text.strip() or declines(answer.text):
             return
         row = SummaryRow(
             key=question.address,

@@ -130,6 +130,12 @@ def judge(
     return ("", "loop") if text and _loops(written) else (text, failure)
 
 
+def declines(text: str) -> bool:
+    """Whether a reply opens as one that declines, or as the error of a provider: asking again may bring another."""
+    said = without_reasoning(text)
+    return bool(_REFUSAL.match(said) or _PLACEHOLDER.match(said) or (_ERROR.match(said) and len(said) < BRIEF * 4))
+
+
 def without_reasoning(text: str) -> str:
     """``text`` without what stands in thinking tags; all before an end that has no beginning is thinking too."""
     kept: list[str] = []
