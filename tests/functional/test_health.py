@@ -222,7 +222,8 @@ async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_co
     assert 'weir_alerts_total{weir_alert_level="critical",weir_alert_class="overflow"} 1' in metrics
     assert 'weir_alerts_undelivered_total{weir_reason="failed"} 1' in metrics
     assert 'weir_health{weir_health_metric="utilization"} 0.' in metrics
-    assert "fidelity" not in metrics
+    assert "weir_fidelity{" not in metrics  # nobody judged
+    assert 'weir_health_metric="fidelity' not in metrics
     await asyncio.to_thread(telemetry.shutdown)
     events = [e for span in exporter.get_finished_spans() for e in span.events if e.name == "weir.alert"]
     assert [dict(event.attributes or {}) for event in events] == [
