@@ -73,7 +73,6 @@ def count_exchange(
         for reason in outcome.planned.degraded:
             metrics.degraded(reason)
     if sent is not None:
-        metrics.tokens(before=sent.before, after=sent.after)
         metrics.pressure(sent.pressure.level, zone=sent.pressure.zone)
     if outcome.decision is not None and not outcome.observed:
         _count_actions(metrics, outcome.decision)
@@ -91,12 +90,13 @@ def _count_actions(metrics: Metrics, decision: Decision) -> None:
 
 
 def _count_key(metrics: Metrics, outcome: Outcome, sent: Sent | None, use: CacheUse | None) -> None:
-    """Count what the request took of its key: tokens, and dollars where the model has a price."""
+    """Count what a request that went up took, in all and of its key: tokens, and dollars where there is a price."""
     caller, usage = outcome.caller, outcome.billed() or Usage()
     if caller is None:
         return
     tenant, key = caller.tenant[:TENANT_SHOWN], caller.name or ""
     if sent is not None:
+        metrics.tokens(before=sent.before, after=sent.after)
         metrics.burned(
             tenant=tenant,
             key=key,

@@ -24,6 +24,7 @@ from proxy.simulator.serving import run_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store import Store, StoreError
 from proxy.telemetry import QueuedLog, Telemetry, TelemetrySettings
+from proxy.telemetry.instruments import DROPPED
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.upstream.providers import providers_for
 
@@ -113,6 +114,9 @@ def _app(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer) 
             environment=environment(),
         )
     )
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, QueuedLog):
+            telemetry.metrics.watch(DROPPED, handler.losses)
     return create_app(
         config,
         telemetry=telemetry,

@@ -41,10 +41,7 @@ class Admission:
 
     def key(self, labels: Labels, series: Mapping[Labels, object]) -> Labels:
         """The labels to count under; values that are too many, or all of them, are ``other``."""
-        key = tuple(
-            each if each in seen or len(seen) < MOST_VALUES else OTHER
-            for each, seen in zip(map(_bounded, labels), self._values, strict=True)
-        )
+        key = tuple(map(_admitted, labels, self._values))
         if key in series:
             return key
         if len(series) >= self._most - 1:
@@ -54,8 +51,13 @@ class Admission:
         return key
 
 
-def _bounded(label: str) -> str:
-    return redact(label[: 2 * LONGEST_LABEL])[:LONGEST_LABEL]
+def _admitted(label: str, seen: set[str]) -> str:
+    """The label as it may be shown: itself if known, made harmless if it is new, ``other`` if there is no room."""
+    label = label[:LONGEST_LABEL]
+    if label in seen:
+        return label
+    harmless = redact(label)
+    return harmless if harmless in seen or len(seen) < MOST_VALUES else OTHER
 
 
 class Counter:
