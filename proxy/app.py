@@ -232,6 +232,7 @@ async def running(
             await store.close()
         if tokenizer is None:
             runtime.tokenizer.close()
+        await asyncio.to_thread(telemetry.metrics.leave)
 
 
 async def _open_store(config: Config, metrics: Metrics) -> Store:
@@ -333,6 +334,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float]) -> None:
     last_tended, last_pruned = time.monotonic(), 0.0
     while True:
         await asyncio.sleep(KEYS_EVERY)
+        await asyncio.to_thread(runtime.telemetry.metrics.leave)
         store = runtime.store
         if store is None:
             continue

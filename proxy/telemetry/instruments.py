@@ -21,7 +21,10 @@ RATIOS: Final = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 15.0, 30.0, 100.0)
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """One metric: OpenTelemetry name, unit, what it says, attribute names in order, upper bounds of buckets."""
+    """One metric: OpenTelemetry name, unit, what it says, attribute names in order, upper bounds of buckets.
+
+    ``merge`` is what several worker processes' values of a gauge are put together by.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -29,6 +32,7 @@ class Instrument:
     help: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
+    merge: Literal["sum", "max", "mean"] = "sum"
 
     @property
     def prometheus(self) -> str:
@@ -167,7 +171,7 @@ ACTIVE_REQUESTS = Instrument(
 ACTIVE_STREAMS = Instrument(
     "weir.streams.active", "gauge", "{stream}", "Answers on the managed route that are being streamed"
 )
-BUILD = Instrument("weir.build.info", "gauge", "1", "Always 1; the version is a label", (names.VERSION,))
+BUILD = Instrument("weir.build.info", "gauge", "1", "Always 1; the version is a label", (names.VERSION,), merge="max")
 REQUESTS = Instrument("weir.requests", "counter", "{request}", "Requests by outcome", (names.OUTCOME, names.POLICY))
 TOKENS_SEEN = Instrument(
     "weir.tokens", "counter", "{token}", "Tokens as sent by clients, as forwarded, and saved", (names.KIND,)
@@ -216,6 +220,7 @@ HEALTH = Instrument(
     "1",
     "Mean of each health metric over the conversations served last; one that was not measured is absent",
     (names.HEALTH_METRIC,),
+    merge="mean",
 )
 COMPRESSION = Instrument(
     "weir.compression.ratio",
@@ -259,6 +264,7 @@ FIDELITY = Instrument(
     "1",
     "Consistent answers over those judged, of the newest summary that was evaluated, by policy and dimension",
     (names.POLICY, names.KIND),
+    merge="mean",
 )
 STORE_WAITING = Instrument(
     "weir.store.waiting",
@@ -278,7 +284,11 @@ PREPARATIONS = Instrument(
     (names.RESULT,),
 )
 WINDOWS_LEARNED = Instrument(
-    "weir.windows.learned", "gauge", "{window}", "Windows that hold because an upstream's error named them"
+    "weir.windows.learned",
+    "gauge",
+    "{window}",
+    "Windows that hold because an upstream's error named them",
+    merge="max",
 )
 OVERHEAD = Instrument(
     "weir.overhead",

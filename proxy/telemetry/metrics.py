@@ -5,6 +5,7 @@ histogram that can be observed from outside. Recording and reading are safe from
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from opentelemetry.sdk.metrics import export as otlp
 from opentelemetry.sdk.resources import Resource
@@ -14,6 +15,7 @@ from proxy.telemetry import instruments, names
 from proxy.telemetry.exposition import Family, as_otlp, as_text
 from proxy.telemetry.instruments import Instrument
 from proxy.telemetry.series import Counter, Histogram, Labels
+from proxy.telemetry.sharing import SharedReadings
 
 SCHEME = "http"
 """Weir itself serves no other; TLS ends in front of it."""
@@ -91,6 +93,7 @@ class Metrics:
     def __init__(self, *, newest: bool = False) -> None:
         self.active = 0
         self.streams = 0
+        self._shared: SharedReadings | None = None
         self._calls: FirstCalls | NewestCalls = NewestCalls() if newest else FirstCalls()
         self._server = Histogram(instruments.SERVER_DURATION)
         self._requests = Counter(instruments.REQUESTS)
@@ -275,9 +278,19 @@ class Metrics:
             found.append((instrument, series))
         return found
 
+    def share(self, folder: Path) -> None:
+        """Have this process be one of several that leave their readings in ``folder``."""
+        self._shared = SharedReadings(folder)
+
+    def leave(self) -> None:
+        """Leave the readings for the other processes, if there are any; blocks."""
+        if self._shared is not None:
+            self._shared.leave(self.read())
+
     def render(self) -> bytes:
-        """Prometheus text format 0.0.4; thousands of series take milliseconds, so call it in a thread."""
-        return as_text(self.read())
+        """Prometheus text format 0.0.4, of all processes that share; blocks for milliseconds."""
+        found = self.read()
+        return as_text(found if self._shared is None else self._shared.together(found))
 
     def collect(self, resource: Resource, scope: InstrumentationScope, *, since: int, now: int) -> otlp.MetricsData:
         """The same as cumulative OTLP data points from ``since`` to ``now``, ns since the epoch."""

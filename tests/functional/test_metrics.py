@@ -32,7 +32,7 @@ from proxy.telemetry import Metrics, Telemetry, TelemetrySettings
 from proxy.telemetry.instruments import FIRST_NAMES, NEWEST_NAMES, OWN
 from proxy.telemetry.spans import NULL_TRACE
 from proxy.wire.chat import parse_chat
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, opening, weir
+from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, WeirProcess, answered, free_port, opening, weir
 
 YAML = """
 upstreams:
@@ -500,4 +500,23 @@ async def test_the_metrics_need_no_key_and_hold_none(tmp_path: Path) -> None:
         async with httpx.AsyncClient() as client:
             assert (await client.get(f"{target.root}/weir/conversations")).status_code == 401
         page = await scraped(target.root)
+    assert page.total("weir_build_info") == 1
+
+
+@pytest.mark.requirement("P15", "A0.139")
+async def test_a_scrape_of_any_worker_shows_what_all_of_them_have_done(tmp_path: Path) -> None:
+    store = f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        arguments = ["--upstream", simulator.base_url, "--window", "8192", "--store", store, "--workers", "2"]
+        async with WeirProcess(arguments, free_port()) as process:
+            for number in range(24):
+                talk = Talk(process.client(f"sk-{number}"), [{"role": "user", "content": f"Question {number}"}])
+                await talk.ask()
+            seen: list[float] = []
+            async with asyncio.timeout(20):
+                while seen[-6:] != [24.0] * 6:
+                    page = await scraped(process.root)
+                    seen.append(page.total("weir_requests_total"))
+                    await asyncio.sleep(0.1)
+    assert page.total("weir_overhead_seconds_count") == page.total("weir_settlement_seconds_count") == 24
     assert page.total("weir_build_info") == 1
