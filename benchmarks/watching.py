@@ -21,6 +21,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -125,7 +126,9 @@ def _in_parts(runtime: Runtime, outcome: Outcome, found: Times) -> None:
             "row",
             lambda: row_of(outcome, planned, sent, duration=1.0, at=at, checkup=checkup, events=events, use=use),
         )
-        timed("queue", lambda: (runtime.settler.put(row), runtime.preparation.after(outcome.job, planned)))  # type: ignore[arg-type]
+        timed("queue", partial(runtime.settler.put, row))
+        if outcome.job is not None:
+            timed("preparation", partial(runtime.preparation.after, outcome.job, planned))
 
 
 def overhead(*, connections: int, requests: int) -> dict[str, Any]:

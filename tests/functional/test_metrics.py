@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import math
+import os
 import sys
 import threading
 import time
@@ -29,7 +30,7 @@ from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.tap import Tap, Usage
 from proxy.telemetry import Metrics, Telemetry, TelemetrySettings
-from proxy.telemetry.instruments import FIRST_NAMES, NEWEST_NAMES, OWN
+from proxy.telemetry.instruments import FIRST_NAMES, HEALTH, NEWEST_NAMES, OWN
 from proxy.telemetry.spans import NULL_TRACE
 from proxy.wire.chat import parse_chat
 from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, WeirProcess, answered, free_port, opening, weir
@@ -501,6 +502,30 @@ async def test_the_metrics_need_no_key_and_hold_none(tmp_path: Path) -> None:
             assert (await client.get(f"{target.root}/weir/conversations")).status_code == 401
         page = await scraped(target.root)
     assert page.total("weir_build_info") == 1
+
+
+def test_the_readings_of_several_workers_are_added_up_and_a_dead_ones_moment_is_over(tmp_path: Path) -> None:
+    workers = [Metrics(), Metrics(), Metrics()]
+    for number, metrics in enumerate(workers):
+        metrics.share(tmp_path)
+        metrics.watch(HEALTH, {("utilization",): 0.2 * number}.copy)
+        metrics.active = 1
+        metrics.request(outcome="ok", policy="p")
+        metrics.overhead(0.01 * (number + 1))
+        metrics.leave()
+        metrics.overhead(0.5)
+    (tmp_path / "torn.readings").write_bytes(b'[["weir.requests",')
+    page = Page.read(workers[0].render().decode())
+    assert page.total("weir_requests_total") == page.total("http_server_active_requests") == 3
+    assert page.total("weir_health") == pytest.approx(0.2)
+    assert page.total("weir_overhead_seconds_count") == 4, "one's own are of this moment, the others' of when they left"
+    assert page.total("weir_overhead_seconds_sum") == pytest.approx(0.56)
+    for path in tmp_path.glob("*.readings"):
+        os.utime(path, (0, 0))
+    page = Page.read(workers[0].render().decode())
+    assert page.total("weir_requests_total") == 3
+    assert page.total("http_server_active_requests") == 1
+    assert page.total("weir_health") == 0
 
 
 @pytest.mark.requirement("P15", "A0.139")
