@@ -15,6 +15,7 @@ from proxy.telemetry import Metrics
 ROUTE = "/v1/chat/completions"
 TENANT_SHOWN = 8
 PREPARED = "prepared+extract"
+NOTHING = Usage()
 
 
 def begin_call(outcome: Outcome) -> None:
@@ -37,7 +38,7 @@ def count_call(
         return
     outcome.called = None
     address, port = outcome.address()
-    used = usage or Usage()
+    used = usage or NOTHING
     metrics.answered(
         provider=upstream.name,
         model=outcome.request.model if outcome.request is not None else "",
@@ -77,8 +78,9 @@ def count_exchange(
     if outcome.decision is not None and not outcome.observed:
         _count_actions(metrics, outcome.decision)
     if outcome.attempt is not None:
-        _count_key(metrics, outcome, sent, use)
-        _count_cache(metrics, outcome, use)
+        billed = outcome.billed()
+        _count_key(metrics, outcome, billed or NOTHING, sent, use)
+        _count_cache(metrics, billed or NOTHING, use)
 
 
 def _count_actions(metrics: Metrics, decision: Decision) -> None:
@@ -89,9 +91,9 @@ def _count_actions(metrics: Metrics, decision: Decision) -> None:
         metrics.preparation("used")
 
 
-def _count_key(metrics: Metrics, outcome: Outcome, sent: Sent | None, use: CacheUse | None) -> None:
+def _count_key(metrics: Metrics, outcome: Outcome, usage: Usage, sent: Sent | None, use: CacheUse | None) -> None:
     """Count what a request that went up took, in all and of its key: tokens, and dollars where there is a price."""
-    caller, usage = outcome.caller, outcome.billed() or Usage()
+    caller = outcome.caller
     if caller is None:
         return
     tenant, key = caller.tenant[:TENANT_SHOWN], caller.name or ""
@@ -109,10 +111,9 @@ def _count_key(metrics: Metrics, outcome: Outcome, sent: Sent | None, use: Cache
         metrics.cost(forwarded=use.cost, unmanaged=use.cost + (use.cost_saved or 0.0), tenant=tenant, key=key)
 
 
-def _count_cache(metrics: Metrics, outcome: Outcome, use: CacheUse | None) -> None:
+def _count_cache(metrics: Metrics, usage: Usage, use: CacheUse | None) -> None:
     """Count what the provider's cache gave, where it says so."""
-    usage = outcome.billed()
-    if usage is not None and usage.cached is not None and usage.prompt:
+    if usage.cached is not None and usage.prompt:
         metrics.cached(prompt=usage.prompt, read=usage.cached, written=usage.written or 0)
     if use is not None:
         metrics.cache(changed=use.changed, is_cold=use.is_cold)

@@ -20,6 +20,9 @@ from proxy.telemetry.sharing import SharedReadings
 SCHEME = "http"
 """Weir itself serves no other; TLS ends in front of it."""
 
+_BEFORE, _AFTER, _SAVED = ("before",), ("after",), ("saved",)
+_PROMPT, _READ, _WRITTEN = ("prompt",), ("read",), ("written",)
+
 
 class FirstCalls:
     """Calls upstream under the names of the GenAI conventions 1.37 to 1.41."""
@@ -135,26 +138,23 @@ class Metrics:
 
     def tokens(self, *, before: int, after: int) -> None:
         """Tokens of one request as the client sent it and as it was forwarded."""
-        self._tokens.add(before, ("before",))
-        self._tokens.add(after, ("after",))
-        self._tokens.add(max(0, before - after), ("saved",))
+        saved = before - after if before > after else 0
+        self._tokens.add_all(((before, _BEFORE), (after, _AFTER), (saved, _SAVED)))
 
     def burned(
         self, *, tenant: str, key: str, forwarded: int, saved: int, cached: int | None, answered: int | None
     ) -> None:
         """Tokens of one request for its key: ``tenant`` is the hash, ``key`` the name, empty where it has none."""
-        add = self._key_tokens.add
-        add(forwarded, ("forwarded", tenant, key))
-        add(max(0, saved), ("saved", tenant, key))
+        found = [(forwarded, ("forwarded", tenant, key)), (max(0, saved), ("saved", tenant, key))]
         if cached is not None:
-            add(cached, ("cached", tenant, key))
+            found.append((cached, ("cached", tenant, key)))
         if answered is not None:
-            add(answered, ("answered", tenant, key))
+            found.append((answered, ("answered", tenant, key)))
+        self._key_tokens.add_all(found)
 
     def cost(self, *, forwarded: float, unmanaged: float, tenant: str, key: str = "") -> None:
         """US dollars that one request cost, and that the client's own array would have cost; of whom as above."""
-        self._cost.add(forwarded, ("forwarded", tenant, key))
-        self._cost.add(unmanaged, ("unmanaged", tenant, key))
+        self._cost.add_all(((forwarded, ("forwarded", tenant, key)), (unmanaged, ("unmanaged", tenant, key))))
 
     def cache(self, *, changed: str, is_cold: bool) -> None:
         """Who changed the beginning of a request that went up, ``none`` if nobody; whether a cache was cold by then."""
@@ -162,9 +162,7 @@ class Metrics:
 
     def cached(self, *, prompt: int, read: int, written: int) -> None:
         """Tokens of a prompt, and of these what the provider's cache gave and took."""
-        self._cache_tokens.add(prompt, ("prompt",))
-        self._cache_tokens.add(read, ("read",))
-        self._cache_tokens.add(written, ("written",))
+        self._cache_tokens.add_all(((prompt, _PROMPT), (read, _READ), (written, _WRITTEN)))
 
     def action(self, layer: str, *, count: int = 1) -> None:
         """A layer changed or removed ``count`` units."""

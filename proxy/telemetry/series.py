@@ -7,7 +7,7 @@ characters and nothing in it that looks like a credential, a label 200 values, a
 
 import threading
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -71,12 +71,17 @@ class Counter:
 
     def add(self, value: float, labels: Labels = ()) -> None:
         """Add ``value``; negative values, NaN and infinity are ignored."""
-        if not 0 <= value < inf:
-            return
+        self.add_all(((value, labels),))
+
+    def add_all(self, values: Iterable[tuple[float, Labels]]) -> None:
+        """Add several values, each with its labels."""
+        series = self._series
         with self._lock:
-            series = self._series
-            key = labels if labels in series else self._admission.key(labels, series)
-            series[key] = series.get(key, 0) + value
+            for value, labels in values:
+                if not 0 <= value < inf:
+                    continue
+                key = labels if labels in series else self._admission.key(labels, series)
+                series[key] = series.get(key, 0) + value
 
     def read(self) -> dict[Labels, float]:
         """The sums at this moment."""

@@ -508,7 +508,7 @@ def test_the_readings_of_several_workers_are_added_up_and_a_dead_ones_moment_is_
     workers = [Metrics(), Metrics(), Metrics()]
     for number, metrics in enumerate(workers):
         metrics.share(tmp_path)
-        metrics.watch(HEALTH, {("utilization",): 0.2 * number}.copy)
+        metrics.watch(HEALTH, dict[tuple[str, ...], float]({("utilization",): 0.2 * number}).copy)
         metrics.active = 1
         metrics.request(outcome="ok", policy="p")
         metrics.overhead(0.01 * (number + 1))
