@@ -97,7 +97,7 @@ class Alerts:
     def tell(self, notice: Notice) -> None:
         """Log and count an alert, and have the webhook called soon."""
         alert = notice.alert
-        self._metrics.alert(level=alert.level, category=alert.category)
+        self._metrics.alert(level=alert.level, category=alert.category, kind=alert.kind)
         line = AlertLine(
             level=alert.level,
             category=alert.category,

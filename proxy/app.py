@@ -40,13 +40,14 @@ from proxy.settle import Settler
 from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
 from proxy.summarizer import Summarizer
-from proxy.telemetry import Telemetry
-from proxy.telemetry.instruments import FIDELITY, HEALTH
+from proxy.telemetry import Metrics, Telemetry
+from proxy.telemetry.instruments import FIDELITY, HEALTH, STORE_WAITING, WINDOWS_LEARNED
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
 from proxy.upstream.probe import Fetch, Probe
 from proxy.upstream.upstreams import Provider, Upstreams
+from proxy.watched_store import WatchedStore
 from proxy.windows import Windows
 
 log = logging.getLogger("weir")
@@ -87,18 +88,20 @@ class App:
         await self._router(scope, receive, send)
 
     def _routes(self) -> list[Route]:
-        def served(name: str) -> Any:
-            return _Served(self._served, name)
+        metrics = self._parts[1].metrics
+
+        def served(name: str, route: str = "") -> Any:
+            return _Served(self._served, name, metrics=metrics, route=route)
 
         return [
             Route(ROUTE, served("chat"), methods=["POST"]),
-            Route("/v1/{rest:path}", served("passthrough"), methods=ANY_METHOD),
+            Route("/v1/{rest:path}", served("passthrough", "/v1/{rest}"), methods=ANY_METHOD),
             Route("/healthz", served("health"), methods=["GET"]),
             Route("/readyz", served("health"), methods=["GET"]),
             Route("/metrics", served("health"), methods=["GET"]),
-            Route("/weir/policies", served("policies"), methods=ANY_METHOD),
-            Route("/weir/policies/{name}", served("policies"), methods=ANY_METHOD),
-            Route("/weir/{rest:path}", served("management"), methods=ANY_METHOD),
+            Route("/weir/policies", served("policies", "/weir/{rest}"), methods=ANY_METHOD),
+            Route("/weir/policies/{name}", served("policies", "/weir/{rest}"), methods=ANY_METHOD),
+            Route("/weir/{rest:path}", served("management", "/weir/{rest}"), methods=ANY_METHOD),
             Route("/{rest:path}", _Nothing(), methods=ANY_METHOD),
         ]
 
@@ -147,14 +150,36 @@ def create_app(
 
 
 class _Served:
-    """A route whose application exists once the lifespan has begun."""
+    """A route whose application exists once the lifespan has begun; one that has a ``route`` is counted under it."""
 
-    def __init__(self, holder: Mapping[str, Any], name: str) -> None:
+    def __init__(self, holder: Mapping[str, Any], name: str, *, metrics: Metrics, route: str) -> None:
         self._holder = holder
         self._name = name
+        self._metrics = metrics
+        self._route = route
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        await self._holder[self._name](scope, receive, send)
+        application = self._holder[self._name]
+        if not self._route:
+            await application(scope, receive, send)
+            return
+        status, begun = list[int](), time.perf_counter()
+
+        async def sending(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                status.append(message["status"])
+            await send(message)
+
+        try:
+            await application(scope, receive, sending)
+        finally:
+            self._metrics.served(
+                method=scope["method"],
+                route=self._route,
+                status=status[0] if status else None,
+                error=str(status[0]) if status and status[0] >= 500 else "",
+                seconds=time.perf_counter() - begun,
+            )
 
 
 class _Nothing:
@@ -179,7 +204,7 @@ async def running(
 ) -> AsyncIterator[Runtime]:
     """A running Weir without its HTTP side; leaving the block writes what waits and closes everything."""
     calls = Hooks(hooks)
-    store = await _open_store(config)
+    store = await _open_store(config, telemetry.metrics)
     runtime = await _assemble(
         config, store, telemetry=telemetry, tokenizer=tokenizer, providers=providers or {}, clock=clock
     )
@@ -207,16 +232,18 @@ async def running(
             await store.close()
         if tokenizer is None:
             runtime.tokenizer.close()
+        await asyncio.to_thread(telemetry.metrics.leave)
 
 
-async def _open_store(config: Config) -> Store:
+async def _open_store(config: Config, metrics: Metrics) -> Store:
     """The store. Raises StoreError if it cannot be used: a Weir that would forget everything does not start."""
-    store = await Store.open(
+    store = await WatchedStore.open(
         config.store.url,
         content=config.store.content,
         shared=config.listen.workers > 1,
         busy_timeout=BUSY_TIMEOUT,
     )
+    store.took = metrics.store
     for notice in store.notices:
         log.warning("%s", notice)
     return store
@@ -241,9 +268,10 @@ async def _assemble(
     tokenizer = tokenizer or Tokenizer(estimators=installed_estimators())
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
     settler = Settler(store, degraded=telemetry.metrics.degraded)
+    limits = LearnedLimits(await store.limits() if store is not None else ())
     windows = Windows(
         registry,
-        LearnedLimits(await store.limits() if store is not None else ()),
+        limits,
         Probe(),
         _fetcher(upstreams),
         clock=clock,
@@ -255,6 +283,7 @@ async def _assemble(
         store=store,
         settler=settler,
         clock=clock,
+        saved=telemetry.metrics.checkpoint,
     )
     health = HealthBook()
     evaluation = OnlineEvaluation(store, settler, rate=health.rate)
@@ -267,7 +296,7 @@ async def _assemble(
         windows=windows,
         tokenizer=tokenizer,
         planner=planner,
-        preparation=Preparation(planner, store, happened=telemetry.metrics.event),
+        preparation=Preparation(planner, store, happened=telemetry.metrics.preparation),
         evaluation=evaluation,
         health=health,
         summarizer=Summarizer(store=store),
@@ -279,6 +308,8 @@ async def _assemble(
         instance=instance,
     )
     telemetry.metrics.watch(HEALTH, health.read)
+    telemetry.metrics.watch(STORE_WAITING, settler.waiting)
+    telemetry.metrics.watch(WINDOWS_LEARNED, lambda: {(): len(limits.rows(now=clock()))})
     return runtime
 
 
@@ -303,6 +334,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float]) -> None:
     last_tended, last_pruned = time.monotonic(), 0.0
     while True:
         await asyncio.sleep(KEYS_EVERY)
+        await asyncio.to_thread(runtime.telemetry.metrics.leave)
         store = runtime.store
         if store is None:
             continue

@@ -1,12 +1,14 @@
 """One request to the upstream: what it may ask for, what its answer says about size, what is learned from it."""
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies import ContextSettings
 from proxy.caller import Caller
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
+from proxy.metering import begin_call, count_call
 from proxy.outcome import Outcome
 from proxy.planning import Planned
 from proxy.relay import MOST_WHOLE, Received, is_stream, open_stream
@@ -52,6 +54,7 @@ class Attempts:
             compacted=planned.decision is not None and "compact" in planned.decision.applied and not outcome.observed,
         )
         outcome.attempt = span
+        begin_call(outcome)
         context = span.propagation()
         drop = DROPPED | CONTEXT_HEADERS if context else DROPPED
         try:
@@ -68,9 +71,13 @@ class Attempts:
             received, verdict = await self._look(answer, planned)
         except ProxyError as error:
             span.failed(error.code)
+            count_call(self.runtime.telemetry.metrics, outcome, error=error.code)
             raise
-        if answer.status >= 400:
-            span.failed("context_length_exceeded" if verdict.is_overflow else str(answer.status), status=answer.status)
+        if answer.status >= 400 or verdict.is_overflow:
+            reason = "context_length_exceeded" if verdict.is_overflow else str(answer.status)
+            count_call(self.runtime.telemetry.metrics, outcome, error=reason)
+            if answer.status >= 400:
+                span.failed(reason, status=answer.status)
         return received, verdict
 
     async def _look(self, answer: Answer, planned: Planned) -> tuple[Received, Verdict]:
@@ -87,6 +94,8 @@ class Attempts:
             except BaseException:
                 answer.close()
                 raise
+            if opening.first is not None and self.outcome.called is not None:
+                self.outcome.first_chunk = opening.first - self.outcome.called
             verdict = classify_event(opening.error) if opening.error is not None else NONE
             return Received(answer, chunks=chunks, opening=opening), verdict
         try:
@@ -94,6 +103,8 @@ class Attempts:
         except StreamBroken as error:
             answer.close()
             raise UpstreamUnreachable(str(error)) from None
+        if answer.ended:
+            self.outcome.received = time.perf_counter()
         if answer.status == 200 and not body.strip():
             answer.close()
             raise UpstreamEmpty("The upstream answered 200 with an empty body.")

@@ -70,15 +70,15 @@ def environment() -> Mapping[str, str]:
     return os.environ
 
 
-def hand_down(path: Path | None, flags: Flags) -> None:
+def hand_down(path: Path | None, flags: Flags, *, shared: Path) -> None:
     """Let the processes that this one starts configure themselves as it did, see :func:`handed_down`."""
-    os.environ[_HANDED_DOWN] = json.dumps([str(path) if path else None, dataclasses.asdict(flags)])
+    os.environ[_HANDED_DOWN] = json.dumps([str(path) if path else None, dataclasses.asdict(flags), str(shared)])
 
 
-def handed_down(env: Mapping[str, str]) -> tuple[Path | None, Flags]:
-    """The file and the flags of the process that started this one."""
-    path, flags = json.loads(env[_HANDED_DOWN])
-    return Path(path) if path else None, Flags(**flags)
+def handed_down(env: Mapping[str, str]) -> tuple[Path | None, Flags, Path]:
+    """The file and the flags of the process that started this one, and a folder that its workers share."""
+    path, flags, shared = json.loads(env[_HANDED_DOWN])
+    return Path(path) if path else None, Flags(**flags), Path(shared)
 
 
 def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flags = _NO_FLAGS) -> Config:

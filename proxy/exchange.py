@@ -27,6 +27,7 @@ from proxy.errors import (
 )
 from proxy.intake import ClientGone, Receive, read_body, while_connected
 from proxy.keys import credentials_in
+from proxy.metering import note_first_chunk
 from proxy.outcome import Outcome
 from proxy.recall.rounds import Rounds
 from proxy.recall.streaming import Relaying
@@ -96,7 +97,8 @@ class Exchange:
         trace = self.runtime.telemetry.exchange(
             "POST", ROUTE, headers, client=client[0] if client else None, request_id=self.id
         )
-        query = self.scope.get("query_string", b"")
+        query, metrics = self.scope.get("query_string", b""), self.runtime.telemetry.metrics
+        metrics.active += 1
         outcome = Outcome(id=self.id, started=self.started, trace=trace, query=query)
         try:
             body = await read_body(self.receive, limit=self.runtime.config.limits.body)
@@ -117,6 +119,7 @@ class Exchange:
             outcome.refused(error)
             await self._refuse(error, outcome)
         finally:
+            metrics.active -= 1
             settle(self.runtime, outcome)
 
     async def _answer(self, body: bytes, headers: Sequence[tuple[bytes, bytes]], outcome: Outcome) -> None:
@@ -134,11 +137,16 @@ class Exchange:
         outcome.planned = planned
         outcome.ready = time.perf_counter()
         received = await call.send(planned)
-        rounds = call.rounds()
-        if rounds is None or call.recalling is None:
-            await self._relay(received, outcome)
-        else:
-            await self._recall(received, rounds, call.recalling, outcome)
+        rounds, metrics = call.rounds(), runtime.telemetry.metrics
+        is_stream = received.chunks is not None
+        metrics.streams += is_stream
+        try:
+            if rounds is None or call.recalling is None:
+                await self._relay(received, outcome)
+            else:
+                await self._recall(received, rounds, call.recalling, outcome)
+        finally:
+            metrics.streams -= is_stream
 
     async def _recall(self, received: Received, rounds: Rounds, recalling: Recalling, outcome: Outcome) -> None:
         """Relay an answer whose calls of the recall tool Weir answers itself."""
@@ -205,6 +213,7 @@ class Exchange:
                         opening=received.opening,
                         chunks=chunks,
                         explain=self._explain,
+                        began=partial(note_first_chunk, outcome) if received.opening is None else None,
                     )
         finally:
             answer.close()

@@ -44,7 +44,9 @@ class Outcome:
     """One exchange as it unfolds; the routes and the line write it, :func:`settle` reads it.
 
     ``recalls`` are the calls of the recall tool that were answered in it, ``rounds`` what the upstream reported of
-    the answers before the last one; ``seen`` is what the client was told, all rounds together.
+    the answers before the last one; ``seen`` is what the client was told, all rounds together. ``called`` is when the
+    call upstream began that is not counted yet (``time.perf_counter``), ``received`` when the whole of its answer was
+    there if that was before it was relayed, ``first_chunk`` the seconds until its stream began.
     """
 
     id: str
@@ -61,6 +63,9 @@ class Outcome:
     status: int | None = None
     error: str | None = None
     ready: float | None = None
+    called: float | None = None
+    received: float | None = None
+    first_chunk: float | None = None
     retries: int = 0
     overflows: int = 0
     clamped: bool = False
@@ -112,6 +117,11 @@ class Outcome:
         before = together(self.rounds)
         thought = None if usage.reasoning is None else usage.reasoning - (before.reasoning or 0)
         return replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
+
+    @property
+    def waited(self) -> bool:
+        """Whether a summariser was waited for."""
+        return self.spent is not None and self.spent().seconds > 0
 
     def address(self) -> tuple[str, int | None]:
         """Host and port of the upstream, for the trace."""

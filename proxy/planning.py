@@ -106,7 +106,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """Plans the requests of one process."""
+    """Plans the requests of one process; ``saved`` is told why the state of a conversation was saved."""
 
     transcripts: Transcripts
     conversations: Conversations
@@ -114,6 +114,7 @@ class Planner:
     settler: Settler
     clock: Callable[[], float] = time.time
     readings: SharedReadings = field(default_factory=SharedReadings)
+    saved: Callable[[str], None] = lambda _: None
     _limits: dict[tuple[int, int], Limits] = field(default_factory=dict)
 
     async def first(self, job: "Job", planned: Planned) -> Planned:
@@ -335,6 +336,7 @@ class Planner:
             log.warning("the state of a conversation could not be saved: %s", error)
             return None
         thread.save(change.checkpoint, version, length=len(transcript.chain))
+        self.saved(effect.reason)
         return version
 
     def limits_of(self, settings: ContextSettings, budget: Budget) -> Limits:
@@ -373,6 +375,9 @@ class Planner:
             log.error("a batch of edits could not be stored, it holds in memory: %s", error)
             planned.degraded.append("store")
             self.settler.keep(change)
+        else:
+            if change.checkpoint is not None:
+                self.saved("batch")
         self._apply(thread, replace(change, expected=version - 1))
         return True
 

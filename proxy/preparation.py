@@ -63,7 +63,7 @@ class Work:
 
 
 class Preparation:
-    """What one process does after its answers."""
+    """What one process does after its answers; ``happened`` is told what became of each summary that it prepared."""
 
     def __init__(self, planner: Planner, store: Store | None, *, happened: Callable[[str], None]) -> None:
         self._planner = planner
@@ -178,9 +178,7 @@ class Preparation:
             if thread.known.checkpoint is not known.checkpoint:
                 return
             save = Save(state.to_json(), reason)
-            version = await self._planner.save(thread, work.reading, save, keep=job.settings.checkpoints.keep)
-            if version is not None:
-                self._happened(f"saved_{reason}")
+            await self._planner.save(thread, work.reading, save, keep=job.settings.checkpoints.keep)
 
     async def _warm(self, work: Work) -> None:
         """Read the history that the next batch will read, so that the request of the batch does not wait for that."""
@@ -220,9 +218,12 @@ class Preparation:
             await self._store.prepare(thread.branch.tenant, thread.branch.branch, prepared)
 
     def _use(self, thread: Thread, prepared: Prepared | None) -> None:
-        if prepared is not None and _still_needed(thread, prepared):
+        if prepared is None:
+            return
+        is_needed = _still_needed(thread, prepared)
+        if is_needed:
             thread.known = replace(thread.known, prepared=prepared)
-            self._happened("prepared")
+        self._happened("prepared" if is_needed else "discarded")
 
 
 async def _asked(flow: Flow[T], ask: Ask) -> T:

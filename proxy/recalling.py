@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from policies.ledger import ADDING
 from proxy.attempts import Attempts
+from proxy.metering import count_call
 from proxy.planning import Job, Planned
 from proxy.recall.archive import Archive
 from proxy.recall.offer import Offer, offer_for, with_tool
@@ -48,6 +49,7 @@ class Recalling:
         if self.offer is None or verdict.is_overflow or not refuses_tools(received):
             return received, verdict
         received.answer.close()
+        self.runtime.telemetry.metrics.retry("tools_refused")
         received, verdict = await self.attempts.make(body, planned)
         if received.answer.status < 400:
             self._note_refusal(planned)
@@ -73,6 +75,7 @@ class Recalling:
                 cache_read=usage.cached,
                 reasoning=usage.reasoning,
             )
+        count_call(self.runtime.telemetry.metrics, outcome, usage=usage, model=seen.model)
         outcome.rounds.append(usage)
 
     def _carrying(self, body: bytes) -> bytes:

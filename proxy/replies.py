@@ -166,6 +166,9 @@ class Replies:
                 error_type="" if told.result == "ok" else told.result,
                 input_tokens=usage.prompt,
                 output_tokens=usage.completion,
+                cache_read=usage.cached,
+                cache_write=usage.written,
+                reasoning=usage.reasoning,
             )
 
     async def _compare(self, effect: Compare) -> Reply:

@@ -42,6 +42,10 @@ class Settler:
         """Whether the last write failed, or a change that the store refused still waits."""
         return self._failing or bool(self._changes)
 
+    def waiting(self) -> dict[tuple[str, ...], float]:
+        """How many exchanges' rows wait to be written, and how many changes that the store refused."""
+        return {("rows",): len(self._rows), ("changes",): len(self._changes)}
+
     def start(self) -> None:
         """Begin writing."""
         if self._store is not None and self._task is None:

@@ -16,19 +16,20 @@ from proxy.caching import CacheUse, follow
 from proxy.exchange_rows import row_of
 from proxy.health import sample_of
 from proxy.hooks import TurnEnd
+from proxy.metering import TENANT_SHOWN, count_exchange
 from proxy.outcome import Outcome, Sent, evicted_count
 from proxy.runtime import Runtime
 from proxy.telemetry import ExchangeLine, log_exchange
 
 log = logging.getLogger("weir.settlement")
 
-TENANT_SHOWN = 8
 CRITICAL = "critical"
 
 
 def settle(runtime: Runtime, outcome: Outcome) -> None:
     """Remember an exchange: trace, metrics, log line, what the hooks are told, and a row to be written later."""
-    duration = time.perf_counter() - outcome.started
+    begun = time.perf_counter()
+    duration = begun - outcome.started
     sent, actions, at = outcome.sent(), outcome.actions(), runtime.planner.clock()
     events, use = _events(runtime, outcome), _cache_use(outcome, at=at)
     _report(runtime, outcome, events)
@@ -36,7 +37,8 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
     if use is not None:
         outcome.trace.cache(changed=use.changed, is_cold=use.is_cold, hit_ratio=use.hit_ratio)
     _end_trace(outcome)
-    _count(runtime, outcome, sent, use, duration)
+    metrics = runtime.telemetry.metrics
+    count_exchange(metrics, outcome, sent, use, duration=duration)
     log_exchange(runtime.logger, _line(outcome, sent, duration, actions))
     if outcome.turn is not None:
         runtime.hooks.turn_end(outcome.turn, _end(outcome, sent))
@@ -48,6 +50,7 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
             runtime.preparation.after(outcome.job, outcome.planned, save=save)
             if outcome.job.ask_about is not None:
                 runtime.evaluation.after(outcome.id, outcome.job, outcome.planned, outcome.trace)
+    metrics.settlement(time.perf_counter() - begun)
 
 
 def _check_up(runtime: Runtime, outcome: Outcome, sent: Sent | None, *, at: float) -> Checkup | None:
@@ -192,43 +195,6 @@ def _end_trace(outcome: Outcome) -> None:
             error_type=outcome.error,
         )
     trace.end(outcome.status, outcome.error)
-
-
-def _count(runtime: Runtime, outcome: Outcome, sent: Sent | None, use: CacheUse | None, duration: float) -> None:
-    metrics, decision = runtime.telemetry.metrics, outcome.decision
-    metrics.request(outcome=outcome.label, policy=outcome.settings_or_default().name)
-    metrics.overhead(outcome.overhead_ms / 1000)
-    for _ in range(outcome.overflows):
-        metrics.overflow()
-    for _ in range(outcome.retries):
-        metrics.retry("overflow")
-    if outcome.planned is not None:
-        for reason in outcome.planned.degraded:
-            metrics.degraded(reason)
-    if sent is not None:
-        metrics.tokens(before=sent.before, after=sent.after)
-        metrics.pressure(sent.pressure.level, zone=sent.pressure.zone)
-    if use is not None and use.cost is not None and outcome.caller is not None:
-        unmanaged = use.cost + (use.cost_saved or 0.0)
-        metrics.cost(forwarded=use.cost, unmanaged=unmanaged, tenant=outcome.caller.tenant[:TENANT_SHOWN])
-    if decision is not None and not outcome.observed:
-        for report in decision.trail:
-            if report.kept:
-                metrics.action(report.layer, count=max(1, report.units))
-    usage = outcome.billed()
-    if outcome.upstream is not None and outcome.attempt is not None:
-        address, port = outcome.address()
-        metrics.answered(
-            provider=outcome.upstream.name,
-            model=outcome.request.model if outcome.request is not None else "",
-            seconds=duration,
-            response_model=(outcome.seen.model or "") if outcome.seen is not None else "",
-            address=address,
-            port=port,
-            error_type=outcome.error or "",
-            input_tokens=usage.prompt if usage else None,
-            output_tokens=usage.completion if usage else None,
-        )
 
 
 def _line(outcome: Outcome, sent: Sent | None, duration: float, actions: str) -> ExchangeLine:

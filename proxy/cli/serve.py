@@ -7,6 +7,7 @@ import importlib.metadata
 import logging
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from proxy.simulator.serving import run_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store import Store, StoreError
 from proxy.telemetry import QueuedLog, Telemetry, TelemetrySettings
+from proxy.telemetry.instruments import DROPPED
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.upstream.providers import providers_for
 
@@ -69,12 +71,11 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
 
 def worker_app() -> App:
     """The application of one of several processes, configured as the command that started them."""
-    path, flags = handed_down(environment())
+    path, flags, shared = handed_down(environment())
     _log_to(QueuedLog(sys.stderr))
     _tune_collector()
-    return _app(
-        loaded(path, flags), path, flags, Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
-    )
+    tokenizer = Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
+    return _app(loaded(path, flags), path, flags, tokenizer, shared=shared)
 
 
 def _tune_collector() -> None:
@@ -89,21 +90,18 @@ def _tune_collector() -> None:
 
 
 def _run(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer, listener: socket.socket) -> int:
-    several = config.listen.workers > 1
+    workers, limits = config.listen.workers, _limits(config)
     _tune_collector()
-    if several:
-        simulated = next(iter(config.upstreams.values())).base_url if config.simulate else flags.upstream
-        hand_down(path, replace(flags, upstream=simulated, window=config.window))
-    return run(
-        "proxy.cli.serve:worker_app" if several else _app(config, path, flags, tokenizer),
-        sockets=[listener],
-        limits=_limits(config),
-        workers=config.listen.workers,
-        factory=several,
-    )
+    if workers == 1:
+        return run(_app(config, path, flags, tokenizer), sockets=[listener], limits=limits)
+    simulated = next(iter(config.upstreams.values())).base_url if config.simulate else flags.upstream
+    with tempfile.TemporaryDirectory(prefix="weir-") as shared:
+        hand_down(path, replace(flags, upstream=simulated, window=config.window), shared=Path(shared))
+        app = "proxy.cli.serve:worker_app"
+        return run(app, sockets=[listener], limits=limits, workers=workers, factory=True)
 
 
-def _app(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer) -> App:
+def _app(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer, *, shared: Path | None = None) -> App:
     telemetry = Telemetry.create(
         TelemetrySettings(
             service_name=config.telemetry.service_name,
@@ -113,6 +111,11 @@ def _app(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer) 
             environment=environment(),
         )
     )
+    if shared is not None:
+        telemetry.metrics.share(shared)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, QueuedLog):
+            telemetry.metrics.watch(DROPPED, handler.losses)
     return create_app(
         config,
         telemetry=telemetry,

@@ -30,7 +30,8 @@ class Health:
         """Answer one probe."""
         del receive
         if scope["path"] == "/metrics":
-            await respond(send, self._runtime.telemetry.metrics.render(), kind=CONTENT_TYPE.encode())
+            page = await asyncio.to_thread(self._runtime.telemetry.metrics.render)
+            await respond(send, page, kind=CONTENT_TYPE.encode())
         elif scope["path"] == "/healthz":
             await respond_json(send, {"status": "ok"})
         else:

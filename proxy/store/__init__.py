@@ -8,7 +8,7 @@ half of a transaction (it may leave a whole one). Errors are the :class:`StoreEr
 import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import sqlalchemy as sa
 
@@ -90,7 +90,7 @@ class Store(Kept):
         read_only: bool = False,
         visitor: bool = False,
         busy_timeout: float = BUSY_TIMEOUT,
-    ) -> "Store":
+    ) -> Self:
         """The store behind an SQLAlchemy ``url``, its schema brought up to date.
 
         Args:

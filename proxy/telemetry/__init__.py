@@ -1,7 +1,8 @@
 """Traces, metrics and the operator's log; the only place that knows OpenTelemetry."""
 
+from proxy.telemetry.exposition import CONTENT_TYPE
 from proxy.telemetry.logs import AlertLine, ExchangeLine, QueuedLog, log_alert, log_exchange, redact
-from proxy.telemetry.metrics import CONTENT_TYPE, Metrics
+from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.setup import Telemetry, TelemetrySettings
 from proxy.telemetry.spans import CONTEXT_HEADERS, Attempt, Plan, Trace, is_baggage
 

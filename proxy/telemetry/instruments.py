@@ -1,4 +1,9 @@
-"""Every metric that leaves the process: its name, unit, labels and bounds (those of the conventions), in one table."""
+"""Every metric that leaves the process: its name, unit, labels and bounds (those of the conventions), in one table.
+
+The GenAI metrics have two sets of names: :data:`FIRST_NAMES` of the conventions 1.37 to 1.41, which dashboards read
+today, and :data:`NEWEST_NAMES`, which the operator has to opt in to. No process reports both. A histogram of times that
+are Weir's own has bounds of its own; 25 ms and 5 ms are among them because they are promised.
+"""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -8,13 +13,18 @@ from proxy.telemetry import names
 SECONDS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 TOKENS: Final = tuple(float(4**power) for power in range(14))
 SHORT_SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+WAITS: Final = (*SHORT_SECONDS, 2.5, 10.0, 40.0)
+REQUEST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 300.0)
 SHARES: Final = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25)
 RATIOS: Final = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 15.0, 30.0, 100.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """One metric: OpenTelemetry name, unit, what it says, attribute names in order, upper bounds of buckets."""
+    """One metric: OpenTelemetry name, unit, what it says, attribute names in order, upper bounds of buckets.
+
+    ``merge`` is what several worker processes' values of a gauge are put together by.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -22,6 +32,7 @@ class Instrument:
     help: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
+    merge: Literal["sum", "max", "mean"] = "sum"
 
     @property
     def prometheus(self) -> str:
@@ -63,9 +74,128 @@ TIME_TO_FIRST_CHUNK = Instrument(
     _CALL,
     SECONDS,
 )
+INFERENCE_DURATION = Instrument(
+    "gen_ai.client.inference.duration",
+    "histogram",
+    "s",
+    "Duration of a call to the upstream, to its last byte",
+    (*_CALL, names.ERROR_TYPE),
+    SECONDS,
+)
+INFERENCE_FIRST_CHUNK = Instrument(
+    "gen_ai.client.inference.time_to_first_chunk",
+    "histogram",
+    "s",
+    "Time to the first chunk of a streamed answer",
+    _CALL,
+    SECONDS,
+)
+INPUT_TOKENS = Instrument(
+    "gen_ai.client.inference.operation.input_tokens",
+    "histogram",
+    "{token}",
+    "Tokens of the prompt that the upstream reported, cached ones included, per call",
+    _CALL,
+    TOKENS,
+)
+OUTPUT_TOKENS = Instrument(
+    "gen_ai.client.inference.operation.output_tokens",
+    "histogram",
+    "{token}",
+    "Tokens of the answer that the upstream reported, per call",
+    _CALL,
+    TOKENS,
+)
+INPUT_USAGE = Instrument(
+    "gen_ai.client.inference.usage.input_tokens",
+    "counter",
+    "{token}",
+    "Tokens of prompts that the upstream reported, cached ones included",
+    _CALL,
+)
+OUTPUT_USAGE = Instrument(
+    "gen_ai.client.inference.usage.output_tokens",
+    "counter",
+    "{token}",
+    "Tokens of answers that the upstream reported",
+    _CALL,
+)
+CACHE_READ_USAGE = Instrument(
+    "gen_ai.client.inference.usage.cache_read.input_tokens",
+    "counter",
+    "{token}",
+    "Tokens of prompts that were read from the provider's cache",
+    _CALL,
+)
+CACHE_WRITE_USAGE = Instrument(
+    "gen_ai.client.inference.usage.cache_write.input_tokens",
+    "counter",
+    "{token}",
+    "Tokens of prompts that were written to the provider's cache",
+    _CALL,
+)
+REASONING_USAGE = Instrument(
+    "gen_ai.client.inference.usage.reasoning.output_tokens",
+    "counter",
+    "{token}",
+    "Tokens of answers that were reasoning",
+    _CALL,
+)
+FIRST_NAMES: Final = (TOKEN_USAGE, OPERATION_DURATION, TIME_TO_FIRST_CHUNK)
+NEWEST_NAMES: Final = (
+    INFERENCE_DURATION,
+    INFERENCE_FIRST_CHUNK,
+    INPUT_TOKENS,
+    OUTPUT_TOKENS,
+    INPUT_USAGE,
+    OUTPUT_USAGE,
+    CACHE_READ_USAGE,
+    CACHE_WRITE_USAGE,
+    REASONING_USAGE,
+)
+
+SERVER_DURATION = Instrument(
+    "http.server.request.duration",
+    "histogram",
+    "s",
+    "Duration of a client's request, from its head to the end of its answer; probes and scrapes are left out",
+    (names.HTTP_METHOD, names.HTTP_ROUTE, names.HTTP_STATUS, names.ERROR_TYPE, names.URL_SCHEME),
+    REQUEST_SECONDS,
+)
+ACTIVE_REQUESTS = Instrument(
+    "http.server.active_requests",
+    "gauge",
+    "{request}",
+    "Requests on the managed route that are being answered",
+)
+ACTIVE_STREAMS = Instrument(
+    "weir.streams.active", "gauge", "{stream}", "Answers on the managed route that are being streamed"
+)
+BUILD = Instrument("weir.build.info", "gauge", "1", "Always 1; the version is a label", (names.VERSION,), merge="max")
 REQUESTS = Instrument("weir.requests", "counter", "{request}", "Requests by outcome", (names.OUTCOME, names.POLICY))
 TOKENS_SEEN = Instrument(
     "weir.tokens", "counter", "{token}", "Tokens as sent by clients, as forwarded, and saved", (names.KIND,)
+)
+KEY_TOKENS = Instrument(
+    "weir.key.tokens",
+    "counter",
+    "{token}",
+    "Which key takes what: tokens forwarded and saved by Weir's count; read from a cache and answered, as reported",
+    (names.KIND, names.TENANT, names.KEY_NAME),
+)
+CACHE_TOKENS = Instrument(
+    "weir.cache.tokens",
+    "counter",
+    "{token}",
+    "Prompts of requests whose upstream says what its cache gave: all of the prompt, and what was read and written",
+    (names.KIND,),
+)
+CACHE_REQUESTS = Instrument(
+    "weir.cache.requests",
+    "counter",
+    "{request}",
+    "Requests by who changed the beginning that a cache could have held, and whether it had had time to go cold",
+    (names.PREFIX_CHANGED, names.CACHE_COLD),
 )
 ACTIONS = Instrument("weir.actions", "counter", "{action}", "Units changed or removed, by layer", (names.LAYER,))
 EVENTS = Instrument(
@@ -90,6 +220,7 @@ HEALTH = Instrument(
     "1",
     "Mean of each health metric over the conversations served last; one that was not measured is absent",
     (names.HEALTH_METRIC,),
+    merge="mean",
 )
 COMPRESSION = Instrument(
     "weir.compression.ratio",
@@ -103,8 +234,8 @@ ALERTS = Instrument(
     "weir.alerts",
     "counter",
     "{alert}",
-    "Alerts that opened, by level and class",
-    (names.ALERT_LEVEL, names.ALERT_CLASS),
+    "Alerts that opened, by level, class and kind",
+    (names.ALERT_LEVEL, names.ALERT_CLASS, names.ALERT_KIND),
 )
 ALERTS_UNDELIVERED = Instrument(
     "weir.alerts.undelivered", "counter", "{alert}", "Alerts that the webhook did not get, by reason", (names.REASON,)
@@ -122,7 +253,7 @@ COST = Instrument(
     "counter",
     "USD",
     "List price of prompts and answers: forwarded, and what the clients' own arrays would have cost (unmanaged)",
-    (names.KIND, names.TENANT),
+    (names.KIND, names.TENANT, names.KEY_NAME),
 )
 STORE_LATENCY = Instrument(
     "weir.store.latency", "histogram", "s", "Time of a store operation", (names.STORE_OPERATION,), SHORT_SECONDS
@@ -133,8 +264,55 @@ FIDELITY = Instrument(
     "1",
     "Consistent answers over those judged, of the newest summary that was evaluated, by policy and dimension",
     (names.POLICY, names.KIND),
+    merge="mean",
 )
-OVERHEAD = Instrument("weir.overhead", "histogram", "s", "Time that Weir itself added to a request", (), SHORT_SECONDS)
+STORE_WAITING = Instrument(
+    "weir.store.waiting",
+    "gauge",
+    "{row}",
+    "What waits in memory to be stored: exchanges' rows, and changes that the store refused",
+    (names.KIND,),
+)
+CHECKPOINTS = Instrument(
+    "weir.checkpoints", "counter", "{checkpoint}", "States of conversations that were saved, by reason", (names.REASON,)
+)
+PREPARATIONS = Instrument(
+    "weir.preparations",
+    "counter",
+    "{summary}",
+    "Summaries written after an answer for a batch to come: prepared, used by one, or discarded as too late",
+    (names.RESULT,),
+)
+WINDOWS_LEARNED = Instrument(
+    "weir.windows.learned",
+    "gauge",
+    "{window}",
+    "Windows that hold because an upstream's error named them",
+    merge="max",
+)
+OVERHEAD = Instrument(
+    "weir.overhead",
+    "histogram",
+    "s",
+    "Time that Weir itself added to a request; those that waited for a summariser are labelled as such",
+    (names.SUMMARIZER,),
+    WAITS,
+)
+SETTLEMENT = Instrument(
+    "weir.settlement",
+    "histogram",
+    "s",
+    "Time that watching a request took after its answer: health, metrics, trace, log, and its row",
+    (),
+    SHORT_SECONDS,
+)
 DROPPED = Instrument(
     "weir.telemetry.dropped", "counter", "{record}", "Spans and log lines that were not delivered", (names.KIND,)
 )
+
+OWN: Final = tuple(
+    found
+    for found in tuple(globals().values())
+    if isinstance(found, Instrument) and found not in FIRST_NAMES and found not in NEWEST_NAMES
+)
+"""What is reported under either set of names."""

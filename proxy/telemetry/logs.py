@@ -228,6 +228,10 @@ class QueuedLog(QueueHandler):
         else:
             self.dropped += 1
 
+    def losses(self) -> dict[tuple[str, ...], float]:
+        """The records that were not written so far, for a metric."""
+        return {("log_queue_full",): self.dropped}
+
     def stop(self, timeout: float = 2.0) -> bool:
         """Write what waits for at most ``timeout`` seconds; True if all of it was written."""
         ends = time.monotonic() + timeout

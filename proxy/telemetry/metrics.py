@@ -1,129 +1,136 @@
-"""Counters and histograms as plain numbers: recorded in a microsecond, read as Prometheus text or as OTLP.
+"""Everything that Weir counts, as plain numbers: recorded in a microsecond, read as Prometheus text or as OTLP.
 
 The aggregates are Weir's own, because ``GET /metrics`` must work without any exporter and OpenTelemetry has no
 histogram that can be observed from outside. Recording and reading are safe from any thread.
 """
 
-import threading
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from math import inf
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from opentelemetry.sdk.metrics import export as otlp
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from proxy.telemetry import instruments, names
+from proxy.telemetry.exposition import Family, as_otlp, as_text
 from proxy.telemetry.instruments import Instrument
+from proxy.telemetry.series import Counter, Histogram, Labels
+from proxy.telemetry.sharing import SharedReadings
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_SERIES = 2_000
-LONGEST_LABEL = 128
-OTHER = "other"
-Labels = tuple[str, ...]
+SCHEME = "http"
+"""Weir itself serves no other; TLS ends in front of it."""
 
-
-@dataclass(slots=True)
-class Distribution:
-    """One series of a histogram: counts per bucket (not cumulative, the last one is +Inf), sum and extremes."""
-
-    counts: list[int]
-    total: float = 0.0
-    low: float = inf
-    high: float = 0.0
+_BEFORE, _AFTER, _SAVED = ("before",), ("after",), ("saved",)
+_PROMPT, _READ, _WRITTEN = ("prompt",), ("read",), ("written",)
 
 
-class Counter:
-    """Sums by labels; the series above ``most`` share one whose labels are all ``other``."""
+class FirstCalls:
+    """Calls upstream under the names of the GenAI conventions 1.37 to 1.41."""
 
-    def __init__(self, instrument: Instrument, *, most: int = MOST_SERIES) -> None:
-        self.instrument = instrument
-        self._most = most
-        self._series: dict[Labels, float] = {}
-        self._lock = threading.Lock()
+    def __init__(self) -> None:
+        self._duration = Histogram(instruments.OPERATION_DURATION)
+        self._first_chunk = Histogram(instruments.TIME_TO_FIRST_CHUNK)
+        self._usage = Histogram(instruments.TOKEN_USAGE)
+        self.parts: tuple[Counter | Histogram, ...] = (self._usage, self._duration, self._first_chunk)
 
-    def add(self, value: float, labels: Labels = ()) -> None:
-        """Add ``value``; negative values and NaN are ignored."""
-        if not value >= 0:
-            return
-        with self._lock:
-            series = self._series
-            key = labels if labels in series else _admit(labels, series, self._most)
-            series[key] = series.get(key, 0) + value
+    def ended(self, call: Labels, *, seconds: float, error_type: str, first_chunk: float | None) -> None:
+        """A call took so long; times are in seconds."""
+        self._duration.record(seconds, (*call, error_type))
+        if first_chunk is not None:
+            self._first_chunk.record(first_chunk, call)
 
-    def read(self) -> dict[Labels, float]:
-        """The sums at this moment."""
-        with self._lock:
-            return dict(self._series)
+    def used(self, call: Labels, *, input_tokens: int | None, output_tokens: int | None, **_: int | None) -> None:
+        """Tokens that the upstream reported of a call; these conventions count no others."""
+        if input_tokens is not None:
+            self._usage.record(input_tokens, (*call, "input"))
+        if output_tokens is not None:
+            self._usage.record(output_tokens, (*call, "output"))
 
 
-class Histogram:
-    """Distributions by labels; the series above ``most`` share one whose labels are all ``other``."""
+class NewestCalls:
+    """Calls upstream under the names of the newest GenAI conventions."""
 
-    def __init__(self, instrument: Instrument, *, most: int = MOST_SERIES) -> None:
-        self.instrument = instrument
-        self._bounds = instrument.bounds
-        self._most = most
-        self._series: dict[Labels, Distribution] = {}
-        self._lock = threading.Lock()
+    def __init__(self) -> None:
+        self._duration = Histogram(instruments.INFERENCE_DURATION)
+        self._first_chunk = Histogram(instruments.INFERENCE_FIRST_CHUNK)
+        self._sizes = {
+            "input_tokens": Histogram(instruments.INPUT_TOKENS),
+            "output_tokens": Histogram(instruments.OUTPUT_TOKENS),
+        }
+        self._sums = {
+            "input_tokens": Counter(instruments.INPUT_USAGE),
+            "output_tokens": Counter(instruments.OUTPUT_USAGE),
+            "cache_read": Counter(instruments.CACHE_READ_USAGE),
+            "cache_write": Counter(instruments.CACHE_WRITE_USAGE),
+            "reasoning": Counter(instruments.REASONING_USAGE),
+        }
+        self.parts: tuple[Counter | Histogram, ...] = (
+            self._duration,
+            self._first_chunk,
+            *self._sizes.values(),
+            *self._sums.values(),
+        )
 
-    def record(self, value: float, labels: Labels = ()) -> None:
-        """Count ``value`` in its bucket (upper bounds are inclusive); negative values and NaN are ignored."""
-        if not value >= 0:
-            return
-        with self._lock:
-            series = self._series.get(labels)
-            if series is None:
-                key = _admit(labels, self._series, self._most)
-                series = self._series.setdefault(key, Distribution([0] * (len(self._bounds) + 1)))
-            series.counts[bisect_left(self._bounds, value)] += 1
-            series.total += value
-            if value < series.low:
-                series.low = value
-            if value > series.high:
-                series.high = value
+    def ended(self, call: Labels, *, seconds: float, error_type: str, first_chunk: float | None) -> None:
+        """A call took so long; times are in seconds."""
+        self._duration.record(seconds, (*call, error_type))
+        if first_chunk is not None:
+            self._first_chunk.record(first_chunk, call)
 
-    def read(self) -> dict[Labels, Distribution]:
-        """Copies of the distributions at this moment."""
-        with self._lock:
-            return {key: replace(found, counts=list(found.counts)) for key, found in self._series.items()}
+    def used(self, call: Labels, **tokens: int | None) -> None:
+        """Tokens that the upstream reported of a call, by what they were."""
+        for name, count in tokens.items():
+            if count is not None:
+                self._sums[name].add(count, call)
+                if name in self._sizes:
+                    self._sizes[name].record(count, call)
 
 
 class Metrics:
-    """Everything that Weir counts, with one method per thing that happens."""
+    """Everything that Weir counts, with one method per thing that happens.
 
-    def __init__(self, *, most_series: int = MOST_SERIES) -> None:
-        def counter(instrument: Instrument) -> Counter:
-            return Counter(instrument, most=most_series)
+    ``active`` and ``streams`` are the requests that are being answered and the answers that are being streamed; the
+    event loop alone changes them. With ``newest`` the calls upstream have the names of the newest GenAI conventions.
+    """
 
-        def histogram(instrument: Instrument) -> Histogram:
-            return Histogram(instrument, most=most_series)
+    def __init__(self, *, newest: bool = False) -> None:
+        self.active = 0
+        self.streams = 0
+        self._shared: SharedReadings | None = None
+        self._calls: FirstCalls | NewestCalls = NewestCalls() if newest else FirstCalls()
+        self._server = Histogram(instruments.SERVER_DURATION)
+        self._requests = Counter(instruments.REQUESTS)
+        self._tokens = Counter(instruments.TOKENS_SEEN)
+        self._key_tokens = Counter(instruments.KEY_TOKENS)
+        self._cost = Counter(instruments.COST)
+        self._cache_tokens = Counter(instruments.CACHE_TOKENS)
+        self._cache_requests = Counter(instruments.CACHE_REQUESTS)
+        self._actions = Counter(instruments.ACTIONS)
+        self._events = Counter(instruments.EVENTS)
+        self._pressure = Histogram(instruments.PRESSURE)
+        self._overflows = Counter(instruments.OVERFLOWS)
+        self._retries = Counter(instruments.RETRIES)
+        self._summarizer = Counter(instruments.SUMMARIZER_CALLS)
+        self._summarizer_tokens = Counter(instruments.SUMMARIZER_TOKENS)
+        self._summarizer_cost = Counter(instruments.SUMMARIZER_COST)
+        self._preparations = Counter(instruments.PREPARATIONS)
+        self._checkpoints = Counter(instruments.CHECKPOINTS)
+        self._degraded = Counter(instruments.DEGRADED)
+        self._compression = Histogram(instruments.COMPRESSION)
+        self._alerts = Counter(instruments.ALERTS)
+        self._undelivered = Counter(instruments.ALERTS_UNDELIVERED)
+        self._store = Histogram(instruments.STORE_LATENCY)
+        self._overhead = Histogram(instruments.OVERHEAD)
+        self._settlement = Histogram(instruments.SETTLEMENT)
+        own = (i for i in vars(self).values() if isinstance(i, Counter | Histogram))
+        self._all: tuple[Counter | Histogram, ...] = (*self._calls.parts, *own)
+        self._watched: dict[Instrument, list[Callable[[], Mapping[Labels, float]]]] = {}
+        self.watch(instruments.ACTIVE_REQUESTS, lambda: {(): self.active})
+        self.watch(instruments.ACTIVE_STREAMS, lambda: {(): self.streams})
 
-        self._usage = histogram(instruments.TOKEN_USAGE)
-        self._duration = histogram(instruments.OPERATION_DURATION)
-        self._first_chunk = histogram(instruments.TIME_TO_FIRST_CHUNK)
-        self._requests = counter(instruments.REQUESTS)
-        self._tokens = counter(instruments.TOKENS_SEEN)
-        self._cost = counter(instruments.COST)
-        self._actions = counter(instruments.ACTIONS)
-        self._events = counter(instruments.EVENTS)
-        self._pressure = histogram(instruments.PRESSURE)
-        self._overflows = counter(instruments.OVERFLOWS)
-        self._retries = counter(instruments.RETRIES)
-        self._summarizer = counter(instruments.SUMMARIZER_CALLS)
-        self._summarizer_tokens = counter(instruments.SUMMARIZER_TOKENS)
-        self._summarizer_cost = counter(instruments.SUMMARIZER_COST)
-        self._degraded = counter(instruments.DEGRADED)
-        self._compression = histogram(instruments.COMPRESSION)
-        self._alerts = counter(instruments.ALERTS)
-        self._undelivered = counter(instruments.ALERTS_UNDELIVERED)
-        self._store = histogram(instruments.STORE_LATENCY)
-        self._overhead = histogram(instruments.OVERHEAD)
-        self._all: tuple[Counter | Histogram, ...] = tuple(
-            i for i in vars(self).values() if isinstance(i, Counter | Histogram)
-        )
-        self._watched: list[tuple[Instrument, Callable[[], Mapping[Labels, float]]]] = []
+    def served(self, *, method: str, route: str, status: int | None, error: str, seconds: float) -> None:
+        """A client's request ended; ``status`` None where no answer was begun, ``error`` a code or empty."""
+        self._server.record(seconds, (method, route, "" if status is None else str(status), error, SCHEME))
 
     def request(self, *, outcome: str, policy: str) -> None:
         """One request ended."""
@@ -131,14 +138,31 @@ class Metrics:
 
     def tokens(self, *, before: int, after: int) -> None:
         """Tokens of one request as the client sent it and as it was forwarded."""
-        self._tokens.add(before, ("before",))
-        self._tokens.add(after, ("after",))
-        self._tokens.add(max(0, before - after), ("saved",))
+        saved = before - after if before > after else 0
+        self._tokens.add_all(((before, _BEFORE), (after, _AFTER), (saved, _SAVED)))
 
-    def cost(self, *, forwarded: float, unmanaged: float, tenant: str) -> None:
-        """US dollars that one request cost, and that the client's own array would have cost; ``tenant`` is the hash."""
-        self._cost.add(forwarded, ("forwarded", tenant))
-        self._cost.add(unmanaged, ("unmanaged", tenant))
+    def burned(
+        self, *, tenant: str, key: str, forwarded: int, saved: int, cached: int | None, answered: int | None
+    ) -> None:
+        """Tokens of one request for its key: ``tenant`` is the hash, ``key`` the name, empty where it has none."""
+        found = [(forwarded, ("forwarded", tenant, key)), (max(0, saved), ("saved", tenant, key))]
+        if cached is not None:
+            found.append((cached, ("cached", tenant, key)))
+        if answered is not None:
+            found.append((answered, ("answered", tenant, key)))
+        self._key_tokens.add_all(found)
+
+    def cost(self, *, forwarded: float, unmanaged: float, tenant: str, key: str = "") -> None:
+        """US dollars that one request cost, and that the client's own array would have cost; of whom as above."""
+        self._cost.add_all(((forwarded, ("forwarded", tenant, key)), (unmanaged, ("unmanaged", tenant, key))))
+
+    def cache(self, *, changed: str, is_cold: bool) -> None:
+        """Who changed the beginning of a request that went up, ``none`` if nobody; whether a cache was cold by then."""
+        self._cache_requests.add(1, (changed, "true" if is_cold else "false"))
+
+    def cached(self, *, prompt: int, read: int, written: int) -> None:
+        """Tokens of a prompt, and of these what the provider's cache gave and took."""
+        self._cache_tokens.add_all(((prompt, _PROMPT), (read, _READ), (written, _WRITTEN)))
 
     def action(self, layer: str, *, count: int = 1) -> None:
         """A layer changed or removed ``count`` units."""
@@ -172,13 +196,21 @@ class Metrics:
         if dollars is not None:
             self._summarizer_cost.add(dollars, (tenant,))
 
+    def preparation(self, result: str) -> None:
+        """A summary for a batch to come was ``prepared``, ``used`` by one, or ``discarded``."""
+        self._preparations.add(1, (result,))
+
+    def checkpoint(self, reason: str) -> None:
+        """The state of a conversation was saved, and why."""
+        self._checkpoints.add(1, (reason,))
+
     def compression(self, ratio: float) -> None:
         """Something was condensed to a ``ratio``-th of its tokens."""
         self._compression.record(ratio)
 
-    def alert(self, *, level: str, category: str) -> None:
+    def alert(self, *, level: str, category: str, kind: str = "") -> None:
         """An alert opened."""
-        self._alerts.add(1, (level, category))
+        self._alerts.add(1, (level, category, kind))
 
     def undelivered(self, reason: str) -> None:
         """The webhook did not get an alert: it ``failed``, or too many waited (``dropped``)."""
@@ -192,9 +224,13 @@ class Metrics:
         """Time of a store operation."""
         self._store.record(seconds, (operation,))
 
-    def overhead(self, seconds: float) -> None:
-        """Time that Weir itself added to one request."""
-        self._overhead.record(seconds)
+    def overhead(self, seconds: float, *, summarizer: bool = False) -> None:
+        """Time that Weir itself added to one request; ``summarizer`` if it waited for one."""
+        self._overhead.record(seconds, ("true" if summarizer else "",))
+
+    def settlement(self, seconds: float) -> None:
+        """Time that it took to remember and count one request."""
+        self._settlement.record(seconds)
 
     def answered(
         self,
@@ -208,127 +244,53 @@ class Metrics:
         error_type: str = "",
         input_tokens: int | None = None,
         output_tokens: int | None = None,
+        cache_read: int | None = None,
+        cache_write: int | None = None,
+        reasoning: int | None = None,
         first_chunk: float | None = None,
     ) -> None:
         """One call to an upstream ended: its duration, usage where reported, time to first chunk if streamed."""
-        where = address, "" if port is None else str(port)
-        call = (names.OPERATION, provider, model, response_model, *where)
-        self._duration.record(seconds, (*call, error_type))
-        if input_tokens is not None:
-            self._usage.record(input_tokens, (*call, "input"))
-        if output_tokens is not None:
-            self._usage.record(output_tokens, (*call, "output"))
-        if first_chunk is not None:
-            self._first_chunk.record(first_chunk, call)
+        call = (names.OPERATION, provider, model, response_model, address, "" if port is None else str(port))
+        self._calls.ended(call, seconds=seconds, error_type=error_type, first_chunk=first_chunk)
+        self._calls.used(
+            call,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cache_read=cache_read,
+            cache_write=cache_write,
+            reasoning=reasoning,
+        )
 
     def watch(self, instrument: Instrument, read: Callable[[], Mapping[Labels, float]]) -> None:
         """Read a counter or gauge that someone else keeps, whenever the metrics are read."""
-        self._watched.append((instrument, read))
+        self._watched.setdefault(instrument, []).append(read)
+
+    def read(self) -> list[Family]:
+        """Everything at this moment; what two watched ones say of the same labels is added up."""
+        found: list[Family] = [(part.instrument, part.read()) for part in self._all]
+        for instrument, reads in self._watched.items():
+            series: dict[Labels, float] = {}
+            for read in reads:
+                for labels, value in read().items():
+                    series[labels] = series.get(labels, 0) + value
+            found.append((instrument, series))
+        return found
+
+    def share(self, folder: Path) -> None:
+        """Have this process be one of several that leave their readings in ``folder``."""
+        self._shared = SharedReadings(folder)
+
+    def leave(self) -> None:
+        """Leave the readings for the other processes, if there are any; blocks."""
+        if self._shared is not None:
+            self._shared.leave(self.read())
 
     def render(self) -> bytes:
-        """Prometheus text format 0.0.4; thousands of series take milliseconds, so call it in a thread."""
-        lines: list[str] = []
-        for part in self._all:
-            lines.extend(_head(part.instrument))
-            lines.extend(_sums(part.instrument, part.read()) if isinstance(part, Counter) else _buckets(part))
-        for instrument, read in self._watched:
-            lines.extend(_head(instrument))
-            lines.extend(_sums(instrument, read()))
-        return ("\n".join(lines) + "\n").encode()
+        """Prometheus text format 0.0.4, of all processes that share; blocks for milliseconds."""
+        found = self.read()
+        return as_text(found if self._shared is None else self._shared.together(found))
 
     def collect(self, resource: Resource, scope: InstrumentationScope, *, since: int, now: int) -> otlp.MetricsData:
         """The same as cumulative OTLP data points from ``since`` to ``now``, ns since the epoch."""
-        found: list[otlp.Metric] = []
-        for part in self._all:
-            if isinstance(part, Counter):
-                found.append(_otlp_sums(part.instrument, part.read(), since, now))
-            else:
-                found.append(_otlp_histogram(part.instrument, part.read(), since, now))
-        found.extend(_otlp_sums(instrument, read(), since, now) for instrument, read in self._watched)
-        scoped = otlp.ScopeMetrics(scope, [m for m in found if m.data.data_points], "")
-        return otlp.MetricsData([otlp.ResourceMetrics(resource, [scoped], "")])
-
-
-def _admit(labels: Labels, series: Mapping[Labels, object], most: int) -> Labels:
-    """The key under which new labels are kept: bounded in length, and ``other`` when there are too many."""
-    key = tuple(label[:LONGEST_LABEL] for label in labels)
-    return key if key in series or len(series) < most - 1 else (OTHER,) * len(labels)
-
-
-def _head(instrument: Instrument) -> tuple[str, str]:
-    said = instrument.help.replace("\\", r"\\").replace("\n", r"\n")
-    return f"# HELP {instrument.prometheus} {said}", f"# TYPE {instrument.prometheus} {instrument.kind}"
-
-
-def _pairs(instrument: Instrument, labels: Labels) -> str:
-    """``a="1",b="2"`` with backslash, quote and line feed escaped; empty labels are left out."""
-    return ",".join(
-        f'{name.replace(".", "_")}="{_escape(value)}"'
-        for name, value in zip(instrument.labels, labels, strict=True)
-        if value
-    )
-
-
-def _escape(value: str) -> str:
-    escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-    return escaped.encode("utf-8", "replace").decode()
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
-
-
-def _sums(instrument: Instrument, series: Mapping[Labels, float]) -> Iterator[str]:
-    for labels, value in series.items():
-        pairs = _pairs(instrument, labels)
-        yield (
-            f"{instrument.prometheus}{{{pairs}}} {_number(value)}"
-            if pairs
-            else (f"{instrument.prometheus} {_number(value)}")
-        )
-
-
-def _buckets(part: Histogram) -> Iterator[str]:
-    name = part.instrument.prometheus
-    bounds = (*(_number(bound) for bound in part.instrument.bounds), "+Inf")
-    for labels, series in part.read().items():
-        pairs = _pairs(part.instrument, labels)
-        before = pairs + "," if pairs else ""
-        braced = f"{{{pairs}}}" if pairs else ""
-        running = 0
-        for bound, count in zip(bounds, series.counts, strict=True):
-            running += count
-            yield f'{name}_bucket{{{before}le="{bound}"}} {running}'
-        yield f"{name}_sum{braced} {_number(series.total)}"
-        yield f"{name}_count{braced} {running}"
-
-
-def _attributes(instrument: Instrument, labels: Labels) -> dict[str, str]:
-    return {name: value for name, value in zip(instrument.labels, labels, strict=True) if value}
-
-
-def _otlp_sums(instrument: Instrument, series: Mapping[Labels, float], since: int, now: int) -> otlp.Metric:
-    points = [otlp.NumberDataPoint(_attributes(instrument, k), since, now, v) for k, v in series.items()]
-    data: otlp.Gauge | otlp.Sum = otlp.Gauge(points)
-    if instrument.kind == "counter":
-        data = otlp.Sum(points, otlp.AggregationTemporality.CUMULATIVE, is_monotonic=True)
-    return otlp.Metric(instrument.name, instrument.help, instrument.unit, data)
-
-
-def _otlp_histogram(instrument: Instrument, series: Mapping[Labels, Distribution], since: int, now: int) -> otlp.Metric:
-    points = [
-        otlp.HistogramDataPoint(
-            _attributes(instrument, labels),
-            since,
-            now,
-            sum(found.counts),
-            found.total,
-            found.counts,
-            instrument.bounds,
-            min=found.low,
-            max=found.high,
-        )
-        for labels, found in series.items()
-    ]
-    data = otlp.Histogram(points, otlp.AggregationTemporality.CUMULATIVE)
-    return otlp.Metric(instrument.name, instrument.help, instrument.unit, data)
+        found = [as_otlp(instrument, series, since, now) for instrument, series in self.read() if series]
+        return otlp.MetricsData([otlp.ResourceMetrics(resource, [otlp.ScopeMetrics(scope, found, "")], "")])

@@ -215,7 +215,8 @@ class Telemetry:
         clock: Callable[[], int] = time.time_ns,
     ) -> "Telemetry":
         """Telemetry as configured; an exporter that is given stands for the endpoint of its signal."""
-        metrics = Metrics()
+        metrics = Metrics(newest=settings.newest_names)
+        metrics.watch(instruments.BUILD, lambda: {(settings.service_version,): 1.0})
         resource = settings.resource()
         scope = InstrumentationScope("weir", settings.service_version)
         traces, points = settings.endpoint("traces"), settings.endpoint("metrics")

@@ -111,8 +111,8 @@ async def test_a_webhook_gets_each_alert_once_signed_and_with_its_facts() -> Non
     digest = hmac.new(SECRET.encode(), b"alert_1_loop.1760000000." + body, hashlib.sha256).digest()
     assert headers["webhook-signature"] == f"v1,{base64.b64encode(digest).decode()}"
     assert sorted(counted(metrics, "weir_alerts_total")) == [
-        'weir_alerts_total{weir_alert_level="critical",weir_alert_class="anomaly"} 1',
-        'weir_alerts_total{weir_alert_level="warning",weir_alert_class="anomaly"} 1',
+        'weir_alerts_total{weir_alert_level="critical",weir_alert_class="anomaly",weir_alert_kind="loop"} 1',
+        'weir_alerts_total{weir_alert_level="warning",weir_alert_class="anomaly",weir_alert_kind="loop"} 1',
     ]
     assert not counted(metrics, "weir_alerts_undelivered_total")
 

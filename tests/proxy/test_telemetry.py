@@ -36,7 +36,7 @@ from proxy.telemetry import (
     names,
 )
 from proxy.telemetry.logs import redact
-from proxy.telemetry.metrics import Counter, Histogram
+from proxy.telemetry.series import Counter, Histogram
 from proxy.telemetry.spans import (
     NULL_TRACE,
     AttemptSpan,
@@ -672,7 +672,7 @@ def test_the_metrics_text_is_what_a_scraper_expects() -> None:
 
 
 def test_an_empty_registry_is_a_valid_text() -> None:
-    assert samples(Metrics().render().decode()) == []
+    assert [value for _, _, value in samples(Metrics().render().decode())] == [0, 0], "what is active, and no more"
 
 
 def test_series_above_the_cap_go_to_other_and_nothing_is_lost() -> None:

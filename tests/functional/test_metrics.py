@@ -1,0 +1,547 @@
+"""The metrics as their readers get them: scraped over HTTP, read by the official parser, and pushed by OTLP."""
+
+import asyncio
+import inspect
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as OtlpMetric
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.call import Call
+from proxy.keys import credentials_in
+from proxy.outcome import Outcome
+from proxy.settlement import settle
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from proxy.tap import Tap, Usage
+from proxy.telemetry import Metrics, Telemetry, TelemetrySettings
+from proxy.telemetry.instruments import FIRST_NAMES, HEALTH, NEWEST_NAMES, OWN
+from proxy.telemetry.spans import NULL_TRACE
+from proxy.wire.chat import parse_chat
+from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, WeirProcess, answered, free_port, opening, weir
+
+YAML = """
+upstreams:
+  sim: {{kind: openai, base_url: "{upstream}", api_key: sk-upstream}}
+models:
+  - {{match: "tight", window: 32768, tokenizer: o200k_base}}
+  - {{match: "*", window: 8192, tokenizer: o200k_base, prices: {{input: 2.0, output: 8.0, cache_read: 0.2}}}}
+auth: {{mode: keys}}
+keys:
+  - {{name: coder, secret: sk-coder-canary, policy: balanced, allow: [policy]}}
+  - {{name: writer, secret: sk-writer-canary, policy: notes}}
+policies:
+  notes: {{preset: balanced, summarizer: summariser, summaries: {{prepare_at: null}}, cascade: [{{layer: compact}}]}}
+"""
+CANARY = "xylophone"
+CALL = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "sim"}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What one scrape gave."""
+
+    text: str
+    families: Mapping[str, Metric]
+
+    @classmethod
+    def read(cls, text: str) -> "Page":
+        """A text as the official parser reads it."""
+        found = list(text_string_to_metric_families(text))
+        assert len({family.name for family in found}) == len(found)
+        return cls(text, {family.name: family for family in found})
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of the samples of that name which have these labels."""
+        samples = [s for family in self.families.values() for s in family.samples if s.name == name]
+        return sum(s.value for s in samples if labels.items() <= s.labels.items())
+
+    def labels(self, name: str, label: str) -> set[str]:
+        """The values of one label of a family."""
+        return {s.labels[label] for s in self.families[name].samples if label in s.labels}
+
+
+async def scraped(root: str) -> Page:
+    """What ``GET /metrics`` says now."""
+    async with httpx.AsyncClient() as client:
+        answer = await client.get(f"{root}/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return Page.read(answer.text)
+
+
+async def settled(target: RunningWeir, requests: int) -> Page:
+    """The page once so many requests of the managed route have ended and their rows are stored."""
+    async with asyncio.timeout(10):
+        while True:
+            await target.runtime.preparation.settled()
+            await target.runtime.settler.flush()
+            page = await scraped(target.root)
+            if page.total("weir_settlement_seconds_count") >= requests:
+                return page
+            await asyncio.sleep(0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """Everything that can happen to requests, once: the page after it, and what really was."""
+
+    page: Page
+    simulator: RunningSimulator
+    answers: tuple[Mapping[str, str], ...]
+    requests: int
+
+
+@asynccontextmanager
+async def a_day(folder: Path, telemetry: Telemetry | None = None) -> AsyncIterator[Day]:
+    """Pass, stream, evict, compact by a summariser, overflow and retry, refusal, 429, a client that leaves, relays."""
+    settings = SimulatorSettings(window=8192, windows={"summariser": 32768}, summary_model="summariser")
+    async with (
+        serve_simulator(settings, counter=COUNTER) as simulator,
+        weir(
+            "", folder / "w.db", yaml=YAML.format(upstream=simulator.base_url), folder=folder, window=None,
+            telemetry=telemetry,
+        ) as target,
+    ):  # fmt: skip
+        coder, writer = target.client("sk-coder-canary"), target.client("sk-writer-canary")
+        named = {"x-weir-conversation": f"the {CANARY} files"}
+        short = Talk(coder, [{"role": "user", "content": f"Play the {CANARY}."}])
+        await short.ask(extra_headers=named)
+        stream = await coder.chat.completions.create(model="sim", messages=short.messages, stream=True)
+        assert [chunk async for chunk in stream]
+        agent = Talk(coder, opening(seed=3), seed=3)
+        agent.grow(10, kind="agent")
+        await agent.agent(6)
+        wrote = Talk(writer, opening(seed=5)[:1], seed=5)
+        wrote.grow(20)
+        await wrote.chat(2)
+        tight = Talk(coder, opening(seed=7), model="tight", seed=7)
+        tight.grow(24, kind="agent")
+        await tight.ask(tools=TOOLS)
+        with pytest.raises(openai.BadRequestError, match="context"):
+            await coder.chat.completions.create(
+                model="sim", messages=[{"role": "system", "content": "never " * 9000}, *short.messages]
+            )
+        with pytest.raises(openai.RateLimitError):
+            await coder.chat.completions.create(
+                model="sim", messages=short.messages, extra_headers={"x-sim-fault": "429"}
+            )
+        await leave(target)
+        await coder.models.list()
+        async with httpx.AsyncClient(headers={"authorization": "Bearer sk-coder-canary"}) as client:
+            assert (await client.get(f"{target.root}/weir/conversations")).status_code == 200
+        requests = 2 + 6 + 2 + 1 + 3
+        headers = tuple(h for talk in (short, agent, wrote, tight) for h in talk.headers)
+        yield Day(await settled(target, requests), simulator, headers, requests)
+
+
+async def leave(target: RunningWeir) -> None:
+    """A client that closes its connection in the middle of a stream."""
+    body = {"model": "sim", "messages": opening(seed=11), "stream": True, "max_tokens": 400}
+    headers = {"authorization": "Bearer sk-coder-canary", "x-sim-fault": "slow_chunks:0.05"}
+    async with httpx.AsyncClient() as client:
+        request = client.build_request("POST", f"{target.base_url}/chat/completions", json=body, headers=headers)
+        answer = await client.send(request, stream=True)
+        async for _ in answer.aiter_raw():
+            page = await scraped(target.root)
+            assert page.total("http_server_active_requests") == page.total("weir_streams_active") == 1
+            break
+        await answer.aclose()
+
+
+@pytest.fixture(scope="module")
+def day(tmp_path_factory: pytest.TempPathFactory) -> Day:
+    """One day for every test that only reads it; its upstream is gone by then."""
+
+    async def spend() -> Day:
+        async with a_day(tmp_path_factory.mktemp("day")) as found:
+            found.simulator.answered()
+            return found
+
+    return asyncio.run(spend())
+
+
+@pytest.mark.requirement("P15", "A0.139")
+def test_the_official_parser_reads_every_family_with_its_type_and_its_help(day: Day) -> None:
+    known = {i.prometheus.removesuffix("_total"): i for i in (*FIRST_NAMES, *OWN)}
+    assert set(day.page.families) <= set(known)
+    for name, family in day.page.families.items():
+        assert (family.type, family.documentation) == (known[name].kind, known[name].help)
+        allowed = {label.replace(".", "_") for label in known[name].labels}
+        assert all(set(s.labels) - {"le"} <= allowed for s in family.samples), name
+        assert all(math.isfinite(s.value) and s.value >= 0 for s in family.samples)
+        keys = [(s.name, tuple(sorted(s.labels.items()))) for s in family.samples]
+        assert len(keys) == len(set(keys)), "a series may come once"
+
+
+@pytest.mark.requirement("P15")
+def test_the_buckets_of_every_histogram_are_cumulative_and_end_with_its_count(day: Day) -> None:
+    histograms = [f for f in day.page.families.values() if f.type == "histogram"]
+    assert len(histograms) >= 8
+    for family in histograms:
+        series: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
+        for sample in family.samples:
+            rest = tuple(sorted((k, v) for k, v in sample.labels.items() if k != "le"))
+            of = series.setdefault(rest, {"buckets": []})
+            if sample.name.endswith("_bucket"):
+                of["buckets"].append((float(sample.labels["le"]), sample.value))
+            else:
+                of[sample.name.removeprefix(family.name)] = sample.value
+        for of in series.values():
+            bounds, counts = zip(*of["buckets"], strict=True)
+            assert list(bounds) == sorted(set(bounds))
+            assert bounds[-1] == math.inf
+            assert list(counts) == sorted(counts)
+            assert counts[-1] == of["_count"] > 0
+            least = sum((b - a) * low for a, b, low in zip((0, *counts), counts, (0.0, *bounds), strict=False))
+            assert of["_sum"] >= least * (1 - 1e-9)
+
+
+@pytest.mark.requirement("P15", "A0.20")
+def test_requests_are_counted_by_outcome_policy_and_status(day: Day) -> None:
+    total = day.page.total
+    assert total("weir_requests_total", weir_outcome="ok", weir_policy="balanced") == 9
+    assert total("weir_requests_total", weir_outcome="ok", weir_policy="notes") == 2
+    for outcome in ("context_length_exceeded", "upstream_429", "client_disconnect"):
+        assert total("weir_requests_total", weir_outcome=outcome, weir_policy="balanced") == 1, outcome
+    assert total("weir_requests_total", weir_outcome="relayed", weir_policy="none") == 1
+    assert total("weir_requests_total") == day.requests + 1
+    served = "http_server_request_duration_seconds_count"
+    chat = {"http_route": "/v1/chat/completions", "http_request_method": "POST"}
+    assert total(served, **chat) == total("weir_settlement_seconds_count") == day.requests
+    assert total(served, **chat, http_response_status_code="200") == 12
+    assert total(served, **chat, http_response_status_code="400", error_type="context_length_exceeded") == 1
+    assert total(served, **chat, http_response_status_code="429", error_type="upstream_429") == 1
+    assert total(served, **chat, error_type="client_disconnect") == 1
+    assert total(served, http_route="/v1/{rest}", http_request_method="GET", http_response_status_code="200") == 1
+    assert total(served, http_route="/weir/{rest}", http_response_status_code="200") == 1
+    assert total(served) == day.requests + 2, "probes and scrapes are not counted"
+    assert total("http_server_active_requests") == total("weir_streams_active") == 0
+
+
+@pytest.mark.requirement("P15", "A0.126")
+def test_each_call_upstream_is_one_sample_with_its_own_time_and_usage(day: Day) -> None:
+    total, seen = day.page.total, [s for s in day.simulator.answered() if s.path.endswith("/chat/completions")]
+    duration = "gen_ai_client_operation_duration_seconds_count"
+    assert total(duration) == len(seen) == 13 + 1 + day.page.total("weir_summarizer_calls_total", weir_result="ok")
+    for model in ("sim", "tight", "summariser"):
+        assert total(duration, gen_ai_request_model=model, **CALL) == len([s for s in seen if s.model == model])
+    assert total(duration, gen_ai_request_model="tight", error_type="context_length_exceeded") == 1
+    assert total(duration, gen_ai_request_model="tight", gen_ai_response_model="tight") == 1
+    assert total(duration, error_type="429") == total(duration, error_type="client_disconnect") == 1
+    answers = [s for s in seen if s.status == 200 and not s.client_gone and s.header("x-sim-fault") is None]
+    whole = [s for s in answers if not s.json().get("stream")]
+    usage = "gen_ai_client_token_usage_sum"
+    assert total(usage, gen_ai_token_type="input") == sum(s.prompt_tokens for s in whole)
+    assert total(usage, gen_ai_token_type="output") == sum(s.completion_tokens for s in whole)
+    first = "gen_ai_client_operation_time_to_first_chunk_seconds_count"
+    assert total(first) == 2, "of the two streams, also of the one that its client left"
+
+
+@pytest.mark.requirement("P15", "A0.2", "A1.14")
+def test_tokens_are_counted_before_after_and_saved_and_by_key(day: Day) -> None:
+    total = day.page.total
+    told = [dict(part.split("=") for part in h["x-weir-tokens"].split(";")) for h in day.answers]
+    before, after = (sum(int(t[name]) for t in told) for name in ("before", "after"))
+    others = total("weir_tokens_total", weir_kind="before") - before
+    assert 0 < others < 1_500, "the stream, the limited and the abandoned request; the refused one was not forwarded"
+    assert total("weir_tokens_total", weir_kind="after") == after + others
+    assert total("weir_tokens_total", weir_kind="saved") == before - after > 0
+    keys = "weir_key_tokens_total"
+    assert day.page.labels("weir_key_tokens", "weir_key") == {"coder", "writer"}
+    assert total(keys, weir_kind="saved") == before - after
+    assert total(keys, weir_kind="forwarded") == after + others
+    assert total(keys, weir_kind="saved", weir_key="writer") > 0
+    assert total(keys, weir_kind="answered", weir_key="coder") > 0
+    cost = "weir_cost_total"
+    assert total(cost, weir_kind="unmanaged", weir_key="coder") > total(cost, weir_kind="forwarded", weir_key="coder")
+
+
+@pytest.mark.requirement("P15", "A0.118", "A0.119", "A0.120")
+def test_what_weir_did_is_counted_by_layer_zone_and_reason(day: Day) -> None:
+    total = day.page.total
+    assert total("weir_actions_total", weir_layer="evict") > 0
+    assert total("weir_actions_total", weir_layer="compact") >= 1
+    assert total("weir_overflows_total") == total("weir_retries_total", weir_reason="overflow") == 1
+    assert total("weir_pressure_count") == day.requests
+    assert total("weir_cache_requests_total") == day.requests - 1, "all but the one that was refused"
+    assert total("weir_pressure_count", weir_zone="green") >= 4
+    assert total("weir_compression_ratio_count") >= 1
+    assert total("weir_summarizer_calls_total", weir_result="ok") >= 1
+    assert total("weir_summarizer_tokens_total", weir_kind="asked") == sum(
+        s.prompt_tokens for s in answered(day.simulator, "summariser")
+    )
+    assert total("weir_checkpoints_total", weir_reason="batch") >= 1
+    assert total("weir_checkpoints_total", weir_reason="before_model") == 1
+    assert total("weir_windows_learned") == 1
+    assert total("weir_build_info") == 1
+    assert total("weir_health", weir_health_metric="utilization") > 0
+    waited = total("weir_overhead_seconds_count", weir_summarizer="true")
+    assert 1 <= waited <= 2
+    assert total("weir_overhead_seconds_count") == day.requests
+
+
+@pytest.mark.requirement("P15", "A4.15")
+def test_cache_use_is_what_the_upstream_reported(day: Day) -> None:
+    total = day.page.total
+    seen = [s for s in day.simulator.answered() if s.model in ("sim", "tight") and s.status == 200]
+    whole = [s for s in seen if s.path.endswith("completions") and not s.json().get("stream")]
+    assert total("weir_cache_tokens_total", weir_kind="prompt") == sum(s.prompt_tokens for s in whole)
+    assert total("weir_cache_tokens_total", weir_kind="read") == sum(s.cached_tokens for s in whole) > 0
+    assert total("weir_cache_requests_total", weir_prefix_changed="proxy") >= 1
+    assert total("weir_cache_requests_total", weir_prefix_changed="none", weir_cache_cold="false") >= 4
+
+
+@pytest.mark.requirement("P15")
+def test_the_store_is_timed_by_operation(day: Day) -> None:
+    count = "weir_store_latency_seconds_count"
+    batches = day.page.total("weir_checkpoints_total", weir_reason="batch")
+    assert day.page.total(count, weir_store_operation="record") >= 1
+    assert day.page.total(count, weir_store_operation="commit") >= batches
+    assert day.page.total(count, weir_store_operation="find") >= 1
+    assert {s.value for s in day.page.families["weir_store_waiting"].samples} == {0.0}
+
+
+@pytest.mark.requirement("S.16")
+def test_no_label_holds_content_a_key_or_a_conversation(day: Day) -> None:
+    page = day.page.text
+    for secret in (CANARY, "axios", "sk-coder", "sk-writer", "sk-upstream", "conv-", "req_"):
+        assert secret not in page, secret
+
+
+@pytest.mark.requirement("P15", "S.16")
+def test_ten_thousand_made_up_names_leave_a_bounded_page_and_right_sums() -> None:
+    metrics = Metrics()
+    for number in range(10_000):
+        model = f"made-up-{number}" + "x" * 500
+        metrics.answered(
+            provider="p", model=model, response_model=model, seconds=0.1, error_type=f"e{number}", input_tokens=5,
+            output_tokens=7, first_chunk=0.01,
+        )  # fmt: skip
+        metrics.request(outcome=f"upstream_{number}", policy=f"policy-{number}")
+        metrics.burned(tenant=f"t{number}", key=f"k{number}", forwarded=3, saved=1, cached=1, answered=1)
+        metrics.served(method="POST", route=f"/{number}", status=number, error="", seconds=0.1)
+        metrics.cost(forwarded=1.0, unmanaged=2.0, tenant=f"t{number}", key=f"k{number}")
+    metrics.answered(provider="p", model="sk-canary0123456789abcdef", seconds=0.1)
+    page = Page.read(metrics.render().decode())
+    assert page.total("weir_requests_total") == 10_000
+    assert page.total("weir_key_tokens_total", weir_kind="forwarded") == 30_000
+    assert page.total("gen_ai_client_operation_duration_seconds_count") == 10_001
+    for family in page.families.values():
+        series = {tuple(sorted((k, v) for k, v in s.labels.items() if k != "le")) for s in family.samples}
+        assert len(series) <= (500 if family.type == "histogram" else 2_000)
+        for label in {name for s in family.samples for name in s.labels} - {"le"}:
+            assert len(page.labels(family.name, label)) <= 201
+    assert len(page.labels("weir_requests", "weir_policy")) == 201
+    assert page.labels("weir_requests", "weir_policy") >= {"policy-0", "other"}
+    assert len(page.text.splitlines()) < 30_000
+    assert "sk-canary" not in page.text
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """An OTLP/HTTP receiver of metrics that decodes with the official messages."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if self.path == "/v1/metrics":
+            request = ExportMetricsServiceRequest.FromString(body)
+            self.server.received.append(request)  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def receiver() -> Iterator[tuple[str, list[ExportMetricsServiceRequest]]]:
+    """The address of a receiver, and what it has got."""
+    received: list[ExportMetricsServiceRequest] = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        server.received = received  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", received
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def points(metric: OtlpMetric) -> dict[tuple[tuple[str, str], ...], float]:
+    """Sums of counters, values of gauges and counts of histograms, by attributes as a scrape names them."""
+    kind = metric.WhichOneof("data")
+    found: dict[tuple[tuple[str, str], ...], float] = {}
+    for point in getattr(metric, str(kind)).data_points:
+        key = tuple(sorted((a.key.replace(".", "_"), a.value.string_value) for a in point.attributes))
+        if kind == "histogram":
+            assert sum(point.bucket_counts) == point.count
+            assert len(point.bucket_counts) == len(point.explicit_bounds) + 1
+            found[key] = point.count
+        else:
+            found[key] = point.as_double if point.HasField("as_double") else float(point.as_int)
+    return found
+
+
+@pytest.mark.requirement("P15", "A0.139")
+async def test_a_receiver_gets_the_same_numbers_by_otlp_as_a_scrape_shows(tmp_path: Path) -> None:
+    with receiver() as (url, received):
+        telemetry = Telemetry.create(TelemetrySettings(otlp_endpoint=url, service_version="1.2.3"))
+        async with a_day(tmp_path, telemetry) as day:
+            page = day.page
+        await asyncio.to_thread(telemetry.shutdown)
+    last = received[-1].resource_metrics[0]
+    assert {a.key: a.value.string_value for a in last.resource.attributes}["service.version"] == "1.2.3"
+    pushed = {m.name: m for m in last.scope_metrics[0].metrics}
+    by_name = {i.name: i for i in (*FIRST_NAMES, *OWN)}
+    assert {by_name[name].prometheus.removesuffix("_total") for name in pushed} == set(page.families)
+    for name, metric in pushed.items():
+        instrument = by_name[name]
+        suffix = "_count" if instrument.kind == "histogram" else ""
+        family = page.families[instrument.prometheus.removesuffix("_total")]
+        shown = {
+            tuple(sorted(s.labels.items())): s.value for s in family.samples if s.name == instrument.prometheus + suffix
+        }
+        assert metric.unit == instrument.unit
+        assert points(metric) == pytest.approx(shown), name
+
+
+@pytest.mark.requirement("P15")
+async def test_the_newest_names_take_the_place_of_the_first_ones_where_the_operator_opted_in(tmp_path: Path) -> None:
+    environment = {"OTEL_SEMCONV_STABILITY_OPT_IN": "http,gen_ai_latest_experimental"}
+    telemetry = Telemetry.create(TelemetrySettings(environment=environment))
+    async with a_day(tmp_path, telemetry) as day:
+        page, seen = day.page, [s for s in day.simulator.answered() if s.path.endswith("completions")]
+    shown = {name for name in page.families if name.startswith("gen_ai")}
+    newest = {i.prometheus.removesuffix("_total") for i in NEWEST_NAMES}
+    assert shown == newest - {"gen_ai_client_inference_usage_cache_write_input_tokens"}, "nobody reported that"
+    assert page.total("gen_ai_client_inference_duration_seconds_count") == len(seen)
+    whole = [s for s in seen if s.status == 200 and not s.json().get("stream")]
+    prompts = sum(s.prompt_tokens for s in whole)
+    assert page.total("gen_ai_client_inference_usage_input_tokens_total") == prompts
+    assert page.total("gen_ai_client_inference_operation_input_tokens_sum") == prompts
+    cached = page.total("gen_ai_client_inference_usage_cache_read_input_tokens_total")
+    assert cached == sum(s.cached_tokens for s in whole)
+
+
+FORBIDDEN = ("open", "socket.", "sqlite3.", "subprocess.", "os.", "time.sleep", "_winapi", "shutil.")
+
+
+@dataclass(slots=True)
+class Ears:
+    """Hears what one thread asks of the system while it is ``open``; a hook of the interpreter cannot be taken back."""
+
+    thread: int = 0
+    heard: list[str] | None = None
+
+    def __call__(self, event: str, _: tuple[object, ...]) -> None:
+        if self.heard is not None and threading.get_ident() == self.thread and event.startswith(FORBIDDEN):
+            self.heard.append(event)
+
+
+EARS = Ears()
+
+
+@pytest.mark.requirement("A0.126")
+async def test_watching_a_request_waits_for_nothing_and_touches_neither_disk_nor_network(tmp_path: Path) -> None:
+    sys.addaudithook(EARS)
+    talk = Talk(None, opening())
+    talk.grow(16, kind="agent")
+    async with weir("http://127.0.0.1:9/v1", tmp_path / "w.db") as target:
+        runtime = target.runtime
+        await asyncio.sleep(0)
+        headers = [(b"authorization", b"Bearer sk-test")]
+        body = openai_body(talk.messages)
+        outcome = Outcome(id="req_1", started=time.perf_counter(), trace=NULL_TRACE)
+        outcome.request, outcome.caller = parse_chat(body), runtime.keyring.identify(credentials_in(headers))
+        call = Call(runtime, outcome.request, outcome.caller, headers, outcome)
+        outcome.planned = await call.plan()
+        outcome.status, outcome.called = 200, time.perf_counter()
+        outcome.seen = Tap(usage=Usage(prompt=5000, completion=10, cached=100), finish_reasons=["stop"], model="sim")
+        assert outcome.decision is not None
+        assert outcome.decision.is_new
+        assert not inspect.iscoroutinefunction(settle)
+        EARS.thread, EARS.heard = threading.get_ident(), []
+        try:
+            settle(runtime, outcome)
+            heard = list(EARS.heard)
+        finally:
+            EARS.heard = None
+        assert heard == []
+        page = Page.read(runtime.telemetry.metrics.render().decode())
+    assert page.total("weir_requests_total") == page.total("weir_settlement_seconds_count") == 1
+
+
+def openai_body(messages: list[dict[str, Any]]) -> bytes:
+    """A request as its bytes."""
+    request = httpx.Request("POST", "http://weir", json={"model": "sim", "messages": messages, "tools": TOOLS})
+    return request.content
+
+
+@pytest.mark.requirement("P15")
+async def test_the_metrics_need_no_key_and_hold_none(tmp_path: Path) -> None:
+    yaml = YAML.format(upstream="http://127.0.0.1:9/v1")
+    async with weir("", tmp_path / "w.db", yaml=yaml, folder=tmp_path, window=None) as target:
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"{target.root}/weir/conversations")).status_code == 401
+        page = await scraped(target.root)
+    assert page.total("weir_build_info") == 1
+
+
+def test_the_readings_of_several_workers_are_added_up_and_a_dead_ones_moment_is_over(tmp_path: Path) -> None:
+    workers = [Metrics(), Metrics(), Metrics()]
+    for number, metrics in enumerate(workers):
+        metrics.share(tmp_path)
+        metrics.watch(HEALTH, dict[tuple[str, ...], float]({("utilization",): 0.2 * number}).copy)
+        metrics.active = 1
+        metrics.request(outcome="ok", policy="p")
+        metrics.overhead(0.01 * (number + 1))
+        metrics.leave()
+        metrics.overhead(0.5)
+    (tmp_path / "torn.readings").write_bytes(b'[["weir.requests",')
+    page = Page.read(workers[0].render().decode())
+    assert page.total("weir_requests_total") == page.total("http_server_active_requests") == 3
+    assert page.total("weir_health") == pytest.approx(0.2)
+    assert page.total("weir_overhead_seconds_count") == 4, "one's own are of this moment, the others' of when they left"
+    assert page.total("weir_overhead_seconds_sum") == pytest.approx(0.56)
+    for path in tmp_path.glob("*.readings"):
+        os.utime(path, (0, 0))
+    page = Page.read(workers[0].render().decode())
+    assert page.total("weir_requests_total") == 3
+    assert page.total("http_server_active_requests") == 1
+    assert page.total("weir_health") == 0
+
+
+@pytest.mark.requirement("P15", "A0.139")
+async def test_a_scrape_of_any_worker_shows_what_all_of_them_have_done(tmp_path: Path) -> None:
+    store = f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        arguments = ["--upstream", simulator.base_url, "--window", "8192", "--store", store, "--workers", "2"]
+        async with WeirProcess(arguments, free_port()) as process:
+            for number in range(24):
+                talk = Talk(process.client(f"sk-{number}"), [{"role": "user", "content": f"Question {number}"}])
+                await talk.ask()
+            seen: list[float] = []
+            async with asyncio.timeout(20):
+                while seen[-6:] != [24.0] * 6:
+                    page = await scraped(process.root)
+                    seen.append(page.total("weir_requests_total"))
+                    await asyncio.sleep(0.1)
+    assert page.total("weir_overhead_seconds_count") == page.total("weir_settlement_seconds_count") == 24
+    assert page.total("weir_build_info") == 1
