@@ -94,10 +94,16 @@ class Exchange:
         headers: Sequence[tuple[bytes, bytes]] = self.scope["headers"]
         client = self.scope.get("client")
         trace = self.runtime.telemetry.exchange(
-            "POST", ROUTE, headers, client=client[0] if client else None, request_id=self.id
+            "POST",
+            ROUTE,
+            headers,
+            server=self.scope.get("server"),
+            client=client[0] if client else None,
+            scheme=self.scope.get("scheme", "http"),
+            request_id=self.id,
         )
         query = self.scope.get("query_string", b"")
-        outcome = Outcome(id=self.id, started=self.started, trace=trace, query=query)
+        outcome = Outcome(id=self.id, started=self.started, trace=trace, query=query, sent_with=headers)
         try:
             body = await read_body(self.receive, limit=self.runtime.config.limits.body)
             self.task = asyncio.current_task()
@@ -205,6 +211,7 @@ class Exchange:
                         opening=received.opening,
                         chunks=chunks,
                         explain=self._explain,
+                        begun=outcome.begin_stream,
                     )
         finally:
             answer.close()

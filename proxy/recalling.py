@@ -71,6 +71,9 @@ class Recalling:
                 input_tokens=usage.prompt,
                 output_tokens=usage.completion,
                 cache_read=usage.cached,
+                cache_write=usage.written,
+                tier=seen.tier,
+                fingerprint=seen.fingerprint,
                 reasoning=usage.reasoning,
             )
         outcome.rounds.append(usage)

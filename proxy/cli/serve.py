@@ -23,7 +23,7 @@ from proxy.server import run
 from proxy.simulator.serving import run_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store import Store, StoreError
-from proxy.telemetry import QueuedLog, Telemetry, TelemetrySettings
+from proxy.telemetry import QueuedLog, Telemetry, TelemetryError, TelemetrySettings
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.upstream.providers import providers_for
 
@@ -104,23 +104,34 @@ def _run(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer, 
 
 
 def _app(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer) -> App:
-    telemetry = Telemetry.create(
-        TelemetrySettings(
-            service_name=config.telemetry.service_name,
-            service_version=importlib.metadata.version(DISTRIBUTION),
-            otlp_endpoint=config.telemetry.otlp_endpoint,
-            capture_content=config.telemetry.capture_content,
-            environment=environment(),
-        )
-    )
     return create_app(
         config,
-        telemetry=telemetry,
+        telemetry=_telemetry(config),
         tokenizer=tokenizer,
         providers=providers_for(config.upstreams.values()),
         reload=None if config.simulate else lambda: load_config(path, env=environment(), flags=flags),
         hooks=installed_plugins(),
     )
+
+
+def _telemetry(config: Config) -> Telemetry:
+    """Telemetry as the configuration and the standard variables ask for it, or a one-line failure."""
+    chosen = config.telemetry
+    try:
+        return Telemetry.create(
+            TelemetrySettings(
+                service_name=chosen.service_name,
+                service_version=importlib.metadata.version(DISTRIBUTION),
+                otlp_endpoint=chosen.otlp_endpoint,
+                otlp_protocol=chosen.otlp_protocol,
+                deployment=chosen.environment,
+                capture_content=chosen.capture_content,
+                read_baggage=chosen.read_baggage,
+                environment=environment(),
+            )
+        )
+    except TelemetryError as error:
+        raise Failure(f"telemetry: {error}") from error
 
 
 def installed_plugins() -> tuple[Plugin, ...]:
