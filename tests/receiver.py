@@ -90,11 +90,18 @@ def short(name: str) -> str:
     return NAMES.get(name) or name.rsplit(".", 1)[-1]
 
 
-def tree(spans: Iterable[Span], *shown: str, events: bool = True, hidden: Iterable[str] = ()) -> str:
+def tree(spans: Iterable[Span], *shown: str, events: bool = True, hidden: Iterable[str] = (), about: int = 1) -> str:
     """Spans as indented text: kind, name, ``ERROR``, those of ``shown`` that are there, links; events below.
 
-    Of an attribute that is in ``hidden`` only its presence is shown.
+    Of an attribute that is in ``hidden`` only its presence is shown; numbers from 1,000 on are rounded to ``about``.
     """
+    hidden = frozenset(hidden)
+
+    def plain(value: Any) -> str:
+        if isinstance(value, int) and value >= 1000:
+            return str(about * round(value / about))
+        return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+
     every = sorted(spans, key=lambda span: (span.start_time_unix_nano, span.name))
     by_id = {span.span_id: span for span in every}
     lines: list[str] = []
@@ -103,7 +110,7 @@ def tree(spans: Iterable[Span], *shown: str, events: bool = True, hidden: Iterab
         found = attributes(span.attributes)
         kind = Span.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_")
         words = [kind, span.name, *(["ERROR"] if span.status.code == 2 else [])]
-        words += [f"{short(n)}={'…' if n in hidden else _plain(found[n])}" for n in shown if n in found]
+        words += [f"{short(n)}={'…' if n in hidden else plain(found[n])}" for n in shown if n in found]
         for link in span.links:
             reason = attributes(link.attributes).get("weir.reason", "?")
             before = by_id[link.span_id]
@@ -111,7 +118,7 @@ def tree(spans: Iterable[Span], *shown: str, events: bool = True, hidden: Iterab
         lines.append("  " * depth + " ".join(words))
         for event in span.events if events else ():
             facts = attributes(event.attributes)
-            said = " ".join(f"{short(name)}={_plain(value)}" for name, value in sorted(facts.items()))
+            said = " ".join(f"{short(name)}={plain(value)}" for name, value in sorted(facts.items()))
             lines.append("  " * (depth + 1) + f"* {event.name} {said}".rstrip())
         for child in every:
             if child.parent_span_id == span.span_id:
@@ -121,10 +128,6 @@ def tree(spans: Iterable[Span], *shown: str, events: bool = True, hidden: Iterab
         if span.parent_span_id not in by_id:
             show(span, 0)
     return "\n".join(lines)
-
-
-def _plain(value: Any) -> str:
-    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 class _Posted(BaseHTTPRequestHandler):

@@ -58,6 +58,7 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     """
     flags = Flags(**values)  # type: ignore[arg-type]  # the options above, by the same names
     config = loaded(path, flags)
+    _check_telemetry(config)
     tokenizer = Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
     with _logging(log_format), _listening(config) as listener, _upstream(config, tokenizer) as effective:
         _check_store(effective)
@@ -106,7 +107,7 @@ def _run(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer, 
 def _app(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer) -> App:
     return create_app(
         config,
-        telemetry=_telemetry(config),
+        telemetry=Telemetry.create(_telemetry_settings(config)),
         tokenizer=tokenizer,
         providers=providers_for(config.upstreams.values()),
         reload=None if config.simulate else lambda: load_config(path, env=environment(), flags=flags),
@@ -114,22 +115,25 @@ def _app(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer) 
     )
 
 
-def _telemetry(config: Config) -> Telemetry:
-    """Telemetry as the configuration and the standard variables ask for it, or a one-line failure."""
+def _telemetry_settings(config: Config) -> TelemetrySettings:
+    """Telemetry as the configuration and the standard variables ask for it."""
     chosen = config.telemetry
+    return TelemetrySettings(
+        service_name=chosen.service_name,
+        service_version=importlib.metadata.version(DISTRIBUTION),
+        otlp_endpoint=chosen.otlp_endpoint,
+        otlp_protocol=chosen.otlp_protocol,
+        deployment=chosen.environment,
+        capture_content=chosen.capture_content,
+        read_baggage=chosen.read_baggage,
+        environment=environment(),
+    )
+
+
+def _check_telemetry(config: Config) -> None:
+    """Say what is wrong with the exporters before anybody connects, and in one process only."""
     try:
-        return Telemetry.create(
-            TelemetrySettings(
-                service_name=chosen.service_name,
-                service_version=importlib.metadata.version(DISTRIBUTION),
-                otlp_endpoint=chosen.otlp_endpoint,
-                otlp_protocol=chosen.otlp_protocol,
-                deployment=chosen.environment,
-                capture_content=chosen.capture_content,
-                read_baggage=chosen.read_baggage,
-                environment=environment(),
-            )
-        )
+        _telemetry_settings(config).check()
     except TelemetryError as error:
         raise Failure(f"telemetry: {error}") from error
 

@@ -33,6 +33,15 @@ def default_endpoint(protocol: Protocol) -> str:
     return f"http://localhost:{GRPC_PORT if protocol == GRPC else HTTP_PORT}"
 
 
+def check(protocol: Protocol, endpoint: str) -> None:
+    """Nothing, or TelemetryError where no exporter could be made."""
+    if protocol == GRPC:
+        _grpc("trace_exporter")
+        _authority(endpoint)
+    else:
+        _url(endpoint)
+
+
 def span_exporter(protocol: Protocol, endpoint: str) -> SpanExporter:
     """An exporter of spans; TelemetryError where the protocol needs a package that is missing, or another address."""
     if protocol == GRPC:

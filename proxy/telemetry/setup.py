@@ -27,6 +27,7 @@ from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace, Recordin
 
 SHUTDOWN_SECONDS: Final = 2.0
 GIVE_UP_SECONDS: Final = 0.2
+SIGNALS: Final[tuple[Signal, ...]] = ("traces", "metrics")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,12 @@ class TelemetrySettings:
                     raise TelemetryError(f"{name} is {said[:40]!r}; Weir exports by {' or '.join(PROTOCOLS)}")
                 return known
         return self.otlp_protocol
+
+    def check(self) -> None:
+        """Nothing, or TelemetryError where a signal cannot be exported as it was asked for."""
+        for signal in SIGNALS:
+            if (endpoint := self.endpoint(signal)) is not None:
+                export.check(self.protocol(signal), endpoint)
 
     @property
     def captures(self) -> bool:

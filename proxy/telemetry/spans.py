@@ -68,7 +68,11 @@ class OpenSpan:
 class PlanSpan(OpenSpan):
     """``weir context.plan``, a context manager: what was decided, with a child per layer."""
 
-    __slots__ = ()
+    __slots__ = ("layers",)
+
+    def __init__(self, trace: Whole, name: str, *, kind: SpanKind, parent: OpenSpan | None, started: int) -> None:
+        super().__init__(trace, name, kind=kind, parent=parent, started=started)
+        self.layers = 0
 
     def layer(
         self,
@@ -81,8 +85,12 @@ class PlanSpan(OpenSpan):
         started_ns: int | None = None,
         ended_ns: int | None = None,
     ) -> None:
-        """A layer that ran: tokens before and after, units changed; without times it spans the plan until now."""
-        started = self.started if started_ns is None else started_ns
+        """A layer that ran: tokens before and after, units changed.
+
+        Without times it spans the plan until now, a nanosecond after the one before it, so that viewers keep the order.
+        """
+        self.layers += 1
+        started = self.started + self.layers if started_ns is None else started_ns
         child = self.trace.child(OpenSpan, f"{names.LAYER_SPAN} {name}", SpanKind.INTERNAL, started, self)
         child.attributes.update(
             {names.LAYER: name, names.BEFORE: before, names.AFTER: after, names.UNITS: units},
