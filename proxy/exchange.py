@@ -131,9 +131,8 @@ class Exchange:
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
         if [v for n, v in headers if n == b"content-encoding" and v.strip().lower() != b"identity"]:
             raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
-        caller = runtime.keyring.identify(credentials_in(headers))
-        request = parse_chat(body)
-        outcome.request, outcome.caller = request, caller
+        outcome.caller = caller = runtime.keyring.identify(credentials_in(headers))
+        outcome.request = request = parse_chat(body)
         caller.require(request.model)
         call = Call(runtime, request, caller, headers, outcome)
         planned = await call.plan()

@@ -88,6 +88,7 @@ TOKEN_TYPE: Final = "gen_ai.token.type"  # noqa: S105 - a kind of token that is 
 
 # Attributes: Weir's own
 REQUEST_ID: Final = "weir.request.id"
+MODEL: Final = "weir.model"
 CONTENT_DROPPED: Final = "weir.content.dropped"
 DERIVED: Final = "weir.conversation.derived"
 TENANT: Final = "weir.tenant"

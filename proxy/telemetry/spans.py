@@ -87,10 +87,10 @@ class PlanSpan(OpenSpan):
     ) -> None:
         """A layer that ran: tokens before and after, units changed.
 
-        Without times it spans the plan until now, a nanosecond after the one before it, so that viewers keep the order.
+        Without times it spans the plan until now, a microsecond after the one before it: viewers keep the order.
         """
         self.layers += 1
-        started = self.started + self.layers if started_ns is None else started_ns
+        started = self.started + 1_000 * self.layers if started_ns is None else started_ns
         child = self.trace.child(OpenSpan, f"{names.LAYER_SPAN} {name}", SpanKind.INTERNAL, started, self)
         child.attributes.update(
             {names.LAYER: name, names.BEFORE: before, names.AFTER: after, names.UNITS: units},

@@ -141,7 +141,7 @@ class ExchangeTrace:
         note(names.TENANT, tenant and clean(tenant))
         note(names.POLICY, clean(policy))
         note(names.PRESET, preset and clean(preset))
-        note(names.REQUEST_MODEL, clean(model) or None)
+        note(names.MODEL, clean(model) or None)  # a span with gen_ai.request.model is a generation to viewers
 
     def cache(self, *, changed: str, is_cold: bool, hit_ratio: float | None) -> None:
         """What the provider's prompt cache made of the request, on the root: who changed its prefix, and the rest."""
