@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
@@ -183,8 +183,8 @@ def receiving(status: int = 200) -> Iterator[Receiver]:
     thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     rpc = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
-    add_TraceServiceServicer_to_server(_Traces(receiver), rpc)
-    add_MetricsServiceServicer_to_server(_Metrics(receiver), rpc)
+    add_TraceServiceServicer_to_server(_Traces(receiver), rpc)  # type: ignore[no-untyped-call]
+    add_MetricsServiceServicer_to_server(_Metrics(receiver), rpc)  # type: ignore[no-untyped-call]
     port = rpc.add_insecure_port("127.0.0.1:0")
     rpc.start()
     receiver.http = f"http://127.0.0.1:{web.server_port}"
