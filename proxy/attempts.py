@@ -2,19 +2,21 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from policies import ContextSettings
 from proxy.caller import Caller
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
+from proxy.heard import heard
 from proxy.metering import begin_call, count_call
 from proxy.outcome import Outcome
 from proxy.planning import Planned
 from proxy.relay import MOST_WHOLE, Received, is_stream, open_stream
 from proxy.runtime import Runtime
-from proxy.tap import read_completion
-from proxy.telemetry import CONTEXT_HEADERS
+from proxy.tap import error_code, read_completion
+from proxy.telemetry import CONTEXT_HEADERS, Attempt
+from proxy.telemetry.names import REQUEST_PARAMS
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.overflow import NONE, Kind, Verdict, classify, classify_event, plausible_limit
 from proxy.upstream.upstreams import CHAT, Answer
@@ -22,7 +24,9 @@ from proxy.wire.chat import ChatRequest, with_fields
 
 SMALLEST_OUTPUT = 16
 CLAMP_MARGIN = 8
-DROPPED = frozenset({b"accept-encoding", b"baggage"})
+DROPPED = frozenset({b"accept-encoding"})
+DROPPED_WITH_CONTEXT = DROPPED | CONTEXT_HEADERS
+OUTPUT_TYPES = {"text": "text", "json_object": "json", "json_schema": "json"}
 
 
 @dataclass(slots=True)
@@ -39,6 +43,7 @@ class Attempts:
     outcome: Outcome
     policy: ContextSettings | None
     made: int = 0
+    room: int | None = None
 
     async def make(self, body: bytes, planned: Planned) -> tuple[Received, Verdict]:
         """Send ``body`` as one more attempt: the answer, and what it says about size."""
@@ -48,15 +53,16 @@ class Attempts:
         assert upstream is not None  # noqa: S101 - whoever planned has chosen it
         span = outcome.trace.attempt(
             self.request.model,
-            upstream.name,
+            outcome.provider(),
             *outcome.address(),
-            self.made,
+            request=self._asked() if outcome.trace.recorded else None,
             compacted=planned.decision is not None and "compact" in planned.decision.applied and not outcome.observed,
         )
         outcome.attempt = span
         begin_call(outcome)
-        context = span.propagation()
-        drop = DROPPED | CONTEXT_HEADERS if context else DROPPED
+        span.asked(body)
+        context = span.propagation() if upstream.forward_trace else ()
+        drop = DROPPED_WITH_CONTEXT if context or not upstream.forward_trace else DROPPED
         try:
             answer = await self.runtime.upstreams.send(
                 upstream,
@@ -68,34 +74,43 @@ class Attempts:
                 body=body,
                 attempt=self.made - 1,
             )
-            received, verdict = await self._look(answer, planned)
+            span.arrived(answer.status)
+            received, verdict = await self._look(answer, planned, span)
         except ProxyError as error:
             span.failed(error.code)
             count_call(self.runtime.telemetry.metrics, outcome, error=error.code)
             raise
         if answer.status >= 400 or verdict.is_overflow:
-            reason = "context_length_exceeded" if verdict.is_overflow else str(answer.status)
-            count_call(self.runtime.telemetry.metrics, outcome, error=reason)
-            if answer.status >= 400:
-                span.failed(reason, status=answer.status)
+            reason = "context_length_exceeded" if verdict.is_overflow else error_code(received.body or b"")
+            span.failed(reason or str(answer.status))
+            count_call(self.runtime.telemetry.metrics, outcome, error=reason or str(answer.status))
         return received, verdict
 
-    async def _look(self, answer: Answer, planned: Planned) -> tuple[Received, Verdict]:
+    def _asked(self) -> Mapping[str, object]:
+        """What the request asks of the model, for the trace: the fields in the table, as they go up."""
+        request = self.request
+        asked = {name: request.value(name) for name in REQUEST_PARAMS if name in request.fields}
+        if self.room is not None:
+            asked["max_completion_tokens" if "max_completion_tokens" in asked else "max_tokens"] = self.room
+        form = request.value("response_format") if "response_format" in request.fields else None
+        if isinstance(form, dict) and (kind := OUTPUT_TYPES.get(str(form.get("type")))):
+            asked["output_type"] = kind
+        return asked
+
+    async def _look(self, answer: Answer, planned: Planned, span: Attempt) -> tuple[Received, Verdict]:
         """Read as much of an answer as tells whether it is an overflow, before anything goes to the client."""
         if is_stream(answer) and answer.status < 400:
-            chunks = answer.chunks()
+            chunks = heard(answer.chunks(), span) if span.captures else answer.chunks()
             if self.policy is None:
                 return Received(answer, chunks=chunks), NONE
             try:
-                opening = await open_stream(chunks)
+                opening = await open_stream(chunks, begun=self.outcome.begin_stream)
             except StreamBroken as error:
                 answer.close()
                 raise UpstreamUnreachable(str(error)) from None
             except BaseException:
                 answer.close()
                 raise
-            if opening.first is not None and self.outcome.called is not None:
-                self.outcome.first_chunk = opening.first - self.outcome.called
             verdict = classify_event(opening.error) if opening.error is not None else NONE
             return Received(answer, chunks=chunks, opening=opening), verdict
         try:
@@ -109,6 +124,8 @@ class Attempts:
             answer.close()
             raise UpstreamEmpty("The upstream answered 200 with an empty body.")
         seen = read_completion(body) if answer.status < 400 else None
+        if seen is not None:
+            span.said_whole(body)
         if seen is not None and seen.said:
             return Received(answer, body=body, seen=seen), NONE
         window = planned.belief.budget.window if planned.belief is not None else None
@@ -140,7 +157,7 @@ class Attempts:
         if room is None or asked is None or room >= asked or room < min(SMALLEST_OUTPUT, asked):
             return None
         name = "max_completion_tokens" if "max_completion_tokens" in self.request.fields else "max_tokens"
-        self.outcome.clamped = True
+        self.outcome.clamped, self.room = True, room
         return with_fields(body, **{name: room})
 
 

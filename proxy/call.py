@@ -63,7 +63,7 @@ class Call:
         self.job = Job(
             request=request,
             tenant=caller.tenant,
-            name=name_from(self.headers, request.fields),
+            name=name_from(self.headers, request.fields, baggage=runtime.config.telemetry.read_baggage),
             settings=settings,
             counter=counter,
             believe=partial(

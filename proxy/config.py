@@ -137,6 +137,7 @@ _VARIABLES: Mapping[str, KeyPath] = {
     "WEIR_SUMMARIZER": ("summarizer",),
     "WEIR_ADMIN_TOKEN": ("auth", "admin_token"),
     "OTEL_EXPORTER_OTLP_ENDPOINT": ("telemetry", "otlp_endpoint"),
+    "OTEL_EXPORTER_OTLP_PROTOCOL": ("telemetry", "otlp_protocol"),
     "OTEL_SERVICE_NAME": ("telemetry", "service_name"),
 }
 

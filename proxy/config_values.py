@@ -83,6 +83,7 @@ class UpstreamSettings:
         api_key: the operator's key, or ``pass`` for the client's own.
         provider: for ``litellm``: its name of the provider, put before the model (``anthropic/…``).
         api_base: for ``litellm``: another address than the provider's usual one.
+        forward_trace: whether ``traceparent`` and ``tracestate`` go upstream; baggage never does.
     """
 
     name: Word
@@ -92,6 +93,7 @@ class UpstreamSettings:
     timeout: Timeouts = Timeouts()
     provider: Word | None = None
     api_base: str | None = None
+    forward_trace: bool = True
 
     @property
     def passes_key(self) -> bool:
@@ -189,11 +191,19 @@ class AlertSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySettings:
-    """OpenTelemetry; ``otlp_endpoint`` None exports nothing, ``capture_content`` puts text into spans."""
+    """OpenTelemetry; ``otlp_endpoint`` None exports nothing, ``capture_content`` puts text into spans.
+
+    Attributes:
+        environment: where this Weir runs, for example ``production``.
+        read_baggage: takes ``session.id`` and ``user.id`` from the baggage that clients send.
+    """
 
     service_name: Word = "weir"
+    environment: Word | None = None
     otlp_endpoint: str | None = None
+    otlp_protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
     capture_content: bool = False
+    read_baggage: bool = False
     alerts: AlertSettings = AlertSettings()
 
 

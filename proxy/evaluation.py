@@ -128,7 +128,7 @@ class OnlineEvaluation:
 
     async def _do(self, work: _Work) -> None:
         async with self._turns:
-            trace = work.trace.follow(names.EVALUATE_SPAN)
+            trace = work.ask.trace = work.trace.follow(names.EVALUATE_SPAN)
             try:
                 await self._measure(work, trace)
             except StoreError as error:

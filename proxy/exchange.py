@@ -27,7 +27,6 @@ from proxy.errors import (
 )
 from proxy.intake import ClientGone, Receive, read_body, while_connected
 from proxy.keys import credentials_in
-from proxy.metering import note_first_chunk
 from proxy.outcome import Outcome
 from proxy.recall.rounds import Rounds
 from proxy.recall.streaming import Relaying
@@ -95,11 +94,17 @@ class Exchange:
         headers: Sequence[tuple[bytes, bytes]] = self.scope["headers"]
         client = self.scope.get("client")
         trace = self.runtime.telemetry.exchange(
-            "POST", ROUTE, headers, client=client[0] if client else None, request_id=self.id
+            "POST",
+            ROUTE,
+            headers,
+            server=self.scope.get("server"),
+            client=client[0] if client else None,
+            scheme=self.scope.get("scheme", "http"),
+            request_id=self.id,
         )
         query, metrics = self.scope.get("query_string", b""), self.runtime.telemetry.metrics
         metrics.active += 1
-        outcome = Outcome(id=self.id, started=self.started, trace=trace, query=query)
+        outcome = Outcome(id=self.id, started=self.started, trace=trace, query=query, sent_with=headers)
         try:
             body = await read_body(self.receive, limit=self.runtime.config.limits.body)
             self.task = asyncio.current_task()
@@ -128,9 +133,8 @@ class Exchange:
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
         if [v for n, v in headers if n == b"content-encoding" and v.strip().lower() != b"identity"]:
             raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
-        caller = runtime.keyring.identify(credentials_in(headers))
-        request = parse_chat(body)
-        outcome.request, outcome.caller = request, caller
+        outcome.caller = caller = runtime.keyring.identify(credentials_in(headers))
+        outcome.request = request = parse_chat(body)
         caller.require(request.model)
         call = Call(runtime, request, caller, headers, outcome)
         planned = await call.plan()
@@ -213,7 +217,7 @@ class Exchange:
                         opening=received.opening,
                         chunks=chunks,
                         explain=self._explain,
-                        began=partial(note_first_chunk, outcome) if received.opening is None else None,
+                        begun=outcome.begin_stream,
                     )
         finally:
             answer.close()

@@ -23,12 +23,6 @@ def begin_call(outcome: Outcome) -> None:
     outcome.called, outcome.received, outcome.first_chunk = time.perf_counter(), None, None
 
 
-def note_first_chunk(outcome: Outcome) -> None:
-    """Note that the stream of the call begins now."""
-    if outcome.called is not None:
-        outcome.first_chunk = time.perf_counter() - outcome.called
-
-
 def count_call(
     metrics: Metrics, outcome: Outcome, *, usage: Usage | None = None, model: str | None = None, error: str = ""
 ) -> None:
@@ -40,7 +34,7 @@ def count_call(
     address, port = outcome.address()
     used = usage or NOTHING
     metrics.answered(
-        provider=upstream.name,
+        provider=outcome.provider(),
         model=outcome.request.model if outcome.request is not None else "",
         seconds=(outcome.received or time.perf_counter()) - begun,
         response_model=model or "",

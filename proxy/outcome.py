@@ -4,7 +4,7 @@ An observed request is forwarded as it came: the headers say what went up.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from urllib.parse import urlsplit
@@ -22,7 +22,7 @@ from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
 from proxy.spent import Spent
 from proxy.tap import Tap, Usage, together
-from proxy.telemetry import Attempt, Trace
+from proxy.telemetry import Attempt, Trace, provider_name
 from proxy.upstream.overflow import Verdict
 from proxy.wire.chat import ChatRequest
 
@@ -44,15 +44,17 @@ class Outcome:
     """One exchange as it unfolds; the routes and the line write it, :func:`settle` reads it.
 
     ``recalls`` are the calls of the recall tool that were answered in it, ``rounds`` what the upstream reported of
-    the answers before the last one; ``seen`` is what the client was told, all rounds together. ``called`` is when the
-    call upstream began that is not counted yet (``time.perf_counter``), ``received`` when the whole of its answer was
-    there if that was before it was relayed, ``first_chunk`` the seconds until its stream began.
+    the answers before the last one; ``seen`` is what the client was told, all rounds together. ``sent_with`` are the
+    client's headers. ``called`` is when the call upstream began that is not counted yet (``time.perf_counter``),
+    ``received`` when the whole of its answer was there if that was before it was relayed, ``first_chunk`` the seconds
+    until its stream began, None where there is none.
     """
 
     id: str
     started: float
     trace: Trace
     query: bytes = b""
+    sent_with: Sequence[tuple[bytes, bytes]] = ()
     request: ChatRequest | None = None
     caller: Caller | None = None
     settings: ContextSettings | None = None
@@ -123,9 +125,20 @@ class Outcome:
         """Whether a summariser was waited for."""
         return self.spent is not None and self.spent().seconds > 0
 
+    def begin_stream(self) -> None:
+        """The first piece of the last attempt's streamed answer has come."""
+        if self.first_chunk is None and self.called is not None:
+            self.first_chunk = time.perf_counter() - self.called
+            if self.attempt is not None:
+                self.attempt.first_chunk()
+
+    def provider(self) -> str:
+        """The provider as the GenAI conventions call it, else the upstream's name."""
+        return "" if self.upstream is None else provider_of(self.upstream)
+
     def address(self) -> tuple[str, int | None]:
         """Host and port of the upstream, for the trace."""
-        return _host_and_port((self.upstream.base_url or self.upstream.api_base or "") if self.upstream else "")
+        return ("", None) if self.upstream is None else address_of(self.upstream)
 
     def settings_or_default(self) -> ContextSettings:
         """The policy's settings, the default ones before a policy was found."""
@@ -201,10 +214,20 @@ class Outcome:
         return [(name, value.encode("latin-1", "replace")) for name, value in pairs]
 
 
+def provider_of(upstream: UpstreamSettings) -> str:
+    """The provider behind an upstream as the GenAI conventions call it, else the upstream's name."""
+    return provider_name(upstream.name, host=address_of(upstream)[0], provider=upstream.provider)
+
+
+def address_of(upstream: UpstreamSettings) -> tuple[str, int | None]:
+    """Host and port of an upstream; empty for a provider's usual one."""
+    return _host_and_port(upstream.base_url or upstream.api_base or "")
+
+
 @lru_cache(maxsize=256)
 def _host_and_port(base: str) -> tuple[str, int | None]:
     parts = urlsplit(base)
-    return parts.hostname or "", parts.port
+    return parts.hostname or "", parts.port or {"https": 443, "http": 80}.get(parts.scheme)
 
 
 def evicted_count(planned: Planned) -> int:

@@ -48,6 +48,7 @@ from proxy.spent import Spent
 from proxy.stages import figures_of
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
+from proxy.telemetry import Trace
 from proxy.tokenizer import TextCounter
 from proxy.transcripts import Reading, Transcripts
 from proxy.windows import Belief
@@ -428,7 +429,7 @@ class Job:
     counter: TextCounter
     believe: Believe
     ask: Ask
-    ask_later: Ask | None = None
+    ask_later: "Traced | None" = None
     ask_about: "Paid | None" = None
     pruned: set[str] = field(default_factory=set)
     summarizer_input: int | None = None
@@ -448,14 +449,20 @@ class Job:
         return planned.belief is not None and planned.belief.facts.source not in ("last_resort", "unknown")
 
 
-class Paid(Protocol):
-    """Answers, and says what the answers took and what those who answer can read."""
+class Traced(Protocol):
+    """Answers, and shows in a trace that it did."""
 
-    spent: Spent
+    trace: Trace
 
     async def __call__(self, effect: Effect) -> Reply:
         """The reply to one effect."""
         ...
+
+
+class Paid(Traced, Protocol):
+    """Answers, and says what the answers took and what those who answer can read."""
+
+    spent: Spent
 
     def reads(self, purpose: str) -> int | None:
         """The tokens that the model for a purpose can read at once, None where its window is not known."""

@@ -30,6 +30,7 @@ from proxy.perform import Ask, Returned, drive, step
 from proxy.planning import Job, Planned, Planner
 from proxy.store import Store, StoreError
 from proxy.store.records import NoteRow
+from proxy.telemetry import NULL_TRACE, Trace, names
 from proxy.transcripts import Reading
 from proxy.windows import Belief
 
@@ -55,6 +56,12 @@ class Work:
     read: bool
     warm: bool
     cuts: int
+    trace: Trace = NULL_TRACE
+
+    @property
+    def ask(self) -> Ask:
+        """Who answers its questions."""
+        return self.job.ask_later or self.job.ask
 
     @property
     def thread(self) -> Thread:
@@ -74,12 +81,13 @@ class Preparation:
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._closing = False
 
-    def after(self, job: Job, planned: Planned, *, save: str | None = None) -> None:
+    def after(self, job: Job, planned: Planned, *, save: str | None = None, trace: Trace = NULL_TRACE) -> None:
         """Look at a request that was answered; costs next to nothing where there is nothing to do.
 
-        ``save`` is a reason to save the state whatever the policy says of its marks.
+        ``save`` is a reason to save the state whatever the policy says of its marks; what is done has a trace under
+        ``trace``, the request's.
         """
-        work = _work(job, planned, save)
+        work = _work(job, planned, save, trace)
         if work is None or self._closing:
             return
         branch = work.thread.branch.branch
@@ -119,13 +127,28 @@ class Preparation:
 
     async def _do(self, work: Work) -> None:
         async with self._turns:
-            for do in (self._prepare, self._read, self._save, self._warm):
-                try:
-                    await do(work)
-                except StoreError as error:
-                    log.warning("what was prepared after an answer could not be stored: %s", error)
-                except Exception:  # the answer is long out: nothing here may end the process's other work
-                    log.exception("preparing after an answer failed")
+            trace, failed = work.trace.follow(names.PREPARE_SPAN), None
+            if work.job.ask_later is not None:
+                work.job.ask_later.trace = trace
+            try:
+                failed = await self._do_all(work)
+            finally:
+                if work.prepare or work.save is not None or trace.has_children or failed is not None:
+                    trace.end(None, failed)
+
+    async def _do_all(self, work: Work) -> str | None:
+        """Do what is worth doing; the last failure in a word comes back, None without one."""
+        failed: str | None = None
+        for do in (self._prepare, self._read, self._save, self._warm):
+            try:
+                await do(work)
+            except StoreError as error:
+                failed = "store"
+                log.warning("what was prepared after an answer could not be stored: %s", error)
+            except Exception as error:  # the answer is long out: nothing here may end the process's other work
+                failed = type(error).__name__
+                log.exception("preparing after an answer failed")
+        return failed
 
     async def _read(self, work: Work) -> None:
         """Take the notes that the new messages hold, and see whether they are a milestone."""
@@ -138,7 +161,7 @@ class Preparation:
         if wants_notes(transcript, settings=settings, known=known):
             reads = work.job.summarizer_input or work.belief.budget.hard_limit
             flow = write_notes(transcript, known=known, counter=work.job.counter, max_input=reads)
-            found += await _asked(flow, work.job.ask_later or work.job.ask)
+            found += await _asked(flow, work.ask)
         await self._keep_notes(thread, found)
         if settings.checkpoints.milestones and work.save is None:
             milestone = await asyncio.to_thread(milestone_of, transcript, settings=settings, known=known)
@@ -208,7 +231,7 @@ class Preparation:
         )
         thread.preparing = asyncio.Event()
         try:
-            prepared = await _asked(flow, job.ask_later or job.ask)
+            prepared = await _asked(flow, work.ask)
             self._use(thread, prepared)
         finally:
             thread.preparing.set()
@@ -237,7 +260,7 @@ def _still_needed(thread: Thread, prepared: Prepared) -> bool:
     return all(cut.covers < prepared.covers for cut in thread.known.cuts)
 
 
-def _work(job: Job, planned: Planned, reason: str | None = None) -> Work | None:
+def _work(job: Job, planned: Planned, reason: str | None, trace: Trace) -> Work | None:
     """What is worth doing after a request, None for nothing."""
     decision, recognised, belief = planned.decision, planned.recognised, planned.belief
     if decision is None or recognised is None or belief is None or planned.reading is None or job.settings.observes:
@@ -257,4 +280,4 @@ def _work(job: Job, planned: Planned, reason: str | None = None) -> Work | None:
     warm = near and not decision.is_new and length > thread.read * GROWN
     if not (soft or save or read or warm):
         return None
-    return Work(job, planned.reading, recognised, belief, soft, save, read, warm, len(known.cuts))
+    return Work(job, planned.reading, recognised, belief, soft, save, read, warm, len(known.cuts), trace)

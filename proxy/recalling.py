@@ -73,6 +73,9 @@ class Recalling:
                 input_tokens=usage.prompt,
                 output_tokens=usage.completion,
                 cache_read=usage.cached,
+                cache_write=usage.written,
+                tier=seen.tier,
+                fingerprint=seen.fingerprint,
                 reasoning=usage.reasoning,
             )
         count_call(self.runtime.telemetry.metrics, outcome, usage=usage, model=seen.model)

@@ -6,7 +6,6 @@ first byte: an upstream may say 200 and then, as its first event, that the promp
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,10 +34,9 @@ def is_stream(answer: Answer) -> bool:
 
 @dataclass(slots=True)
 class Opening:
-    """The beginning of a stream that has not gone to the client yet; ``first`` is when its first chunk was there."""
+    """The beginning of a stream that has not gone to the client yet."""
 
     held: list[bytes] = field(default_factory=list)
-    first: float | None = None
     error: bytes | None = None
     pending: "asyncio.Future[bytes] | None" = None
     ended: bool = False
@@ -59,8 +57,11 @@ class Received:
     rewritten: bool = False
 
 
-async def open_stream(chunks: AsyncGenerator[bytes, None]) -> Opening:
-    """Read until the stream has said something, failed, or shown nothing of either for a moment."""
+async def open_stream(chunks: AsyncGenerator[bytes, None], *, begun: Callable[[], None] | None = None) -> Opening:
+    """Read until the stream has said something, failed, or shown nothing of either for a moment.
+
+    ``begun`` is called when its first piece has come.
+    """
     opening, tap = Opening(), StreamTap()
     loop = asyncio.get_running_loop()
     deadline: float | None = None
@@ -76,8 +77,8 @@ async def open_stream(chunks: AsyncGenerator[bytes, None]) -> Opening:
         except StopAsyncIteration:
             opening.ended = True
             return opening
-        if opening.first is None:
-            opening.first = time.perf_counter()
+        if begun is not None and not opening.held:
+            begun()
         opening.held.append(chunk)
         tap.feed(chunk)
         if tap.seen.error is not None and not tap.seen.said:
@@ -95,12 +96,12 @@ async def relay_stream(
     opening: Opening | None,
     chunks: AsyncGenerator[bytes, None],
     explain: Callable[[Exception], ProxyError] | None = None,
-    began: Callable[[], None] | None = None,
+    begun: Callable[[], None] | None = None,
 ) -> Tap:
     """Send a stream on; what was seen of it comes back. Raises Cut if it broke off.
 
     ``explain`` says what the client is told of that, as an event. Without it the stream may be anything: nothing
-    is read of it, and nothing is added to it. ``began`` is called once, with the first chunk that was not held.
+    is read of it, and nothing is added to it. ``begun`` is called when the first piece after ``opening`` has come.
     """
     tap = StreamTap()
     await send_start(send, status=status, headers=headers)
@@ -115,9 +116,9 @@ async def relay_stream(
                     tap.feed(chunk)
                     await send_more(send, chunk)
         async for chunk in chunks:
-            if began is not None:
-                began()
-                began = None
+            if begun is not None:
+                begun()
+                begun = None
             if explain is not None:
                 tap.feed(chunk)
             await send_more(send, chunk)

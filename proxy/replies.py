@@ -15,14 +15,15 @@ from proxy.caching import prices_of
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.errors import UpstreamUnreachable
+from proxy.outcome import address_of, provider_of
 from proxy.perform import Performer
 from proxy.runtime import Runtime
 from proxy.similarity import by_shingles, by_vectors
 from proxy.spent import Spent
 from proxy.summarizer import MOST_ANSWER, Compose, Terms, Told
 from proxy.tap import Usage
-from proxy.telemetry import Trace
-from proxy.telemetry.spans import NULL_TRACE
+from proxy.telemetry import NULL_TRACE, Trace
+from proxy.telemetry.spans import NullSpan, SummarizerSpan
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.upstreams import CHAT, EMBEDDINGS
 from proxy.wire.chat import ChatRequest, read_message
@@ -80,9 +81,9 @@ class Replies:
             seconds=seconds,
             tokens_per_hour=int(tokens * EVALUATION_SHARE) if purpose in _EVALUATING else tokens,
         )
-        with self.trace.summarizer(model, upstream.name) as span:
+        with self.trace.summarizer(model, provider_of(upstream), *address_of(upstream)) as span:
             told = await runtime.summarizer.ask(
-                effect, terms=terms, send=partial(self._post, upstream), compose=compose
+                effect, terms=terms, send=partial(self._post, upstream, span), compose=compose
             )
             prices = self._prices(model) if told.usage is not None else None
             dollars = None if prices is None or told.usage is None else _dollars(prices, told.usage)
@@ -92,6 +93,8 @@ class Replies:
                     input_tokens=told.usage.prompt,
                     output_tokens=told.usage.completion,
                     cache_read=told.usage.cached,
+                    cache_write=told.usage.written,
+                    reasoning=told.usage.reasoning,
                 )
             if told.result != "ok":
                 span.fail(told.result)
@@ -121,21 +124,29 @@ class Replies:
         role = self.settings.summaries.role
         return standing_body(effect, request=self.request, role=role, pruned=self.pruned, form=form)
 
-    async def _post(self, upstream: UpstreamSettings, body: bytes) -> tuple[int, bytes]:
+    async def _post(
+        self, upstream: UpstreamSettings, span: SummarizerSpan | NullSpan, body: bytes
+    ) -> tuple[int, bytes]:
         """Status and body of a chat request of Weir's own, of the body no more than an answer may have."""
         credential = self.caller.credential
         headers = [(b"content-type", b"application/json")]
         if credential:
             headers.append((b"authorization", b"Bearer " + credential))
+        if upstream.forward_trace:
+            headers += span.propagation()
+        span.asked(body)
         answer = await self.runtime.upstreams.send(
             upstream, caller=self.caller, method="POST", path=CHAT, headers=headers, body=body
         )
         try:
-            return answer.status, await answer.read(MOST_ANSWER)
+            span.arrived(answer.status)
+            said = await answer.read(MOST_ANSWER)
         except StreamBroken as error:
             raise UpstreamUnreachable(str(error)) from None
         finally:
             answer.close()
+        span.said_whole(said)
+        return answer.status, said
 
     def _prices(self, model: str) -> Prices | None:
         return prices_of(model, self.runtime.registry.facts(model, settings=self.settings))

@@ -19,7 +19,9 @@ from proxy.hooks import TurnEnd
 from proxy.metering import TENANT_SHOWN, count_exchange
 from proxy.outcome import Outcome, Sent, evicted_count
 from proxy.runtime import Runtime
+from proxy.tap import Tap, Usage
 from proxy.telemetry import ExchangeLine, log_exchange
+from proxy.wire.names import name_from
 
 log = logging.getLogger("weir.settlement")
 
@@ -47,7 +49,7 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
         runtime.settler.put(row)
         if outcome.job is not None and outcome.label == "ok":
             save = CRITICAL if checkup is not None and checkup.is_critical else None
-            runtime.preparation.after(outcome.job, outcome.planned, save=save)
+            runtime.preparation.after(outcome.job, outcome.planned, save=save, trace=outcome.trace)
             if outcome.job.ask_about is not None:
                 runtime.evaluation.after(outcome.id, outcome.job, outcome.planned, outcome.trace)
     metrics.settlement(time.perf_counter() - begun)
@@ -168,33 +170,44 @@ def _end(outcome: Outcome, sent: Sent | None) -> TurnEnd:
 
 
 def _end_trace(outcome: Outcome) -> None:
-    trace, planned, caller = outcome.trace, outcome.planned, outcome.caller
-    if planned is not None and planned.branch is not None and caller is not None:
-        branch = planned.branch
-        trace.identify(
-            conversation=branch.name,
-            tenant=branch.tenant,
-            policy=outcome.settings_or_default().name,
-            model=outcome.request.model if outcome.request is not None else "",
-            derived=branch.name == branch.conversation,
-        )
-        for reason in planned.degraded:
-            trace.event("degraded", reason=reason)
-    seen = outcome.seen
+    trace, planned, seen = outcome.trace, outcome.planned, outcome.seen
+    if not trace.recorded:
+        return
+    _identify(outcome)
+    for reason in planned.degraded if planned is not None else ():
+        trace.event("degraded", reason=reason)
     if outcome.attempt is not None and outcome.status is not None:
-        usage = outcome.reported()
+        usage, seen = outcome.reported() or Usage(), seen or Tap()
         outcome.attempt.answered(
-            outcome.status,
-            response_model=seen.model if seen is not None else None,
-            response_id=seen.id if seen is not None else None,
-            finish_reasons=seen.finish_reasons if seen is not None else (),
-            input_tokens=usage.prompt if usage else None,
-            output_tokens=usage.completion if usage else None,
-            cache_read=usage.cached if usage else None,
-            reasoning=usage.reasoning if usage else None,
-            error_type=outcome.error,
+            response_model=seen.model,
+            response_id=seen.id,
+            finish_reasons=seen.finish_reasons,
+            tier=seen.tier,
+            fingerprint=seen.fingerprint,
+            input_tokens=usage.prompt,
+            output_tokens=usage.completion,
+            cache_read=usage.cached,
+            cache_write=usage.written,
+            reasoning=usage.reasoning,
+            error_type=outcome.error or ("error_in_stream" if seen.error is not None else None),
         )
     trace.end(outcome.status, outcome.error)
+
+
+def _identify(outcome: Outcome) -> None:
+    """Tell the trace whose request it was, as far as that is known: a stranger's word for it is not taken."""
+    trace, caller, request, planned = outcome.trace, outcome.caller, outcome.request, outcome.planned
+    if caller is None:
+        return
+    branch = planned.branch if planned is not None else None
+    named = None if branch is not None else name_from(outcome.sent_with, request.fields if request is not None else {})
+    trace.identify(
+        conversation=named if branch is None else branch.name,
+        tenant=caller.tenant if branch is None else branch.tenant,
+        policy=outcome.settings_or_default().name,
+        model=request.model if request is not None else "",
+        derived=branch is not None and branch.name == branch.conversation,
+    )
 
 
 def _line(outcome: Outcome, sent: Sent | None, duration: float, actions: str) -> ExchangeLine:

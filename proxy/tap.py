@@ -3,6 +3,7 @@
 Nothing is changed and nothing is held back; where the answer cannot be read the tap sees nothing.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,8 @@ import msgspec
 from proxy.sse import DONE, Decoder
 
 MOST_READ = 8 * 1024 * 1024
+MOST_ERROR = 64 * 1024
+_CODE = re.compile(r"[a-z][a-z_]{2,47}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ class Tap:
     finish_reasons: list[str] = field(default_factory=list)
     model: str | None = None
     id: str | None = None
+    tier: str | None = None
+    fingerprint: str | None = None
     said: bool = False
     done: bool = False
     error: bytes | None = None
@@ -102,6 +107,8 @@ class Tap:
         self.usage = usage_from(value.get("usage")) or self.usage
         self.model = self.model or _text(value.get("model"))
         self.id = self.id or _text(value.get("id"))
+        self.tier = self.tier or _text(value.get("service_tier"))
+        self.fingerprint = self.fingerprint or _text(value.get("system_fingerprint"))
         choices = value.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):
@@ -119,6 +126,19 @@ class Tap:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def error_code(body: bytes) -> str | None:
+    """The code of an error in OpenAI's shape, or its type; None where it has none or it is no plain word."""
+    if len(body) > MOST_ERROR:
+        return None
+    try:
+        value = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return None
+    error = value.get("error") if isinstance(value, dict) else None
+    said = (error.get("code"), error.get("type")) if isinstance(error, dict) else ()
+    return next((text for text in said if isinstance(text, str) and _CODE.fullmatch(text)), None)
 
 
 @dataclass(slots=True)

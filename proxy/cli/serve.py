@@ -24,7 +24,7 @@ from proxy.server import run
 from proxy.simulator.serving import run_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store import Store, StoreError
-from proxy.telemetry import QueuedLog, Telemetry, TelemetrySettings
+from proxy.telemetry import QueuedLog, Telemetry, TelemetryError, TelemetrySettings
 from proxy.telemetry.instruments import DROPPED
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.upstream.providers import providers_for
@@ -60,6 +60,7 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     """
     flags = Flags(**values)  # type: ignore[arg-type]  # the options above, by the same names
     config = loaded(path, flags)
+    _check_telemetry(config)
     tokenizer = Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
     with _logging(log_format), _listening(config) as listener, _upstream(config, tokenizer) as effective:
         _check_store(effective)
@@ -102,15 +103,7 @@ def _run(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer, 
 
 
 def _app(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer, *, shared: Path | None = None) -> App:
-    telemetry = Telemetry.create(
-        TelemetrySettings(
-            service_name=config.telemetry.service_name,
-            service_version=importlib.metadata.version(DISTRIBUTION),
-            otlp_endpoint=config.telemetry.otlp_endpoint,
-            capture_content=config.telemetry.capture_content,
-            environment=environment(),
-        )
-    )
+    telemetry = Telemetry.create(_telemetry_settings(config))
     if shared is not None:
         telemetry.metrics.share(shared)
     for handler in logging.getLogger().handlers:
@@ -118,12 +111,35 @@ def _app(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer, 
             telemetry.metrics.watch(DROPPED, handler.losses)
     return create_app(
         config,
-        telemetry=telemetry,
+        telemetry=Telemetry.create(_telemetry_settings(config)),
         tokenizer=tokenizer,
         providers=providers_for(config.upstreams.values()),
         reload=None if config.simulate else lambda: load_config(path, env=environment(), flags=flags),
         hooks=installed_plugins(),
     )
+
+
+def _telemetry_settings(config: Config) -> TelemetrySettings:
+    """Telemetry as the configuration and the standard variables ask for it."""
+    chosen = config.telemetry
+    return TelemetrySettings(
+        service_name=chosen.service_name,
+        service_version=importlib.metadata.version(DISTRIBUTION),
+        otlp_endpoint=chosen.otlp_endpoint,
+        otlp_protocol=chosen.otlp_protocol,
+        deployment=chosen.environment,
+        capture_content=chosen.capture_content,
+        read_baggage=chosen.read_baggage,
+        environment=environment(),
+    )
+
+
+def _check_telemetry(config: Config) -> None:
+    """Say what is wrong with the exporters before anybody connects, and in one process only."""
+    try:
+        _telemetry_settings(config).check()
+    except TelemetryError as error:
+        raise Failure(f"telemetry: {error}") from error
 
 
 def installed_plugins() -> tuple[Plugin, ...]:

@@ -1,14 +1,19 @@
 """Traces, metrics and the operator's log; the only place that knows OpenTelemetry."""
 
+from proxy.telemetry.context import CONTEXT_HEADERS
+from proxy.telemetry.export import TelemetryError
 from proxy.telemetry.exposition import CONTENT_TYPE
 from proxy.telemetry.logs import AlertLine, ExchangeLine, QueuedLog, log_alert, log_exchange, redact
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.setup import Telemetry, TelemetrySettings
-from proxy.telemetry.spans import CONTEXT_HEADERS, Attempt, Plan, Trace, is_baggage
+from proxy.telemetry.spans import Attempt, Plan
+from proxy.telemetry.trace import NULL_TRACE, Trace
+from proxy.telemetry.values import provider_name
 
 __all__ = [
     "CONTENT_TYPE",
     "CONTEXT_HEADERS",
+    "NULL_TRACE",
     "AlertLine",
     "Attempt",
     "ExchangeLine",
@@ -16,10 +21,11 @@ __all__ = [
     "Plan",
     "QueuedLog",
     "Telemetry",
+    "TelemetryError",
     "TelemetrySettings",
     "Trace",
-    "is_baggage",
     "log_alert",
     "log_exchange",
+    "provider_name",
     "redact",
 ]

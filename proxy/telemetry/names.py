@@ -13,7 +13,37 @@ from typing import Final
 PLAN_SPAN: Final = "weir context.plan"
 LAYER_SPAN: Final = "weir context.layer"
 EVALUATE_SPAN: Final = "weir context.evaluate"
+PREPARE_SPAN: Final = "weir context.prepare"
 OPERATION: Final = "chat"
+OPERATIONS: Final[Mapping[str, str]] = MappingProxyType(
+    {"/v1/embeddings": "embeddings", "/v1/completions": "text_completion", "/v1/responses": "chat"}
+)
+"""Routes that are relayed, and what the conventions call what they do; all others are plain HTTP."""
+PROVIDERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "api.openai.com": "openai",
+        "openai.azure.com": "azure.ai.openai",
+        "services.ai.azure.com": "azure.ai.inference",
+        "api.anthropic.com": "anthropic",
+        "generativelanguage.googleapis.com": "gcp.gemini",
+        "api.groq.com": "groq",
+        "api.mistral.ai": "mistral_ai",
+        "api.deepseek.com": "deepseek",
+        "api.cohere.com": "cohere",
+        "api.x.ai": "x_ai",
+        "api.perplexity.ai": "perplexity",
+        # as litellm spells them
+        "azure": "azure.ai.openai",
+        "azure_ai": "azure.ai.inference",
+        "bedrock": "aws.bedrock",
+        "gemini": "gcp.gemini",
+        "vertex_ai": "gcp.vertex_ai",
+        "mistral": "mistral_ai",
+        "xai": "x_ai",
+        "watsonx": "ibm.watsonx.ai",
+    }
+)
+"""Host of an upstream (or the end of it), or litellm's name of a provider, to the conventions' name."""
 
 # Attributes: HTTP, session, GenAI
 HTTP_METHOD: Final = "http.request.method"
@@ -28,6 +58,7 @@ SERVER_ADDRESS: Final = "server.address"
 SERVER_PORT: Final = "server.port"
 ERROR_TYPE: Final = "error.type"
 SESSION_ID: Final = "session.id"
+USER_ID: Final = "user.id"
 CONVERSATION_ID: Final = "gen_ai.conversation.id"
 CONVERSATION_COMPACTED: Final = "gen_ai.conversation.compacted"
 OPERATION_NAME: Final = "gen_ai.operation.name"
@@ -35,6 +66,7 @@ PROVIDER_NAME: Final = "gen_ai.provider.name"
 REQUEST_MODEL: Final = "gen_ai.request.model"
 REQUEST_STREAM: Final = "gen_ai.request.stream"
 REQUEST_CHOICES: Final = "gen_ai.request.choice.count"
+REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
 REQUEST_STOP: Final = "gen_ai.request.stop_sequences"
 OUTPUT_TYPE: Final = "gen_ai.output.type"
 RESPONSE_ID: Final = "gen_ai.response.id"
@@ -47,10 +79,17 @@ USAGE_CACHE_READ: Final = "gen_ai.usage.cache_read.input_tokens"
 USAGE_CACHE_CREATION: Final = "gen_ai.usage.cache_creation.input_tokens"
 USAGE_CACHE_WRITE: Final = "gen_ai.usage.cache_write.input_tokens"
 USAGE_REASONING: Final = "gen_ai.usage.reasoning.output_tokens"
+RESPONSE_TIER: Final = "openai.response.service_tier"
+FINGERPRINT: Final = "openai.response.system_fingerprint"
+INPUT_MESSAGES: Final = "gen_ai.input.messages"
+OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
+TOOL_DEFINITIONS: Final = "gen_ai.tool.definitions"
 TOKEN_TYPE: Final = "gen_ai.token.type"  # noqa: S105 - a kind of token that is no password
 
 # Attributes: Weir's own
 REQUEST_ID: Final = "weir.request.id"
+MODEL: Final = "weir.model"
+CONTENT_DROPPED: Final = "weir.content.dropped"
 DERIVED: Final = "weir.conversation.derived"
 TENANT: Final = "weir.tenant"
 KEY_NAME: Final = "weir.key"
@@ -104,8 +143,8 @@ PRESSURE_SOURCE: Final = "ctx.pressure.source"
 
 REQUEST_PARAMS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "max_tokens": "gen_ai.request.max_tokens",
-        "max_completion_tokens": "gen_ai.request.max_tokens",
+        "max_tokens": REQUEST_MAX_TOKENS,
+        "max_completion_tokens": REQUEST_MAX_TOKENS,
         "temperature": "gen_ai.request.temperature",
         "top_p": "gen_ai.request.top_p",
         "top_k": "gen_ai.request.top_k",
@@ -164,6 +203,13 @@ EVENT_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Field of an event (as the caller spells it) to attribute; what is not here is not recorded."""
+
+ONLY_OLDER: Final = frozenset({USAGE_CACHE_CREATION})
+"""What the newest conventions have another name for, which is emitted beside it."""
+
+DEPLOYMENT: Final = "deployment.environment.name"
+NO_FINISH: Final = "error"
+"""The finish reason that the newest conventions give an answer without one."""
 
 ATTRIBUTES: Final = frozenset(
     value for name, value in globals().items() if name.isupper() and isinstance(value, str) and "." in value

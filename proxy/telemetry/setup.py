@@ -9,27 +9,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from os import urandom
 from typing import Final
 from urllib.parse import unquote
 from uuid import uuid4
 
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricsData
+from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.sdk.version import __version__ as sdk_version
 
-from proxy.telemetry import instruments
+from proxy.telemetry import export, instruments, names
+from proxy.telemetry.context import Header, context_in
+from proxy.telemetry.export import GRPC, HTTP, PROTOCOLS, Delivery, MetricPush, Protocol, Signal, TelemetryError
 from proxy.telemetry.metrics import Metrics
-from proxy.telemetry.spans import NULL_TRACE, ExchangeTrace, Header, NullTrace, Parent, Recording, Trace
+from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace, Recording, Trace
 
 SHUTDOWN_SECONDS: Final = 2.0
-LONGEST_STATE: Final = 2_048
-_HEX: Final = frozenset(b"0123456789abcdef")
+GIVE_UP_SECONDS: Final = 0.2
+SIGNALS: Final[tuple[Signal, ...]] = ("traces", "metrics")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,27 +35,68 @@ class TelemetrySettings:
     """What the operator configured.
 
     ``otlp_endpoint`` is the collector's base URL (``http://collector:4318``) or the full URL of its traces;
-    ``environment`` holds the standard ``OTEL_*`` variables, which stand above these settings except for the
-    endpoint. ``capture_content`` allows message text in spans.
+    ``environment`` holds the standard ``OTEL_*`` variables, which stand above these settings, except that
+    ``otlp_endpoint`` stands above the one variable that it is also read from.
+
+    Attributes:
+        otlp_protocol: ``http/protobuf`` or ``grpc``.
+        deployment: ``deployment.environment.name`` of the resource.
+        capture_content: allows message text in spans.
+        read_baggage: takes ``session.id`` and ``user.id`` from the client's baggage.
     """
 
     service_name: str = "weir"
     service_version: str = ""
     otlp_endpoint: str | None = None
+    otlp_protocol: Protocol = HTTP
+    deployment: str | None = None
     capture_content: bool = False
+    read_baggage: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def endpoint(self, signal: str) -> str | None:
-        """The URL for ``traces`` or ``metrics``; None when the signal is switched off or has no destination."""
-        env = self.environment
-        if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    def endpoint(self, signal: Signal) -> str | None:
+        """The URL for ``traces`` or ``metrics``; None when the signal is switched off or has no destination.
+
+        A signal that is asked for by name (``OTEL_TRACES_EXPORTER=otlp``) has the collector of this machine.
+        """
+        if self._word("OTEL_SDK_DISABLED") == "true":
             return None
-        if env.get(f"OTEL_{signal.upper()}_EXPORTER", "").strip().lower() == "none":
+        chosen = self._word(f"OTEL_{signal.upper()}_EXPORTER")
+        if chosen == "none":
             return None
-        if self.otlp_endpoint is None and (own := env.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT")):
+        if own := self.environment.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"):
             return own
-        base = (self.otlp_endpoint or env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or "").rstrip("/")
-        return f"{base.removesuffix('/v1/traces')}/v1/{signal}" if base else None
+        protocol = self.protocol(signal)
+        base = self.otlp_endpoint or self.environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
+        if not base and "otlp" in chosen.split(","):
+            base = export.default_endpoint(protocol)
+        base = base.rstrip("/").removesuffix("/v1/traces")
+        return f"{base}/v1/{signal}" if base and protocol != GRPC else base or None
+
+    def protocol(self, signal: Signal) -> Protocol:
+        """How a signal is exported; TelemetryError for a protocol that Weir does not have."""
+        for name in (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+            if said := self._word(name):
+                known = next((protocol for protocol in PROTOCOLS if protocol == said), None)
+                if known is None:
+                    raise TelemetryError(f"{name} is {said[:40]!r}; Weir exports by {' or '.join(PROTOCOLS)}")
+                return known
+        return self.otlp_protocol
+
+    def check(self) -> None:
+        """Nothing, or TelemetryError where a signal cannot be exported as it was asked for."""
+        for signal in SIGNALS:
+            if (endpoint := self.endpoint(signal)) is not None:
+                export.check(self.protocol(signal), endpoint)
+
+    @property
+    def captures(self) -> bool:
+        """Whether spans may hold message text; the standard variable, where it is set, decides."""
+        said = self._word("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT")
+        return said in {"true", "span_only", "span_and_event"} if said else self.capture_content
+
+    def _word(self, name: str) -> str:
+        return self.environment.get(name, "").strip().lower()
 
     def number(self, name: str, default: int) -> int:
         """A positive integer variable, else ``default``."""
@@ -81,6 +120,7 @@ class TelemetrySettings:
                 "telemetry.sdk.language": "python",
                 "telemetry.sdk.name": "opentelemetry",
                 "telemetry.sdk.version": sdk_version,
+                **({names.DEPLOYMENT: self.deployment} if self.deployment else {}),
                 **{name.strip(): unquote(value.strip()) for name, _, value in pairs},
                 **({"service.name": name} if (name := self.environment.get("OTEL_SERVICE_NAME")) else {}),
             }
@@ -114,77 +154,6 @@ class Sampler:
         return (trace & 0xFFFF_FFFF_FFFF_FFFF) < self.share * 2**64
 
 
-class Delivery(SpanExporter):
-    """The exporter behind the queue, counting: at most ``room`` spans wait, whole exchanges above that are dropped."""
-
-    def __init__(self, exporter: SpanExporter, *, room: int, batch: int, delay_ms: int) -> None:
-        self.dropped = 0
-        self.failed = 0
-        self._exporter = exporter
-        self._room = room
-        self._entered = 0
-        self._taken = 0
-        self._batches: SpanProcessor = BatchSpanProcessor(
-            self, max_queue_size=room, schedule_delay_millis=delay_ms, max_export_batch_size=batch
-        )
-
-    def emit(self, spans: Sequence[ReadableSpan]) -> None:
-        """Queue the spans of one exchange, or count them as dropped; never waits."""
-        if self._entered - self._taken + len(spans) > self._room:
-            self.dropped += len(spans)
-            return
-        self._entered += len(spans)
-        for span in spans:
-            self._batches.on_end(span)
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Called by the queue's thread with one batch."""
-        self._taken += len(spans)
-        result = self._exporter.export(spans)
-        if result is not SpanExportResult.SUCCESS:
-            self.failed += len(spans)
-        return result
-
-    def flush(self) -> None:
-        """Export what waits; blocks."""
-        self._batches.force_flush()
-
-    def stop(self) -> None:
-        """Export what waits and close; blocks as long as the exporter does."""
-        self._batches.shutdown()
-
-    def shutdown(self) -> None:
-        """Close the exporter, which also ends its retries."""
-        self._exporter.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """What the exporter says."""
-        return self._exporter.force_flush(timeout_millis)
-
-
-class MetricPush:
-    """Exports the metrics every ``seconds`` in a thread of its own, and once more when stopped."""
-
-    def __init__(self, exporter: MetricExporter, collect: Callable[[], MetricsData], *, seconds: float) -> None:
-        self._exporter = exporter
-        self._collect = collect
-        self._seconds = seconds
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="weir-metrics", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(self._seconds):
-            self._exporter.export(self._collect())
-        self._exporter.export(self._collect())
-
-    def stop(self) -> None:
-        """Export a last time and close; blocks as long as the exporter does."""
-        self._stopping.set()
-        self._thread.join()
-        self._exporter.shutdown()
-
-
 class Telemetry:
     """Traces and metrics of one process; :meth:`create` makes one."""
 
@@ -196,14 +165,14 @@ class Telemetry:
         sampler: Sampler | None = None,
         delivery: Delivery | None = None,
         push: MetricPush | None = None,
-        capture_content: bool = False,
+        read_baggage: bool = False,
     ) -> None:
         self.metrics = metrics
-        self.capture_content = capture_content
         self._recording = recording
         self._sampler = sampler or Sampler()
         self._delivery = delivery
         self._push = push
+        self._read_baggage = read_baggage
 
     @classmethod
     def create(
@@ -214,20 +183,25 @@ class Telemetry:
         metric_exporter: MetricExporter | None = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> "Telemetry":
-        """Telemetry as configured; an exporter that is given stands for the endpoint of its signal."""
+        """Telemetry as configured; an exporter that is given stands for the endpoint of its signal.
+
+        Raises TelemetryError for a protocol or an endpoint that cannot be used.
+        """
         metrics = Metrics(newest=settings.newest_names)
         metrics.watch(instruments.BUILD, lambda: {(settings.service_version,): 1.0})
         resource = settings.resource()
         scope = InstrumentationScope("weir", settings.service_version)
         traces, points = settings.endpoint("traces"), settings.endpoint("metrics")
         if span_exporter is None and traces is not None:
-            span_exporter = OTLPSpanExporter(endpoint=traces)
+            span_exporter = export.span_exporter(settings.protocol("traces"), traces)
         if metric_exporter is None and points is not None:
-            metric_exporter = OTLPMetricExporter(endpoint=points)
+            metric_exporter = export.metric_exporter(settings.protocol("metrics"), points)
         delivery = recording = push = None
         if span_exporter is not None:
             delivery = _delivery(settings, span_exporter)
-            recording = Recording(resource, scope, delivery.emit, clock)
+            recording = Recording(
+                resource, scope, delivery.emit, clock, content=settings.captures, newest=settings.newest_names
+            )
             metrics.watch(instruments.DROPPED, lambda: _losses(delivery))
         if metric_exporter is not None:
             since = clock()
@@ -242,7 +216,7 @@ class Telemetry:
             sampler=Sampler.of(settings.environment),
             delivery=delivery,
             push=push,
-            capture_content=settings.capture_content,
+            read_baggage=settings.read_baggage,
         )
 
     @property
@@ -256,24 +230,30 @@ class Telemetry:
         route: str,
         headers: Sequence[Header],
         *,
+        path: str | None = None,
+        server: tuple[str, int | None] | None = None,
         client: str | None = None,
         scheme: str = "http",
         request_id: str | None = None,
     ) -> Trace:
-        """The trace of one request, joined to the W3C context in its lower-case headers; baggage is not read."""
+        """The trace of one request, joined to the W3C context in its lower-case headers.
+
+        Baggage is read where the settings say so.
+        """
         if self._recording is None:
             return NULL_TRACE
-        parent, sampled, user_agent = _context(headers)
-        if not self._sampler.keeps(parent.trace, sampled):
-            return NullTrace(f"{parent.trace:032x}")
+        context = context_in(headers, baggage=self._read_baggage)
+        if not self._sampler.keeps(context.parent.trace, context.sampled):
+            return NullTrace(f"{context.parent.trace:032x}")
         return ExchangeTrace(
             self._recording,
-            parent,
+            context,
             method=method,
             route=route,
+            path=path,
             scheme=scheme,
+            server=server,
             client=client,
-            user_agent=user_agent,
             request_id=request_id,
         )
 
@@ -284,17 +264,22 @@ class Telemetry:
 
     def shutdown(self, timeout: float = SHUTDOWN_SECONDS) -> bool:
         """Export what waits for at most ``timeout`` seconds, then leave; True if everything was tried."""
-        ends = time.monotonic() + timeout
-        threads = [
-            threading.Thread(target=part.stop, name="weir-telemetry-stop", daemon=True)
-            for part in (self._delivery, self._push)
-            if part is not None
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(max(0.0, ends - time.monotonic()))
-        return not any(thread.is_alive() for thread in threads)
+        parts = [part for part in (self._delivery, self._push) if part is not None]
+        if _all_done([part.stop for part in parts], timeout):
+            return True
+        _all_done([part.give_up for part in parts], GIVE_UP_SECONDS)
+        return False
+
+
+def _all_done(calls: Sequence[Callable[[], None]], timeout: float) -> bool:
+    """Make the calls at once, each in a thread that nobody has to wait for; whether all came back in time."""
+    ends = time.monotonic() + timeout
+    threads = [threading.Thread(target=call, name="weir-telemetry-stop", daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, ends - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)
 
 
 def _delivery(settings: TelemetrySettings, exporter: SpanExporter) -> Delivery:
@@ -306,29 +291,3 @@ def _delivery(settings: TelemetrySettings, exporter: SpanExporter) -> Delivery:
 
 def _losses(delivery: Delivery) -> dict[tuple[str, ...], float]:
     return {("span_queue_full",): delivery.dropped, ("span_export_failed",): delivery.failed}
-
-
-def _context(headers: Sequence[Header]) -> tuple[Parent, bool | None, bytes]:
-    """The context to continue or a new one, the parent's sampled flag (None without a parent), the user agent."""
-    given = state = user_agent = b""
-    for name, value in headers:
-        if name == b"traceparent":
-            given = value if not given else b"twice"
-        elif name == b"tracestate":
-            state = state + b"," + value if state else value
-        elif name == b"user-agent":
-            user_agent = value
-    fields = given.strip().split(b"-")
-    if _well_formed(fields):
-        trace, span = int(fields[1], 16), int(fields[2], 16)
-        if trace and span:
-            kept = state if len(state) <= LONGEST_STATE else b""
-            return Parent(trace, span, kept), bool(int(fields[3], 16) & 1), user_agent
-    return Parent(int.from_bytes(urandom(16), "big") or 1), None, user_agent
-
-
-def _well_formed(fields: Sequence[bytes]) -> bool:
-    """W3C Trace Context: version 00 has exactly four fields, later ones may have more, ff is invalid."""
-    if len(fields) < 4 or tuple(map(len, fields[:4])) != (2, 32, 16, 2) or fields[0] == b"ff":
-        return False
-    return (fields[0] != b"00" or len(fields) == 4) and all(_HEX.issuperset(part) for part in fields[:4])

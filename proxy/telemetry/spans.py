@@ -1,106 +1,42 @@
-"""The trace of one exchange: a SERVER span, the plan with its layers, and one CLIENT span per model call.
+"""The spans of one exchange while they are recorded: plain values, noted in a fraction of what live spans cost."""
 
-::
-
-    SERVER   POST /v1/chat/completions
-    ├── INTERNAL weir context.plan
-    │   ├── INTERNAL weir context.layer evict
-    │   └── CLIENT   chat small-model              the summariser
-    ├── CLIENT   chat big-model                    Error context_length_exceeded
-    └── CLIENT   chat big-model                    http.request.resend_count 1, compacted
-
-While the request runs, a trace only notes plain values. The spans are built once, when it ends, as the SDK's
-read-only spans: a tenth of the cost of the SDK's live ones, and every span carries the conversation even if that
-was recognised after the span began. Times are nanoseconds since the epoch.
-"""
-
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from hashlib import blake2b
+from collections.abc import Callable, Sequence
 from os import urandom
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace import SpanKind
 
 from proxy.telemetry import names
-from proxy.telemetry.logs import redact
+from proxy.telemetry.content import asked_in, choices_in, said_in
+from proxy.telemetry.context import Header, Parent
+from proxy.telemetry.values import LONGEST_LIST, Value, clean, code
 
-Value = str | int | float | bool | tuple[str, ...]
-Header = tuple[bytes, bytes]
-
-LONGEST_VALUE: Final = 256
-LONGEST_LIST: Final = 8
-MOST_CHILDREN: Final = 64
-MOST_EVENTS: Final = 32
-CONTEXT_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
-
-_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
-_CODE: Final = re.compile(r"[A-Za-z0-9_.:\-]{1,64}")
-_UNSET: Final = Status(StatusCode.UNSET)
-_ERROR: Final = Status(StatusCode.ERROR)
 _NOT_ERRORS: Final = frozenset({"client_disconnect"})
-
-
-def is_baggage(name: bytes) -> bool:
-    """True for a lower-case header name that carries baggage, which goes to no upstream."""
-    return name == b"baggage" or name.startswith(b"uberctx-")
-
-
-@lru_cache(maxsize=1024)
-def clean(text: str) -> str:
-    """``text`` as an attribute value: at most 256 characters, without what looks like a credential."""
-    return redact(text[: 2 * LONGEST_VALUE])[:LONGEST_VALUE]
-
-
-@lru_cache(maxsize=1024)
-def code(text: str) -> str:
-    """``text`` if it is a low-cardinality code, else ``_OTHER`` (the fallback of the conventions)."""
-    return text if _CODE.fullmatch(text) and redact(text) == text else "_OTHER"
-
-
-def session_id(conversation: str) -> str:
-    """The conversation as ``session.id``, hashed where viewers would drop it: not ASCII, or over 200 characters."""
-    if len(conversation) <= 200 and conversation.isascii() and conversation.isprintable():
-        return clean(conversation)
-    return blake2b(conversation.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
 S = TypeVar("S", bound="OpenSpan")
 
 
-@dataclass(frozen=True, slots=True)
-class Parent:
-    """The W3C context that a trace continues; ``span`` is 0 and ``state`` empty for a trace that starts here."""
+class Whole(Protocol):
+    """The trace that a span belongs to."""
 
-    trace: int
-    span: int = 0
-    state: bytes = b""
+    root: "OpenSpan"
+    plan_open: "PlanSpan | None"
+    parent: Parent
+    now: Callable[[], int]
+    captures: bool
+    newest: bool
 
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """What the spans of a process share: who they are from, where they go, what time it is."""
-
-    resource: Resource
-    scope: InstrumentationScope
-    emit: Callable[[Sequence[ReadableSpan]], None]
-    clock: Callable[[], int]
+    def child(self, of: type[S], name: str, kind: SpanKind, started: int, parent: "OpenSpan") -> S:
+        """A new span."""
+        ...
 
 
 class OpenSpan:
     """One span while it is recorded; it ends once, and what is set afterwards is ignored."""
 
-    __slots__ = ("attributes", "ended", "error", "events", "id", "kind", "name", "parent", "started", "trace")
+    __slots__ = ("after", "attributes", "ended", "error", "events", "id", "kind", "name", "parent", "started", "trace")
 
-    def __init__(
-        self, trace: "ExchangeTrace", name: str, *, kind: SpanKind, parent: "OpenSpan | None", started: int
-    ) -> None:
+    def __init__(self, trace: Whole, name: str, *, kind: SpanKind, parent: "OpenSpan | None", started: int) -> None:
         self.trace = trace
         self.name = name
         self.kind = kind
@@ -109,6 +45,7 @@ class OpenSpan:
         self.ended = 0
         self.id = int.from_bytes(urandom(8), "big") or 1
         self.error = False
+        self.after: OpenSpan | None = None
         self.attributes: dict[str, Value] = {}
         self.events: list[tuple[str, int, dict[str, Value]]] = []
 
@@ -131,7 +68,11 @@ class OpenSpan:
 class PlanSpan(OpenSpan):
     """``weir context.plan``, a context manager: what was decided, with a child per layer."""
 
-    __slots__ = ()
+    __slots__ = ("layers",)
+
+    def __init__(self, trace: Whole, name: str, *, kind: SpanKind, parent: OpenSpan | None, started: int) -> None:
+        super().__init__(trace, name, kind=kind, parent=parent, started=started)
+        self.layers = 0
 
     def layer(
         self,
@@ -144,8 +85,12 @@ class PlanSpan(OpenSpan):
         started_ns: int | None = None,
         ended_ns: int | None = None,
     ) -> None:
-        """A layer that ran: tokens before and after, units changed; without times it spans the plan until now."""
-        started = self.started if started_ns is None else started_ns
+        """A layer that ran: tokens before and after, units changed.
+
+        Without times it spans the plan until now, a microsecond after the one before it: viewers keep the order.
+        """
+        self.layers += 1
+        started = self.started + 1_000 * self.layers if started_ns is None else started_ns
         child = self.trace.child(OpenSpan, f"{names.LAYER_SPAN} {name}", SpanKind.INTERNAL, started, self)
         child.attributes.update(
             {names.LAYER: name, names.BEFORE: before, names.AFTER: after, names.UNITS: units},
@@ -214,18 +159,64 @@ class PlanSpan(OpenSpan):
         self.close()
 
 
-class SummarizerSpan(OpenSpan):
-    """``chat <model>`` of the summariser, a context manager; an exception that leaves it is its failure."""
+class CallSpan(OpenSpan):
+    """A call to a model, ``chat <model>``: one request to an upstream."""
 
     __slots__ = ()
 
+    @property
+    def captures(self) -> bool:
+        """Whether :meth:`asked` and :meth:`said` keep anything."""
+        return self.trace.captures
+
+    def asked(self, body: bytes) -> None:
+        """Note the messages and the tools of the request, where the operator allows it."""
+        if self.trace.captures:
+            self.attributes.update(asked_in(body))
+
+    def said(self, choices: Sequence[object]) -> None:
+        """Note the messages of the answer, where the operator allows it; ``choices`` as a completion has them."""
+        if self.trace.captures:
+            self.attributes.update(said_in(choices))
+
+    def said_whole(self, body: bytes) -> None:
+        """Note the messages of an answer that is not streamed, where the operator allows it."""
+        if self.trace.captures:
+            self.said(tuple(choices_in(body)))
+
+    def propagation(self) -> tuple[Header, ...]:
+        """The headers that name this span as the upstream's parent, with the unchanged ``tracestate`` of the trace."""
+        state = self.trace.parent.state
+        own = (b"traceparent", b"00-%032x-%016x-01" % (self.trace.parent.trace, self.id))
+        return (own, (b"tracestate", state)) if state else (own,)
+
+    def arrived(self, status: int) -> None:
+        """Note the status of the upstream's answer, which may still come to nothing."""
+        self.attributes[names.HTTP_STATUS] = status
+
     def usage(
-        self, *, input_tokens: int | None = None, output_tokens: int | None = None, cache_read: int | None = None
+        self,
+        *,
+        input_tokens: int | None = None,
+        output_tokens: int | None = None,
+        cache_read: int | None = None,
+        cache_write: int | None = None,
+        reasoning: int | None = None,
     ) -> None:
-        """Tokens that the summariser's upstream reported."""
-        self.set(names.USAGE_INPUT, input_tokens)
-        self.set(names.USAGE_OUTPUT, output_tokens)
-        self.set(names.USAGE_CACHE_READ, cache_read)
+        """Tokens that the upstream reported; ``input_tokens`` is the total, cached tokens included."""
+        note = self.set
+        note(names.USAGE_INPUT, input_tokens)
+        note(names.USAGE_OUTPUT, output_tokens)
+        note(names.USAGE_CACHE_READ, cache_read)
+        note(names.USAGE_CACHE_CREATION, cache_write)
+        note(names.USAGE_CACHE_WRITE, cache_write)
+        note(names.USAGE_REASONING, reasoning)
+
+
+class SummarizerSpan(CallSpan):
+    """``chat <model>`` of the summariser, a context manager; an exception that leaves it is its failure."""
+
+    __slots__ = ()
 
     def told(self, *, purpose: str, source: str, dollars: float | None = None) -> None:
         """Which prompt was asked, whether a call was made for it (``asked``, ``shared``, ``kept``), and its price."""
@@ -244,20 +235,10 @@ class SummarizerSpan(OpenSpan):
         self.close()
 
 
-class AttemptSpan(OpenSpan):
+class AttemptSpan(CallSpan):
     """``chat <model>``: one request to the upstream, ended by :meth:`answered` or :meth:`failed`."""
 
     __slots__ = ()
-
-    def traceparent(self) -> Header | None:
-        """The header that names this span as the upstream's parent; it replaces the client's."""
-        return b"traceparent", b"00-%032x-%016x-01" % (self.trace.parent.trace, self.id)
-
-    def propagation(self) -> tuple[Header, ...]:
-        """``traceparent`` and, unchanged, the ``tracestate`` that came with the trace."""
-        state = self.trace.parent.state
-        own = (b"traceparent", b"00-%032x-%016x-01" % (self.trace.parent.trace, self.id))
-        return (own, (b"tracestate", state)) if state else (own,)
 
     def first_chunk(self) -> None:
         """Note the time to the first chunk of a streamed answer, once."""
@@ -266,11 +247,13 @@ class AttemptSpan(OpenSpan):
 
     def answered(
         self,
-        status: int,
+        status: int | None = None,
         *,
         response_model: str | None = None,
         response_id: str | None = None,
         finish_reasons: Sequence[str] = (),
+        tier: str | None = None,
+        fingerprint: str | None = None,
         input_tokens: int | None = None,
         output_tokens: int | None = None,
         cache_read: int | None = None,
@@ -280,8 +263,7 @@ class AttemptSpan(OpenSpan):
     ) -> None:
         """End the span with what the upstream said; a status of 400 and above is an error unless named otherwise.
 
-        ``input_tokens`` is the total, cached tokens included. ``error_type`` is ``client_disconnect`` where the
-        client left before the end, which is no error of this call.
+        ``error_type`` is ``client_disconnect`` where the client left before the end, which is no error of this call.
         """
         if self.ended:
             return
@@ -289,15 +271,20 @@ class AttemptSpan(OpenSpan):
         note(names.HTTP_STATUS, status)
         note(names.RESPONSE_MODEL, response_model and clean(response_model))
         note(names.RESPONSE_ID, response_id and clean(response_id))
+        note(names.RESPONSE_TIER, tier and clean(tier))
+        note(names.FINGERPRINT, fingerprint and clean(fingerprint))
         if finish_reasons:
             self.attributes[names.FINISH_REASONS] = tuple(code(r) for r in finish_reasons[:LONGEST_LIST])
-        note(names.USAGE_INPUT, input_tokens)
-        note(names.USAGE_OUTPUT, output_tokens)
-        note(names.USAGE_CACHE_READ, cache_read)
-        note(names.USAGE_CACHE_CREATION, cache_write)
-        note(names.USAGE_CACHE_WRITE, cache_write)
-        note(names.USAGE_REASONING, reasoning)
-        if error_type is not None or status >= 400:
+        elif self.trace.newest and response_id:
+            self.attributes[names.FINISH_REASONS] = (names.NO_FINISH,)
+        self.usage(
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cache_read=cache_read,
+            cache_write=cache_write,
+            reasoning=reasoning,
+        )
+        if error_type is not None or (status or 0) >= 400:
             self.fail(error_type or str(status))
         self.close()
 
@@ -309,196 +296,6 @@ class AttemptSpan(OpenSpan):
             self.close()
 
 
-class ExchangeTrace:
-    """One exchange. Every method is cheap and may be called after the handler returned, until :meth:`end`."""
-
-    __slots__ = ("_children", "_identity", "_recording", "now", "parent", "plan_open", "root")
-
-    def __init__(
-        self,
-        recording: Recording,
-        parent: Parent,
-        *,
-        method: str,
-        route: str,
-        scheme: str = "http",
-        client: str | None = None,
-        user_agent: bytes = b"",
-        request_id: str | None = None,
-    ) -> None:
-        self._recording = recording
-        self._identity: dict[str, Value] = {}
-        self._children: list[OpenSpan] = []
-        self.now = recording.clock
-        self.parent = parent
-        self.plan_open: PlanSpan | None = None
-        root = OpenSpan(self, f"{method} {route}", kind=SpanKind.SERVER, parent=None, started=self.now())
-        root.attributes = {
-            names.HTTP_METHOD: method,
-            names.HTTP_ROUTE: route,
-            names.URL_PATH: route,
-            names.URL_SCHEME: scheme,
-        }
-        if client:
-            root.attributes[names.CLIENT_ADDRESS] = clean(client)
-        if user_agent:
-            root.attributes[names.USER_AGENT] = clean(user_agent.decode("latin-1"))
-        root.set(names.REQUEST_ID, request_id and clean(request_id))
-        self.root = root
-
-    @property
-    def trace_id(self) -> str | None:
-        """32 hex digits, for logs."""
-        return f"{self.parent.trace:032x}"
-
-    def child(self, of: type[S], name: str, kind: SpanKind, started: int, parent: OpenSpan) -> S:
-        """A new span; above 64 children of one exchange it is not kept."""
-        span = of(self, name, kind=kind, parent=parent, started=started)
-        if len(self._children) < MOST_CHILDREN:
-            self._children.append(span)
-        return span
-
-    def identify(
-        self, *, conversation: str, tenant: str, policy: str, model: str, derived: bool, preset: str | None = None
-    ) -> None:
-        """Who this is: on every span the conversation (as ``session.id`` too), on the root the rest.
-
-        ``tenant`` is the hash, never the key; ``derived`` marks a conversation that no client named.
-        """
-        name = session_id(conversation)
-        self._identity = {names.CONVERSATION_ID: name, names.SESSION_ID: name}
-        if derived:
-            self._identity[names.DERIVED] = True
-        note = self.root.set
-        note(names.TENANT, clean(tenant))
-        note(names.POLICY, clean(policy))
-        note(names.PRESET, preset and clean(preset))
-        note(names.REQUEST_MODEL, clean(model))
-
-    def cache(self, *, changed: str, is_cold: bool, hit_ratio: float | None) -> None:
-        """What the provider's prompt cache made of the request, on the root: who changed its prefix, and the rest."""
-        note = self.root.attributes
-        note[names.PREFIX_CHANGED] = changed
-        note[names.CACHE_COLD] = is_cold
-        if hit_ratio is not None:
-            note[names.CACHE_HIT_RATIO] = round(hit_ratio, 4)
-
-    def plan(self) -> PlanSpan:
-        """``weir context.plan``, to be entered; each round after an overflow has its own."""
-        return self.child(PlanSpan, names.PLAN_SPAN, SpanKind.INTERNAL, self.now(), self.root)
-
-    def summarizer(self, model: str, provider: str) -> SummarizerSpan:
-        """The span of a summariser call, under the plan that is open."""
-        span = self._call(SummarizerSpan, model, provider, self.plan_open or self.root)
-        span.attributes[names.SUMMARIZER] = True
-        return span
-
-    def attempt(
-        self,
-        model: str,
-        provider: str,
-        server_address: str = "",
-        port: int | None = None,
-        number: int = 1,
-        *,
-        request: Mapping[str, object] | None = None,
-        compacted: bool = False,
-    ) -> AttemptSpan:
-        """The span of attempt ``number`` (from 1); ``request`` are fields of the body, only known ones are kept."""
-        span = self._call(AttemptSpan, model, provider, self.root)
-        if server_address:
-            span.attributes[names.SERVER_ADDRESS] = clean(server_address)
-        span.set(names.SERVER_PORT, port)
-        if number > 1:
-            span.attributes[names.HTTP_RESENDS] = number - 1
-        if compacted:
-            span.attributes[names.CONVERSATION_COMPACTED] = True
-        if request:
-            span.attributes.update(_request_params(request))
-        return span
-
-    def event(self, name: str, /, **fields: str | float) -> None:
-        """An event ``weir.<name>`` on the root, with those fields that are in the table."""
-        if self.root.ended or len(self.root.events) >= MOST_EVENTS:
-            return
-        kept: dict[str, Value] = {}
-        for field, value in fields.items():
-            attribute = names.EVENT_FIELDS.get(field)
-            if attribute is not None:
-                kept[attribute] = clean(value) if isinstance(value, str) else value
-        self.root.events.append((f"weir.{code(name)}", self.now(), kept))
-
-    def follow(self, name: str) -> "ExchangeTrace":
-        """A trace of what is done after the answer: its root is an internal span under this one's."""
-        later = ExchangeTrace(
-            self._recording, Parent(self.parent.trace, self.root.id, self.parent.state), method="", route=""
-        )
-        later.root.name, later.root.kind, later.root.attributes = name, SpanKind.INTERNAL, {}
-        later._identity = self._identity
-        return later
-
-    def evaluated(self, values: Mapping[str, float | None]) -> None:
-        """The scores of an evaluation on the root, by attribute; those that are in the table and are not None."""
-        for attribute, value in values.items():
-            if attribute in names.ATTRIBUTES:
-                self.root.set(attribute, value)
-
-    def end(self, status: int | None, error_type: str | None = None) -> None:
-        """End the exchange, and what is still open in it, and hand the spans on; only the first call counts.
-
-        A status from 500 is an error, one from 400 is not (it is the client's); without a status,
-        ``error_type`` decides.
-        """
-        root = self.root
-        if root.ended:
-            return
-        root.set(names.HTTP_STATUS, status)
-        if error_type is not None:
-            root.fail(error_type)
-            root.error = root.error and (status is None or status >= 500)
-        elif status is not None and status >= 500:
-            root.fail(str(status))
-        root.close()
-        for child in self._children:
-            child.close(root.ended)
-        self._recording.emit(self._build())
-
-    def _call(self, of: type[S], model: str, provider: str, parent: OpenSpan) -> S:
-        model = clean(model)
-        span = self.child(of, f"{names.OPERATION} {model}", SpanKind.CLIENT, self.now(), parent)
-        span.attributes[names.OPERATION_NAME] = names.OPERATION
-        span.attributes[names.PROVIDER_NAME] = clean(provider)
-        span.attributes[names.REQUEST_MODEL] = model
-        return span
-
-    def _build(self) -> list[ReadableSpan]:
-        """The spans, each child after its parent."""
-        trace, identity, shared = self.parent.trace, self._identity, self._recording
-        state = TraceState.from_header([self.parent.state.decode("latin-1")]) if self.parent.state else None
-        remote = SpanContext(trace, self.parent.span, True, _SAMPLED, state) if self.parent.span else None  # noqa: FBT003 - the SDK's order
-        built: list[ReadableSpan] = []
-        contexts: dict[int, SpanContext] = {}
-        for span in (self.root, *self._children):
-            context = SpanContext(trace, span.id, False, _SAMPLED, state)  # noqa: FBT003 - the SDK's order
-            contexts[span.id] = context
-            built.append(
-                ReadableSpan(
-                    span.name,
-                    context,
-                    remote if span.parent is None else contexts.get(span.parent.id, contexts[self.root.id]),
-                    shared.resource,
-                    {**span.attributes, **identity},
-                    tuple(Event(name, fields, at) for name, at, fields in span.events),
-                    kind=span.kind,
-                    status=_ERROR if span.error else _UNSET,
-                    start_time=span.started,
-                    end_time=span.ended,
-                    instrumentation_scope=shared.scope,
-                )
-            )
-        return built
-
-
 class NullSpan:
     """A span that is not recorded; it takes what any span takes."""
 
@@ -507,11 +304,9 @@ class NullSpan:
     def _ignore(self, *_: object, **__: object) -> None:
         return None
 
-    layer = decide = usage = told = fail = first_chunk = answered = failed = close = _ignore
-
-    def traceparent(self) -> Header | None:
-        """None: the client's own context is forwarded as it came."""
-        return None
+    captures: Final = False
+    layer = decide = usage = told = fail = first_chunk = arrived = answered = failed = close = _ignore
+    asked = said = said_whole = _ignore
 
     def propagation(self) -> tuple[Header, ...]:
         """Nothing to replace the client's own context with."""
@@ -524,48 +319,6 @@ class NullSpan:
         return None
 
 
-class NullTrace:
-    """A trace that is not recorded: telemetry is off, or the trace is not sampled (then it still has its id)."""
-
-    __slots__ = ("trace_id",)
-
-    def __init__(self, trace_id: str | None = None) -> None:
-        self.trace_id = trace_id
-
-    def _ignore(self, *_: object, **__: object) -> None:
-        return None
-
-    def _null(self, *_: object, **__: object) -> NullSpan:
-        return NULL_SPAN
-
-    def follow(self, name: str) -> "NullTrace":
-        """Nothing is recorded of what comes after, either."""
-        del name
-        return self
-
-    identify = event = cache = end = evaluated = _ignore
-    plan = summarizer = attempt = _null
-
-
 NULL_SPAN: Final = NullSpan()
-NULL_TRACE: Final = NullTrace()
-Trace = ExchangeTrace | NullTrace
 Attempt = AttemptSpan | NullSpan
 Plan = PlanSpan | NullSpan
-
-
-def _request_params(request: Mapping[str, object]) -> dict[str, Value]:
-    """The attributes of those request fields that are in the table and have a scalar value."""
-    found: dict[str, Value] = {}
-    for field, attribute in names.REQUEST_PARAMS.items():
-        value = request.get(field)
-        if value is None or (field == "stream" and value is not True) or (field == "n" and value == 1):
-            continue
-        if isinstance(value, str):
-            value = clean(value)
-            found[attribute] = (value,) if field == "stop" else value
-        elif isinstance(value, bool | float) or (isinstance(value, int) and -(2**63) <= value < 2**63):
-            found[attribute] = value
-        elif field == "stop" and isinstance(value, Sequence):
-            found[attribute] = tuple(clean(v) for v in value[:LONGEST_LIST] if isinstance(v, str))
-    return found

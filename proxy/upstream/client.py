@@ -37,8 +37,8 @@ _LINE = 1 << 17
 _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"trailers", b"transfer-encoding", b"upgrade"},
 )
-_PRIVATE = (b"proxy-", b"x-weir-")
-_NOT_COPIED = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_PRIVATE = (b"proxy-", b"x-weir-", b"uberctx-")
+_NOT_COPIED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"baggage"}
 _CREDENTIALS = frozenset({b"authorization", b"api-key", b"x-api-key"})
 _NOT_IN_NAME = re.compile(rb"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")

@@ -30,8 +30,10 @@ _METADATA_KEYS = ("conversation_id", "session_id", "thread_id", "chat_id")
 _BAGGAGE_KEYS = ("gen_ai.conversation.id", "session.id")
 
 
-def name_from(headers: Sequence[tuple[bytes, bytes]], fields: Mapping[str, Raw]) -> str | None:
-    """The client's name for the conversation, None if it sends none that is valid."""
+def name_from(
+    headers: Sequence[tuple[bytes, bytes]], fields: Mapping[str, Raw], *, baggage: bool = False
+) -> str | None:
+    """The client's name for the conversation, None if it sends none that is valid; ``baggage`` may hold one."""
     sent = dict(headers)
     for name in (OWN_HEADER, *_KNOWN_HEADERS):
         if name in sent and (found := _valid(sent[name])):
@@ -44,7 +46,8 @@ def name_from(headers: Sequence[tuple[bytes, bytes]], fields: Mapping[str, Raw])
             and (found := _valid(value))
         ):
             return found
-    return _from_body(fields) or _from_codex(sent) or _from_baggage(sent.get(b"baggage", b""))
+    found = _from_body(fields) or _from_codex(sent)
+    return found or (_from_baggage(sent.get(b"baggage", b"")) if baggage else None)
 
 
 def conversation_in(headers: Sequence[tuple[bytes, bytes]], header: bytes) -> str | None:

@@ -219,7 +219,9 @@ async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_co
             ):
                 await asyncio.sleep(0.05)
         assert all(headers["x-weir-actions"] == "observe=1" for headers in chat.headers)
-    opened = 'weir_alerts_total{weir_alert_level="critical",weir_alert_class="overflow",weir_alert_kind="utilization"} 1'
+    opened = (
+        'weir_alerts_total{weir_alert_level="critical",weir_alert_class="overflow",weir_alert_kind="utilization"} 1'
+    )
     assert opened in metrics
     assert 'weir_alerts_undelivered_total{weir_reason="failed"} 1' in metrics
     assert 'weir_health{weir_health_metric="utilization"} 0.' in metrics

@@ -1,127 +1,700 @@
-"""The trace of a request reads as what happened to it: a plan with a child per layer, each attempt, no content."""
+"""The trace of a request reads as what happened to it: golden trees, received by OTLP from a whole Weir."""
 
+import asyncio
+import json
+import os
 import re
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from aiohttp import web
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
-from proxy.telemetry import Telemetry, TelemetrySettings
-from tests.functional.harness import COUNTER, TOOLS, opening, prose, tool_step, weir
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.settings import SimulatorSettings, SummaryMode
+from proxy.telemetry import Telemetry, TelemetrySettings, names
+from tests.functional.harness import (
+    COUNTER,
+    ROOT,
+    TOOLS,
+    RunningWeir,
+    Talk,
+    WeirProcess,
+    free_port,
+    opening,
+    prose,
+    tool_step,
+    weir,
+)
+from tests.functional.test_store_failures import moved_away
+from tests.receiver import Receiver, attributes, receiving, tree
 
-
-def tree(spans: tuple[ReadableSpan, ...]) -> dict[str, list[str]]:
-    """Names of the children of each span, in order of their start."""
-    names = {s.context.span_id: s.name for s in spans if s.context is not None}
-    found: dict[str, list[str]] = {}
-    for span in sorted(spans, key=lambda s: s.start_time or 0):
-        if span.parent is not None and span.parent.span_id in names:
-            found.setdefault(names[span.parent.span_id], []).append(span.name)
-    return found
-
-
-async def traced(
-    messages: list[Any], *, window: int, summarizer: str | None = None, believed: int = 8192
-) -> tuple[ReadableSpan, ...]:
-    """The spans of one request."""
-    exporter = InMemorySpanExporter()
-    telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
-    settings = SimulatorSettings(window=window, summary_model="notes")
-    async with (
-        serve_simulator(settings, counter=COUNTER) as simulator,
-        weir(simulator.base_url, window=believed, summarizer=summarizer, telemetry=telemetry) as target,
-    ):
-        headers = {
-            "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-            "baggage": "user.id=canary",
-        }
-        client = target.client("sk-test-canary", default_headers=headers)
-        await client.chat.completions.create(model="sim", messages=messages, max_tokens=512, tools=TOOLS)
-        seen = simulator.ledger[-1]
-        assert (seen.header("traceparent") or "").startswith("00-0af7651916cd43dd8448eb211c80319c-")
-        assert seen.header("traceparent") != headers["traceparent"]
-        assert seen.header("baggage") is None
-    telemetry.flush()
-    spans = exporter.get_finished_spans()
-    assert {f"{s.context.trace_id:032x}" for s in spans if s.context} == {"0af7651916cd43dd8448eb211c80319c"}
-    text = repr(
-        [(s.name, dict(s.attributes or {}), [(e.name, dict(e.attributes or {})) for e in s.events]) for s in spans]
-    )
-    assert "axios" not in text
-    assert "sk-test-canary" not in text
-    assert "canary" not in text
-    return spans
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+CONTEXT = {
+    "traceparent": f"00-{TRACE}-b7ad6b7169203331-01",
+    "tracestate": "vendor=a:1,other=b",
+    "baggage": "user.id=canary,session.id=canary",
+    "uberctx-user": "canary",
+}
+NAMED = {"x-weir-conversation": "chat-7"}
+SHOWN = (
+    *(
+        names.HTTP_STATUS,
+        names.ERROR_TYPE,
+        names.ACTION,
+        names.BEFORE,
+        names.AFTER,
+        names.UNITS,
+        names.REF,
+        names.HTTP_RESENDS,
+    ),
+    *(names.CONVERSATION_COMPACTED, names.SUMMARIZER, names.FINISH_REASONS, names.FIRST_CHUNK),
+    *(names.USAGE_INPUT, names.USAGE_OUTPUT),
+)
+HIDDEN = (names.REF, names.FIRST_CHUNK)
 
 
-@pytest.mark.requirement("P15")
-async def test_a_request_that_passes_has_a_plan_and_one_attempt() -> None:
-    assert tree(await traced(opening(), window=8192)) == {
-        "POST /v1/chat/completions": ["weir context.plan", "chat sim"],
-    }
+@dataclass(slots=True)
+class Scene:
+    """A whole Weir that exports to a receiver."""
+
+    receiver: Receiver
+    simulator: RunningSimulator
+    weir: RunningWeir
+    telemetry: Telemetry
+
+    async def spans(self) -> list[Span]:
+        """What has arrived when all work is done."""
+        await asyncio.sleep(0)
+        await self.weir.runtime.preparation.settled()
+        await asyncio.to_thread(self.telemetry.flush)
+        return self.receiver.spans()
+
+    async def tree(self, *shown: str, events: bool = True, about: int = 1) -> str:
+        """The spans as text."""
+        return tree(await self.spans(), *(shown or SHOWN), events=events, hidden=HIDDEN, about=about)
 
 
-@pytest.mark.requirement("P15", "A0.6")
-async def test_a_batch_of_edits_has_a_child_per_layer() -> None:
-    messages = opening()
-    for number in range(18):
-        messages += tool_step(number)
-    spans = await traced(messages, window=8192)
-    layers = tree(spans)["weir context.plan"]
-    assert layers[0].endswith("ingest_cap")
-    assert layers[-1].endswith("evict")
-    attempt = next(s for s in spans if s.name == "chat sim")
-    assert attempt.attributes is not None
-    assert attempt.attributes["gen_ai.usage.input_tokens"] < 8192  # type: ignore[operator]
-    assert attempt.attributes["session.id"] == attempt.attributes["gen_ai.conversation.id"]
+@asynccontextmanager
+async def scene(
+    *,
+    window: int = 8192,
+    believed: int = 8192,
+    summarizer: str | None = None,
+    protocol: str = "http/protobuf",
+    environment: Mapping[str, str] = {},
+    capture: bool = False,
+    baggage: bool = False,
+    simulated: SimulatorSettings | None = None,
+    **options: Any,
+) -> AsyncIterator[Scene]:
+    settings = simulated or SimulatorSettings(window=window, summary_model="notes")
+    with receiving() as receiver:
+        telemetry = Telemetry.create(
+            TelemetrySettings(
+                otlp_endpoint=receiver.grpc if protocol == "grpc" else receiver.http,
+                otlp_protocol=protocol,  # type: ignore[arg-type]
+                capture_content=capture,
+                read_baggage=baggage,
+                environment=environment,
+            )
+        )
+        async with (
+            serve_simulator(settings, counter=COUNTER) as simulator,
+            weir(simulator.base_url, window=believed, summarizer=summarizer, telemetry=telemetry, **options) as target,
+        ):
+            yield Scene(receiver, simulator, target, telemetry)
 
 
-@pytest.mark.requirement("P15", "P13")
-async def test_the_summarisers_call_stands_under_the_plan() -> None:
+def agent(steps: int) -> list[Any]:
+    """A conversation of tool steps."""
+    return [*opening(), *(message for number in range(steps) for message in tool_step(number))]
+
+
+def chat(turns: int) -> list[Any]:
+    """A conversation of questions and answers, with a last question."""
     messages = opening()[:1]
-    for number in range(26):
+    for number in range(turns):
         messages += [
             {"role": "user", "content": prose(132, seed=2 * number)},
             {"role": "assistant", "content": prose(132, seed=2 * number + 1)},
         ]
-    messages.append({"role": "user", "content": "and now?"})
-    spans = await traced(messages, window=8192, summarizer="notes")
-    assert "chat notes" in tree(spans)["weir context.plan"]
-    attempt = next(s for s in spans if s.name == "chat sim")
-    assert attempt.attributes is not None
-    assert attempt.attributes["gen_ai.conversation.compacted"] is True
+    return [*messages, {"role": "user", "content": "and now?"}]
+
+
+async def ask(scene: Scene, messages: list[Any], *, headers: dict[str, str] = CONTEXT | NAMED, **options: Any) -> Any:
+    client = scene.weir.client("sk-test-canary", default_headers=headers)
+    given = {"model": "sim", "max_tokens": 512, "tools": TOOLS, **options}
+    return await client.chat.completions.create(messages=messages, **given)
+
+
+async def gone(started: Scene, messages: list[Any], **options: Any) -> None:
+    """Ask for a stream, read a piece of it and hang up."""
+    stream = await ask(started, messages, stream=True, **options)
+    async for _ in stream:
+        break
+    await stream.close()
+    for _ in range(100):
+        await asyncio.sleep(0.02)
+        if started.receiver.spans() or (await started.spans()):
+            return
+
+
+PASS = """\
+SERVER POST /v1/chat/completions status=200 action=pass before=250 after=250
+  INTERNAL weir context.plan action=pass before=250 after=250
+  CLIENT chat sim status=200 finish_reasons=stop input=237 output_tokens=26"""
+
+
+@pytest.mark.requirement("P15", "A0.139")
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+async def test_a_request_that_passes_has_a_plan_and_one_attempt(protocol: str) -> None:
+    async with scene(protocol=protocol) as started:
+        await ask(started, opening())
+        assert await started.tree() == PASS
+        assert len(started.receiver.encodings) == (0 if protocol == "grpc" else 1)
+
+
+EVICT = """\
+SERVER POST /v1/chat/completions status=200 action=edit before=8825 after=2824
+  * weir.eviction count=15 placeholders=15 policy=balanced freed=6001 remaining=2824
+  INTERNAL weir context.plan action=edit before=8825 after=2824
+    INTERNAL weir context.layer ingest_cap before=8825 after=8825 units=0
+    INTERNAL weir context.layer dedupe before=8825 after=8825 units=0
+    INTERNAL weir context.layer evict before=8825 after=2824 units=15
+  CLIENT chat sim status=200 finish_reasons=stop input=2811 output_tokens=27"""
+
+
+@pytest.mark.requirement("P15", "A0.6", "A0.18")
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+async def test_a_batch_of_edits_has_a_child_per_layer_and_says_what_it_freed(protocol: str) -> None:
+    async with scene(protocol=protocol) as started:
+        await ask(started, agent(18))
+        assert await started.tree() == EVICT
+
+
+COMPACT = """\
+SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=2900
+  * weir.eviction count=0 placeholders=1 policy=balanced freed=8700 remaining=2900
+  INTERNAL weir context.plan action=edit before=11500 after=2900
+    INTERNAL weir context.layer ingest_cap before=11500 after=11500 units=0
+    INTERNAL weir context.layer dedupe before=11500 after=11500 units=0
+    INTERNAL weir context.layer evict before=11500 after=11500 units=0
+    INTERNAL weir context.layer compact before=11500 after=2900 units=44 ref=…
+    CLIENT chat notes status=200 summarizer=True input=4000 output_tokens=182
+    CLIENT chat notes status=200 summarizer=True input=4100 output_tokens=182
+    CLIENT chat notes status=200 summarizer=True input=3100 output_tokens=182
+    CLIENT chat notes status=200 summarizer=True input=1100 output_tokens=70
+  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=2900 output_tokens=28"""
+
+
+@pytest.mark.requirement("P15", "P13")
+async def test_the_summarisers_calls_stand_under_the_plan() -> None:
+    async with scene(summarizer="notes") as started:
+        await ask(started, chat(26))
+        assert await started.tree(about=100) == COMPACT
+        asked = [seen for seen in started.simulator.answered() if seen.model == "notes"]
+    calls = {f"{span.span_id.hex()}" for span in started.receiver.spans() if span.name == "chat notes"}
+    assert {(seen.header("traceparent") or "").split("-")[2] for seen in asked} == calls
+    assert all(seen.header("tracestate") == CONTEXT["tracestate"] for seen in asked)
+
+
+OVERFLOW = """\
+SERVER POST /v1/chat/completions status=200 action=edit before=10796 after=3149
+  * weir.eviction count=19 placeholders=19 policy=balanced freed=7657 remaining=3152
+  INTERNAL weir context.plan action=pass before=10809 after=10809
+  CLIENT chat sim ERROR status=400 error=context_length_exceeded
+  INTERNAL weir context.plan action=edit before=10796 after=3149
+    INTERNAL weir context.layer ingest_cap before=10796 after=10796 units=0
+    INTERNAL weir context.layer dedupe before=10796 after=10796 units=0
+    INTERNAL weir context.layer evict before=10796 after=3149 units=19
+  CLIENT chat sim status=200 resend_count=1 finish_reasons=stop input=3139 output_tokens=25 after=sim:context_length_exceeded"""
 
 
 @pytest.mark.requirement("P15", "P16")
-async def test_an_overflow_shows_the_failed_attempt_and_the_next_one() -> None:
-    messages = opening()
-    for number in range(22):
-        messages += tool_step(number)
-    spans = await traced(messages, window=8192, believed=32768)
-    names = tree(spans)["POST /v1/chat/completions"]
-    assert names == ["weir context.plan", "chat sim", "weir context.plan", "chat sim"]
-    first, second = sorted((s for s in spans if s.name == "chat sim"), key=lambda s: s.start_time or 0)
-    assert first.attributes is not None
-    assert second.attributes is not None
-    assert first.attributes["error.type"] == "context_length_exceeded"
-    assert second.attributes["http.request.resend_count"] == 1
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+async def test_an_overflow_is_a_failed_attempt_a_harder_plan_and_an_attempt_linked_to_the_first(protocol: str) -> None:
+    async with scene(protocol=protocol, believed=32768) as started:
+        await ask(started, agent(22))
+        assert await started.tree() == OVERFLOW
 
 
-@pytest.mark.requirement("A0.139", "P15")
-async def test_metrics_tell_what_was_done() -> None:
-    messages = opening()
-    for number in range(18):
-        messages += tool_step(number)
-    async with (
-        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url) as target,
-        aiohttp.ClientSession() as session,
-    ):
-        await target.client().chat.completions.create(model="sim", messages=messages, max_tokens=512)
-        async with session.get(f"{target.root}/metrics") as answer:
-            text = await answer.text()
-    assert re.search(r'^weir_requests_total\{[a-z_]*outcome="ok",[a-z_]*policy="balanced"\} 1$', text, re.MULTILINE)
-    assert re.search(r'^weir_actions_total\{[a-z_]*layer="evict"\} ', text, re.MULTILINE)
+SUMMARISER_DOWN = """\
+SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=2800
+  * weir.eviction count=0 placeholders=1 policy=balanced freed=8700 remaining=2800
+  INTERNAL weir context.plan action=edit before=11500 after=2800
+    INTERNAL weir context.layer ingest_cap before=11500 after=11500 units=0
+    INTERNAL weir context.layer dedupe before=11500 after=11500 units=0
+    INTERNAL weir context.layer evict before=11500 after=11500 units=0
+    INTERNAL weir context.layer compact before=11500 after=2800 units=44 ref=…
+    CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
+    CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
+    CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
+  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=2800 output_tokens=28"""
+
+
+@pytest.mark.requirement("P15", "P13")
+async def test_a_summariser_that_fails_is_an_error_under_the_plan_and_the_request_goes_on() -> None:
+    settings = SimulatorSettings(summary_model="notes", summary_mode=SummaryMode.STATUS_500)
+    async with scene(summarizer="notes", simulated=settings) as started:
+        await ask(started, chat(26))
+        assert await started.tree(about=100) == SUMMARISER_DOWN
+
+
+STORE_DOWN = """\
+SERVER POST /v1/chat/completions status=200 action=pass before=N after=N
+  * weir.degraded reason=store
+  INTERNAL weir context.plan action=pass before=N after=N
+  CLIENT chat sim status=200 finish_reasons=stop input=N output_tokens=N"""
+
+
+@pytest.mark.requirement("P15", "P9", "A0.139")
+async def test_a_store_that_fails_is_an_event_on_the_request(tmp_path: Path) -> None:
+    database = tmp_path / "w.db"
+    async with scene(store=database) as started:
+        talk = Talk(started.weir.client(default_headers=CONTEXT | NAMED), opening())
+        await talk.agent(2)
+        await started.weir.runtime.settler.flush()
+        with moved_away(database):
+            for _ in range(8):
+                await started.spans()
+                started.receiver.traces.clear()
+                await talk.agent(1)
+                await started.weir.runtime.settler.flush()
+                if "degraded=store" in talk.actions()[-1]:
+                    break
+            assert re.sub(r"(before|after|input|tokens)=\d+", r"\1=N", await started.tree()) == STORE_DOWN
+
+
+GONE = """\
+SERVER POST /v1/chat/completions status=200 error=client_disconnect action=pass before=250 after=250
+  INTERNAL weir context.plan action=pass before=250 after=250
+  CLIENT chat sim status=200 error=client_disconnect time_to_first_chunk=…"""
+EARLY = """\
+SERVER POST /v1/chat/completions status=499 error=client_disconnect action=pass before=250 after=250
+  INTERNAL weir context.plan action=pass before=250 after=250
+  CLIENT chat sim error=client_disconnect"""
+
+
+@pytest.mark.requirement("P15")
+async def test_a_client_that_hangs_up_in_a_stream_is_no_error_and_ends_both_spans() -> None:
+    async with scene(simulated=SimulatorSettings(chunk_delay=0.05)) as started:
+        await gone(started, opening())
+        assert await started.tree() == GONE
+
+
+@pytest.mark.requirement("P15")
+async def test_a_client_that_hangs_up_before_the_answer_leaves_an_attempt_without_a_status() -> None:
+    async with scene(simulated=SimulatorSettings(latency=5)) as started:
+        with pytest.raises(openai.APITimeoutError):
+            await ask(started, opening(), timeout=0.5)
+        for _ in range(50):
+            await asyncio.sleep(0.02)
+            if await started.spans():
+                break
+        assert await started.tree() == EARLY
+
+
+STREAM = """\
+SERVER POST /v1/chat/completions status=200 action=pass before=250 after=250
+  INTERNAL weir context.plan action=pass before=250 after=250
+  CLIENT chat sim status=200 finish_reasons=stop time_to_first_chunk=… input=237 output_tokens=26"""
+
+
+@pytest.mark.requirement("P15", "A0.139")
+@pytest.mark.parametrize("policy", ["balanced", "off"])
+async def test_a_streamed_answer_has_the_time_to_its_first_chunk_in_span_and_metric(policy: str) -> None:
+    async with scene(simulated=SimulatorSettings(latency=0.2), policy=policy) as started:
+        before = time.monotonic()
+        async for _ in await ask(started, opening(), stream=True, stream_options={"include_usage": True}):
+            pass
+        took = time.monotonic() - before
+        found = await started.tree(events=False)
+        (call,) = [span for span in started.receiver.spans() if span.name == "chat sim"]
+        async with aiohttp.ClientSession() as session, session.get(f"{started.weir.root}/metrics") as answer:
+            metrics = await answer.text()
+    assert found == STREAM if policy == "balanced" else "time_to_first_chunk=…" in found
+    seconds = attributes(call.attributes)["gen_ai.response.time_to_first_chunk"]
+    assert 0.2 <= seconds <= took
+    (counted,) = re.findall(
+        r"^gen_ai_client_operation_time_to_first_chunk_seconds_sum\{.*\} (.*)$", metrics, re.MULTILINE
+    )
+    assert float(counted) == pytest.approx(seconds, abs=0.05)
+
+
+PREPARED = """\
+SERVER POST /v1/chat/completions status=200 action=pass before=5216 after=5216
+  INTERNAL weir context.plan action=pass before=5216 after=5216
+  CLIENT chat sim status=200 finish_reasons=stop input=5216 output_tokens=25
+  INTERNAL weir context.prepare
+    CLIENT chat notes status=200 summarizer=True input=4144 output_tokens=89"""
+
+
+@pytest.mark.requirement("P15", "D14")
+async def test_what_is_prepared_after_an_answer_has_a_trace_under_the_requests() -> None:
+    async with scene(summarizer="notes") as started:
+        talk = Talk(started.weir.client(default_headers=CONTEXT | NAMED), opening())
+        for _ in range(30):
+            started.receiver.traces.clear()
+            await talk.chat(1)
+            if any(span.name == "weir context.prepare" for span in await started.spans()):
+                break
+        assert await started.tree() == PREPARED
+        root, later = (next(s for s in started.receiver.spans() if s.name.endswith(end)) for end in ("ions", "prepare"))
+    assert (later.trace_id, later.parent_span_id) == (root.trace_id, root.span_id)
+    assert later.start_time_unix_nano >= root.end_time_unix_nano
+
+
+TOO_LONG = [{"role": "system", "content": prose(9_000, seed=1)}, {"role": "user", "content": "Go on."}]
+REFUSED = """\
+SERVER POST /v1/chat/completions status=400 error=context_length_exceeded
+  INTERNAL weir context.plan ERROR error=ContextLengthExceeded"""
+LIMITED = """\
+SERVER POST /v1/chat/completions status=429 action=pass before=250 after=250
+  INTERNAL weir context.plan action=pass before=250 after=250
+  CLIENT chat sim ERROR status=429 error=rate_limit_exceeded"""
+DOWN = """\
+SERVER POST /v1/chat/completions ERROR status=502 error=upstream_unreachable action=pass before=250 after=250
+  INTERNAL weir context.plan action=pass before=250 after=250
+  CLIENT chat sim ERROR error=upstream_unreachable"""
+
+
+@pytest.mark.requirement("P15")
+async def test_an_error_of_the_clients_is_none_of_the_server_span_and_one_of_the_upstreams_is() -> None:
+    async with scene(simulated=SimulatorSettings(fault="429")) as started:
+        with pytest.raises(openai.RateLimitError):
+            await ask(started, opening())
+        assert await started.tree() == LIMITED
+        started.receiver.traces.clear()
+        with pytest.raises(openai.BadRequestError):
+            await ask(started, TOO_LONG)
+        assert await started.tree(events=False) == REFUSED
+    async with scene() as started:
+        started.weir.runtime.config = started.weir.runtime.config.with_upstream(f"http://127.0.0.1:{free_port()}/v1")
+        with pytest.raises(openai.InternalServerError):
+            await ask(started, opening())
+        assert await started.tree() == DOWN
+
+
+@pytest.mark.requirement("P15")
+async def test_session_and_conversation_are_on_every_span_also_of_what_was_refused(tmp_path: Path) -> None:
+    async def sessions(started: Scene) -> set[tuple[Any, Any]]:
+        spans = [attributes(span.attributes) for span in await started.spans()]
+        started.receiver.traces.clear()
+        assert spans
+        return {(span.get("session.id"), span.get("gen_ai.conversation.id")) for span in spans}
+
+    async with scene(believed=32768) as started:
+        await ask(started, agent(22))
+        assert await sessions(started) == {("chat-7", "chat-7")}
+        with pytest.raises(openai.BadRequestError):
+            await ask(started, [TOO_LONG[0] | {"content": prose(40_000, seed=1)}, TOO_LONG[1]])
+        assert await sessions(started) == {("chat-7", "chat-7")}
+        await started.weir.client(default_headers=NAMED).embeddings.create(model="embed-1", input="hello")
+        assert await sessions(started) == {("chat-7", "chat-7")}
+        await ask(started, agent(1), headers={})
+        ((session, conversation),) = await sessions(started)
+        assert session == conversation != "chat-7"
+        with pytest.raises(openai.APIStatusError):
+            await started.weir.client(default_headers=NAMED).post("/chat/completions", body="{", cast_to=object)
+        assert await sessions(started) == {("chat-7", "chat-7")}
+    text = "auth: {mode: keys}\nkeys: [{name: a, secret: wr-abcdefgh}]\nupstreams: {u: {base_url: 'http://127.0.0.1:1/v1'}}\n"
+    async with scene(yaml=text, folder=tmp_path) as started:
+        with pytest.raises(openai.AuthenticationError):
+            await ask(started, opening())
+        assert await sessions(started) == {(None, None)}, "a stranger names no conversation"
+
+
+RELAYED = """\
+SERVER POST /v1/embeddings status=200
+  CLIENT embeddings embed-1 status=200 input=1
+SERVER GET /v1/models status=200
+  CLIENT GET status=200
+SERVER GET /v1/{rest} status=404
+  CLIENT GET ERROR status=404 error=404"""
+
+
+@pytest.mark.requirement("P15", "S.18")
+async def test_routes_that_are_relayed_have_a_server_span_and_a_client_span_and_hand_the_context_on() -> None:
+    async with scene() as started:
+        client = started.weir.client(default_headers=CONTEXT | NAMED)
+        await client.embeddings.create(model="embed-1", input="hello")
+        await client.models.list()
+        with pytest.raises(openai.NotFoundError):
+            await client.get("/files/file-1", cast_to=object)
+        assert await started.tree() == RELAYED
+        spans, seen = started.receiver.spans(), started.simulator.ledger
+    called = [span.span_id.hex() for span in spans if span.kind == Span.SPAN_KIND_CLIENT]
+    assert [(each.header("traceparent") or "").split("-")[1] for each in seen] == [TRACE] * len(seen)
+    assert {(each.header("traceparent") or "").split("-")[2] for each in seen} <= set(called)
+    assert not [each for each in seen if each.header("baggage") or each.header("uberctx-user")]
+
+
+CALLED = {
+    "gen_ai.operation.name": "chat",
+    "gen_ai.provider.name": "default",
+    "gen_ai.request.model": "sim",
+    "gen_ai.request.max_tokens": 512,
+    "gen_ai.request.temperature": 0.5,
+    "gen_ai.request.seed": 7,
+    "gen_ai.request.stop_sequences": ["END"],
+    "gen_ai.request.reasoning.level": "low",
+    "gen_ai.output.type": "json",
+    "server.address": "127.0.0.1",
+    "http.response.status_code": 200,
+    "gen_ai.response.model": "sim",
+    "gen_ai.response.finish_reasons": ["stop"],
+    "gen_ai.conversation.id": "chat-7",
+    "session.id": "chat-7",
+}
+
+
+@pytest.mark.requirement("P15")
+async def test_an_attempt_says_what_was_asked_and_answered_and_the_root_who_asked() -> None:
+    given = {"temperature": 0.5, "seed": 7, "stop": "END", "response_format": {"type": "json_object"}}
+    async with scene() as started:
+        await ask(started, opening(), extra_body=given | {"reasoning_effort": "low", "n": 1})
+        root, _, call = (attributes(span.attributes) for span in await started.spans())
+        port = int(started.simulator.base_url.rsplit(":", 1)[1].split("/")[0])
+        own = int(started.weir.root.rsplit(":", 1)[1])
+    assert CALLED.items() <= call.items()
+    assert call["server.port"] == port
+    assert call["gen_ai.response.id"].startswith("chatcmpl-")
+    assert "gen_ai.request.choice.count" not in call
+    assert (root["url.scheme"], root["url.path"]) == ("http", "/v1/chat/completions")
+    assert (root["server.address"], root["server.port"], root["client.address"]) == ("127.0.0.1", own, "127.0.0.1")
+    assert root["http.request.method"] == "POST"
+    assert len(root["weir.tenant"]) == 32
+    assert {name for found in (root, call) for name in found} <= names.ATTRIBUTES
+
+
+@pytest.mark.requirement("P15", "S.18")
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("sampled", ["01", "00"])
+async def test_trace_context_goes_upstream_by_choice_and_baggage_never(
+    tmp_path: Path, forward: bool, sampled: str
+) -> None:
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        upstream = f"{{base_url: '{simulator.base_url}', forward_trace: {str(forward).lower()}}}"
+        async with scene(yaml=f"upstreams: {{main: {upstream}}}\n", folder=tmp_path) as started:
+            headers = CONTEXT | {"traceparent": CONTEXT["traceparent"][:-2] + sampled}
+            await ask(started, opening(), headers=headers)
+            await started.weir.client(default_headers=headers).models.list()
+            calls = {s.span_id.hex() for s in await started.spans() if s.kind == Span.SPAN_KIND_CLIENT}
+        seen = [*simulator.ledger]
+    assert len(seen) >= 2
+    for each in seen:
+        assert each.header("baggage") is None
+        assert each.header("uberctx-user") is None
+        assert each.header("tracestate") == (CONTEXT["tracestate"] if forward else None)
+        parent = each.header("traceparent")
+        assert (parent is not None) is forward
+        if forward and sampled == "01":
+            assert (parent or "").split("-")[2] in calls
+        elif forward:
+            assert parent == headers["traceparent"]
+
+
+@pytest.mark.requirement("S.18")
+@pytest.mark.parametrize("read", [False, True])
+async def test_baggage_is_read_only_where_the_operator_wants_it(read: bool) -> None:
+    said = {"baggage": "session.id=visit%201,user.id=anna;ttl=1,secret=canary"}
+    async with scene(baggage=read) as started:
+        await ask(started, opening(), headers=CONTEXT | NAMED | said)
+        spans = [attributes(span.attributes) for span in await started.spans()]
+        assert started.simulator.ledger[-1].header("baggage") is None
+    assert {span.get("user.id") for span in spans} == ({"anna"} if read else {None})
+    assert {span["session.id"] for span in spans} == ({"visit 1"} if read else {"chat-7"})
+    assert {span["gen_ai.conversation.id"] for span in spans} == {"chat-7"}
+    assert "canary" not in repr(spans)
+
+
+@pytest.mark.requirement("P15")
+@pytest.mark.parametrize("newest", [False, True])
+async def test_the_newest_names_are_behind_the_standard_variable(newest: bool) -> None:
+    environment = {"OTEL_SEMCONV_STABILITY_OPT_IN": "http,gen_ai_latest_experimental"} if newest else {}
+    usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+    usage |= {"prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 2}}  # type: ignore[dict-item]
+    usage |= {"completion_tokens_details": {"reasoning_tokens": 1}}  # type: ignore[dict-item]
+    message = {"index": 0, "message": {"role": "assistant", "content": "hi"}}
+    answer = {"id": "c-1", "model": "sim-2", "choices": [message], "usage": usage}
+    answer |= {"service_tier": "flex", "system_fingerprint": "fp_1", "object": "chat.completion"}
+    async with canned(answer) as address, scene(environment=environment) as started:
+        started.weir.runtime.config = started.weir.runtime.config.with_upstream(address)
+        await ask(started, opening())
+        call = attributes((await started.spans())[-1].attributes)
+    found = {name: value for name, value in call.items() if name.startswith(("gen_ai.usage", "openai."))}
+    wanted = {"input_tokens": 9, "output_tokens": 3, "cache_read.input_tokens": 4, "cache_write.input_tokens": 2}
+    wanted |= {"reasoning.output_tokens": 1} | ({} if newest else {"cache_creation.input_tokens": 2})
+    tier = {"openai.response.service_tier": "flex", "openai.response.system_fingerprint": "fp_1"}
+    assert found == {f"gen_ai.usage.{name}": value for name, value in wanted.items()} | tier
+    assert call.get("gen_ai.response.finish_reasons") == (["error"] if newest else None)
+
+
+@asynccontextmanager
+async def canned(answer: object) -> AsyncIterator[str]:
+    """The base URL of an upstream that always answers the same."""
+
+    async def respond(_: web.Request) -> web.Response:
+        return web.json_response(answer)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", respond)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.requirement("P15", "S.16")
+async def test_message_text_is_in_no_span_unless_the_operator_wants_it() -> None:
+    async with scene(summarizer="notes") as started:
+        await ask(started, chat(26))
+        stream = await ask(started, opening(), stream=True)
+        async for _ in stream:
+            pass
+        received = b"".join(message.SerializeToString() for message in started.receiver.traces)
+        for canary in (b"bravo", b"axios", b"careful", b"read_file", b"canary", b"gen_ai.input", b"gen_ai.output"):
+            assert canary not in received
+
+
+@pytest.mark.requirement("P15", "S.16")
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_with_the_operators_leave_the_messages_are_on_the_calls_as_the_conventions_write_them(
+    streamed: bool,
+) -> None:
+    secret = "sk-canary0123456789abcdef"
+    messages = [*agent(1), {"role": "user", "content": [{"type": "text", "text": f"My key is {secret}, go on."}]}]
+    environment = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "SPAN_ONLY"}
+    async with scene(environment=environment, simulated=SimulatorSettings(answers=("", "It is done."))) as started:
+        answer = await ask(started, messages, stream=streamed)
+        if streamed:
+            async for _ in answer:
+                pass
+        spans = await started.spans()
+    (call,) = [attributes(span.attributes) for span in spans if span.name == "chat sim"]
+    said = json.loads(call["gen_ai.input.messages"])
+    assert [message["role"] for message in said] == ["system", "user", "assistant", "tool", "user"]
+    assert said[2]["parts"] == [
+        {"type": "tool_call", "id": "call_0", "name": "read_file", "arguments": '{"path": "src/module_0.py"}'}
+    ]
+    assert (said[3]["parts"][0]["type"], said[3]["parts"][0]["id"]) == ("tool_call_response", "call_0")
+    assert said[4]["parts"] == [{"type": "text", "content": "My key is [redacted], go on."}]
+    (answered,) = json.loads(call["gen_ai.output.messages"])
+    assert (answered["role"], answered["finish_reason"]) == ("assistant", "stop")
+    assert answered["parts"][0]["type"] == "text"
+    assert answered["parts"][0]["content"]
+    (tool,) = json.loads(call["gen_ai.tool.definitions"])
+    assert (tool["type"], tool["name"], tool["parameters"]["type"]) == ("function", "read_file", "object")
+    assert secret not in repr([span.SerializeToString() for span in spans])
+
+
+@pytest.mark.requirement("P15", "S.16")
+async def test_long_messages_stay_valid_json_of_bounded_size_with_both_ends_of_the_conversation() -> None:
+    async with scene(capture=True, summarizer="notes", window=32768, believed=32768) as started:
+        await ask(started, agent(40))
+        calls = [attributes(span.attributes) for span in await started.spans() if span.name.startswith("chat ")]
+    for call in calls:
+        text = call["gen_ai.input.messages"]
+        assert len(text.encode()) <= 16 * 1024
+        said = json.loads(text)
+        assert said[0]["role"] == "system"
+        assert said[-1]["parts"]
+    assert calls[-1]["weir.content.dropped"] + len(json.loads(calls[-1]["gen_ai.input.messages"])) == 82
+
+
+@pytest.mark.requirement("P15", "A0.139", "R.77")
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+async def test_a_process_exports_its_traces_and_metrics_and_says_where_it_runs(protocol: str, tmp_path: Path) -> None:
+    with receiving() as receiver:
+        env = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.grpc if protocol == "grpc" else receiver.http,
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+            "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
+            "OTEL_EXPORTER_OTLP_HEADERS": "x-team=blue",
+            "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=staging",
+        }
+        async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+            arguments = [
+                "--upstream",
+                simulator.base_url,
+                "--window",
+                "8192",
+                "--store",
+                f"sqlite+aiosqlite:///{tmp_path}/w.db",
+            ]
+            async with WeirProcess(arguments, free_port(), env=env) as target:
+                client = target.client(default_headers=CONTEXT | NAMED)
+                for steps in (0, 18):
+                    await client.chat.completions.create(
+                        model="sim", messages=agent(steps), max_tokens=512, tools=TOOLS
+                    )
+                assert target.process is not None
+                await target.stop()
+        assert tree(receiver.spans(), *SHOWN, hidden=HIDDEN) == f"{PASS}\n{EVICT}"
+        resource = receiver.resource()
+        assert receiver.metrics
+        if protocol != "grpc":
+            assert set(receiver.encodings) == {"gzip"}
+            assert {headers["x-team"] for headers in receiver.headers} == {"blue"}
+    assert resource["service.name"] == "weir"
+    assert resource["deployment.environment.name"] == "staging"
+    assert resource["service.version"]
+
+
+@pytest.mark.requirement("A0.139", "A0.45")
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon", "OTEL_EXPORTER_OTLP_PROTOCOL"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is 'http/json'"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "collector:4318", "like http://collector:4318"),
+    ],
+)
+async def test_what_cannot_be_exported_stops_the_start_with_a_line_that_says_so(
+    name: str, value: str, said: str, tmp_path: Path
+) -> None:
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "WEIR_STORE": f"sqlite+aiosqlite:///{tmp_path}/w.db"}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "proxy", "serve", "--port", "0", "--upstream", "http://127.0.0.1:9/v1"),
+        cwd=ROOT,
+        env={**os.environ, **env, name: value},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 1
+    assert said in err.decode()
+    assert len((out + err).splitlines()) == 1
+
+
+@pytest.mark.requirement("A0.139", "R.77")
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+async def test_a_process_whose_collector_never_answers_serves_and_stops_at_once(protocol: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+        env |= {"OTEL_BSP_SCHEDULE_DELAY": "10"}
+        async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+            arguments = ["--upstream", simulator.base_url, "--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
+            async with WeirProcess(arguments, free_port(), env=env) as target:
+                for _ in range(5):
+                    await target.client().chat.completions.create(model="sim", messages=opening(), max_tokens=64)
+                assert target.process is not None
+                process, started = target.process, time.monotonic()
+                await target.stop()
+                assert process.returncode == 0
+                assert time.monotonic() - started < 6

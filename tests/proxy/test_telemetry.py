@@ -29,24 +29,19 @@ from proxy.telemetry import (
     Metrics,
     QueuedLog,
     Telemetry,
+    TelemetryError,
     TelemetrySettings,
     Trace,
     instruments,
     log_exchange,
     names,
+    provider_name,
 )
+from proxy.telemetry.export import Protocol
 from proxy.telemetry.logs import redact
 from proxy.telemetry.series import Counter, Histogram
-from proxy.telemetry.spans import (
-    NULL_TRACE,
-    AttemptSpan,
-    ExchangeTrace,
-    NullSpan,
-    NullTrace,
-    PlanSpan,
-    SummarizerSpan,
-    is_baggage,
-)
+from proxy.telemetry.spans import AttemptSpan, NullSpan, PlanSpan, SummarizerSpan
+from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CLIENT_CONTEXT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -122,7 +117,7 @@ def a_pass(trace: Trace) -> None:
     identify(trace)
     with trace.plan() as plan:
         plan.decide("pass", before=500, after=500, limit=8000, pressure=0.0625, zone="green")
-    attempt = trace.attempt("gpt-5-mini", "openai", "api.openai.com", 443, 1, request={"stream": True, "n": 1})
+    attempt = trace.attempt("gpt-5-mini", "openai", "api.openai.com", 443, request={"stream": True, "n": 1})
     attempt.first_chunk()
     attempt.answered(
         200, response_model="gpt-5-mini-2026", response_id="c-1", finish_reasons=["stop"], input_tokens=500
@@ -204,7 +199,7 @@ def test_an_overflow_is_a_failed_attempt_and_a_second_plan_before_the_retry(span
     with trace.plan() as plan:
         plan.layer("evict", before=7000, after=3000, units=9)
         plan.decide("evict", before=7000, after=3000, limit=4000, pressure=0.75, zone="orange")
-    trace.attempt("gpt-5-mini", "openai", number=2, compacted=True).answered(200)
+    trace.attempt("gpt-5-mini", "openai", compacted=True).answered(200)
     trace.end(200)
     shown = (names.HTTP_STATUS, names.ERROR_TYPE, names.HTTP_RESENDS, names.CONVERSATION_COMPACTED, names.LIMIT)
     assert tree(spans.finished(), *shown) == (
@@ -309,7 +304,6 @@ def test_the_clients_trace_is_joined_and_handed_on(spans: Spans) -> None:
     state = b"vendor=a:1,other=b"
     trace = spans.start((b"traceparent", CLIENT_CONTEXT), (b"tracestate", state), (b"baggage", b"user.id=42"))
     attempt = trace.attempt("gpt-5-mini", "openai")
-    header = attempt.traceparent()
     handed = attempt.propagation()
     attempt.answered(200)
     trace.end(200)
@@ -318,8 +312,8 @@ def test_the_clients_trace_is_joined_and_handed_on(spans: Spans) -> None:
     assert spans.root.parent.is_remote
     assert f"{spans.root.parent.span_id:016x}" == "b7ad6b7169203331"
     assert trace.trace_id == "0af7651916cd43dd8448eb211c80319c" == f"{call.context.trace_id:032x}"
-    assert header == (b"traceparent", b"00-0af7651916cd43dd8448eb211c80319c-%016x-01" % call.context.span_id)
-    assert handed == (header, (b"tracestate", state))
+    own = (b"traceparent", b"00-0af7651916cd43dd8448eb211c80319c-%016x-01" % call.context.span_id)
+    assert handed == (own, (b"tracestate", state))
     assert call.context.trace_state.to_header() == state.decode()
 
 
@@ -330,7 +324,6 @@ def test_baggage_is_neither_read_nor_handed_on(spans: Spans) -> None:
     assert [name for name, _ in attempt.propagation()] == [b"traceparent"]
     trace.end(200)
     assert not any("canary" in str(dict(span.attributes or {})) for span in spans.finished())
-    assert [is_baggage(n) for n in (b"baggage", b"uberctx-user", b"traceparent")] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -363,7 +356,7 @@ def test_a_later_version_of_the_context_may_have_more_fields(spans: Spans) -> No
 
 def test_a_client_that_does_not_sample_is_not_recorded_but_keeps_its_trace_id(spans: Spans) -> None:
     trace = spans.start((b"traceparent", CLIENT_CONTEXT[:-2] + b"00"))
-    assert trace.attempt("gpt-5-mini", "openai").traceparent() is None
+    assert trace.attempt("gpt-5-mini", "openai").propagation() == ()
     trace.end(200)
     assert trace.trace_id == "0af7651916cd43dd8448eb211c80319c"
     assert spans.finished() == ()
@@ -387,7 +380,7 @@ def test_no_span_carries_an_attribute_outside_the_table_or_a_secret(spans: Spans
         trace = spans.start((b"user-agent", f"agent {secret}".encode()), (b"authorization", secret.encode()))
         identify(trace, model=secret, policy=secret, conversation=secret)
         request = {"temperature": 0.5, "stop": [secret], "messages": [secret], "api_key": secret, "user": secret}
-        attempt = trace.attempt(secret, secret, secret, 443, 2, request=request)
+        attempt = trace.attempt(secret, secret, secret, 443, request=request)
         attempt.answered(401, response_model=secret, response_id=secret, finish_reasons=[secret], error_type=secret)
         trace.event(secret, reason=secret)
         trace.end(500, secret)
@@ -418,7 +411,7 @@ def test_attribute_values_and_children_are_bounded(spans: Spans) -> None:
 )
 def test_a_trace_that_is_off_has_every_method_of_one_that_is_on(real: type, null: type) -> None:
     internal = {"child", "now", "parent", "plan_open", "root", "set", "attributes", "ended", "error", "events", "id"}
-    internal |= {"kind", "name", "started", "trace"}
+    internal |= {"after", "kind", "layers", "name", "newest", "started", "trace"}
     wanted = {name for name in dir(real) if not name.startswith("_")} - internal
     assert wanted <= set(dir(null))
 
@@ -429,7 +422,7 @@ def test_without_an_endpoint_a_trace_does_nothing_costs_nothing_and_starts_no_th
     telemetry = Telemetry.create(TelemetrySettings())
     assert telemetry.exchange("POST", "/v1/chat/completions", []) is NULL_TRACE
     a_pass(telemetry.exchange("POST", "/v1/chat/completions", [(b"traceparent", CLIENT_CONTEXT)]))
-    assert telemetry.exchange("POST", "/", []).attempt("m", "openai").traceparent() is None
+    assert telemetry.exchange("POST", "/", []).attempt("m", "openai").propagation() == ()
     assert threading.active_count() == before
     assert best_of(lambda: telemetry.exchange("POST", "/", []), 2000) < 2e-6
     assert telemetry.shutdown()
@@ -527,13 +520,14 @@ def failing() -> Iterator[int]:
 
 
 @pytest.mark.requirement("R.77", "A0.139")
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 @pytest.mark.parametrize("where", [black_hole, closed_port, failing])
-def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object) -> None:
+def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object, protocol: Protocol) -> None:
     assert callable(where)
     with where() as port:
         environment = {"OTEL_BSP_MAX_QUEUE_SIZE": "300", "OTEL_BSP_SCHEDULE_DELAY": "10"}
         telemetry = Telemetry.create(
-            TelemetrySettings(otlp_endpoint=f"http://127.0.0.1:{port}", environment=environment)
+            TelemetrySettings(otlp_endpoint=f"http://127.0.0.1:{port}", otlp_protocol=protocol, environment=environment)
         )
         slowest = 0.0
         for _ in range(1000):
@@ -551,16 +545,17 @@ def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object) -> N
 
 
 @pytest.mark.requirement("R.77")
-def test_the_process_exits_although_the_collector_never_answers() -> None:
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_the_process_exits_although_the_collector_never_answers(protocol: str) -> None:
     script = (
         "import sys\nfrom proxy.telemetry import Telemetry, TelemetrySettings\n"
-        "t = Telemetry.create(TelemetrySettings(otlp_endpoint=sys.argv[1]))\n"
+        "t = Telemetry.create(TelemetrySettings(otlp_endpoint=sys.argv[1], otlp_protocol=sys.argv[2]))\n"
         "t.exchange('POST', '/', []).end(200)\nt.metrics.overflow()\nprint(t.shutdown(0.3))\n"
     )
     with black_hole() as port:
         started = time.monotonic()
         run = subprocess.run(
-            [sys.executable, "-c", script, f"http://127.0.0.1:{port}"],
+            [sys.executable, "-c", script, f"http://127.0.0.1:{port}", protocol],
             capture_output=True,
             text=True,
             timeout=20,
@@ -579,6 +574,129 @@ def test_switches_in_the_environment_turn_signals_off() -> None:
     assert own.endpoint("metrics") == "http://a:4318/x/v1/metrics"
     own = TelemetrySettings(environment={"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://a/t"})
     assert (own.endpoint("traces"), own.endpoint("metrics")) == ("http://a/t", None)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "variables", "traces", "metrics"),
+    [
+        ("grpc", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317/"}, "http://a:4317", "http://a:4317"),
+        ("grpc", {"OTEL_TRACES_EXPORTER": "otlp"}, "http://localhost:4317", None),
+        ("http/protobuf", {"OTEL_METRICS_EXPORTER": "otlp"}, None, "http://localhost:4318/v1/metrics"),
+        (
+            "http/protobuf",
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b:2/t"},
+            *("http://b:2/t", "http://a:1/v1/metrics"),
+        ),
+    ],
+)
+def test_endpoints_follow_the_protocol(
+    protocol: Protocol, variables: dict[str, str], traces: str | None, metrics: str | None
+) -> None:
+    settings = TelemetrySettings(otlp_protocol=protocol, environment=variables)
+    assert (settings.endpoint("traces"), settings.endpoint("metrics")) == (traces, metrics)
+    settings.check()
+
+
+def test_a_signal_may_have_a_protocol_of_its_own_and_the_standard_variables_stand_above_the_settings() -> None:
+    variables = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "http/protobuf"}
+    settings = TelemetrySettings(environment=variables)
+    assert (settings.protocol("traces"), settings.protocol("metrics")) == ("grpc", "http/protobuf")
+    assert TelemetrySettings(otlp_protocol="grpc").protocol("metrics") == "grpc"
+
+
+@pytest.mark.requirement("A0.139")
+@pytest.mark.parametrize(
+    ("endpoint", "variables", "said"),
+    [
+        ("http://a:1", {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "http/protobuf or grpc"),
+        ("a:4318", {}, "like http://collector:4318"),
+        ("http://a:port", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "is no address"),
+        ("unix:///tmp/a", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "like http://collector:4317"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_with_the_remedy(endpoint: str, variables: dict[str, str], said: str) -> None:
+    settings = TelemetrySettings(otlp_endpoint=endpoint, environment=variables)
+    with pytest.raises(TelemetryError, match=said):
+        settings.check()
+    with pytest.raises(TelemetryError, match=said):
+        Telemetry.create(settings)
+
+
+@pytest.mark.requirement("A0.139")
+def test_a_missing_grpc_exporter_is_said_with_what_to_install_and_nothing_else_loads_it() -> None:
+    script = (
+        "import sys\nfrom proxy.telemetry import Telemetry, TelemetryError, TelemetrySettings\n"
+        "assert not [m for m in sys.modules if m.startswith('grpc')]\n"
+        "sys.modules['grpc'] = None\n"
+        "Telemetry.create(TelemetrySettings(otlp_endpoint='http://127.0.0.1:9')).shutdown(0.1)\n"
+        "try:\n  TelemetrySettings(otlp_endpoint='http://127.0.0.1:9', otlp_protocol='grpc').check()\n"
+        "except TelemetryError as error:\n  print(error)\n"
+    )
+    root = str(Path(__file__).parents[2])
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    assert "pip install 'weir-proxy[otlp-grpc]'" in run.stdout
+
+
+def test_the_deployment_is_in_the_resource_and_the_standard_variable_stands_above_it() -> None:
+    resource = TelemetrySettings(deployment="staging").resource()
+    assert resource.attributes["deployment.environment.name"] == "staging"
+    variables = {"OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=live"}
+    resource = TelemetrySettings(deployment="staging", environment=variables).resource()
+    assert resource.attributes["deployment.environment.name"] == "live"
+
+
+@pytest.mark.parametrize(
+    ("said", "setting", "captured"),
+    [
+        *(("", False, False), ("", True, True), ("true", False, True), ("SPAN_ONLY", False, True)),
+        *(("SPAN_AND_EVENT", False, True), ("NO_CONTENT", True, False), ("EVENT_ONLY", True, False)),
+    ],
+)
+def test_the_standard_variable_decides_about_content_where_it_is_set(said: str, setting: bool, captured: bool) -> None:
+    variables = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": said}
+    assert TelemetrySettings(capture_content=setting, environment=variables).captures is captured
+
+
+@pytest.mark.parametrize(
+    ("host", "provider", "name"),
+    [
+        *(("api.openai.com", None, "openai"), ("eu.openai.azure.com", None, "azure.ai.openai")),
+        *(("127.0.0.1", None, "main"), ("api.openai.com.evil.example", None, "main")),
+        *(("", "bedrock", "aws.bedrock"), ("", "ollama", "ollama")),
+    ],
+)
+def test_a_known_provider_has_the_conventions_name(host: str, provider: str | None, name: str) -> None:
+    assert provider_name("main", host=host, provider=provider) == name
+
+
+def test_an_attempt_after_one_that_failed_is_counted_and_linked_and_one_after_an_answer_is_not(spans: Spans) -> None:
+    trace = spans.start()
+    first = trace.attempt("m", "openai")
+    first.answered(200)
+    second = trace.attempt("m", "openai")
+    second.failed("rate_limit_exceeded", status=429)
+    third = trace.attempt("m", "openai")
+    third.failed("503", status=503)
+    trace.attempt("m", "openai").answered(200)
+    trace.end(200)
+    found = spans.named("chat m")
+    assert [(s.attributes or {}).get("http.request.resend_count") for s in found] == [None, None, 1, 2]
+    linked = [[(link.context.span_id, dict(link.attributes or {})) for link in s.links] for s in found]
+    ids = [s.context.span_id for s in found]
+    reasons = [{"weir.reason": "rate_limit_exceeded"}, {"weir.reason": "503"}]
+    assert linked == [[], [], [(ids[1], reasons[0])], [(ids[2], reasons[1])]]
+
+
+def test_a_stream_that_broke_off_is_an_error_of_the_server_span(spans: Spans) -> None:
+    spans.start().end(200, "stream_broken")
+    assert spans.root.status.status_code.name == "ERROR"
 
 
 SAMPLE = re.compile(

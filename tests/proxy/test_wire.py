@@ -216,7 +216,9 @@ def test_kept_messages_are_the_clients_bytes_and_replaced_ones_keep_their_ids() 
     ],
 )
 def test_names_are_found_by_the_conventions_in_use(headers: Any, body: dict[str, Any], name: str | None) -> None:
-    assert name_from(headers, split_object(json.dumps(body).encode())) == name
+    fields = split_object(json.dumps(body).encode())
+    assert name_from(headers, fields, baggage=True) == name
+    assert name_from(headers, fields) == (None if headers and headers[0][0] == b"baggage" else name)
 
 
 @pytest.mark.parametrize(
