@@ -22,7 +22,7 @@ async def respond_json(send: Send, value: object, *, status: int = 200) -> None:
     await respond(send, json.dumps(value, ensure_ascii=False).encode(), status=status)
 
 
-async def respond_error(send: Send, error: ProxyError, *, request_id: str | None = None) -> None:
+async def respond_error(send: Send, error: ProxyError, *, request_id: str | None = None, headers: Headers = ()) -> None:
     """Send an error in OpenAI's shape."""
-    headers = [(b"x-request-id", request_id.encode())] if request_id else []
-    await respond(send, error.body(), status=error.status, headers=headers)
+    own = [(b"x-request-id", request_id.encode())] if request_id else []
+    await respond(send, error.body(), status=error.status, headers=[*headers, *own])
