@@ -44,6 +44,8 @@ async def put(question: Question) -> Answer:
         )
     try:
         text = (await read_body(question.receive, limit=LARGEST)).decode("utf-8")
+        if not text.strip():
+            raise InvalidRequest("The body must be a policy, in YAML or JSON: preset: balanced.", param="body")
         body = read_policy(name, text)
         runtime.config.with_policy(name, body)
     except UnicodeDecodeError:

@@ -7,6 +7,7 @@ from typing import Literal
 from policies.health import KEPT
 from proxy.routes import alerts, blobs, control, conversations, operator, policies, usage
 from proxy.routes import shapes as s
+from proxy.routes import shapes_events as se
 from proxy.routes import shapes_operator as so
 from proxy.routes.question import MOST_ROWS, Answer, Question
 
@@ -105,7 +106,7 @@ POLICY = "policies/{name}"
 ROUTES = (
     _list("conversations", conversations.listing, s.Page[s.Conversation], "closed", rows=50),
     _get(ONE, conversations.one, s.ConversationStatus),
-    ManagementRoute(method="DELETE", pattern=ONE, answer=control.delete, gives=s.Deleted),
+    ManagementRoute(method="DELETE", pattern=ONE, answer=control.delete, gives=se.Deleted),
     _list(f"{ONE}/timeline", conversations.timeline, s.Page[s.Exchange], "since"),
     _get(f"{ONE}/checkpoint", conversations.checkpoint, s.Saved),
     _get(f"{ONE}/checkpoint.md", conversations.checkpoint_markdown, kind="markdown"),
@@ -113,27 +114,27 @@ ROUTES = (
     _get(VERSION, conversations.checkpoint_version, s.SavedVersion),
     _get(f"{VERSION}/source", conversations.source, None, "cursor", kind="pages", asker="caller"),
     _list(f"{ONE}/removed", conversations.removed, s.Page[s.Removed]),
-    _list(f"{ONE}/audit", conversations.audit, s.ConversationAudit),
+    _list(f"{ONE}/audit", conversations.audit, se.ConversationAudit),
     ManagementRoute(
         method="GET",
         pattern=f"{ONE}/health",
         answer=alerts.health_of,
-        gives=s.ConversationHealth,
+        gives=se.ConversationHealth,
         query=("limit",),
         rows=KEPT,
         most=KEPT,
     ),
-    _list(f"{ONE}/notes", conversations.notes, s.Page[s.KeptNote], rows=500),
-    _post(f"{ONE}/notes", control.add_note, s.KeptNote, s.NewNote, (201, 200)),
-    _post(f"{ONE}/compact", control.compact, s.Wanted, statuses=(202,)),
-    _post(f"{ONE}/rollback/{{version}}", control.rollback, s.RolledBack),
-    _post(f"{ONE}/pin", control.pin, s.Pinned, s.Pin),
-    _post(f"{ONE}/close", control.close, s.Closed),
+    _list(f"{ONE}/notes", conversations.notes, s.Page[se.KeptNote], rows=500),
+    _post(f"{ONE}/notes", control.add_note, se.KeptNote, se.NewNote, (201, 200)),
+    _post(f"{ONE}/compact", control.compact, se.Wanted, statuses=(202,)),
+    _post(f"{ONE}/rollback/{{version}}", control.rollback, se.RolledBack),
+    _post(f"{ONE}/pin", control.pin, se.Pinned, se.Pin),
+    _post(f"{ONE}/close", control.close, se.Closed),
     _get("blobs/{ref}", blobs.blob, None, "cursor", kind="text", asker="caller"),
-    _list("search", conversations.search, s.Page[s.Found], "q", "conversation", rows=20, asker="caller"),
-    _list("health", alerts.health, s.OpenAlerts),
+    _list("search", conversations.search, s.Page[se.Found], "q", "conversation", rows=20, asker="caller"),
+    _list("health", alerts.health, se.OpenAlerts),
     _list("usage", usage.usage, so.Usage, "since", "by"),
-    _list("audit", operator.audit, s.Page[s.Audited], "type"),
+    _list("audit", operator.audit, s.Page[se.Audited], "type"),
     _list("policies", policies.listing, s.Page[so.Policy]),
     _get(POLICY, policies.one, so.WholePolicy),
     ManagementRoute(
