@@ -6,7 +6,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import httpx
-from jsonschema import Draft202012Validator
+from openapi_schema_validator import OAS31Validator
 
 from proxy.routes.table import PREFIX, ROUTES
 from tests.functional.api import Api
@@ -27,7 +27,7 @@ class Contract:
     def problems(self, schema: dict[str, Any], value: object) -> list[str]:
         """What is wrong with a value."""
         whole = {**schema, "components": self.document["components"]}
-        return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(whole).iter_errors(value)]
+        return [f"{error.json_path}: {error.message}" for error in OAS31Validator(whole).iter_errors(value)]
 
     def check(self, method: str, answer: httpx.Response) -> None:
         """Fail for an answer that the document does not describe."""

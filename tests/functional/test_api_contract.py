@@ -209,7 +209,7 @@ async def test_the_document_tells_nothing_of_an_installation(api: Api) -> None:
 @pytest.mark.requirement("A0.148")
 async def test_the_timeline_says_what_was_done_and_which_layers_did_it(api: Api) -> None:
     await lived(api)
-    found = {}
+    found: dict[str, list[Any]] = {}
     for name in ("full", "evicted", "turned", "looked"):
         for row in (await api.get(f"conversations/{name}/timeline"))["data"]:
             found.setdefault(row["action"], []).append(row)

@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,8 @@ async def test_all_pages_together_are_the_list(api: Api) -> None:
             whole = await api.get(path, key=key, limit="500", **more)
             assert whole["next"] is None, path
             for size in (1, 2):
-                rows, events, cursor, pages = [], [], {}, 0
+                rows, events, pages = list[Any](), list[Any](), 0
+                cursor: dict[str, str] = {}
                 while True:
                     page = await api.get(path, key=key, limit=str(size), **more, **cursor)
                     assert len(page["data"]) <= size
