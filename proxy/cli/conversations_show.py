@@ -163,7 +163,9 @@ def show_request(row: ExchangeRow, *, as_json: bool) -> None:
             table.add_row(label, Text(tame(str(value))))
     console().print(table)
     if not isinstance(layers, list) or not layers:
-        click.echo("\nNo layer ran: nothing had to go.")
+        again = row.actions not in {"none", "observe=1"}
+        said = "what was taken out before stays out" if again else "nothing had to go"
+        click.echo(f"\nNo layer ran: {said}.")
         return
     ran = plain_table("layer", "about", "tokens", "units", "kept", "why not more")
     for each in layers:

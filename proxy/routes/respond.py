@@ -7,12 +7,13 @@ from proxy.errors import ProxyError
 from proxy.relay import Send
 
 JSON = b"application/json"
+NO_CONTENT = 204
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 async def respond(send: Send, body: bytes, *, status: int = 200, kind: bytes = JSON, headers: Headers = ()) -> None:
     """Send one whole answer."""
-    framing = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+    framing = [(b"content-type", kind), (b"content-length", str(len(body)).encode())] if status != NO_CONTENT else []
     await send({"type": "http.response.start", "status": status, "headers": [*framing, *headers]})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 

@@ -1,19 +1,17 @@
 """What the management API tells of usage: which key took how many tokens and dollars."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import get_args
 
 from proxy.routes.pages import listed, place_in
 from proxy.routes.question import Answer, Question
 from proxy.store.records import UsageRow
-from proxy.store.usage import By
+from proxy.store.usage import ADDED, By
 
 DAYS = 30
 DAY = 86_400.0
 KINDS: tuple[By, ...] = get_args(By)
 DIGITS = 6
-ADDED = tuple(each.name for each in fields(UsageRow) if each.name not in {"tenant", "group", "first", "last"})
 
 
 async def usage(question: Question) -> Answer:
