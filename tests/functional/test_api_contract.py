@@ -25,6 +25,7 @@ policies:
   evicting: {{cascade: [{{layer: evict}}, {{layer: compact}}]}}
   turning: {{cascade: [{{layer: rollover}}]}}
   looking: {{mode: observe}}
+  capped: {{mode: observe, buckets: {{tool_outputs: {{cap: 0.10}}, history: {{cap: 0.60}}}}}}
 default_policy: alarmed
 """
 
@@ -240,3 +241,44 @@ async def test_the_timeline_says_what_was_done_and_which_layers_did_it(api: Api)
     quiet = found["none"][0]
     assert quiet["layers"] == []
     assert quiet["decision"]["recommendation"] == "none"
+
+
+@pytest.mark.requirement("A0.92")
+async def test_the_report_holds_every_bucket_against_its_cap(api: Api) -> None:
+    chat = talk(api, "capped", "capped", 6)
+    chat.grow(1, kind="agent")
+    before = set()
+    for _ in range(5):
+        await chat.agent(1)
+        report = (await api.get("conversations/capped"))["budget_report"]
+        lines = {line["bucket"]: line for line in report["buckets"]}
+        last = (await api.get("conversations/capped/timeline", limit="1"))["data"][0]
+        assert {name: lines[name]["limit"] for name in ("tool_outputs", "history")} == {
+            name: last["detail"]["caps"][name] for name in ("tool_outputs", "history")
+        }
+        for line in lines.values():
+            if line["limit"] is None:
+                assert (line["remaining"], line["utilization"], line["soft_exceeded"]) == (None, None, False)
+                continue
+            assert line["remaining"] == line["limit"] - line["used"] or line["remaining"] == 0
+            assert line["utilization"] == round(line["used"] / line["limit"], 2)
+            assert line["soft_exceeded"] == (line["used"] >= 0.8 * line["limit"])
+            assert line["hard_exceeded"] == (line["used"] > line["limit"])
+            before.add((line["soft_exceeded"], line["hard_exceeded"]))
+        assert report["total_used"] == sum(line["used"] for line in lines.values())
+    assert {(False, False), (True, True)} <= before
+
+
+@pytest.mark.requirement("A0.128")
+async def test_a_trend_needs_five_requests(api: Api) -> None:
+    chat = talk(api, "full", "alarmed", 7)
+    await chat.chat(4)
+    early = (await api.get("conversations/full/health"))["trend"]
+    await chat.chat(1)
+    late = (await api.get("conversations/full/health"))["trend"]
+    assert early == {
+        "trend": "insufficient_data", "samples": 4, "utilization_delta": None, "burn_rate_delta": None, "avg_fidelity": None
+    }  # fmt: skip
+    assert (late["trend"], late["samples"]) == ("rising", 5)
+    assert late["utilization_delta"] == round(late["utilization_delta"], 3) > 0
+    assert late["burn_rate_delta"] is not None
