@@ -33,7 +33,6 @@ from proxy.routes.chat import ChatCompletions
 from proxy.routes.health import Health
 from proxy.routes.management import Management
 from proxy.routes.passthrough import Passthrough
-from proxy.routes.policies import Policies
 from proxy.routes.respond import respond_error
 from proxy.runtime import Runtime
 from proxy.settle import Settler
@@ -99,9 +98,7 @@ class App:
             Route("/healthz", served("health"), methods=["GET"]),
             Route("/readyz", served("health"), methods=["GET"]),
             Route("/metrics", served("health"), methods=["GET"]),
-            Route("/weir/policies", served("policies", "/weir/{rest}"), methods=ANY_METHOD),
-            Route("/weir/policies/{name}", served("policies", "/weir/{rest}"), methods=ANY_METHOD),
-            Route("/weir/{rest:path}", served("management", "/weir/{rest}"), methods=ANY_METHOD),
+            Route("/weir/{rest:path}", served("management", "/weir/{rest}")),
             Route("/{rest:path}", _Nothing(), methods=ANY_METHOD),
         ]
 
@@ -117,7 +114,6 @@ class App:
                 passthrough=Passthrough(runtime),
                 health=Health(runtime),
                 management=Management(runtime),
-                policies=Policies(runtime),
             )
             async with reloading(_reload(runtime, self._reload)):
                 yield

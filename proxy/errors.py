@@ -6,7 +6,10 @@
     ├── InvalidJSON             400 invalid_json            the body is not JSON
     ├── InvalidRequest          400 invalid_request         JSON, but not a request Weir can relay
     │   ├── UnsupportedEncoding 415 invalid_request         a compressed body where it has to be read
-    │   └── NotFound            404 invalid_request         no such thing in the management API
+    │   ├── NotFound            404 invalid_request         no such thing in the management API
+    │   ├── Forbidden           403 invalid_request         it is there, and not for this key or this web page
+    │   ├── MethodNotAllowed    405 invalid_request         it is there, and answers other methods
+    │   └── Conflict            409 invalid_request         a request of the same conversation came first
     ├── InvalidAPIKey           401 invalid_api_key
     ├── ModelNotAllowed         403 model_not_allowed
     ├── ContextLengthExceeded   400 context_length_exceeded what may not be removed does not fit
@@ -148,6 +151,29 @@ class NotFound(InvalidRequest):
     """The management API has nothing there; still ``invalid_request``, with status 404."""
 
     status = 404
+
+
+class Forbidden(InvalidRequest):
+    """The route is there, and not for this key, or not for a web page; still ``invalid_request``, with status 403."""
+
+    status = 403
+    kind = "permission_error"
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path is there and answers the ``allowed`` methods; still ``invalid_request``, with status 405."""
+
+    status = 405
+
+    def __init__(self, message: str, *, allowed: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+
+class Conflict(InvalidRequest):
+    """Something else has changed the conversation meanwhile; still ``invalid_request``, with status 409."""
+
+    status = 409
 
 
 class RequestTooLarge(ProxyError):

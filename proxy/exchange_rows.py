@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from policies import ContextSettings
+from policies import ContextSettings, Decision
 from policies.calls import results_by_tool
 from policies.growth import Event
 from policies.health import Checkup
 from proxy.caching import CacheUse
 from proxy.outcome import Outcome, Sent, evicted_count
 from proxy.planning import Planned
-from proxy.stages import condensed_in, stage_of, strategy_of
+from proxy.stages import condensed_in, layers_in, stage_of, strategy_of
 from proxy.store.records import ExchangeRow
 
 MOST_EVENTS = 8
@@ -85,7 +85,7 @@ def row_of(
 def _detail(
     outcome: Outcome, planned: Planned, settings: ContextSettings, events: Sequence[Event], use: CacheUse | None
 ) -> dict[str, object]:
-    """Buckets that hold something, what pressure is a share of, events, tool results, pruned tools, cache, recalls."""
+    """What the timeline tells beside the columns: buckets, base, events, layers, tools, cache, summarizer, recalls."""
     decision, detail = planned.decision, dict[str, object]()
     if decision is not None:
         detail["buckets"] = {name: tokens for name, tokens in decision.buckets.items() if tokens}
@@ -99,8 +99,8 @@ def _detail(
         detail["events"] = [{"kind": e.kind, **e.facts} for e in events[:MOST_EVENTS]]
     if decision is not None and decision.pruned:
         detail["pruned"] = list(decision.pruned)
-    if decision is not None and (condensed := condensed_in(decision)):
-        detail["condensed"] = condensed
+    if decision is not None and decision.trail:
+        detail |= _done(decision)
     if planned.reading is not None and planned.recognised is not None:
         transcript = planned.reading.transcript
         if tools := results_by_tool(transcript, transcript.head + planned.recognised.length):
@@ -112,3 +112,15 @@ def _detail(
     if outcome.recalls:
         detail["recall"] = [asdict(each) for each in outcome.recalls]
     return detail
+
+
+def _done(decision: Decision) -> dict[str, object]:
+    """What the layers that ran did, what was condensed, the new window and the tokens of a new summary."""
+    done: dict[str, object] = {"layers": layers_in(decision)}
+    if condensed := condensed_in(decision):
+        done["condensed"] = condensed
+    if decision.window_id is not None:
+        done["window_id"] = decision.window_id
+    if decision.cut is not None:
+        done["summary_tokens"] = decision.cut.tokens
+    return done

@@ -81,7 +81,9 @@ class Keyring:
         self._callers: dict[str, Caller] = {}
         self._known: dict[str, _Known] = {}
         self._revoked: set[str] = set()
+        self._names: dict[str, str] = {}
         for row in store_rows:
+            self._names[row.digest[:_TENANT_DIGITS]] = row.name
             if row.revoked is not None:
                 self._revoked.add(row.digest)
                 continue
@@ -95,6 +97,7 @@ class Keyring:
         for key in config_keys:
             digest = key_digest(secret, key.secret.get_secret_value().encode())
             self._revoked.discard(digest)
+            self._names[digest[:_TENANT_DIGITS]] = key.name
             self._known[digest] = _Known(
                 name=key.name,
                 policy=key.policy,
@@ -102,6 +105,11 @@ class Keyring:
                 allow=frozenset(key.allow),
                 upstream_key=key.upstream_key.get_secret_value().encode() if key.upstream_key else None,
             )
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The name of every key by its tenant, revoked ones included."""
+        return dict(self._names)
 
     def __len__(self) -> int:
         return len(self._known)

@@ -6,6 +6,7 @@ from policies import ContextSettings, Decision
 from policies.summaries import PROMPTS
 
 MOST_CONDENSED = 40
+MOST_LAYERS = 32
 
 
 def figures_of(decision: Decision, settings: ContextSettings, *, base: int) -> dict[str, object]:
@@ -34,6 +35,28 @@ def condensed_in(decision: Decision) -> list[dict[str, object]]:
             row = {**asdict(each), "ratio": round(each.ratio, 2), "kept": report.kept}
             found.append(row if digest is None else row | {"prompt_digest": digest})
     return found
+
+
+def layers_in(decision: Decision) -> list[dict[str, object]]:
+    """What each layer that ran did to a request: its scope, tokens before and after, units, and why it did no more.
+
+    ``kept`` is whether its work is in the request, ``rung`` whether it helped only after all others had not; tokens
+    are uncalibrated.
+    """
+    return [
+        {
+            "layer": report.layer,
+            "scope": report.scope,
+            "tokens_before": report.before,
+            "tokens_after": report.after,
+            "units": report.units,
+            "kept": report.kept,
+            "rung": report.rung,
+            "reason": report.reason or None,
+            "ref": report.ref,
+        }
+        for report in decision.trail[:MOST_LAYERS]
+    ]
 
 
 def stage_of(decision: Decision, settings: ContextSettings, *, base: int) -> str:

@@ -27,6 +27,7 @@ COMMANDS: dict[str, Lazy] = {
     ),
     "conversations": Lazy("proxy.cli.conversations:conversations", "What Weir knows about conversations."),
     "health": Lazy("proxy.cli.health:health", "How well a conversation is kept: metrics, trend, alerts."),
+    "usage": Lazy("proxy.cli.usage:usage", "Which key took how many tokens and dollars."),
     "budget": Lazy("proxy.cli.budget:budget", "Advice on the division of the window, from recorded traffic."),
     "audit": Lazy("proxy.cli.audit:audit", "What Weir did: the audit and whether it is whole; evictions."),
     "policy": Lazy("proxy.cli.policy:policy", "Policies in full, every default visible."),

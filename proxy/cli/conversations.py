@@ -19,12 +19,14 @@ from proxy.cli.conversations_read import (
     reading,
     removed_from,
     removed_line,
+    request_of,
     store_option,
 )
 from proxy.cli.conversations_show import (
     show_list,
     show_originals,
     show_removed,
+    show_request,
     show_status,
     show_summary,
     show_timeline,
@@ -88,6 +90,7 @@ def list_conversations(path: Path | None, store: str | None, limit: int, *, as_j
 @click.option("--timeline", is_flag=True, help=f"One line per request, the newest {REQUESTS_SHOWN}.")
 @click.option("--checkpoint", is_flag=True, help="The newest checkpoint: what stands for the compacted history.")
 @click.option("--removed", is_flag=True, help="Every message that was removed, with the ref that --ref takes.")
+@click.option("--request", metavar="ID", help="What was done to one request, layer by layer, and why.")
 @click.option("--ref", help="The text of one removed message in full; with --json as it was sent.")
 @config_option
 @store_option
@@ -98,6 +101,7 @@ def show(
     timeline: bool,
     checkpoint: bool,
     removed: bool,
+    request: str | None,
     ref: str | None,
     path: Path | None,
     store: str | None,
@@ -107,11 +111,12 @@ def show(
 
     \b
     Example:
-      weir conversations show support-4711 --removed
+      weir conversations show support-4711 --timeline
+      weir conversations show support-4711 --request req_0a1b2c
       weir conversations show support-4711 --ref 74e67f258338
     """
-    if sum((timeline, checkpoint, removed, ref is not None)) > 1:
-        raise click.UsageError("--timeline, --checkpoint, --removed and --ref are asked one at a time")
+    if sum((timeline, checkpoint, removed, request is not None, ref is not None)) > 1:
+        raise click.UsageError("--timeline, --checkpoint, --removed, --request and --ref are asked one at a time")
     url = loaded(path, Flags(store=store)).store.url
 
     async def read(opened: Store) -> Callable[[], None]:
@@ -125,6 +130,9 @@ def show(
         if removed:
             gone = await removed_from(opened, row)
             return lambda: show_removed(gone, as_json=as_json)
+        if request is not None:
+            asked = await request_of(opened, row, request)
+            return lambda: show_request(asked, as_json=as_json)
         if ref is not None:
             originals = await originals_of(opened, row, ref)
             return lambda: show_originals(originals, as_json=as_json)

@@ -12,13 +12,14 @@ from policies.clipping import TEXT_OF
 from proxy.cli import Failure
 from proxy.config import masked_url
 from proxy.store import Store, StoreError
-from proxy.store.records import CheckpointRow, ConversationRow, Original, RemovedRow
+from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow, Original, RemovedRow
 
 T = TypeVar("T")
 
 NAMES_TRIED = 10_000
 NAMES_SHOWN = 3
 MOST_REMOVED = 100_000
+MOST_REQUESTS = 100_000
 COMPACT = "compact"
 
 store_option = click.option("--store", metavar="URL", help="The database; else the configuration's.")
@@ -118,6 +119,16 @@ async def checkpoint_of(store: Store, row: ConversationRow, version: int | None 
         if (each.branch, each.version) == key:
             return each
     raise Failure(f"{row.name} has no checkpoint: nothing was compacted or saved in it")
+
+
+async def request_of(store: Store, row: ConversationRow, request: str) -> ExchangeRow:
+    """The request with this id, or the only one whose id begins so. Fails for none and for several."""
+    rows = await store.timeline(row, limit=MOST_REQUESTS)
+    known = [each for each in rows if each.id == request] or [each for each in rows if each.id.startswith(request)]
+    if len(known) != 1:
+        said = "no request" if not known else f"{len(known)} requests begin with"
+        raise Failure(f"{said} {request} in {row.name}; see weir conversations show {row.name} --timeline")
+    return known[0]
 
 
 async def originals_of(store: Store, row: ConversationRow, ref: str) -> list[Original]:

@@ -14,7 +14,7 @@ from rich.text import Text
 from policies.checkpoint import Checkpoint, InvalidCheckpoint
 from proxy.cli.config import console, print_json
 from proxy.cli.conversations_read import kinds_of, removed_line
-from proxy.routes.rows import note_json, removed_json
+from proxy.routes.rows import decision_json, exchange_json, note_json, removed_json
 from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow, NoteRow, Original, RemovedRow
 
 EXCERPT = 60
@@ -110,11 +110,11 @@ def _growth(row: ExchangeRow) -> str:
 def show_timeline(requests: list[ExchangeRow], *, as_json: bool) -> None:
     """One line per request."""
     if as_json:
-        print_json([_plain_exchange(row) for row in requests])
+        print_json([exchange_json(row) for row in requests])
         return
     table = plain_table(
         "at (UTC)", "messages", "tokens", "pressure", "zone", "velocity", "action", "actions", "outcome", "cached",
-        "weir ms",
+        "weir ms", "request",
     )  # fmt: skip
     for row in requests:
         cached = f"{row.usage_cached / row.usage_prompt:.0%}" if row.usage_cached and row.usage_prompt else ""
@@ -130,15 +130,50 @@ def show_timeline(requests: list[ExchangeRow], *, as_json: bool) -> None:
             f"{row.status} {row.outcome}",
             cached,
             f"{row.overhead_ms:.1f}",
+            row.id,
         )
     console().print(table)
 
 
-def _plain_exchange(row: ExchangeRow) -> dict[str, object]:
-    own = {
-        name: value for name, value in asdict(row).items() if name not in {"trend", "asked_again", "events", "refusal"}
+def show_request(row: ExchangeRow, *, as_json: bool) -> None:
+    """What was done to one request and why: its decision record, and each layer that ran."""
+    shown = exchange_json(row)
+    if as_json:
+        print_json(shown)
+        return
+    decision, layers = decision_json(row), shown["layers"]
+    table = Table.grid(padding=(0, 2))
+    facts = {
+        "request": row.id,
+        "at": f"{moment(row.at)} UTC",
+        "model and policy": f"{row.model}, {row.policy}{', observed only' if row.observed else ''}",
+        "tokens": tokens(row.tokens_before, row.tokens_after, row.limit),
+        "pressure": _pressure(row),
+        "actions": actions_of(row.actions),
+        "removed or shortened": f"{row.evicted}",
+        "summary": None
+        if decision["compaction_summary_tokens"] is None
+        else f"{row.detail['summary_tokens']:,} tokens",
+        "new window": decision["new_window_id"],
+        "recommendation": decision["recommendation"],
+        "outcome": f"{row.status} {row.outcome}",
     }
-    return {**own, "chain_end": row.chain_end.hex(), "detail": dict(row.detail)}
+    for label, value in facts.items():
+        if value is not None:
+            table.add_row(label, Text(tame(str(value))))
+    console().print(table)
+    if not isinstance(layers, list) or not layers:
+        again = row.actions not in {"none", "observe=1"}
+        said = "what was taken out before stays out" if again else "nothing had to go"
+        click.echo(f"\nNo layer ran: {said}.")
+        return
+    ran = plain_table("layer", "about", "tokens", "units", "kept", "why not more")
+    for each in layers:
+        moved = f"{each['tokens_before']:,} > {each['tokens_after']:,}"
+        kept = "last rung" if each["rung"] and each["kept"] else "yes" if each["kept"] else "no"
+        ran.add_row(each["layer"], each["scope"], moved, str(each["units"]), kept, Text(tame(each["reason"] or "")))
+    click.echo()
+    console().print(ran)
 
 
 def show_summary(row: CheckpointRow, *, as_json: bool) -> None:

@@ -1,21 +1,24 @@
 """``weir health``: how well a conversation is kept."""
 
 import datetime as dt
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
 from rich.text import Text
 
-from policies.health import HealthTrend, Snapshot, trend_of
+from policies.health import KEPT, HealthTrend, Snapshot, trend_of
 from proxy.cli.config import config_option, console, json_option, loaded, print_json
 from proxy.cli.conversations_read import found, reading, store_option
 from proxy.config import Flags
+from proxy.routes.alerts import health_json, open_json
 from proxy.store import Store
 from proxy.store.records import AlertRow, ConversationRow
 
 ALERTS_SHOWN = 20
+MOST_OPEN = 500
+PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}
 HEALTHY = {
     "utilization": "under 60%",
     "eviction_rate": "under 2 a request",
@@ -27,19 +30,44 @@ HEALTHY = {
 
 
 @click.command()
-@click.argument("name", metavar="ID")
+@click.argument("name", metavar="[ID]", required=False)
 @config_option
 @store_option
 @json_option
-def health(name: str, path: Path | None, store: str | None, *, as_json: bool) -> None:
+def health(name: str | None, path: Path | None, store: str | None, *, as_json: bool) -> None:
     """One conversation's six health metrics, where they are heading, and its alerts; by its name or id.
+
+    Without a name the alerts that are open, of all keys.
 
     \b
     Example:
+      weir health
       weir health support-4711
       weir health support-4711 --json
     """
     url = loaded(path, Flags(store=store)).store.url
+    if name is None:
+        _show_open(*reading(url, lambda opened: opened.open_alerts(None, limit=MOST_OPEN)), as_json=as_json)
+    else:
+        _show_one(url, name, as_json=as_json)
+
+
+def _show_open(alerts: list[AlertRow], counts: dict[str, int], *, as_json: bool) -> None:
+    """The alerts that are open, the newest first."""
+    if as_json:
+        print_json(open_json(alerts, counts))
+    elif not alerts:
+        click.echo("No alert is open.")
+    else:
+        table = Table("since (UTC)", "conversation", "level", "class", "alert", "", **PLAIN)
+        for alert in alerts:
+            whose = Text(_plain(alert.conversation))
+            table.add_row(_moment(alert.at), whose, alert.level, alert.category, alert.kind, Text(alert.said))
+        console().print(table)
+
+
+def _show_one(url: str, name: str, *, as_json: bool) -> None:
+    """One conversation's metrics, trend and alerts."""
 
     async def read(opened: Store) -> tuple[ConversationRow, list[Snapshot], list[AlertRow]]:
         row = await found(opened, name)
@@ -48,15 +76,7 @@ def health(name: str, path: Path | None, store: str | None, *, as_json: bool) ->
     row, snapshots, alerts = reading(url, read)
     trend = trend_of(snapshots)
     if as_json:
-        print_json(
-            {
-                "conversation": row.name,
-                "snapshot": snapshots[-1]._asdict() if snapshots else None,
-                "trend": asdict(trend),
-                "alerts": [asdict(alert) for alert in alerts],
-                "history": [each._asdict() for each in snapshots],
-            }
-        )
+        print_json(health_json(row, snapshots, alerts, limit=KEPT))
     elif not snapshots:
         click.echo(f"Nothing is known of the health of {_plain(row.name)} yet.", err=True)
     else:

@@ -3,7 +3,8 @@
 from policies.checkpoint import Checkpoint, InvalidCheckpoint
 from proxy.errors import InvalidRequest, NotFound
 from proxy.routes.blobs import READ, array_of, cursor_in, page
-from proxy.routes.question import MOST_NAMES, Answer, Question, as_json
+from proxy.routes.pages import cursor_of, gone, listed, part_of, place_in
+from proxy.routes.question import Answer, Question, as_json
 from proxy.routes.rows import (
     audit_json,
     changed_json,
@@ -18,22 +19,24 @@ from proxy.routes.rows import (
     state_json,
     version_json,
 )
-from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow
+from proxy.store import AuditRow
+from proxy.store.paging import Place
+from proxy.store.records import CheckpointRow, ConversationRow, EvictionRow, ExchangeRow, NoteRow
 
 MARKDOWN = b"text/markdown; charset=utf-8"
-LISTED = 50
-ROWS = 200
-FOUND = 20
+FOUND_AT_MOST = 500
 LONGEST_QUERY = 1_000
 VERSIONS_SHOWN = 50
+ENDED = (0, "", 0, 0)
+"""The place in a list of evictions that has come to its end before the list beside it."""
 
 
 async def listing(question: Question) -> Answer:
     """The caller's conversations, the one used last first; ``closed`` leaves those that are, or are not."""
-    limit, closed = question.limit(LISTED), question.flag("closed")
-    rows = await question.store.conversations(question.tenant, limit=limit if closed is None else MOST_NAMES)
-    chosen = [row for row in rows if closed is None or (row.closed is not None) is closed]
-    return as_json({"data": [conversation_json(row) for row in chosen[:limit]]})
+    limit, closed = question.limit(), question.flag("closed")
+    after = place_in(question.query.get("cursor"), float, str, str)
+    rows = await question.store.conversations(question.tenant, limit=limit + 1, closed=closed, after=after)
+    return listed(rows, limit, conversation_json, lambda row: (row.updated, row.id, row.tenant))
 
 
 async def one(question: Question) -> Answer:
@@ -61,10 +64,14 @@ def _soft(question: Question, last: ExchangeRow | None) -> dict[str, float]:
 
 
 async def timeline(question: Question) -> Answer:
-    """The newest requests of a conversation, oldest first."""
-    limit = question.limit(ROWS)
-    rows = await question.store.timeline(await question.conversation(), limit=limit)
-    return as_json({"data": [exchange_json(row) for row in rows]})
+    """The newest requests of a conversation, oldest first; ``cursor`` leads to older ones, ``since`` leaves newer."""
+    limit, since = question.limit(), question.since()
+    after = place_in(question.query.get("cursor"), float, str)
+    row = await question.conversation()
+    found = await question.store.timeline(row, limit=limit + 1, since=since, after=after)
+    rows = found[-limit:]
+    following = cursor_of((rows[0].at, rows[0].id)) if len(found) > limit else None
+    return as_json({"data": [exchange_json(row) for row in rows], "next": following})
 
 
 async def checkpoint(question: Question) -> Answer:
@@ -84,9 +91,13 @@ async def checkpoint_markdown(question: Question) -> Answer:
 
 async def checkpoints(question: Question) -> Answer:
     """The versions of the checkpoint, the newest first."""
-    limit = question.limit(ROWS)
-    rows = await saved(question, await question.conversation())
-    return as_json({"data": [version_json(row) for row in reversed(rows[-limit:])]})
+    limit, after = question.limit(), place_in(question.query.get("cursor"), str, int)
+    rows = (await saved(question, await question.conversation()))[::-1]
+
+    def place(row: CheckpointRow) -> Place:
+        return (row.branch, row.version)
+
+    return listed(part_of(rows, limit, after, place), limit, version_json, place)
 
 
 async def checkpoint_version(question: Question) -> Answer:
@@ -115,25 +126,44 @@ async def source(question: Question) -> Answer:
 
 async def removed(question: Question) -> Answer:
     """What is out of the conversation's window, why, since when, and where the original is."""
-    limit = question.limit(ROWS)
-    rows = await question.store.removed(await question.conversation(), limit=limit)
-    return as_json({"data": [removed_json(row, with_text=question.tenant is not None) for row in rows]})
+    limit, after = question.limit(), place_in(question.query.get("cursor"), str)
+    row = await question.conversation()
+    rows = await question.store.removed_after(row, None if after is None else str(after[0]), limit=limit + 1)
+    if rows is None:
+        raise gone()
+    own = question.tenant is not None
+    return listed(rows, limit, lambda row: removed_json(row, with_text=own), lambda row: (row.ref,))
 
 
 async def notes(question: Question) -> Answer:
     """The notes on a conversation, oldest first."""
+    limit, after = question.limit(), place_in(question.query.get("cursor"), str)
     row = await question.conversation()
     rows = await question.store.notes(row.tenant, row.id)
-    return as_json({"data": [note_json(row) for row in rows]})
+
+    def place(row: NoteRow) -> Place:
+        return (row.id.hex(),)
+
+    return listed(part_of(rows, limit, after, place), limit, note_json, place)
 
 
 async def audit(question: Question) -> Answer:
     """What batches took out of the conversation's window or made shorter, and its rows in the audit, newest first."""
-    limit = question.limit(ROWS)
+    limit, given = question.limit(), place_in(question.query.get("cursor"), float, str, int, int, int)
     row = await question.conversation()
-    rows = await question.store.evictions(row.tenant, conversation=row, limit=limit)
-    told = await question.store.audit(row.tenant, conversation=row.id, limit=limit)
-    return as_json({"data": [eviction_json(each) for each in rows], "events": [audit_json(each) for each in told]})
+    evicted, seen = (None, None) if given is None else (given[:4], given[4:])
+    rows, told = list[EvictionRow](), list[AuditRow]()
+    if evicted is None or evicted[1]:
+        rows = await question.store.evictions(row.tenant, conversation=row, limit=limit + 1, after=evicted)
+    if seen is None or seen[0]:
+        told = await question.store.audit(row.tenant, conversation=row.id, limit=limit + 1, after=seen)
+    following = None
+    if len(rows) > limit or len(told) > limit:
+        last = rows[limit - 1] if len(rows) > limit else None
+        place = ENDED if last is None else (last.at, last.branch, last.version, last.position)
+        following = cursor_of((*place, told[limit - 1].seq if len(told) > limit else 0))
+    shown = {"data": [eviction_json(each) for each in rows[:limit]], "events": [audit_json(e) for e in told[:limit]]}
+    return as_json({**shown, "next": following})
 
 
 async def search(question: Question) -> Answer:
@@ -143,10 +173,13 @@ async def search(question: Question) -> Answer:
         raise InvalidRequest("q should say what to search for.", param="q")
     if len(words) > LONGEST_QUERY:
         raise InvalidRequest(f"q may have up to {LONGEST_QUERY} characters.", param="q")
-    limit = question.limit(FOUND)
+    limit, after = question.limit(), place_in(question.query.get("cursor"), int)
+    start = 0 if after is None else min(FOUND_AT_MOST, max(0, int(after[0])))
     within = None if name is None else (await question.conversation_named(name)).id
-    found = await question.store.search(tenant, words, limit=limit, conversation=within)
-    return as_json({"data": [found_json(each) for each in found]})
+    most = min(FOUND_AT_MOST, start + limit + 1)
+    found = await question.store.search(tenant, words, limit=most, conversation=within)
+    numbered = list(enumerate(found))[start:]
+    return listed(numbered, limit, lambda each: found_json(each[1]), lambda each: (each[0] + 1,))
 
 
 async def saved(question: Question, row: ConversationRow) -> list[CheckpointRow]:

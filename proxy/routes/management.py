@@ -1,75 +1,31 @@
 """The management API: what Weir knows of a caller's conversations, the originals of what it removed, and its levers.
 
 A caller sees its own conversations only; for everybody else's it gets the 404 of what does not exist. The admin token
-sees and changes all of them, and reads no originals. docs/api.md describes every route of the table below.
+sees and changes all of them, and reads no originals. docs/api.md describes every route of the table.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 from urllib.parse import unquote
 
-from proxy.errors import NotFound, ProxyError
+from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
 from proxy.intake import ClientGone, Receive
 from proxy.keys import credentials_in, presented, same_secret
 from proxy.relay import Send
-from proxy.routes import alerts, blobs, control, conversations
+from proxy.routes.browsers import refuse_foreign_pages
+from proxy.routes.openapi import document
 from proxy.routes.question import Answer, Question, query_of
 from proxy.routes.respond import respond, respond_error
+from proxy.routes.table import ONE, PREFIX, ROUTES, ManagementRoute
 from proxy.runtime import Runtime
-from proxy.store import StoreError
+from proxy.store import StaleVersion, StoreError
 
-PREFIX = "/weir/"
 READING = frozenset({"GET", "HEAD"})
+NOT_KEPT = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+"""Headers of every answer: what is told to one key is kept for nobody else, and shown as what it says that it is."""
 
-
-@dataclass(frozen=True, slots=True)
-class ManagementRoute:
-    """One route below ``/weir/``: parts of the pattern in braces are any, ``query`` are its parameters."""
-
-    method: str
-    pattern: str
-    answer: Callable[[Question], Awaitable[Answer]]
-    query: tuple[str, ...] = ()
-
-    def match(self, path: tuple[str, ...]) -> dict[str, str] | None:
-        """The named parts of a path, None where the pattern is another one."""
-        parts = self.pattern.split("/")
-        if len(parts) != len(path):
-            return None
-        found = {}
-        for part, given in zip(parts, path, strict=True):
-            if part.startswith("{"):
-                found[part.strip("{}")] = given
-            elif part != given:
-                return None
-        return found
-
-
-OF_ONE = "conversations/{id}"
-ROUTES = (
-    ManagementRoute("GET", "conversations", conversations.listing, ("limit", "closed")),
-    ManagementRoute("GET", OF_ONE, conversations.one),
-    ManagementRoute("DELETE", OF_ONE, control.delete),
-    ManagementRoute("GET", f"{OF_ONE}/timeline", conversations.timeline, ("limit",)),
-    ManagementRoute("GET", f"{OF_ONE}/checkpoint", conversations.checkpoint),
-    ManagementRoute("GET", f"{OF_ONE}/checkpoint.md", conversations.checkpoint_markdown),
-    ManagementRoute("GET", f"{OF_ONE}/checkpoints", conversations.checkpoints, ("limit",)),
-    ManagementRoute("GET", f"{OF_ONE}/checkpoints/{{version}}", conversations.checkpoint_version),
-    ManagementRoute("GET", f"{OF_ONE}/checkpoints/{{version}}/source", conversations.source, ("cursor",)),
-    ManagementRoute("GET", f"{OF_ONE}/removed", conversations.removed, ("limit",)),
-    ManagementRoute("GET", f"{OF_ONE}/audit", conversations.audit, ("limit",)),
-    ManagementRoute("GET", f"{OF_ONE}/health", alerts.health_of, ("limit",)),
-    ManagementRoute("GET", f"{OF_ONE}/notes", conversations.notes),
-    ManagementRoute("POST", f"{OF_ONE}/notes", control.add_note),
-    ManagementRoute("POST", f"{OF_ONE}/compact", control.compact),
-    ManagementRoute("POST", f"{OF_ONE}/rollback/{{version}}", control.rollback),
-    ManagementRoute("POST", f"{OF_ONE}/pin", control.pin),
-    ManagementRoute("POST", f"{OF_ONE}/close", control.close),
-    ManagementRoute("GET", "blobs/{ref}", blobs.blob, ("cursor",)),
-    ManagementRoute("GET", "health", alerts.health, ("limit",)),
-    ManagementRoute("GET", "search", conversations.search, ("q", "conversation", "limit")),
-)
+Found = list[tuple[ManagementRoute, Mapping[str, str]]]
 
 
 class Management:
@@ -82,36 +38,60 @@ class Management:
         """Answer one question."""
         try:
             answer = await self._answer(scope, receive)
+        except StaleVersion:
+            await _refuse(send, Conflict("A request of this conversation came first: try again."))
         except StoreError as error:
-            await respond_error(send, ProxyError(f"The store cannot do this now: {type(error).__name__}. Try again."))
+            await _refuse(send, ProxyError(f"The store cannot do this now: {type(error).__name__}. Try again."))
         except ProxyError as error:
-            await respond_error(send, error)
+            await _refuse(send, error)
         except ClientGone:
             return
         else:
-            await respond(send, answer.body, status=answer.status, kind=answer.kind, headers=answer.headers)
+            headers = [*answer.headers, *NOT_KEPT]
+            await respond(send, answer.body, status=answer.status, kind=answer.kind, headers=headers)
 
     async def _answer(self, scope: MutableMapping[str, Any], receive: Receive) -> Answer:
-        tenant = self._tenant(scope)
-        route, named = _find(scope["method"], _path(scope))
+        headers = credentials_in(scope["headers"])
+        refuse_foreign_pages(scope, has_key=bool(presented(headers)))
+        method, path = scope["method"], _path(scope)
+        found: Found = [(route, parts) for route in ROUTES if (parts := route.match(path)) is not None]
+        if method == "OPTIONS" and found:
+            return Answer(b"", 204, headers=[(b"allow", ", ".join(_methods(found)).encode())])
+        if found and found[0][0].asker == "anyone":
+            route, _ = _of_method(method, found)
+            query_of(scope.get("query_string", b""), route.query)
+            return Answer(await asyncio.to_thread(document))
+        tenant = self._tenant(headers)
+        route, named = _of_method(method, found) if found else _nothing_at(path)
+        if route.asker == "operator" and tenant is not None:
+            raise Forbidden("This is for the operator: send the admin token (auth.admin_token).")
         question = Question(
             runtime=self._runtime,
             tenant=tenant,
             path=named,
             query=query_of(scope.get("query_string", b""), route.query),
             receive=receive,
+            rows=route.rows,
+            most=route.most,
         )
         if not self._runtime.settler.failing:
             await self._runtime.settler.flush()  # what was answered a moment ago is there to be asked for
+        assert route.answer is not None  # noqa: S101 - only the document has none, and was given above
         return await route.answer(question)
 
-    def _tenant(self, scope: MutableMapping[str, Any]) -> str | None:
+    def _tenant(self, headers: Mapping[str, str]) -> str | None:
         """The tenant that asks, None for the operator with the admin token."""
-        headers = credentials_in(scope["headers"])
         token = self._runtime.config.admin_token
         if token is not None and same_secret(presented(headers), token.get_secret_value()):
             return None
         return self._runtime.keyring.identify(headers).tenant
+
+
+async def _refuse(send: Send, error: ProxyError) -> None:
+    headers = list(NOT_KEPT)
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", ", ".join(error.allowed).encode()))
+    await respond_error(send, error, headers=headers)
 
 
 def _path(scope: MutableMapping[str, Any]) -> tuple[str, ...]:
@@ -121,19 +101,29 @@ def _path(scope: MutableMapping[str, Any]) -> tuple[str, ...]:
     return tuple(unquote(part) for part in whole.removeprefix(PREFIX).strip("/").split("/"))
 
 
-def _find(method: str, path: tuple[str, ...]) -> tuple[ManagementRoute, Mapping[str, str]]:
-    """The route of a path, and its named parts. Raises NotFound that says what there is."""
+def _of_method(method: str, found: Found) -> tuple[ManagementRoute, Mapping[str, str]]:
+    """The route that answers a method. Raises MethodNotAllowed that says which are."""
     asked = "GET" if method in READING else method
-    found = [(route, named) for route in ROUTES if (named := route.match(path)) is not None]
     for route, named in found:
         if route.method == asked:
             return route, named
-    if found:
-        there = " and ".join(route.method for route, _ in found)
-        raise NotFound(f"{method[:10]} is not answered at {PREFIX}{found[0][0].pattern}: {there} is.")
+    there = [route.method for route, _ in found]
+    said = f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'}"
+    text = f"{method[:10]} is not answered at {PREFIX}{found[0][0].pattern}: {said}."
+    raise MethodNotAllowed(text, allowed=_methods(found))
+
+
+def _methods(found: Found) -> tuple[str, ...]:
+    """The methods that a path answers."""
+    there = [route.method for route, _ in found]
+    return (*there, *(["HEAD"] if "GET" in there else []), "OPTIONS")
+
+
+def _nothing_at(path: tuple[str, ...]) -> tuple[ManagementRoute, Mapping[str, str]]:
+    """Raises NotFound that says what there is."""
     where = "/".join(path)[:80]
     if path[0] == "conversations" and len(path) > 2:
-        parts = dict.fromkeys(route.pattern.split("/")[2] for route in ROUTES if route.pattern.startswith(f"{OF_ONE}/"))
+        parts = dict.fromkeys(route.pattern.split("/")[2] for route in ROUTES if route.pattern.startswith(f"{ONE}/"))
         raise NotFound(f"A conversation has no {'/'.join(path[2:])[:40]!r} here: there are {', '.join(parts)}.")
-    top = dict.fromkeys(route.pattern.split("/")[0] for route in ROUTES)
-    raise NotFound(f"There is nothing at {PREFIX}{where}: there are {', '.join(top)} and policies.")
+    top = list(dict.fromkeys(route.pattern.split("/")[0] for route in ROUTES))
+    raise NotFound(f"There is nothing at {PREFIX}{where}: there are {', '.join(top[:-1])} and {top[-1]}.")

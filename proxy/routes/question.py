@@ -1,11 +1,14 @@
 """One question to the management API, taken apart, and its answer before it is sent."""
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar
 from urllib.parse import parse_qs
 
-from proxy.errors import InvalidAPIKey, InvalidJSON, InvalidRequest, NotFound
+from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound
 from proxy.intake import Receive, read_body
 from proxy.routes.respond import JSON, Headers
 from proxy.runtime import Runtime
@@ -20,6 +23,11 @@ LARGEST_BODY = 64 * 1024
 LONGEST_NAME = 256
 MOST_NAMES = 100_000
 NAMES_SHOWN = 5
+AGO = re.compile(r"([0-9]{1,6})([smhd])")
+MOMENT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
+SECONDS: Mapping[str, int] = MappingProxyType({"s": 1, "m": 60, "h": 3_600, "d": 86_400})
+
+Word = TypeVar("Word", bound=str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,7 @@ class Question:
         tenant: whose key asked, None for the operator with the admin token.
         path: the parts of the path that the route names.
         query: the parameters behind the question mark.
+        rows: how many rows the route gives where no limit is asked for, ``most`` how many at most.
         receive: where the body is read from.
     """
 
@@ -57,6 +66,8 @@ class Question:
     path: Mapping[str, str]
     query: Mapping[str, str]
     receive: Receive
+    rows: int = MOST_ROWS
+    most: int = MOST_ROWS
 
     @property
     def store(self) -> Store:
@@ -66,14 +77,29 @@ class Question:
         return self.runtime.store
 
     def own(self, what: str) -> str:
-        """The tenant that asks. Raises InvalidAPIKey for the operator, who may not read ``what``."""
+        """The tenant that asks. Raises Forbidden for the operator, who may not read ``what``."""
         if self.tenant is None:
-            raise InvalidAPIKey(f"{what} with the key of the caller that sent them.")
+            raise Forbidden(f"{what} with the key of the caller that sent them.")
         return self.tenant
 
-    def limit(self, default: int, *, most: int = MOST_ROWS) -> int:
+    def limit(self) -> int:
         """How many rows are asked for, at most ``most``. Raises InvalidRequest for what is no number from 1 on."""
-        return limit_in(self.query.get("limit", str(default)), most=most)
+        return limit_in(self.query.get("limit", str(self.rows)), most=self.most)
+
+    def word(self, name: str, known: tuple[Word, ...]) -> Word | None:
+        """One of the words of a parameter, None where it is not given. Raises InvalidRequest for other words."""
+        given = self.query.get(name)
+        for word in known:
+            if word == given:
+                return word
+        if given is not None:
+            raise InvalidRequest(f"{name} must be one of {', '.join(known)}.", param=name)
+        return None
+
+    def since(self) -> float | None:
+        """The moment ``since``, None where it is not given. Raises InvalidRequest for what is none."""
+        given = self.query.get("since")
+        return None if given is None else moment_in(given, now=self.runtime.planner.clock())
 
     def flag(self, name: str) -> bool | None:
         """Whether ``true`` or ``false`` is asked for, None where neither is. Raises InvalidRequest for other words."""
@@ -148,6 +174,15 @@ def query_of(raw: bytes, known: Collection[str]) -> dict[str, str]:
         if len(values) > 1:
             raise InvalidRequest(f"{name} is given {len(values)} times.", param=name)
     return {name: values[0] for name, values in given.items()}
+
+
+def moment_in(given: str, *, now: float) -> float:
+    """Seconds since 1970, given so, or as how long before ``now`` (``90m``, ``24h``, ``7d``). Raises InvalidRequest."""
+    if (ago := AGO.fullmatch(given)) is not None:
+        return now - int(ago[1]) * SECONDS[ago[2]]
+    if MOMENT.fullmatch(given) is None:
+        raise InvalidRequest("since must be seconds since 1970, or like 90m, 24h or 7d.", param="since")
+    return float(given)
 
 
 def limit_in(given: str, *, most: int = MOST_ROWS) -> int:

@@ -7,12 +7,13 @@ from proxy.errors import ProxyError
 from proxy.relay import Send
 
 JSON = b"application/json"
+NO_CONTENT = 204
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 async def respond(send: Send, body: bytes, *, status: int = 200, kind: bytes = JSON, headers: Headers = ()) -> None:
     """Send one whole answer."""
-    framing = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+    framing = [(b"content-type", kind), (b"content-length", str(len(body)).encode())] if status != NO_CONTENT else []
     await send({"type": "http.response.start", "status": status, "headers": [*framing, *headers]})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -22,7 +23,7 @@ async def respond_json(send: Send, value: object, *, status: int = 200) -> None:
     await respond(send, json.dumps(value, ensure_ascii=False).encode(), status=status)
 
 
-async def respond_error(send: Send, error: ProxyError, *, request_id: str | None = None) -> None:
+async def respond_error(send: Send, error: ProxyError, *, request_id: str | None = None, headers: Headers = ()) -> None:
     """Send an error in OpenAI's shape."""
-    headers = [(b"x-request-id", request_id.encode())] if request_id else []
-    await respond(send, error.body(), status=error.status, headers=headers)
+    own = [(b"x-request-id", request_id.encode())] if request_id else []
+    await respond(send, error.body(), status=error.status, headers=[*headers, *own])

@@ -27,6 +27,7 @@ EXCERPT = 200
 FOUND_TEXT = 2_000
 UNSHOWN = frozenset({"trend", "asked_again", "events", "refusal", "health"})
 SHOWN = tuple(each.name for each in fields(ExchangeRow) if each.name not in UNSHOWN)
+EMERGENCY = "emergency_compaction"
 ACTED = frozenset({"evict_and_compress", "cross_window_save"})
 PREPARING = frozenset({"orange", "red", "critical"})
 
@@ -97,7 +98,7 @@ def report_json(
 
 def status_of(last: ExchangeRow) -> str:
     """What Weir was doing about the window at a request, in the words of the header ``x-weir-pressure``."""
-    if last.action == "emergency_compaction":
+    if last.action == EMERGENCY:
         return "emergency"
     if last.action in ACTED:
         return "active"
@@ -125,8 +126,42 @@ def _numbers(found: object) -> dict[str, int]:
 def exchange_json(row: ExchangeRow) -> dict[str, object]:
     """One request of a conversation as the API shows it; what the next one is planned from is not shown."""
     own = {name: getattr(row, name) for name in SHOWN}
-    judged = {"fidelity": row.detail.get("fidelity")}
-    return own | {"chain_end": row.chain_end.hex(), "detail": dict(row.detail)} | shown(row.detail) | judged
+    told = {
+        "fidelity": row.detail.get("fidelity"),
+        "layers": row.detail.get("layers", []),
+        "decision": decision_json(row),
+    }
+    return own | {"chain_end": row.chain_end.hex(), "detail": dict(row.detail)} | shown(row.detail) | told
+
+
+def decision_json(row: ExchangeRow) -> dict[str, object]:
+    """The decision record of a request (requirement A0.148); null is what was not measured or did not happen."""
+    before = row.pressure_before
+    return {
+        "action": row.action,
+        "utilization_before": None if before is None else round(before, 4),
+        "utilization_after": round(row.pressure, 4),
+        "evicted_blocks": row.evicted,
+        "compression_strategy": row.strategy or None,
+        "recommendation": recommendation_of(row),
+        "new_window_id": row.detail.get("window_id"),
+        "compaction_summary_tokens": row.detail.get("summary_tokens"),
+    }
+
+
+def recommendation_of(row: ExchangeRow) -> str:
+    """What an operator might do about the window after a request, in a word.
+
+    ``enlarge`` where only the last rungs helped or nothing did, ``enforce`` where what was needed was only observed,
+    ``prepare`` from orange on, ``watch`` in yellow, else ``none``.
+    """
+    if row.action == EMERGENCY or row.zone == "critical":
+        return "enlarge"
+    if row.observed and row.action in ACTED:
+        return "enforce"
+    if row.zone in PREPARING:
+        return "prepare"
+    return "watch" if row.zone == "yellow" else "none"
 
 
 def checkpoint_json(row: CheckpointRow) -> dict[str, object]:

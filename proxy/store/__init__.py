@@ -38,6 +38,7 @@ from proxy.store.errors import (
     StoreUnavailable,
 )
 from proxy.store.kept import Content, Kept
+from proxy.store.paging import Place
 from proxy.store.records import (
     AlertRow,
     Branch,
@@ -55,6 +56,7 @@ from proxy.store.records import (
     PolicyRow,
     RemovedRow,
     SummaryRow,
+    UsageRow,
 )
 from proxy.store.schema import HEAD
 from proxy.store.verification import Broken, Progress, Verified, verify
@@ -218,17 +220,37 @@ class Store(Kept):
         await self._quarantine()
         return found
 
-    async def conversations(self, tenant: str | None, *, limit: int = 50) -> list[ConversationRow]:
-        """The tenant's conversations, or with None everybody's, the one used last first."""
-        return await self._database.read(lambda c: conversations.listed(c, tenant, limit=limit))
+    async def conversations(
+        self, tenant: str | None, *, limit: int = 50, closed: bool | None = None, after: Place | None = None
+    ) -> list[ConversationRow]:
+        """The tenant's conversations, or with None everybody's, the one used last first.
+
+        ``closed`` leaves those that are, or are not; ``after`` those behind one of which this is ``updated``, ``id``
+        and ``tenant``.
+        """
+        return await self._database.read(
+            lambda c: conversations.listed(c, tenant, limit=limit, closed=closed, after=after)
+        )
 
     async def conversation(self, tenant: str | None, name_or_id: str) -> ConversationRow | None:
         """One conversation by label or internal id."""
         return await self._database.read(lambda c: conversations.one(c, tenant, name_or_id))
 
-    async def timeline(self, conversation: ConversationRow, *, limit: int = 200) -> list[ExchangeRow]:
-        """The newest ``limit`` exchanges of a conversation, oldest first."""
-        return await self._database.read(lambda c: exchanges.timeline(c, conversation, limit=limit))
+    async def timeline(
+        self,
+        conversation: ConversationRow,
+        *,
+        limit: int = 200,
+        since: float | None = None,
+        after: Place | None = None,
+    ) -> list[ExchangeRow]:
+        """The newest ``limit`` exchanges of a conversation, oldest first.
+
+        ``since`` leaves those from then on, ``after`` those older than one of which this is ``at`` and ``id``.
+        """
+        return await self._database.read(
+            lambda c: exchanges.timeline(c, conversation, limit=limit, since=since, after=after)
+        )
 
     async def evictions(
         self,
@@ -238,14 +260,15 @@ class Store(Kept):
         policy: str | None = None,
         asked_again: bool = False,
         limit: int = 200,
+        after: Place | None = None,
     ) -> list[EvictionRow]:
         """What was evicted for a tenant, or with None for everybody, the newest first.
 
-        ``asked_again`` leaves only what was asked for again; ``policy`` is the name of the one that evicted it.
+        ``asked_again`` leaves only what was asked for again; ``policy`` is the name of the one that evicted it;
+        ``after`` leaves those behind one of which this is ``at``, ``branch``, ``version`` and ``position``.
         """
-        return await self._database.read(
-            lambda c: evictions.listed(c, tenant, of=conversation, policy=policy, asked_again=asked_again, limit=limit)
-        )
+        work = partial(evictions.listed, tenant=tenant, of=conversation, policy=policy, asked_again=asked_again)
+        return await self._database.read(partial(work, limit=limit, after=after))
 
     async def eviction_sums(
         self, tenant: str | None, *, conversation: ConversationRow | None = None, policy: str | None = None
@@ -254,14 +277,22 @@ class Store(Kept):
         return await self._database.read(lambda c: evictions.sums(c, tenant, of=conversation, policy=policy))
 
     async def audit(
-        self, tenant: str | None, *, conversation: str | None = None, kind: str | None = None, limit: int = 200
+        self,
+        tenant: str | None,
+        *,
+        conversation: str | None = None,
+        kind: str | None = None,
+        limit: int = 200,
+        after: Place | None = None,
     ) -> list[AuditRow]:
         """The newest rows of a tenant's audit, or with None of everybody's, newest first.
 
-        ``conversation`` is the id of one, or the name that one had when it was deleted; ``kind`` one type of row.
+        ``conversation`` is the id of one, or the name that one had when it was deleted; ``kind`` one type of row;
+        ``after`` leaves those behind one of which this is ``seq``, with None for a tenant ``at``, ``tenant`` and
+        ``seq``.
         """
         return await self._database.read(
-            lambda c: audit.listed(c, tenant, conversation=conversation, kind=kind, limit=limit)
+            lambda c: audit.listed(c, tenant, conversation=conversation, kind=kind, limit=limit, after=after)
         )
 
     async def audited_tenants(self) -> list[str]:
@@ -389,5 +420,6 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "SummaryRow",
+    "UsageRow",
     "Verified",
 ]

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from proxy.store.bulk import run_many
 from proxy.store.chain import GENESIS, AuditEvent, AuditRow, AuditType, linked, name_digest
+from proxy.store.paging import Place, ordered
 from proxy.store.records import ConversationRow
 from proxy.store.tables import audit
 
@@ -47,21 +48,29 @@ def append(connection: sa.Connection, events: Sequence[AuditEvent]) -> None:
 
 
 def listed(
-    connection: sa.Connection, tenant: str | None, *, conversation: str | None, kind: str | None, limit: int
+    connection: sa.Connection,
+    tenant: str | None,
+    *,
+    conversation: str | None,
+    kind: str | None,
+    limit: int,
+    after: Place | None = None,
 ) -> list[AuditRow]:
     """The newest ``limit`` rows of a tenant, or with None of everybody, newest first.
 
-    ``conversation`` is the id of one, or the name that one had when it was deleted.
+    ``conversation`` is the id of one, or the name that one had when it was deleted; ``after`` leaves those behind
+    one of which this is ``seq``, with None for a tenant ``at``, ``tenant`` and ``seq``.
     """
-    query = sa.select(audit).order_by(audit.c.at.desc(), audit.c.tenant, audit.c.seq.desc())
+    query, order = sa.select(audit), [(audit.c.at, True), (audit.c.tenant, False), (audit.c.seq, True)]
     if tenant is not None:
-        query = sa.select(audit).where(audit.c.tenant == tenant).order_by(audit.c.seq.desc())
+        query, order = query.where(audit.c.tenant == tenant), order[2:]
     if conversation is not None:
         ids = {(tenant, conversation), *_deleted_as(connection, tenant, conversation)}
         query = query.where(audit.c.conversation.in_(sorted(each for _, each in ids)))
     if kind is not None:
         query = query.where(audit.c.type == kind)
-    return [AuditRow(**row._mapping) for row in connection.execute(query.limit(limit))]  # noqa: SLF001 - SQLAlchemy's public name
+    query = ordered(query, order, after=after, limit=limit)
+    return [AuditRow(**row._mapping) for row in connection.execute(query)]  # noqa: SLF001 - SQLAlchemy's public name
 
 
 def tenants(connection: sa.Connection) -> list[str]:

@@ -23,6 +23,7 @@ from proxy.store.checkpoints import add_checkpoint, insert, newest_body, newest_
 from proxy.store.errors import StaleVersion
 from proxy.store.evictions import add_evictions, load_evicted
 from proxy.store.ledger import Damage
+from proxy.store.paging import Place, ordered
 from proxy.store.records import Branch, Change, CheckpointRow, ConversationRow
 from proxy.store.tables import ExactText, branches, chains, conversations, keep_first, keep_last
 
@@ -299,10 +300,20 @@ def close(connection: sa.Connection, of: ConversationRow, at: float) -> bool:
     return found
 
 
-def listed(connection: sa.Connection, tenant: str | None, *, limit: int) -> list[ConversationRow]:
-    """The tenant's conversations, or with None everybody's, the one used last first."""
-    query = _listing(tenant).order_by(conversations.c.updated.desc(), conversations.c.id).limit(limit)
-    return [_row(row) for row in connection.execute(query)]
+def listed(
+    connection: sa.Connection, tenant: str | None, *, limit: int, closed: bool | None = None, after: Place | None = None
+) -> list[ConversationRow]:
+    """The tenant's conversations, or with None everybody's, the one used last first.
+
+    ``closed`` leaves those that are, or are not; ``after`` those behind one of which this is ``updated``, ``id`` and
+    ``tenant``.
+    """
+    query = _listing(tenant)
+    if closed is not None:
+        query = query.where(conversations.c.closed.is_not(None) if closed else conversations.c.closed.is_(None))
+    columns = conversations.c
+    order = ((columns.updated, True), (columns.id, False), (columns.tenant, False))
+    return [_row(row) for row in connection.execute(ordered(query, order, after=after, limit=limit))]
 
 
 def one(connection: sa.Connection, tenant: str | None, name_or_id: str) -> ConversationRow | None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from proxy.store.bulk import run_many
+from proxy.store.paging import Place, ordered
 from proxy.store.records import Change, ConversationRow, EvictionRow, EvictionSum, ExchangeRow
 from proxy.store.tables import branches, conversations, evictions
 
@@ -139,13 +140,18 @@ def listed(
     policy: str | None,
     asked_again: bool,
     limit: int,
+    after: Place | None = None,
 ) -> list[EvictionRow]:
-    """The newest ``limit`` evictions, newest first; with ``asked_again`` only those that were asked for again."""
-    query = _asked(sa.select(evictions, conversations.c.name), tenant, of=of, policy=policy).order_by(
-        evictions.c.at.desc(), evictions.c.branch, evictions.c.version.desc(), evictions.c.position
-    )
+    """The newest ``limit`` evictions, newest first; with ``asked_again`` only those that were asked for again.
+
+    ``after`` leaves those behind one of which this is ``at``, ``branch``, ``version`` and ``position``.
+    """
+    query = _asked(sa.select(evictions, conversations.c.name), tenant, of=of, policy=policy)
     if asked_again:
         query = query.where(evictions.c.asked_again_at.is_not(None))
+    columns = evictions.c
+    order = ((columns.at, True), (columns.branch, False), (columns.version, True), (columns.position, False))
+    query = ordered(query, order, after=after, limit=limit)
     return [
         EvictionRow(
             **{name: getattr(row, name) for name in SAME_NAME},
@@ -153,11 +159,12 @@ def listed(
             conversation=row.name,
             branch=row.branch,
             version=row.version,
+            position=row.position,
             at=row.at,
             asked_again_at=row.asked_again_at,
             asked_again_count=row.asked_again_count,
         )
-        for row in connection.execute(query.limit(limit))
+        for row in connection.execute(query)
     ]
 
 

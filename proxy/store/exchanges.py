@@ -13,6 +13,7 @@ from proxy.store.bulk import run_many
 from proxy.store.conversations import TOUCH_CHAIN, open_conversations
 from proxy.store.evictions import mark_asked_again
 from proxy.store.health import add_checkups
+from proxy.store.paging import Place, ordered
 from proxy.store.records import ConversationRow, ExchangeRow
 from proxy.store.tables import branches, conversations, exchanges, keep_last, plain_text
 
@@ -103,14 +104,22 @@ def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
     append(connection, [event for row in audited for event in of_exchange(row, conversation=home[row.id])])
 
 
-def timeline(connection: sa.Connection, of: ConversationRow, *, limit: int) -> list[ExchangeRow]:
-    """The newest ``limit`` exchanges of a conversation, oldest first."""
-    query = (
-        sa.select(exchanges)
-        .where(exchanges.c.tenant == of.tenant, exchanges.c.conversation == of.id)
-        .order_by(exchanges.c.at.desc(), exchanges.c.id.desc())
-        .limit(limit)
-    )
+def timeline(
+    connection: sa.Connection,
+    of: ConversationRow,
+    *,
+    limit: int,
+    since: float | None = None,
+    after: Place | None = None,
+) -> list[ExchangeRow]:
+    """The newest ``limit`` exchanges of a conversation, oldest first.
+
+    ``since`` leaves those from then on, ``after`` those that are older than one of which this is ``at`` and ``id``.
+    """
+    query = sa.select(exchanges).where(exchanges.c.tenant == of.tenant, exchanges.c.conversation == of.id)
+    if since is not None:
+        query = query.where(exchanges.c.at >= since)
+    query = ordered(query, ((exchanges.c.at, True), (exchanges.c.id, True)), after=after, limit=limit)
     found = [_exchange(row) for row in connection.execute(query)]
     return found[::-1]
 

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from policies.health import KEPT, Alert, Snapshot
 from proxy.store.bulk import run_many
+from proxy.store.paging import Place, ordered
 from proxy.store.records import AlertRow, ConversationRow, ExchangeRow
 from proxy.store.tables import alerts, conversations, health_snapshots, keep_first
 
@@ -109,10 +110,15 @@ def alerts_of(connection: sa.Connection, of: ConversationRow, *, limit: int) -> 
     return _listed(connection, query, limit)
 
 
-def open_alerts(connection: sa.Connection, tenant: str | None, *, limit: int) -> list[AlertRow]:
-    """The newest ``limit`` open alerts of a tenant, or with None of everybody, the newest first."""
+def open_alerts(
+    connection: sa.Connection, tenant: str | None, *, limit: int, after: Place | None = None
+) -> list[AlertRow]:
+    """The newest ``limit`` open alerts of a tenant, or with None of everybody, the newest first.
+
+    ``after`` leaves those behind one of which this is ``at``, ``kind``, ``tenant`` and the conversation's name.
+    """
     query = _listing().where(alerts.c.closed.is_(None))
-    return _listed(connection, query if tenant is None else query.where(alerts.c.tenant == tenant), limit)
+    return _listed(connection, query if tenant is None else query.where(alerts.c.tenant == tenant), limit, after)
 
 
 def count_open(connection: sa.Connection, tenant: str | None) -> dict[str, int]:
@@ -150,8 +156,11 @@ def _listing() -> sa.Select[*tuple[object, ...]]:
     return sa.select(alerts, conversations.c.name).join(conversations, mine)
 
 
-def _listed(connection: sa.Connection, query: sa.Select[*tuple[object, ...]], limit: int) -> list[AlertRow]:
-    rows = connection.execute(query.order_by(alerts.c.at.desc(), alerts.c.kind).limit(limit))
+def _listed(
+    connection: sa.Connection, query: sa.Select[*tuple[object, ...]], limit: int, after: Place | None = None
+) -> list[AlertRow]:
+    order = ((alerts.c.at, True), (alerts.c.kind, False), (alerts.c.tenant, False), (conversations.c.name, False))
+    rows = connection.execute(ordered(query, order, after=after, limit=limit))
     return [
         AlertRow(
             **{name: getattr(row, name) for name in SAME_NAME},

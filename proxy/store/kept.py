@@ -3,17 +3,19 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from policies.health import KEPT, Snapshot
 from policies.ledger import Prepared
-from proxy.store import archive, branches, checkpoints, conversations, health, notes, removals, summaries
+from proxy.store import archive, branches, checkpoints, conversations, health, notes, removals, summaries, usage
 from proxy.store.engine import Database
 from proxy.store.errors import StoreError
 from proxy.store.export import export
-from proxy.store.records import AlertRow, CheckpointRow, ConversationRow, NoteRow, RemovedRow, SummaryRow
+from proxy.store.paging import Place
+from proxy.store.records import AlertRow, CheckpointRow, ConversationRow, NoteRow, RemovedRow, SummaryRow, UsageRow
 
 Content = Literal["full", "digest"]
 
@@ -103,7 +105,15 @@ class Kept:
 
     async def removed(self, conversation: ConversationRow, *, limit: int = 500) -> list[RemovedRow]:
         """What is out of the window of the conversation's newest branch, wholly or in part, newest first."""
-        return await self._database.read(lambda c: removals.removed(c, conversation, limit=limit, damage=self._damage))
+        return await self.removed_after(conversation, None, limit=limit) or []
+
+    async def removed_after(
+        self, conversation: ConversationRow, after: str | None, *, limit: int
+    ) -> list[RemovedRow] | None:
+        """The same behind the message with the ref ``after``; None where that one is not out of the window."""
+        return await self._database.read(
+            lambda c: removals.removed(c, conversation, limit=limit, damage=self._damage, after=after)
+        )
 
     async def snapshots(self, conversation: ConversationRow, *, limit: int = KEPT) -> list[Snapshot]:
         """The newest ``limit`` snapshots of a conversation's health, of the 100 that are kept, oldest first."""
@@ -113,13 +123,29 @@ class Kept:
         """The newest alerts of a conversation, open and closed, the newest first."""
         return await self._database.read(lambda c: health.alerts_of(c, conversation, limit=limit))
 
-    async def open_alerts(self, tenant: str | None, *, limit: int = 200) -> tuple[list[AlertRow], dict[str, int]]:
-        """The newest open alerts of a tenant, or with None of everybody, and how many there are by level."""
+    async def open_alerts(
+        self, tenant: str | None, *, limit: int = 200, after: Place | None = None
+    ) -> tuple[list[AlertRow], dict[str, int]]:
+        """The newest open alerts of a tenant, or with None of everybody, and how many there are by level.
+
+        ``after`` leaves those behind one of which this is ``at``, ``kind``, ``tenant`` and the conversation's name.
+        """
 
         def work(connection: sa.Connection) -> tuple[list[AlertRow], dict[str, int]]:
-            return health.open_alerts(connection, tenant, limit=limit), health.count_open(connection, tenant)
+            found = health.open_alerts(connection, tenant, limit=limit, after=after)
+            return found, health.count_open(connection, tenant)
 
         return await self._database.read(work)
+
+    async def usage(self, tenant: str | None, *, since: float, by: usage.By | None = None) -> list[UsageRow]:
+        """What the requests since then took, of a tenant's key or with None of each, the most tokens first.
+
+        It is read day by day, so that what requests have to look up in between does not wait for all of it.
+        """
+        rows: list[UsageRow] = []
+        for start, end in await self._database.read(lambda c: usage.slices(c, since)):
+            rows += await self._database.read(partial(usage.usage, tenant=tenant, since=start, until=end, by=by))
+        return usage.together(rows)
 
     async def export(self, conversation: ConversationRow) -> dict[str, Any]:
         """Everything that is known of a conversation as plain data, with the bodies of originals in base64."""

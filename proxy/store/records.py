@@ -59,6 +59,7 @@ class EvictionRow:
         call_hash: of the tool's name and its normalised arguments.
         tokens_before: uncalibrated tokens of it before the batch, ``tokens_after`` of what stands there now.
         tokens_remaining: uncalibrated tokens of the whole request once the batch was carried out.
+        position: the place in its batch, from 0.
         asked_again_at: when a later call asked for it again, None if none did.
     """
 
@@ -77,6 +78,7 @@ class EvictionRow:
     conversation: str = ""
     branch: str = ""
     version: int = 0
+    position: int = 0
     at: float = 0.0
     asked_again_at: float | None = None
     asked_again_count: int = 0
@@ -206,6 +208,37 @@ class ExchangeRow:
     health: Checkup | None = None
     events: tuple[Event, ...] = ()
     refusal: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRow:
+    """What the requests of one key took, of one ``group`` (a model, policy, day or conversation), None for all.
+
+    Attributes:
+        requests: all of them, ``failed`` those that had no good answer.
+        tokens_before: of the answered ones as they came, ``tokens_after`` as they were forwarded.
+        prompt: tokens that upstreams reported, ``cached`` of them read from a cache, ``completion`` those of answers.
+        cost: US dollars at list prices of the ``priced`` requests, ``cost_saved`` what the clients' own arrays would
+            have cost beyond that.
+        summarizer_tokens: of summaries' prompts and answers, ``summarizer_cost`` their US dollars.
+    """
+
+    tenant: str
+    group: str | None
+    requests: int
+    failed: int
+    tokens_before: int
+    tokens_after: int
+    prompt: int
+    cached: int
+    completion: int
+    priced: int
+    cost: float
+    cost_saved: float
+    summarizer_tokens: int
+    summarizer_cost: float
+    first: float
+    last: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

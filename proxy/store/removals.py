@@ -47,8 +47,13 @@ class _Gone:
         return (-self.row.version, -self.place)
 
 
-def removed(connection: sa.Connection, of: ConversationRow, *, limit: int, damage: Damage) -> list[RemovedRow]:
-    """What edits and the newest cut have taken out of the newest branch's window, newest first."""
+def removed(
+    connection: sa.Connection, of: ConversationRow, *, limit: int, damage: Damage, after: str | None = None
+) -> list[RemovedRow] | None:
+    """What edits and the newest cut have taken out of the newest branch's window, newest first.
+
+    ``after`` leaves what comes behind the message with this ref; None where that is not out of the window.
+    """
     branch = newest(connection, of)
     if branch is None:
         return []
@@ -58,7 +63,13 @@ def removed(connection: sa.Connection, of: ConversationRow, *, limit: int, damag
     for ref, each in _covered(connection, of, branch, pinned, damage).items():
         known = gone.get(ref)
         gone[ref] = each if known is None else replace(each, row=replace(each.row, tool=known.row.tool))
-    newest_first = sorted(gone.values(), key=lambda each: each.order)[:limit]
+    newest_first = sorted(gone.values(), key=lambda each: each.order)
+    if after is not None:
+        places = [place for place, each in enumerate(newest_first) if each.row.ref == after]
+        if not places:
+            return None
+        newest_first = newest_first[places[0] + 1 :]
+    newest_first = newest_first[:limit]
     said = _said(connection, of.tenant, (each.row.ref for each in newest_first))
     return [_with_original(each.row, said.get(each.row.ref)) for each in newest_first]
 

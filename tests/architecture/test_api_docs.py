@@ -13,17 +13,28 @@ from policies.checkpoint import Checkpoint
 from policies.health import Snapshot, trend_of
 from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
 from policies.notes import CATEGORIES, IMPORTANCE
-from proxy.errors import InvalidAPIKey, InvalidJSON, InvalidRequest, ProxyError, RequestTooLarge
-from proxy.routes import blobs, policies
+from proxy.errors import (
+    Conflict,
+    Forbidden,
+    InvalidAPIKey,
+    InvalidJSON,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    ProxyError,
+    RequestTooLarge,
+)
+from proxy.routes import blobs
 from proxy.routes.control import LONGEST_NOTE
-from proxy.routes.management import PREFIX, ROUTES, ManagementRoute
 from proxy.routes.rows import (
     WHY,
     alert_json,
     audit_json,
     checkpoint_json,
     conversation_json,
+    decision_json,
     eviction_json,
+    exchange_json,
     found_json,
     note_json,
     removed_json,
@@ -31,12 +42,23 @@ from proxy.routes.rows import (
     snapshot_json,
     version_json,
 )
+from proxy.routes.table import PREFIX, ROUTES, ManagementRoute
+from proxy.routes.usage import total_json, usage_json
 from proxy.store.chain import GENESIS, AuditEvent, AuditType, linked
-from proxy.store.records import AlertRow, CheckpointRow, ConversationRow, EvictionRow, NoteRow, Original, RemovedRow
+from proxy.store.records import (
+    AlertRow,
+    CheckpointRow,
+    ConversationRow,
+    EvictionRow,
+    ExchangeRow,
+    NoteRow,
+    Original,
+    RemovedRow,
+    UsageRow,
+)
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^### ((?:GET|POST|PUT|DELETE) /\S+)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
-POLICIES = {"GET policies", "GET policies/{name}", "PUT policies/{name}", "DELETE policies/{name}"}
 
 
 def said(route: ManagementRoute) -> str:
@@ -52,14 +74,8 @@ def in_code(text: str) -> set[str]:
 def test_the_page_has_exactly_the_routes_that_there_are() -> None:
     served = {f"{route.method} {PREFIX}{route.pattern}" for route in ROUTES}
 
-    assert set(SECTIONS) == served | {f"{method} {PREFIX}{rest}" for method, rest in (p.split(" ") for p in POLICIES)}
+    assert set(SECTIONS) == served
     assert len(served) == len(ROUTES)
-
-
-def test_every_method_of_the_policies_is_on_the_page() -> None:
-    handled = set(re.findall(r'"(GET|PUT|DELETE|POST|PATCH)"', inspect.getsource(policies.Policies.__call__)))
-
-    assert handled == {route.split(" ")[0] for route in POLICIES}
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda r: f"{r.method} {r.pattern}")
@@ -89,6 +105,15 @@ CUT = Cut(covers=1, prefix=b"", text="", tokens=1, version=1, ref="0")
 CHECKPOINT = CheckpointRow(branch="br", version=1, at=0.0, body=Checkpoint(goal="g").to_json(), cut=CUT)
 EVICTION = EvictionRow(
     digest=b"", occurrence=0, kind="evict", layer="evict", policy="p", tokens_before=1, tokens_after=1, tokens_remaining=1
+)  # fmt: skip
+
+EXCHANGE = ExchangeRow(
+    id="r", tenant="t", conversation="c", name="n", branch="b", parent=None, at=0.0, model="m", policy="p", chain_end=b"",
+    length=1, status=200, outcome="ok", tokens_before=1, tokens_after=1, limit=1, pressure=0.1, zone="green", actions="none",
+)  # fmt: skip
+USAGE = UsageRow(
+    tenant="t", group="m", requests=1, failed=0, tokens_before=2, tokens_after=1, prompt=1, cached=0, completion=1, priced=1,
+    cost=0.1, cost_saved=0.1, summarizer_tokens=0, summarizer_cost=0.0, first=0.0, last=0.0,
 )  # fmt: skip
 
 (AUDITED,) = linked([AuditEvent(tenant="t", at=0.0, type=AuditType.SAVE)], seq=0, prev=GENESIS)
@@ -126,7 +151,15 @@ def test_every_field_of_an_answer_is_on_the_page() -> None:
     assert set(note) <= in_code(said(route(f"{one}/notes")))
     found = found_json(Original(ref="0", role="user", tokens=1, body=b"", text=""))
     assert set(found) <= in_code(said(route("search")))
-    told = in_code(said(route(f"{one}/audit"))) - {"audit", "limit", "events"}
+    used = example(said(route("usage")))
+    assert set(total_json([USAGE])) == set(used["total"])
+    assert set(usage_json(USAGE, by="model", names={})) == set(used["data"][0])
+    request = exchange_json(EXCHANGE)
+    assert {"decision", "layers", "fidelity", "detail"} | set(decision_json(EXCHANGE)) <= in_code(
+        said(route(f"{one}/timeline"))
+    )
+    assert {"decision", "layers", "fidelity", "detail"} <= set(request)
+    told = in_code(said(route(f"{one}/audit"))) - {"audit", "limit", "events", "cursor"}
     assert set(audit_json(AUDITED)) <= told <= set(eviction_json(EVICTION)) | set(audit_json(AUDITED))
 
 
@@ -152,7 +185,9 @@ def test_the_headers_of_a_page_of_an_original_are_on_the_page() -> None:
 
 
 def test_every_error_of_the_api_is_on_the_page() -> None:
-    for error in (InvalidRequest, InvalidJSON, InvalidAPIKey, RequestTooLarge, ProxyError):
+    for error in (
+        InvalidRequest, InvalidJSON, InvalidAPIKey, Forbidden, NotFound, MethodNotAllowed, Conflict, RequestTooLarge, ProxyError,
+    ):  # fmt: skip
         assert f"| {error.status} | `{error.code}` |" in PAGE
 
 

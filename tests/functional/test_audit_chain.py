@@ -237,7 +237,7 @@ async def test_what_is_only_observed_is_told_as_such(run: Run) -> None:
 async def test_a_conversation_shows_its_rows_to_its_own_key_and_a_row_can_be_checked(run: Run) -> None:
     await compacted(run)
     told = (await run.ask("GET", f"conversations/{NAME}/audit")).json()
-    assert {"data", "events"} == set(told)
+    assert {"data", "events", "next"} == set(told)
     assert told["data"]
     events = told["events"]
     assert [each["seq"] for each in events] == sorted((each["seq"] for each in events), reverse=True)

@@ -31,7 +31,7 @@ from proxy.simulator.settings import SimulatorSettings
 from proxy.tap import Tap, Usage
 from proxy.telemetry import Metrics, Telemetry, TelemetrySettings
 from proxy.telemetry.instruments import FIRST_NAMES, HEALTH, NEWEST_NAMES, OWN
-from proxy.telemetry.spans import NULL_TRACE
+from proxy.telemetry.trace import NULL_TRACE
 from proxy.wire.chat import parse_chat
 from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, WeirProcess, answered, free_port, opening, weir
 

@@ -150,8 +150,8 @@ async def test_a_policy_that_was_put_is_there_after_a_restart(tmp_path: Path) ->
 @pytest.mark.requirement("A0.45", "A1.4")
 async def test_only_the_operator_sets_a_policy_and_only_a_valid_one(tmp_path: Path) -> None:
     async with running(tmp_path) as weir:
-        assert (await call(weir, "PUT", "policies/team", "{}", key="sk-anybody"))[0] == 401
-        assert (await call(weir, "PUT", "policies/team", "{}", key=None))[0] == 401
+        assert (await call(weir, "PUT", "policies/team", "{}", key="sk-anybody"))[0] == 403
+        assert (await call(weir, "PUT", "policies/team", "{}", key=None))[0] == 403
         assert (await call(weir, "PUT", "policies/a%20b", "{}"))[0] == 400
         assert (await call(weir, "PUT", "policies/team", "x" * 300_000))[0] == 413
         assert (await call(weir, "DELETE", "policies/team"))[0] == 404
@@ -176,7 +176,7 @@ async def test_a_policy_that_was_put_is_deleted_and_what_it_stood_above_holds_ag
                 assert (await call(running, "PUT", f"policies/{name}", "headroom: 0.09\n"))[0] in {200, 201}
                 assert (await call(running, "GET", f"policies/{name}"))[1]["from"] == "api"
 
-            assert (await call(running, "DELETE", "policies/team", key="sk-anybody"))[0] == 401
+            assert (await call(running, "DELETE", "policies/team", key="sk-anybody"))[0] == 403
             assert (await call(running, "DELETE", "policies/audit"))[0] == 404
             deleted = [await call(running, "DELETE", f"policies/{name}") for name in ("team", "balanced", "fresh")]
 

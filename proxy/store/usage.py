@@ -1,0 +1,127 @@
+"""Which key's requests took how many tokens and dollars, by model, policy, day or conversation."""
+
+import datetime as dt
+import math
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from proxy.store.records import UsageRow
+from proxy.store.tables import conversations, exchanges
+
+By = Literal["model", "policy", "day", "conversation"]
+DAY = 86_400
+ADDED = tuple(each.name for each in fields(UsageRow) if each.name not in {"tenant", "group", "first", "last"})
+ANSWERED = sa.and_(exchanges.c.status >= 200, exchanges.c.status < 400)
+FORWARDED = sa.case((exchanges.c.observed, exchanges.c.tokens_before), else_=exchanges.c.tokens_after)
+
+
+def slices(connection: sa.Connection, since: float) -> list[tuple[float, float]]:
+    """The time since then in days, from the oldest request to the newest, so that nobody waits long for one of them."""
+    query = sa.select(sa.func.min(exchanges.c.at), sa.func.max(exchanges.c.at)).where(exchanges.c.at >= since)
+    first, last = connection.execute(query).one()
+    if first is None:
+        return []
+    days = int((last - first) // DAY)
+    return [(first + DAY * n, first + DAY * (n + 1) if n < days else math.inf) for n in range(days + 1)]
+
+
+def together(rows: Iterable[UsageRow]) -> list[UsageRow]:
+    """Rows of one tenant and one group added up, the most forwarded tokens first."""
+    sums: dict[tuple[str, str | None], UsageRow] = {}
+    for row in rows:
+        key = (row.tenant, row.group)
+        sums[key] = _added(sums[key], row) if key in sums else row
+    return sorted(sums.values(), key=lambda row: (-row.tokens_after, row.tenant, row.group or ""))
+
+
+def _added(one: UsageRow, other: UsageRow) -> UsageRow:
+    counts: dict[str, Any] = {name: getattr(one, name) + getattr(other, name) for name in ADDED}
+    return replace(one, **counts, first=min(one.first, other.first), last=max(one.last, other.last))
+
+
+def usage(
+    connection: sa.Connection, tenant: str | None, *, since: float, until: float, by: By | None
+) -> list[UsageRow]:
+    """What the requests of a time took, of a tenant or with None of each.
+
+    A conversation that was deleted, and what is older than the store's retention, is not counted any more. Tokens are
+    those of requests that were answered with a status below 400.
+    """
+    dialect = connection.dialect.name
+    group = _group(by, dialect)
+    query = sa.select(
+        exchanges.c.tenant,
+        sa.func.count().label("requests"),
+        _sum(sa.case((ANSWERED, 0), else_=1)).label("failed"),
+        _sum(sa.case((ANSWERED, exchanges.c.tokens_before), else_=0)).label("tokens_before"),
+        _sum(sa.case((ANSWERED, FORWARDED), else_=0)).label("tokens_after"),
+        _sum(exchanges.c.usage_prompt).label("prompt"),
+        _sum(exchanges.c.usage_cached).label("cached"),
+        _sum(exchanges.c.usage_completion).label("completion"),
+        sa.func.count(_number("cost", dialect)).label("priced"),
+        _sum(_number("cost", dialect)).label("cost"),
+        _sum(_number("cost_saved", dialect)).label("cost_saved"),
+        (_sum(_number("summarizer.asked", dialect)) + _sum(_number("summarizer.answered", dialect))).label("summaries"),
+        _sum(_number("summarizer.dollars", dialect)).label("summaries_cost"),
+        sa.func.min(exchanges.c.at).label("first"),
+        sa.func.max(exchanges.c.at).label("last"),
+        *(() if group is None else (group.label("part"),)),
+    ).where(exchanges.c.at >= since)
+    if math.isfinite(until):
+        query = query.where(exchanges.c.at < until)
+    if tenant is not None:
+        query = query.where(exchanges.c.tenant == tenant)
+    if by == "conversation":
+        mine = sa.and_(conversations.c.tenant == exchanges.c.tenant, conversations.c.id == exchanges.c.conversation)
+        query = query.join(conversations, mine)
+    groups = [exchanges.c.tenant, *(() if group is None else (group,))]
+    return [_row(row, by) for row in connection.execute(query.group_by(*groups))]
+
+
+def _group(by: By | None, dialect: str) -> sa.ColumnElement[Any] | None:
+    """What rows are told apart by beside the tenant; a day is its number since 1970 in UTC."""
+    if by == "conversation":
+        return conversations.c.name
+    if by == "day":
+        days = exchanges.c.at / DAY
+        return sa.cast(days if dialect == "sqlite" else sa.func.floor(days), sa.Integer)
+    return None if by is None else exchanges.c[by]
+
+
+def _number(path: str, dialect: str) -> sa.ColumnElement[Any]:
+    """A number in the detail of an exchange, null where it is not there."""
+    if dialect == "sqlite":
+        return sa.func.json_extract(exchanges.c.detail, f"$.{path}")
+    steps = sa.func.json_extract_path_text(sa.cast(exchanges.c.detail, sa.JSON), *path.split("."))
+    return sa.cast(steps, sa.Double)
+
+
+def _sum(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.func.coalesce(sa.func.sum(value), 0)
+
+
+def _row(row: sa.Row[*tuple[Any, ...]], by: By | None) -> UsageRow:
+    part = None if by is None else row.part
+    if by == "day":
+        part = dt.datetime.fromtimestamp(DAY * int(row.part), tz=dt.UTC).strftime("%Y-%m-%d")
+    return UsageRow(
+        tenant=row.tenant,
+        group=part,
+        requests=int(row.requests),
+        failed=int(row.failed),
+        tokens_before=int(row.tokens_before),
+        tokens_after=int(row.tokens_after),
+        prompt=int(row.prompt),
+        cached=int(row.cached),
+        completion=int(row.completion),
+        priced=int(row.priced),
+        cost=float(row.cost),
+        cost_saved=float(row.cost_saved),
+        summarizer_tokens=int(row.summaries),
+        summarizer_cost=float(row.summaries_cost),
+        first=float(row.first),
+        last=float(row.last),
+    )
