@@ -33,11 +33,12 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(1_800)]
 
 RECORDED = Path(__file__).parent / "data" / "airline.jsonl"
 WINDOW = 6_400
-READS = 8_192
+READS = 4_096
 """Tokens that the judge reads at once: less than the longest of the conversations, which is read in parts."""
 SHARE = 0.5
 """Of its window that a question may take; its tokenizer splits the run's ids finer than the one that counts here."""
 QUESTIONS = 6
+BATCHES = 2
 FOUR_KINDS = ("goal", "step", "decisions", "blocks")
 WORDS = {"yes": Verdict.YES, "no": Verdict.NO, "not yes": Verdict.NO, "unknown": Verdict.UNKNOWN}
 
@@ -90,7 +91,7 @@ async def judge(llama: Llama, model: str) -> Judging:
     script = Script(place.recording, counter=COUNTER, model="")
     most = int(SHARE * READS)
     done = []
-    async with Models(config, default=model, by_purpose={}, tokens=None) as models:
+    async with Models(config, default=model, by_purpose={}, tokens=None, at_once=1, seconds=600) as models:
         heard = Heard(models)
         for compaction in compactions_of(script, Managed(settings, conditions, ask=None)):
             terms = Terms(counter=COUNTER, max_input=most, judge_input=most)
@@ -98,6 +99,8 @@ async def judge(llama: Llama, model: str) -> Judging:
                 compaction, count=QUESTIONS, tools=settings.notes, ask=heard, terms=terms
             )
             done.append(evaluated)
+            if len(done) == BATCHES:
+                break
     return Judging(tuple(done), heard, time.monotonic() - begun, model, llama.base_url)
 
 
@@ -142,6 +145,7 @@ def test_the_contexts_are_read_in_parts_that_fit_and_none_is_cut(judging: Judgin
     asked = judging.heard.of(ANSWER.purpose)
     groups = -(-QUESTIONS // 5)
     assert len(asked) > 2 * groups * len(judging.done)  # some context took several parts
+    assert judging.heard.of(JUDGE.purpose)
     assert not [reply for _, reply, _ in judging.heard.all if getattr(reply, "reason", "") == "context_length_exceeded"]
     read = "\n".join(effect.prompt for effect, _, _ in asked)
     for each in judging.done:
@@ -197,7 +201,7 @@ def test_the_score_is_consistent_over_judged_and_null_where_nothing_was(judging:
 def test_the_command_passes_no_gate_that_the_model_did_not_judge(judging: Judging, tmp_path: Path) -> None:
     """A budget that no answer fits into: the score is null, and null is below any gate."""
     options = ["--window", WINDOW, "--upstream", judging.base_url, "--model", judging.model, "--model-window", READS]
-    gates = ["--gate", 0.1, "--budget", 1, "--json", "--limit", 1, "--questions", 4]
+    gates = ["--at-once", 1, "--gate", 0.1, "--budget", 1, "--json", "--limit", 1, "--questions", 4]
     command = ["evaluate", str(RECORDED), *options, *gates]
     ran = CliRunner().invoke(main, [str(word) for word in command], env={"WEIR_CONFIG": None})
     assert ran.exit_code == 1, ran.output
