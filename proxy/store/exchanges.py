@@ -99,8 +99,12 @@ def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
             for row in rows
         ],
     )
-    audited = [row for row in rows if row.events or row.refusal or row.health or row.outcome == REFUSED]
+    audited = [row for row in rows if row.events or row.refusal or row.outcome == REFUSED or _has_alerts(row)]
     append(connection, [event for row in audited for event in of_exchange(row, conversation=home[row.id])])
+
+
+def _has_alerts(row: ExchangeRow) -> bool:
+    return row.health is not None and bool(row.health.opened or row.health.closed)
 
 
 def timeline(connection: sa.Connection, of: ConversationRow, *, limit: int) -> list[ExchangeRow]:

@@ -33,12 +33,12 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(1_800)]
 
 RECORDED = Path(__file__).parent / "data" / "airline.jsonl"
 WINDOW = 6_400
-READS = 4_096
+READS = 6_144
 """Tokens that the judge reads at once: less than the longest of the conversations, which is read in parts."""
 SHARE = 0.5
 """Of its window that a question may take; its tokenizer splits the run's ids finer than the one that counts here."""
-QUESTIONS = 6
-BATCHES = 2
+QUESTIONS = 4
+BATCHES = 1
 FOUR_KINDS = ("goal", "step", "decisions", "blocks")
 WORDS = {"yes": Verdict.YES, "no": Verdict.NO, "not yes": Verdict.NO, "unknown": Verdict.UNKNOWN}
 
