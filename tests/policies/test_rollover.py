@@ -38,7 +38,9 @@ NOTES = (
 
 
 LONGER = Checkpoint(
-    goal=TASK, subtasks=(Subtask("deploy the reader to the second region", Status.DONE),), narrative="All of it is done."
+    goal=TASK,
+    subtasks=(Subtask("deploy the reader to the second region", Status.DONE),),
+    narrative="All of it is done.",
 )
 """The state of a run that went further."""
 
