@@ -111,7 +111,8 @@ class Prepared:
     """A model's summary that was written after an answer, for a batch to come.
 
     It covers the first ``covers`` messages after the head, of which ``prefix`` is the chain's hash. ``proposal`` is
-    what the model said of the task's state, as JSON text. ``purpose`` names the prompt.
+    what the model said of the task's state, as JSON text. ``purpose`` names the prompt,
+    ``calls`` are the questions that a model answered for it.
     """
 
     covers: int
@@ -119,3 +120,4 @@ class Prepared:
     text: str
     proposal: str = ""
     purpose: str = ""
+    calls: int = 0

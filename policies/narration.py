@@ -50,7 +50,9 @@ def told_before(bounds: Bounds, *, most: int) -> Told:
             best = Told(cut.narrative, cut.covers, "previous")
     ready = known.prepared
     if ready is not None and _holds(ready.covers, ready.prefix, chain, most) and ready.covers >= best.covers:
-        best = Told(ready.text, ready.covers, "prepared", Proposal.from_json(ready.proposal), purpose=ready.purpose)
+        best = Told(
+            ready.text, ready.covers, "prepared", Proposal.from_json(ready.proposal), ready.calls, "", ready.purpose
+        )
     return best
 
 

@@ -112,7 +112,7 @@ def plan(
     InvalidConversation if a layer made an array that an upstream would reject.
     """
     limits = limits or limits_for(settings, budget)
-    known = known.at(len(transcript.chain)) if known.triggered else known
+    known = known.at(len(transcript.chain)) if known.triggered or known.checkpoint is not None else known
     if settings.memory.tags or settings.memory.names:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
     grown = measure(transcript, limits=limits, trend=trend, at=at)

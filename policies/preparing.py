@@ -67,7 +67,8 @@ def prepare(
     if told.origin != "model":
         return None
     proposal = told.proposal.to_json() if told.proposal is not None else ""
-    return Prepared(start - head, transcript.chain[start - head - 1], told.text, proposal, told.purpose)
+    calls = told.calls + before.calls  # what was prepared before and never used is in it too
+    return Prepared(start - head, transcript.chain[start - head - 1], told.text, proposal, told.purpose, calls)
 
 
 def _tokens_from(transcript: Transcript, indices: Sequence[int], covers: int) -> int:

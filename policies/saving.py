@@ -86,7 +86,7 @@ def state_of(
     """The state of a conversation as its messages tell it, with the identifiers that matter most."""
     sources = _sources(transcript, since=0)
     goal = goal_of(transcript)
-    previous = previous_state(known)
+    previous = previous_state(known.at(len(transcript.chain)))
     state = read_state(sources, goal=goal, previous=previous, tools=settings.notes, readings=readings)
     made = extract(sources, max_tokens=IDENTIFIERS_OF, counter=counter, goal=goal, previous=state, readings=readings)
     told = next((cut.narrative for cut in reversed(known.cuts) if cut.narrative), state.narrative)
@@ -96,7 +96,9 @@ def state_of(
 def milestone_of(transcript: Transcript, *, settings: ContextSettings, known: Known) -> str | None:
     """The milestone that the messages hold which no earlier request has sent; None for none."""
     fresh = _sources(transcript, since=known.length)
-    return milestone(fresh, state=previous_state(known), tools=settings.notes) if fresh else None
+    if not fresh:
+        return None
+    return milestone(fresh, state=previous_state(known.at(len(transcript.chain))), tools=settings.notes)
 
 
 def goal_of(transcript: Transcript) -> str:

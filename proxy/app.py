@@ -28,7 +28,7 @@ from proxy.models import ModelRegistry
 from proxy.planning import Planner
 from proxy.preparation import Preparation
 from proxy.relay import Send
-from proxy.reload import WATCH_EVERY, Reload, reloading
+from proxy.reload import WATCH_EVERY, Reload, changes, reloading
 from proxy.routes.chat import ChatCompletions
 from proxy.routes.health import Health
 from proxy.routes.management import Management
@@ -282,7 +282,7 @@ async def _assemble(
         saved=telemetry.metrics.checkpoint,
     )
     health = HealthBook()
-    evaluation = OnlineEvaluation(store, settler, rate=health.rate)
+    evaluation = OnlineEvaluation(store, settler, rate=health.rate, clock=clock)
     telemetry.metrics.watch(FIDELITY, lambda: dict(evaluation.scores))
     runtime = Runtime(
         config=config,
@@ -359,6 +359,16 @@ async def _save_learned(runtime: Runtime) -> None:
             await runtime.store.learn_limit(row)
 
 
+async def _audit_changes(runtime: Runtime, before: Config) -> None:
+    """Say in the audit what is in force now and was not before."""
+    if runtime.store is None:
+        return
+    try:
+        await runtime.store.note_changes([*changes(before, runtime.config, at=runtime.planner.clock())])
+    except StoreError as error:
+        log.warning("what changed with the configuration could not be audited: %s", error)
+
+
 def _reload(runtime: Runtime, read: Callable[[], Config] | None) -> Reload | None:
     """What keeps the runtime at what its files say; None where nothing can be read anew."""
     if read is None:
@@ -366,6 +376,7 @@ def _reload(runtime: Runtime, read: Callable[[], Config] | None) -> Reload | Non
 
     async def adopt(fresh: Config) -> None:
         rows: list[KeyRow] | None = []
+        before = runtime.config
         try:
             rows = await runtime.store.list_keys() if runtime.store is not None else []
         except StoreError:
@@ -373,5 +384,6 @@ def _reload(runtime: Runtime, read: Callable[[], Config] | None) -> Reload | Non
         runtime.adopt(fresh)
         if rows is not None:
             runtime.keyring = _keyring(fresh, rows, runtime.secret)
+        await _audit_changes(runtime, before)
 
     return Reload(current=lambda: runtime.config, read=read, adopt=adopt, every=WATCH_EVERY)

@@ -1,5 +1,6 @@
 """Asking models from the command line: each question goes to the model that its purpose has, at one's own cost."""
 
+import asyncio
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -19,7 +20,9 @@ from proxy.upstream.client import Client, StreamBroken
 from proxy.upstream.providers import providers_for
 from proxy.upstream.upstreams import CHAT, Upstreams
 
-SECONDS = 120.0
+SECONDS = 300.0
+"""Longest wait for one answer: nobody waits behind it, and a model on one's own machine takes its time."""
+AT_ONCE = 4
 TENANT = "0" * 32
 UNLIMITED = 1 << 60
 
@@ -27,14 +30,26 @@ UNLIMITED = 1 << 60
 class Models:
     """Answers effects by real models; ``spent`` adds up what that took, ``failures`` how often what went wrong.
 
-    ``default`` is asked for what no purpose in ``by_purpose`` names. To be entered; leaving it closes its connections.
+    ``default`` is asked for what no purpose in ``by_purpose`` names, ``at_once`` questions at a time and each for so
+    many ``seconds``. To be entered; leaving it closes its connections.
     """
 
-    def __init__(self, config: Config, *, default: str, by_purpose: Mapping[str, str], tokens: int | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        default: str,
+        by_purpose: Mapping[str, str],
+        tokens: int | None,
+        at_once: int = AT_ONCE,
+        seconds: float = SECONDS,
+    ) -> None:
         self._config = config
         self._default = default
         self._by_purpose = by_purpose
         self._tokens = tokens if tokens is not None else UNLIMITED
+        self._seconds = seconds
+        self._turns = asyncio.Semaphore(at_once)
         self._summarizer = Summarizer()
         self._upstreams: Upstreams | None = None
         self._caller = Caller(tenant=TENANT, credential=os.environ.get("OPENAI_API_KEY", "").encode())
@@ -61,8 +76,11 @@ class Models:
             return Failed("not_in_place")
         model = self._by_purpose.get(effect.purpose, self._default)
         upstream = self._config.upstream(model)
-        terms = Terms(tenant=TENANT, upstream=upstream.name, model=model, seconds=SECONDS, tokens_per_hour=self._tokens)
-        told = await self._summarizer.ask(effect, terms=terms, send=partial(self._post, upstream))
+        terms = Terms(
+            tenant=TENANT, upstream=upstream.name, model=model, seconds=self._seconds, tokens_per_hour=self._tokens
+        )
+        async with self._turns:  # a server with one slot has the others wait, and their time runs
+            told = await self._summarizer.ask(effect, terms=terms, send=partial(self._post, upstream))
         if told.usage is not None:
             self.spent += Spent(calls=1, asked=told.usage.prompt or 0, answered=told.usage.completion or 0)
         elif told.source == "asked":

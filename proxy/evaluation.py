@@ -6,6 +6,7 @@ sample is enough. It takes tokens of the summariser's budget and nothing of any 
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -37,6 +38,8 @@ log = logging.getLogger("weir.evaluation")
 
 AT_ONCE = 1
 MOST_WAITING = 8
+PROMPTS_USED = {"prompts": {prompt.purpose: prompt.digest for prompt in (ANSWER, JUDGE)}}
+"""Which wording a score came from."""
 SUMMARISING = frozenset({"compact", "rollover"})
 _SCALE = 1 << 64
 _ATTRIBUTES = {
@@ -73,8 +76,16 @@ class OnlineEvaluation:
     ``rate`` is told of the tenant, the conversation's id and the fidelity of each that was judged.
     """
 
-    def __init__(self, store: Store | None, settler: Settler, *, rate: Callable[[str, str, float], object]) -> None:
+    def __init__(
+        self,
+        store: Store | None,
+        settler: Settler,
+        *,
+        rate: Callable[[str, str, float], object],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._rate = rate
+        self._clock = clock
         self._store = store
         self._settler = settler
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -151,8 +162,8 @@ class OnlineEvaluation:
             self._rate(work.tenant, work.conversation, score)
         if self._store is not None:
             await self._settler.flush()  # the row of the exchange has to be there
-            facts = {"fidelity": facts_of(fidelity, coverage, contexts.ratio, spent=work.ask.spent.asked)}
-            await self._store.annotate(work.tenant, work.request, facts)
+            facts = facts_of(fidelity, coverage, contexts.ratio, spent=work.ask.spent.asked)
+            await self._store.evaluated(work.tenant, work.request, facts | PROMPTS_USED, self._clock())
 
     async def _asked(self, work: _Work, contexts: Contexts) -> Fidelity:
         settings, limit = work.job.settings, work.belief.budget.hard_limit

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from policies import ContextSettings, Decision, Pressure
+from policies.buckets import raw_buckets
 from policies.calls import Run
 from policies.growth import Limits
 from policies.health import Checkup, Health, HealthRules, Sample, Snapshot, check
@@ -113,7 +114,7 @@ def sample_of(
     """
     decision = planned.decision
     acted = decision is not None and decision.is_new and not settings.observes
-    bloat = 0.0 if decision is None else decision.buckets.get("tool_outputs", 0) / max(1, decision.after)
+    bloat = 0.0 if decision is None else _bloat(decision, planned, settings)
     read = None if decision is None else decision.reading
     return Sample(
         at=at,
@@ -129,6 +130,15 @@ def sample_of(
         requests_left=_requests_left(decision, settings, limits=limits, used=used),
         window_id=None if decision is None or settings.observes else decision.window_id,
     )
+
+
+def _bloat(decision: Decision, planned: Planned, settings: ContextSettings) -> float:
+    """Tool results' share of what went up: of the whole request where a plan was only observed."""
+    reading = planned.reading
+    if settings.observes and decision.pieces is not None and reading is not None:
+        whole = reading.transcript
+        return raw_buckets(whole).get("tool_outputs", 0) / max(1, whole.tokens)
+    return decision.buckets.get("tool_outputs", 0) / max(1, decision.after)
 
 
 def _ratios(decision: Decision) -> tuple[float, ...]:

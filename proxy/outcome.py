@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from policies import ContextSettings, Decision, Mode, Pressure
 from policies.growth import zones_for
+from policies.ledger import DROPPING
 from policies.pressure import read_pressure
 from policies.trend import lift
 from proxy.caller import Caller
@@ -228,6 +229,11 @@ def address_of(upstream: UpstreamSettings) -> tuple[str, int | None]:
 def _host_and_port(base: str) -> tuple[str, int | None]:
     parts = urlsplit(base)
     return parts.hostname or "", parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+
+
+def evictions_alone(planned: Planned) -> int:
+    """The same without what a summary took the place of: that is a compaction, and no sign of too small a window."""
+    return sum(1 for row in planned.evictions if row.kind != CUT or row.layer in DROPPING)
 
 
 def evicted_count(planned: Planned) -> int:

@@ -185,7 +185,8 @@ class Preparation:
         """Save the state of the conversation as one more version, unless a batch has just done that."""
         thread, job = work.thread, work.job
         known, transcript = work.recognised.known(), work.reading.transcript
-        if known.checkpoint is not None and known.checkpoint_length >= len(transcript.chain):
+        here = known.at(len(transcript.chain))  # the state of a longer run, begun anew since, is none of this one
+        if here.checkpoint is not None and here.checkpoint_length >= len(transcript.chain):
             return
         state = await asyncio.to_thread(
             state_of,

@@ -18,6 +18,7 @@ from policies import ContextSettings
 from proxy.config import Config, ConfigError, environment
 from proxy.config_file import parse_document, read_document
 from proxy.presets import policy_from, preset_directory, preset_documents, preset_policies
+from proxy.store.chain import OPERATOR, AuditEvent, AuditType, digest_of
 
 log = logging.getLogger("weir.reload")
 
@@ -122,6 +123,34 @@ def as_far_as_possible(old: Config, fresh: Config) -> tuple[Config, tuple[str, .
 
 def _through_a_library(config: Config) -> dict[str, object]:
     return {name: upstream for name, upstream in config.upstreams.items() if upstream.kind == "litellm"}
+
+
+def changes(old: Config, new: Config, *, at: float) -> Iterator[AuditEvent]:
+    """What the audit says of policies, keys and the default that are others than before: digests, and no secret."""
+    for name in sorted(old.policies.keys() | new.policies.keys()):
+        before, after = old.policies.get(name), new.policies.get(name)
+        if before != after:
+            facts: dict[str, object] = {"change": "removed" if after is None else "read", "policy": name}
+            yield _change(AuditType.POLICY_CHANGE, facts | {"document": _digest(after)}, at)
+    if old.default_policy != new.default_policy:
+        yield _change(AuditType.POLICY_CHANGE, {"change": "default", "policy": "", "default": new.default_policy}, at)
+    known, fresh = ({key.name: key for key in config.keys} for config in (old, new))
+    for name in sorted(known.keys() | fresh.keys()):
+        mine, now = known.get(name), fresh.get(name)
+        if mine != now:
+            own = {} if now is None else {"policy": now.policy, "models": len(now.models), "allow": sorted(now.allow)}
+            other = mine is not None and now is not None and mine.secret != now.secret
+            facts = {"change": "removed" if now is None else "read", "key": name, "another_secret": other}
+            yield _change(AuditType.KEY_CHANGE, facts | own, at)
+
+
+def _change(kind: AuditType, facts: Mapping[str, object], at: float) -> AuditEvent:
+    return AuditEvent(tenant=OPERATOR, at=at, type=kind, facts={**facts, "source": "file"})
+
+
+def _digest(settings: ContextSettings | None) -> str | None:
+    """SHA-256 of a policy with every default in it, None for none."""
+    return None if settings is None else digest_of(repr(settings))
 
 
 class Reload:

@@ -17,7 +17,7 @@ from proxy.exchange_rows import row_of
 from proxy.health import sample_of
 from proxy.hooks import TurnEnd
 from proxy.metering import TENANT_SHOWN, count_exchange
-from proxy.outcome import Outcome, Sent, evicted_count
+from proxy.outcome import Outcome, Sent, evicted_count, evictions_alone
 from proxy.runtime import Runtime
 from proxy.tap import Tap, Usage
 from proxy.telemetry import ExchangeLine, log_exchange
@@ -72,7 +72,7 @@ def _check_up(runtime: Runtime, outcome: Outcome, sent: Sent | None, *, at: floa
             limits=runtime.planner.limits_of(settings, belief.budget),
             used=sent.after,
             pressure=sent.pressure,
-            evicted=evicted_count(planned),
+            evicted=evictions_alone(planned),
             repeats=run.longest,
             at=at,
         )

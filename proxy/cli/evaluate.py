@@ -10,7 +10,7 @@ import click
 
 from policies import ContextSettings, Effect, Reply
 from policies.fidelity import ANSWER, FEWEST, JUDGE, MOST, PROPOSE, Terms
-from proxy.asking import Models
+from proxy.asking import AT_ONCE, SECONDS, Models
 from proxy.cli.config import config_option, console, json_option, loaded, print_json
 from proxy.cli.conversations_read import checkpoints_of, found, opened_to_read, store_option
 from proxy.cli.evaluate_report import Report, judged_below, report_json, report_lines, report_table
@@ -76,6 +76,10 @@ class _Asked:
 )
 @click.option("--propose", type=click.IntRange(0, 10), default=0, help="More questions, written by the model.")
 @click.option("--budget", type=click.IntRange(min=1), help="Most tokens that the models may take.")
+@click.option(
+    "--at-once", type=click.IntRange(1, 8), default=AT_ONCE, show_default=True, help="Questions side by side."
+)
+@click.option("--seconds", type=click.FloatRange(min=1), default=SECONDS, show_default=True, help="Wait for an answer.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only so many conversations, from the beginning.")
 @click.option("--gate", type=click.FloatRange(0, 1), help="Exit 1 where fidelity is below, or nothing was judged.")
 @click.option("--gate-coverage", type=click.FloatRange(0, 1), help="Exit 1 where coverage is below. Needs no model.")
@@ -98,6 +102,8 @@ def evaluate(
     questions: int,
     propose: int,
     budget: int | None,
+    at_once: int,
+    seconds: float,
     limit: int | None,
     gate: float | None,
     gate_coverage: float | None,
@@ -146,7 +152,11 @@ def evaluate(
         questions=questions,
         limit=limit,
         terms=terms,
-        models=Models(config, default=default or "", by_purpose=by_purpose, tokens=budget) if asks else None,
+        models=Models(
+            config, default=default or "", by_purpose=by_purpose, tokens=budget, at_once=at_once, seconds=seconds
+        )
+        if asks
+        else None,
     )
     report = Report(model=model, judge=judge or model, policy=settings.name)
     try:

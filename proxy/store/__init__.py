@@ -188,6 +188,18 @@ class Store(Kept):
         """Add facts to the detail of an exchange that was recorded; False where it is not there."""
         return await self._database.write(lambda c: exchanges.annotate(c, tenant, exchange, facts))
 
+    async def evaluated(self, tenant: str, exchange: str, fidelity: Mapping[str, object], at: float) -> bool:
+        """Keep what the evaluation of an exchange's summary came to; False where the exchange is not there."""
+        return await self._database.write(lambda c: exchanges.evaluated(c, tenant, exchange, fidelity, at))
+
+    async def note_changes(self, changes: Sequence[AuditEvent]) -> None:
+        """Audit what a configuration that was read anew changed; what was told last of the same thing is not repeated.
+
+        Every worker reads the same file.
+        """
+        if changes:
+            await self._database.write(lambda c: documents.note_changes(c, changes))
+
     async def original(self, tenant: str, ref: str) -> Original | None:
         """The removed message with this ref; None if unknown, damaged, or kept as a digest only."""
         found = await self._database.read(lambda c: archive.original(c, tenant, ref, self._damage))

@@ -42,7 +42,7 @@ def append(connection: sa.Connection, events: Sequence[AuditEvent]) -> None:
     if not events:
         return
     for tenant in sorted({event.tenant for event in events}):
-        seq, prev = _held_head(connection, tenant)
+        seq, prev = hold_head(connection, tenant)
         rows = linked((event for event in events if event.tenant == tenant), seq=seq, prev=prev)
         run_many(connection, ADD, [{name: getattr(row, name) for name in COLUMNS} for row in rows])
 
@@ -90,7 +90,7 @@ def seal_one(connection: sa.Connection, before: float, at: float) -> bool:
     """
     for tenant, first in connection.execute(STARTS.order_by(audit.c.tenant)).all():
         end = connection.scalar(YOUNGEST, {"tenant": tenant, "before": before})
-        seq, _ = _held_head(connection, tenant)
+        seq, _ = hold_head(connection, tenant)
         end = seq + 1 if end is None else end
         covered = connection.scalar(sa.select(sa.func.max(audit.c.sealed)).where(audit.c.tenant == tenant)) or 0
         if end - 1 <= covered or not connection.scalar(WORTH_SEALING, {"tenant": tenant, "end": end}):
@@ -136,7 +136,7 @@ def missing_guards(connection: sa.Connection) -> list[str]:
     return sorted(guards - set(found))
 
 
-def _held_head(connection: sa.Connection, tenant: str) -> tuple[int, bytes]:
+def hold_head(connection: sa.Connection, tenant: str) -> tuple[int, bytes]:
     """The last row's number and hash, which nobody else can write behind until this transaction ends."""
     if connection.dialect.name == "postgresql":
         key = int.from_bytes(blake2b(b"weir audit " + tenant.encode(), digest_size=8).digest(), "big", signed=True)

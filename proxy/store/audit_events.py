@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
 from policies.growth import Event
+from policies.health import Checkup
 from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, digest_of, name_digest
 from proxy.store.records import Change, ConversationRow, EvictionRow, ExchangeRow, KeyRow, NoteRow, PolicyRow
@@ -148,6 +149,8 @@ def of_exchange(row: ExchangeRow, *, conversation: str) -> list[AuditEvent]:
     if row.observed:
         shared["observed"] = True
     told = [(kind, shared | {"pressure": round(row.pressure, 4), "events": each}) for kind, each in found.items()]
+    if row.health is not None and (row.health.opened or row.health.closed):
+        told.append((AuditType.ALERT, shared | _alerts(row.health)))
     if row.outcome == REFUSED or row.refusal:
         if "bucket" in row.refusal and AuditType.BUDGET_VIOLATION not in found:
             told.append((AuditType.BUDGET_VIOLATION, shared | {"events": [_over(row.refusal)]}))
@@ -164,6 +167,25 @@ def of_exchange(row: ExchangeRow, *, conversation: str) -> list[AuditEvent]:
         )
         for kind, facts in told
     ]
+
+
+def _alerts(checkup: Checkup) -> dict[str, object]:
+    """The episodes that began and those that ended with a request; what an alert says is not part of it."""
+    opened = [
+        {"kind": a.kind, "level": a.level, "class": a.category, "value": round(a.value, 4), "threshold": a.limit}
+        for a in checkup.opened
+    ]
+    return {"opened": opened, "closed": [{"kind": each.kind, "since": each.at} for each in checkup.closed]}
+
+
+def of_evaluation(
+    tenant: str, conversation: str, *, branch: str, request: str, at: float, facts: Mapping[str, object]
+) -> AuditEvent:
+    """What the evaluation of a request's summary came to: scores, null where nothing was judged, and what it took."""
+    kind = AuditType.EVALUATION
+    return AuditEvent(
+        tenant=tenant, at=at, type=kind, conversation=conversation, branch=branch, request=request, facts=facts
+    )
 
 
 def _event(event: Event) -> dict[str, object]:

@@ -112,6 +112,7 @@ def _said(prepared: Prepared) -> dict[str, object]:
         "text": prepared.text,
         "proposal": prepared.proposal,
         "purpose": prepared.purpose,
+        "calls": prepared.calls,
     }
 
 

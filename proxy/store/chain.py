@@ -37,6 +37,8 @@ class AuditType(StrEnum):
     ROLLBACK = "rollback"
     PIN = "pin"
     NOTE = "note"
+    ALERT = "alert"
+    EVALUATION = "evaluation"
     CLOSE = "close"
     DELETE = "delete"
     POLICY_CHANGE = "policy_change"

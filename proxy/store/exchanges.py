@@ -8,11 +8,11 @@ import sqlalchemy as sa
 
 from policies.trend import Trend
 from proxy.store.audit import append
-from proxy.store.audit_events import REFUSED, of_exchange
+from proxy.store.audit_events import REFUSED, of_evaluation, of_exchange
 from proxy.store.bulk import run_many
 from proxy.store.conversations import TOUCH_CHAIN, open_conversations
 from proxy.store.evictions import mark_asked_again
-from proxy.store.health import add_checkups
+from proxy.store.health import add_checkups, rate
 from proxy.store.paging import Place, ordered
 from proxy.store.records import ConversationRow, ExchangeRow
 from proxy.store.tables import branches, conversations, exchanges, keep_last, plain_text
@@ -100,8 +100,12 @@ def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
             for row in rows
         ],
     )
-    audited = [row for row in rows if row.events or row.refusal or row.outcome == REFUSED]
+    audited = [row for row in rows if row.events or row.refusal or row.outcome == REFUSED or _has_alerts(row)]
     append(connection, [event for row in audited for event in of_exchange(row, conversation=home[row.id])])
+
+
+def _has_alerts(row: ExchangeRow) -> bool:
+    return row.health is not None and bool(row.health.opened or row.health.closed)
 
 
 def timeline(
@@ -132,6 +136,25 @@ def annotate(connection: sa.Connection, tenant: str, exchange: str, facts: Mappi
         return False
     detail = json.loads(found) | dict(facts)
     connection.execute(sa.update(exchanges).where(*where).values(detail=_ENCODER.encode(detail)))
+    return True
+
+
+def evaluated(connection: sa.Connection, tenant: str, exchange: str, fidelity: Mapping[str, object], at: float) -> bool:
+    """Whether what the evaluation of an exchange's summary came to could be added to it, with a row in the audit.
+
+    Where something was judged, the conversation's health has it from now on.
+    """
+    where = (exchanges.c.tenant == tenant, exchanges.c.id == exchange)
+    home = connection.execute(sa.select(exchanges.c.conversation, exchanges.c.branch).where(*where)).first()
+    if home is None or not annotate(connection, tenant, exchange, {"fidelity": fidelity}):
+        return False
+    score = fidelity.get("score")
+    if isinstance(score, float):
+        rate(connection, tenant, home.conversation, score)
+    append(
+        connection,
+        [of_evaluation(tenant, home.conversation, branch=home.branch, request=exchange, at=at, facts=fidelity)],
+    )
     return True
 
 

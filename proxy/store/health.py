@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
-from policies.health import KEPT, Alert, Snapshot
+from policies.health import KEPT, Alert, Health, Snapshot
 from proxy.store.bulk import run_many
 from proxy.store.paging import Place, ordered
 from proxy.store.records import AlertRow, ConversationRow, ExchangeRow
@@ -126,6 +126,15 @@ def count_open(connection: sa.Connection, tenant: str | None) -> dict[str, int]:
     query = sa.select(alerts.c.level, sa.func.count()).where(alerts.c.closed.is_(None)).group_by(alerts.c.level)
     counted = connection.execute(query if tenant is None else query.where(alerts.c.tenant == tenant))
     return {level: int(count) for level, count in counted}
+
+
+def rate(connection: sa.Connection, tenant: str, conversation: str, fidelity: float) -> None:
+    """Have an evaluated fidelity (0 to 1) hold from the conversation's next request on, in whichever process."""
+    where = (conversations.c.tenant == tenant, conversations.c.id == conversation)
+    health = Health.from_json(connection.scalar(sa.select(conversations.c.health).where(*where)) or "")
+    if health is not None:
+        state = health._replace(fidelity=fidelity).to_json()
+        connection.execute(SET_STATE, {"t": tenant, "c": conversation, "state": state})
 
 
 def close_all(connection: sa.Connection, tenant: str, conversation: str, at: float) -> None:

@@ -56,7 +56,7 @@ class RunningWeir:
 @asynccontextmanager
 async def weir(
     upstream: str,
-    store: Path | None = None,
+    store: Path | str | None = None,
     *,
     yaml: str | None = None,
     folder: Path | None = None,
@@ -68,11 +68,12 @@ async def weir(
     limits: ServerLimits = ServerLimits(),
     asking: Summarizer | None = None,
 ) -> AsyncIterator[RunningWeir]:
-    """Weir in front of ``upstream``, with a database file, or in memory without one.
+    """Weir in front of ``upstream``, with a database file, or in memory without one; a text is a database's URL.
 
     ``asking`` takes the place of its summarizer, for another patience or another clock.
     """
-    url = f"sqlite+aiosqlite:///{store}" if store is not None else "sqlite+aiosqlite:///:memory:"
+    file = f"sqlite+aiosqlite:///{store}" if store is not None else "sqlite+aiosqlite:///:memory:"
+    url = store if isinstance(store, str) else file
     path = None
     if yaml is not None:
         assert folder is not None

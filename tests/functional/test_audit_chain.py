@@ -31,7 +31,7 @@ upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}
 window: {window}
 auth: {{admin_token: {admin}}}
 policies:
-  written: {{preset: balanced, summarizer: summariser}}
+  written: {{preset: balanced, summarizer: summariser, evaluate: {{sample: 1.0, questions: 4}}}}
   turning: {{cascade: [{{layer: rollover}}]}}
   watched: {{enforce: global, buckets: {{tool_outputs: {{cap: 900, soft: 0.5, on_overflow: warn}}}}}}
   strict: {{enforce: bucket, buckets: {{tool_outputs: {{cap: 900, on_overflow: reject}}}}}}
@@ -110,6 +110,7 @@ def facts(row: AuditRow) -> dict[str, Any]:
 async def do_everything(run: Run) -> None:
     """One thing of every kind that the audit knows."""
     await compacted(run, policy="written")
+    await run.target.runtime.evaluation.settled()
     await run.talk("next", **{"x-weir-resume": NAME}).chat(1)
     ref = (await run.ask("GET", f"conversations/{NAME}/removed")).json()["data"][-1]["ref"]
     await run.ask("POST", f"conversations/{NAME}/notes", {"text": f"never forget {CANARY}"})
@@ -173,8 +174,9 @@ async def test_rows_of_a_batch_name_the_request_the_prompt_and_what_it_came_to(t
         timeline = (await run.ask("GET", f"conversations/{NAME}/timeline")).json()["data"]
     asked = [facts(row) for row in cut if facts(row)["prompt"] != "extract"]
     assert evicted
-    assert asked
+    assert "prepared+extract" in {each["origin"] for each in asked}
     for each in asked:
+        assert each["calls"] >= 1, "also where it was prepared after an earlier answer"
         assert (each["prompt"], each["prompt_digest"]) in {(p.purpose, p.digest) for p in PROMPTS.values()}
         assert each["compression_ratio"] == round(each["original_tokens"] / each["compressed_tokens"], 2) > 1
     for each in evicted:
@@ -184,6 +186,30 @@ async def test_rows_of_a_batch_name_the_request_the_prompt_and_what_it_came_to(t
         assert each["utilization_after"] < each["utilization_before"]
     assert {row.request for row in cut} <= {row["id"] for row in timeline}
     assert len(talk.headers) == len(timeline)
+
+
+@pytest.mark.requirement("A0.138", "A0.124")
+async def test_an_alert_leaves_a_row_when_it_opens_and_one_when_it_closes(run: Run) -> None:
+    talk = run.talk()
+    await talk.agent(6)
+    del talk.messages[4:]
+    talk.add_answer()
+    talk.grow(1)
+    await talk.chat(2)
+    rows = [(row.request, facts(row)) for row in await run.rows(AuditType.ALERT)]
+    found = (await run.ask("GET", f"conversations/{NAME}/health")).json()["alerts"]
+    at = {row["id"]: row["at"] for row in (await run.ask("GET", f"conversations/{NAME}/timeline")).json()["data"]}
+    opened = {(at[request], each["kind"]): each for request, told in rows for each in told["opened"]}
+    closed = {(each["since"], each["kind"]): at[request] for request, told in rows for each in told["closed"]}
+    assert opened
+    assert closed
+    assert {(each["at"], each["kind"]) for each in found} == opened.keys()
+    assert {(each["at"], each["kind"]): each["closed"] for each in found if each["closed"] is not None} == closed
+    for each in found:
+        told = opened[each["at"], each["kind"]]
+        assert (told["level"], told["class"], told["threshold"]) == (each["level"], each["class"], each["threshold"])
+        assert told["value"] == pytest.approx(each["value"], abs=0.0001)
+        assert "said" not in told
 
 
 @pytest.mark.requirement("A0.87", "A0.147")

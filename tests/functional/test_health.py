@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,33 @@ async def test_a_conversation_alerts_on_its_third_request_above_the_mark_once_an
         assert [each["utilization"] for each in found["history"]] == levels
         assert found["snapshot"]["fidelity_score"] is None
     assert [json.loads(body)["data"]["kind"] for _, _, body in hook.got] == ["utilization"]
+
+
+@pytest.mark.requirement("A0.124", "A0.127")
+async def test_two_workers_that_share_a_database_tell_an_episode_once(tmp_path: Path) -> None:
+    """Each goes on from what the other has stored; within the moment before it is stored either may tell it."""
+    async with serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator, webhook() as hook:
+        yaml = YAML.format(upstream=simulator.base_url, admin=ADMIN, window=WINDOW, policy=FULL, hook=hook.url)
+        folders = [tmp_path / name for name in ("one", "two")]
+        async with AsyncExitStack() as stack:
+            workers = []
+            for folder in folders:
+                folder.mkdir()
+                text = f"{yaml}listen: {{workers: 2}}\n"
+                one = weir("", tmp_path / "w.db", yaml=text, folder=folder, window=None)
+                workers.append(await stack.enter_async_context(one))
+            chat = talk(workers[0])
+            clients = [worker.client(default_headers={"x-weir-conversation": NAME}) for worker in workers]
+            for number in range(8):
+                chat.client = clients[number % 2]
+                await chat.chat(1)
+                await workers[number % 2].runtime.settler.flush()
+            found = await ask(workers[0], f"conversations/{NAME}/health")
+            assert due(found) == [("utilization", True)]
+            assert len(found["history"]) == 8
+            for worker in workers:
+                await worker.runtime.alerts.close()
+    assert len(hook.got) == 1
 
 
 @pytest.mark.requirement("A0.124")

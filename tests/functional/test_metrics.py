@@ -243,7 +243,7 @@ def test_each_call_upstream_is_one_sample_with_its_own_time_and_usage(day: Day) 
         assert total(duration, gen_ai_request_model=model, **CALL) == len([s for s in seen if s.model == model])
     assert total(duration, gen_ai_request_model="tight", error_type="context_length_exceeded") == 1
     assert total(duration, gen_ai_request_model="tight", gen_ai_response_model="tight") == 1
-    assert total(duration, error_type="429") == total(duration, error_type="client_disconnect") == 1
+    assert total(duration, error_type="rate_limit_exceeded") == total(duration, error_type="client_disconnect") == 1
     answers = [s for s in seen if s.status == 200 and not s.client_gone and s.header("x-sim-fault") is None]
     whole = [s for s in answers if not s.json().get("stream")]
     usage = "gen_ai_client_token_usage_sum"

@@ -12,9 +12,11 @@ import httpx
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from policies.fidelity import ANSWER, JUDGE
 from proxy.evaluation import is_sampled
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import Request, SimulatorSettings
+from proxy.store import AuditType
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.telemetry.names import EVALUATE_SPAN, FIDELITY_SCORE
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, weir
@@ -23,7 +25,7 @@ from tests.policies.judging import fenced
 YAML = """
 upstreams: {sim: {base_url: URL, api_key: pass}, other: {base_url: OTHER, api_key: pass}}
 models: [{match: 'judge*', upstream: other, window: 16384}, {match: '*', upstream: sim, window: 4096}]
-policies: {mine: {evaluate: EVALUATE, summaries: {tokens_per_hour: TOKENS, seconds: 60}}}
+policies: {mine: {evaluate: EVALUATE, health: HEALTH, summaries: {tokens_per_hour: TOKENS, seconds: 60}}}
 default_policy: mine
 """
 ALL = "{sample: 1.0, questions: 4, model: judge-a, judge: judge-b}"
@@ -45,6 +47,7 @@ async def running(
     folder: Path,
     *,
     evaluate: str = ALL,
+    health: str = "{}",
     tokens: int = 2_000_000,
     other: str | None = None,
     exporter: InMemorySpanExporter | None = None,
@@ -53,7 +56,7 @@ async def running(
     telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter) if exporter is not None else None
     async with serve_simulator(settings, counter=COUNTER) as simulator:
         text = YAML.replace("URL", simulator.base_url).replace("OTHER", other or simulator.base_url)
-        text = text.replace("EVALUATE", evaluate).replace("TOKENS", str(tokens))
+        text = text.replace("EVALUATE", evaluate).replace("TOKENS", str(tokens)).replace("HEALTH", health)
         options: dict[str, Any] = {"yaml": text, "folder": folder, "window": None, "telemetry": telemetry}
         async with weir(simulator.base_url, folder / "w.db", **options) as target:
             yield simulator, target
@@ -92,7 +95,13 @@ async def test_a_sampled_summary_is_judged_and_the_score_is_in_row_gauge_and_spa
         asked = [len(answered(simulator, model)) for model in ("judge-a", "judge-b")]
         target.runtime.telemetry.flush()
 
+        assert target.runtime.store is not None
+        audited = await target.runtime.store.audit(None, kind=AuditType.EVALUATION)
+
     found = rows[-1]["fidelity"]
+    (row,) = audited
+    assert (row.request, row.told) == (rows[-1]["id"], found)
+    assert found["prompts"] == {prompt.purpose: prompt.digest for prompt in (ANSWER, JUDGE)}
     assert found["score"] == 0.75
     assert (found["key_facts"], found["state"], found["decisions"]) == (None, pytest.approx(2 / 3), 1.0)
     assert found["compression_ratio"] > 1
@@ -104,6 +113,37 @@ async def test_a_sampled_summary_is_judged_and_the_score_is_in_row_gauge_and_spa
     assert span.attributes is not None
     assert span.attributes[FIDELITY_SCORE] == 0.75
     assert span.parent is not None
+
+
+@pytest.mark.requirement("A0.122", "A0.124", "A0.127")
+async def test_a_fidelity_too_low_is_an_alert_on_the_next_request_also_after_a_restart(tmp_path: Path) -> None:
+    """.75 is what is asked at least, so that the score of the judge here is too low where .76 is asked."""
+    async with running(tmp_path, health="{fidelity: 0.76}") as (_, target):
+        talk = await until_compacted(target)
+        await target.runtime.evaluation.settled()
+        before = await health_of(target, talk)
+    assert before["snapshot"]["fidelity_score"] is None
+    assert "fidelity" not in {alert["kind"] for alert in before["alerts"]}
+    async with running(tmp_path, health="{fidelity: 0.76}", evaluate="{model: judge-a}") as (_, target):
+        talk.client = target.client()
+        found = []
+        for _ in range(2):
+            talk.add_answer()
+            talk.add_question()
+            await talk.ask(max_tokens=256)
+            found.append(await health_of(target, talk))
+    assert [each["snapshot"]["fidelity_score"] for each in found] == [0.75, 0.75]
+    for each in found:
+        (alert,) = [alert for alert in each["alerts"] if alert["kind"] == "fidelity"]
+        assert (alert["value"], alert["threshold"], alert["closed"]) == (0.75, 0.76, None)
+
+
+async def health_of(target: RunningWeir, talk: Talk) -> dict[str, Any]:
+    await target.runtime.settler.flush()
+    name = talk.headers[-1]["x-weir-conversation"]
+    async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as client:
+        found: dict[str, Any] = (await client.get(f"{target.root}/weir/conversations/{name}/health")).json()
+    return found
 
 
 @pytest.mark.requirement("A0.122")

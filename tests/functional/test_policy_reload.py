@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,9 +15,10 @@ from click.testing import CliRunner
 
 from proxy.cli import main
 from proxy.config import load_config
-from proxy.reload import stamps
+from proxy.reload import changes, stamps
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
+from proxy.store import AuditType, Store
 from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, opening, weir
 
 ADMIN = "admin-0123456789"
@@ -106,6 +108,41 @@ async def test_a_changed_file_holds_from_the_next_request_on_and_a_broken_one_is
             assert await policy_of_a_request(process) == "fb-code-200k"
             assert len([line for line in process.log if "the old one stays in force" in line]) == 1
             assert len(await logged(process, "headroom 3.0% < 5%")) == 1
+    opened = await Store.open(f"sqlite+aiosqlite:///{tmp_path / 'w.db'}", read_only=True)
+    rows = (await opened.audit("", kind=AuditType.POLICY_CHANGE))[::-1]
+    assert (await opened.verify()).chains[0].broken is None
+    await opened.close()
+    told = [dict(json.loads(row.facts)) for row in rows]
+    assert [(each["change"], each["policy"], each.get("default"), each["source"]) for each in told] == [
+        ("read", "team", None, "file"),
+        ("default", "", "team", "file"),
+        ("removed", "team", None, "file"),
+        ("default", "", "fb-code-200k", "file"),
+    ]
+    assert re.fullmatch("[0-9a-f]{64}", told[0]["document"])
+
+
+@pytest.mark.requirement("A0.138", "S.16")
+async def test_two_workers_that_read_the_same_file_anew_audit_it_once_and_no_secret_is_in_it(tmp_path: Path) -> None:
+    """The second one finds that the last row about the same key or policy says the same already."""
+    path = tmp_path / "weir.yaml"
+    keys = "auth: {mode: keys}\nkeys: [{name: bot, secret: %s, policy: %s}]\n"
+    configs = []
+    for secret, policy in (("sk-one-zanzibar", "balanced"), ("sk-two-zanzibar", "turn-atomic")):
+        path.write_text(keys % (secret, policy))
+        configs.append(load_config(path, env={}))
+    old, new = configs
+    store = await Store.open(f"sqlite+aiosqlite:///{tmp_path / 'w.db'}")
+    for before, after, at in ((old, new, 1.0), (old, new, 2.0), (new, old, 3.0), (old, old, 4.0)):
+        await store.note_changes([*changes(before, after, at=at)])
+    rows = (await store.audit("", kind=AuditType.KEY_CHANGE))[::-1]
+    await store.close()
+    assert [row.at for row in rows] == [1.0, 3.0]
+    assert json.loads(rows[0].facts) == {
+        "change": "read", "key": "bot", "policy": "turn-atomic", "models": 0, "allow": [],
+        "another_secret": True, "source": "file",
+    }  # fmt: skip
+    assert "zanzibar" not in "".join(row.facts for row in rows)
 
 
 def test_the_presets_are_watched_like_the_configuration(tmp_path: Path) -> None:

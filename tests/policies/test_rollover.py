@@ -12,6 +12,7 @@ from policies.messages import Transcript
 from policies.planner import Action, Decision, plan
 from policies.preparing import is_soft, prepare
 from policies.replay import Known
+from policies.saving import state_of
 from policies.settings import ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4
 from tests.policies.play import (
@@ -34,6 +35,14 @@ NOTES = (
     "Goal: migrate the billing service to the new queue.\nDone so far: the writer was moved and the tests of it pass.\n"
     "Next step: move the reader."
 )
+
+
+LONGER = Checkpoint(
+    goal=TASK,
+    subtasks=(Subtask("deploy the reader to the second region", Status.DONE),),
+    narrative="All of it is done.",
+)
+"""The state of a run that went further."""
 
 
 def history(steps: int, size: int = 200) -> list[Said]:
@@ -72,6 +81,22 @@ def test_a_new_window_begins_with_the_checkpoint_and_the_open_step() -> None:
     assert kept[:2] == [0, 1]
     assert kept[-2:] == [len(transcript.messages) - 2, len(transcript.messages) - 1]
     assert decision.raw_after <= 4_000
+
+
+@pytest.mark.requirement("A0.146", "D15")
+@pytest.mark.parametrize("later", [4, 5])
+def test_a_run_begun_anew_does_not_go_on_from_a_state_that_was_only_saved_in_a_longer_one(later: int) -> None:
+    """The client may rewrite its last four messages; a state of a longer run than that is of another run."""
+    transcript = talk(*history(30))
+    known = Known(checkpoint=LONGER.to_json(), checkpoint_length=len(transcript.chain) + later)
+    assert not known.triggered
+    decision = decide(transcript, budget=window(4_000), settings=windows("rollover"), known=known)
+    state = Checkpoint.from_json(decision.checkpoint or "")
+    told = [each.text for each in state.subtasks]
+
+    assert (LONGER.subtasks[0].text in told) is (later == 4)
+    saved = state_of(transcript, settings=windows("rollover"), known=known, counter=CHARS4)
+    assert (LONGER.subtasks[0] in saved.subtasks) is (later == 4)
 
 
 @pytest.mark.requirement("A0.149")

@@ -1,0 +1,236 @@
+"""The store on a real PostgreSQL server: migrations, audit, health and evaluation, and a whole Weir on top of it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from proxy.simulator import SimulatorSettings
+from proxy.simulator.serving import serve_simulator
+from proxy.store import AuditType, Broken, Store
+from proxy.store.schema import HEAD
+from tests.functional.harness import COUNTER, Talk, weir
+from tests.proxy.store_rows import change, eviction, exchange, note
+from tests.proxy.test_store_health import row_of, session
+from tests.real.environments import Unavailable
+from tests.real.postgres import postgres_server
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+TENANT = "tenant-a"
+GUARDS = ("audit_appends", "audit_goes_sealed", "audit_never_changes", "audit_stays")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    try:
+        with postgres_server() as url:
+            yield url
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+async def url(server: str, request: pytest.FixtureRequest) -> str:
+    """A database for this test alone."""
+    name = f"db_{abs(hash(request.node.name)):x}"
+    engine = create_async_engine(server, isolation_level="AUTOCOMMIT")
+    async with engine.connect() as connection:
+        await connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    await engine.dispose()
+    return server.rpartition("/")[0] + f"/{name}"
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[Store]:
+    opened = await Store.open(url, shared=True)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def engine(url: str) -> AsyncIterator[AsyncEngine]:
+    """Another way in: somebody who has the password."""
+    opened = create_async_engine(url)
+    yield opened
+    await opened.dispose()
+
+
+async def run(engine: AsyncEngine, *statements: str) -> None:
+    async with engine.begin() as connection:
+        for statement in statements:
+            await connection.execute(sa.text(statement))
+
+
+async def grow(store: Store, rows: int) -> None:
+    for number in range(rows):
+        await store.commit(change(number, count=1, with_cut=False, at=2000.0 + number))
+
+
+async def test_the_schema_is_made_once_and_is_the_newest(url: str, engine: AsyncEngine) -> None:
+    opened = await asyncio.gather(*(Store.open(url, shared=True) for _ in range(3)))
+    assert {each.schema for each in opened} == {HEAD}
+    for each in opened:
+        await each.ping()
+        await each.close()
+
+    def tables(connection: sa.Connection) -> set[str]:
+        return set(sa.inspect(connection).get_table_names())
+
+    async with engine.connect() as connection:
+        assert {"audit", "alerts", "health_snapshots"} <= await connection.run_sync(tables)
+        assert await triggers(connection) == list(GUARDS)
+
+
+async def triggers(connection: AsyncConnection) -> list[str]:
+    found = await connection.execute(sa.text("SELECT tgname FROM pg_trigger WHERE tgrelid = 'audit'::regclass"))
+    return sorted(found.scalars())
+
+
+@pytest.mark.requirement("A0.138")
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE audit SET facts = '{}' WHERE seq = 2", "never changed"),
+        ("DELETE FROM audit WHERE seq = 4", "only once they are sealed"),
+        ("DELETE FROM audit", "only once they are sealed"),
+        ("TRUNCATE audit", "audit rows are"),
+        ("INSERT INTO audit SELECT tenant, 9, at, type, '', '', '', 0, '{}', prev, hash FROM audit WHERE seq = 4",
+         "behind the last one"),
+        ("INSERT INTO audit SELECT tenant, 5, at, type, '', '', '', 0, '{}', prev, hash FROM audit WHERE seq = 4",
+         "behind the last one"),
+    ],
+)  # fmt: skip
+async def test_the_server_refuses_every_change_of_the_audit(
+    statement: str, said: str, store: Store, engine: AsyncEngine
+) -> None:
+    await grow(store, 4)
+    with pytest.raises(sa.exc.DBAPIError, match=said):
+        await run(engine, statement)
+    audited = await store.verify()
+    assert [(chain.rows, chain.good) for chain in audited.chains] == [(4, 4)]
+    assert audited.unguarded == []
+
+
+@pytest.mark.requirement("A0.138", "A0.147")
+@pytest.mark.parametrize(
+    ("statements", "broken"),
+    [
+        (("UPDATE audit SET at = at + 1 WHERE seq = 3",), Broken(3, "edited")),
+        (("DELETE FROM audit WHERE seq = 3",), Broken(3, "missing")),
+        (("UPDATE audit SET seq = 99 WHERE seq = 3", "UPDATE audit SET seq = 3 WHERE seq = 5",
+          "UPDATE audit SET seq = 5 WHERE seq = 99"), Broken(3, "reordered")),
+    ],
+)  # fmt: skip
+async def test_what_was_changed_by_force_is_found(
+    statements: tuple[str, ...], broken: Broken, store: Store, engine: AsyncEngine
+) -> None:
+    await grow(store, 6)
+    await run(engine, "ALTER TABLE audit DISABLE TRIGGER ALL", *statements)
+    audited = await store.verify()
+    assert audited.chains[0].broken == broken
+    assert audited.unguarded == list(GUARDS)
+    await run(engine, "ALTER TABLE audit ENABLE TRIGGER ALL")
+    assert (await store.verify()).unguarded == []
+
+
+@pytest.mark.requirement("A0.138")
+async def test_four_writers_with_pools_of_their_own_make_one_line(url: str, store: Store) -> None:
+    async def write(branch: str) -> None:
+        own = await Store.open(url, shared=True)
+        for number in range(15):
+            given = change(number, branch=branch, conversation=branch, count=1, with_cut=number % 2 == 0)
+            await own.commit(replace(given, evictions=(eviction(number),)))
+            if number % 4 == 0:
+                refused = exchange(number, branch=branch, conversation=branch)
+                await own.record([replace(refused, outcome="context_length_exceeded", status=400)])
+        await own.close()
+
+    await asyncio.gather(*(write(f"b{number}") for number in range(4)))
+    (chain,) = (await store.verify()).chains
+    assert chain.broken is None
+    assert chain.rows == chain.good == 4 * (8 * 3 + 7 + 4)
+    assert len(await store.audit(TENANT, conversation="b2", limit=500)) == 35
+    assert len(await store.audit(TENANT, kind=AuditType.REFUSED, limit=500)) == 16
+
+
+@pytest.mark.requirement("A0.138")
+async def test_retention_seals_and_the_chain_goes_on(store: Store) -> None:
+    await grow(store, 12)
+    await store.record([exchange(1, at=8000.0)])
+    await store.prune(before=2008.0, at=9000.0)
+    (chain,) = (await store.verify()).chains
+    assert (chain.sealed, chain.broken) == (8, None)
+    rows = (await store.audit(TENANT, limit=50))[::-1]
+    assert [row.seq for row in rows] == [9, 10, 11, 12, 13]
+    assert rows[-1].type == AuditType.SEAL
+    await store.commit(change(12, count=1, with_cut=False, at=9001.0))
+    (chain,) = (await store.verify()).chains
+    assert (chain.rows, chain.broken) == (6, None)
+
+
+@pytest.mark.requirement("A0.127", "A0.124", "A0.128")
+async def test_a_hundred_snapshots_stay_and_an_alert_opens_and_closes(store: Store) -> None:
+    rows = session([0.1] * 97 + [0.95] * 3)
+    await store.record(rows)
+    assert len(await store.snapshots(await row_of(store))) == 100
+    assert (await store.open_alerts(TENANT))[1] == {"critical": 1}
+    assert rows[-1].health is not None
+    await store.record(session([0.2], start=101, health=rows[-1].health.health))
+    found = await store.snapshots(await row_of(store), limit=500)
+    assert (len(found), found[0].at, found[-1].at) == (100, 1002.0, 1101.0)
+    (alert,) = await store.alerts(await row_of(store))
+    assert (alert.kind, alert.at, alert.closed) == ("utilization", 1100.0, 1101.0)
+    assert (await store.open_alerts(None)) == ([], {})
+
+
+@pytest.mark.requirement("A0.125", "A0.122")
+async def test_a_fidelity_is_added_to_its_exchange_and_notes_and_deletion_are_audited(store: Store) -> None:
+    await store.record([exchange(1)])
+    assert await store.annotate(TENANT, exchange(1).id, {"fidelity": {"score": None}})
+    assert not await store.annotate(TENANT, "nobody", {"fidelity": {"score": 1.0}})
+    row = await row_of(store)
+    (found,) = await store.timeline(row)
+    assert found.detail["fidelity"] == {"score": None}
+    assert await store.add_notes(TENANT, "c1", [note(1)]) == 1
+    assert await store.delete(row, 5000.0)
+    assert [each.type for each in await store.audit(TENANT)] == [AuditType.DELETE, AuditType.NOTE]
+    assert (await store.verify()).chains[0].broken is None
+
+
+@pytest.mark.requirement("A0.138", "A0.124", "A0.127")
+async def test_a_whole_weir_keeps_conversations_health_and_audit_on_it(url: str) -> None:
+    async with serve_simulator(SimulatorSettings(window=8_192), counter=COUNTER) as simulator:
+        talk: Any = None
+        for _ in range(2):  # the second one goes on from what the first has stored
+            async with weir(simulator.base_url, url, window=8_192) as target:
+                client = target.client(default_headers={"x-weir-conversation": "agent"})
+                talk = Talk(client) if talk is None else replace(talk, client=client)
+                await talk.agent(14)
+                await target.runtime.settler.flush()
+                async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
+                    health = (await http.get(f"{target.root}/weir/conversations/agent/health")).json()
+                    audit = (await http.get(f"{target.root}/weir/conversations/agent/audit")).json()
+    assert any("compact" in actions or "evict" in actions for actions in talk.actions())
+    assert len(health["history"]) == 28
+    assert health["trend"]["samples"] == 10
+    assert {"eviction", "pressure_change"} & {row["type"] for row in audit["events"]}
+    assert json.dumps(audit["events"]).count("alpha") == 0
+    opened = await Store.open(url, read_only=True)
+    audited = await opened.verify()
+    await opened.close()
+    assert audited.chains
+    assert all(chain.broken is None for chain in audited.chains)
+    assert audited.unguarded == []
+
+
+def test_the_lock_names_the_driver_alone() -> None:
+    lines = (Path(__file__).parent / "postgres.lock").read_text().splitlines()
+    assert [line.split("==")[0] for line in lines if "==" in line] == ["asyncpg"]
