@@ -111,7 +111,7 @@ def _app(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer, 
             telemetry.metrics.watch(DROPPED, handler.losses)
     return create_app(
         config,
-        telemetry=Telemetry.create(_telemetry_settings(config)),
+        telemetry=telemetry,
         tokenizer=tokenizer,
         providers=providers_for(config.upstreams.values()),
         reload=None if config.simulate else lambda: load_config(path, env=environment(), flags=flags),
