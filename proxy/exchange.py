@@ -36,6 +36,7 @@ from proxy.relay import Cut, Received, Send, relay_stream, relay_whole
 from proxy.runtime import Runtime
 from proxy.settlement import settle
 from proxy.tap import Tap
+from proxy.telemetry import ABOUT, About
 from proxy.upstream.client import came_through
 from proxy.upstream.overflow import Verdict
 from proxy.upstream.upstreams import Answer
@@ -96,6 +97,7 @@ class Exchange:
         trace = self.runtime.telemetry.exchange(
             "POST", ROUTE, headers, client=client[0] if client else None, request_id=self.id
         )
+        ABOUT.set(About(self.id, trace.trace_id))
         query = self.scope.get("query_string", b"")
         outcome = Outcome(id=self.id, started=self.started, trace=trace, query=query)
         try:

@@ -23,6 +23,7 @@ from proxy.recall.rounds import Recalled
 from proxy.spent import Spent
 from proxy.tap import Tap, Usage, together
 from proxy.telemetry import Attempt, Trace
+from proxy.upstream.ending import Ending, ending_of, is_cut_short
 from proxy.upstream.overflow import Verdict
 from proxy.wire.chat import ChatRequest
 
@@ -44,7 +45,8 @@ class Outcome:
     """One exchange as it unfolds; the routes and the line write it, :func:`settle` reads it.
 
     ``recalls`` are the calls of the recall tool that were answered in it, ``rounds`` what the upstream reported of
-    the answers before the last one; ``seen`` is what the client was told, all rounds together.
+    the answers before the last one; ``seen`` is what the client was told, all rounds together. ``ending`` is what
+    stopped the answer before its own end, known once it is settled.
     """
 
     id: str
@@ -64,6 +66,7 @@ class Outcome:
     retries: int = 0
     overflows: int = 0
     clamped: bool = False
+    ending: Ending | None = None
     turn: Turn | None = None
     job: Job | None = None
     spent: Callable[[], Spent] | None = None
@@ -112,6 +115,25 @@ class Outcome:
         before = together(self.rounds)
         thought = None if usage.reasoning is None else usage.reasoning - (before.reasoning or 0)
         return replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
+
+    def read_ending(self) -> Ending | None:
+        """What stopped the answer before its own end; a prompt that nobody reported counts as estimated."""
+        seen, planned, request = self.seen, self.planned, self.request
+        if seen is None or request is None or not is_cut_short(seen.finish_reasons):
+            return None
+        usage = self.reported()
+        budget = planned.belief.budget if planned is not None and planned.belief is not None else None
+        prompt = usage.prompt if usage is not None else None
+        if prompt is None and budget is not None and planned is not None and planned.sent is not None:
+            prompt = budget.estimate(planned.sent)
+        return ending_of(
+            seen.finish_reasons,
+            prompt=prompt,
+            completion=usage.completion if usage is not None else None,
+            max_tokens=request.max_tokens,
+            window=budget.window if budget is not None else None,
+            clamped=self.clamped,
+        )
 
     def address(self) -> tuple[str, int | None]:
         """Host and port of the upstream, for the trace."""

@@ -30,6 +30,7 @@ from proxy.perform import Ask, Returned, drive, step
 from proxy.planning import Job, Planned, Planner
 from proxy.store import Store, StoreError
 from proxy.store.records import NoteRow
+from proxy.telemetry import ABOUT, About
 from proxy.transcripts import Reading
 from proxy.windows import Belief
 
@@ -55,6 +56,7 @@ class Work:
     read: bool
     warm: bool
     cuts: int
+    about: About | None
 
     @property
     def thread(self) -> Thread:
@@ -118,6 +120,7 @@ class Preparation:
             self._start(branch, waiting)
 
     async def _do(self, work: Work) -> None:
+        ABOUT.set(work.about)
         async with self._turns:
             for do in (self._prepare, self._read, self._save, self._warm):
                 try:
@@ -256,4 +259,4 @@ def _work(job: Job, planned: Planned, reason: str | None = None) -> Work | None:
     warm = near and not decision.is_new and length > thread.read * GROWN
     if not (soft or save or read or warm):
         return None
-    return Work(job, planned.reading, recognised, belief, soft, save, read, warm, len(known.cuts))
+    return Work(job, planned.reading, recognised, belief, soft, save, read, warm, len(known.cuts), ABOUT.get())

@@ -11,6 +11,7 @@ from proxy.intake import ClientGone, Receive, read_body, while_connected
 from proxy.relay import Cut, Send, relay_stream
 from proxy.routes.respond import respond_error
 from proxy.runtime import Runtime
+from proxy.telemetry import ABOUT
 from proxy.upstream.client import came_through
 from proxy.wire.raw import read_value, split_object
 
@@ -27,7 +28,8 @@ class Passthrough:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Relay one request and its answer."""
-        request_id = f"req_{secrets.token_hex(12)}"
+        about = ABOUT.get()
+        request_id = about.request if about is not None else f"req_{secrets.token_hex(12)}"
         metrics = self._runtime.telemetry.metrics
         try:
             await self._relay(scope, receive, send, request_id)
