@@ -31,6 +31,7 @@ from proxy.config_values import (
     UpstreamSettings,
     masked_url,
     public,
+    secrets_of,
 )
 from proxy.presets import policy_from, policy_warnings, preset_documents, preset_policies
 
@@ -55,6 +56,7 @@ __all__ = [
     "load_config",
     "masked_url",
     "public",
+    "secrets_of",
 ]
 
 _NO_FLAGS = Flags()
@@ -70,15 +72,15 @@ def environment() -> Mapping[str, str]:
     return os.environ
 
 
-def hand_down(path: Path | None, flags: Flags) -> None:
+def hand_down(path: Path | None, flags: Flags, *, log_format: str) -> None:
     """Let the processes that this one starts configure themselves as it did, see :func:`handed_down`."""
-    os.environ[_HANDED_DOWN] = json.dumps([str(path) if path else None, dataclasses.asdict(flags)])
+    os.environ[_HANDED_DOWN] = json.dumps([str(path) if path else None, dataclasses.asdict(flags), log_format])
 
 
-def handed_down(env: Mapping[str, str]) -> tuple[Path | None, Flags]:
-    """The file and the flags of the process that started this one."""
-    path, flags = json.loads(env[_HANDED_DOWN])
-    return Path(path) if path else None, Flags(**flags)
+def handed_down(env: Mapping[str, str]) -> tuple[Path | None, Flags, str]:
+    """The file, the flags and the form of the log of the process that started this one."""
+    path, flags, log_format = json.loads(env[_HANDED_DOWN])
+    return Path(path) if path else None, Flags(**flags), log_format
 
 
 def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flags = _NO_FLAGS) -> Config:

@@ -1,6 +1,7 @@
 """Traces, metrics and the operator's log; the only place that knows OpenTelemetry."""
 
-from proxy.telemetry.logs import ABOUT, About, AlertLine, ExchangeLine, QueuedLog, log_alert, log_exchange, redact
+from proxy.redaction import redact
+from proxy.telemetry.logs import ABOUT, About, AlertLine, ExchangeLine, QueuedLog, log_alert, log_exchange
 from proxy.telemetry.metrics import CONTENT_TYPE, Metrics
 from proxy.telemetry.setup import Telemetry, TelemetrySettings
 from proxy.telemetry.spans import CONTEXT_HEADERS, Attempt, Plan, Trace, is_baggage

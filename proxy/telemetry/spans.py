@@ -28,8 +28,8 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
+from proxy.redaction import redact
 from proxy.telemetry import names
-from proxy.telemetry.logs import redact
 
 Value = str | int | float | bool | tuple[str, ...]
 Header = tuple[bytes, bytes]
