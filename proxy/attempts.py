@@ -70,8 +70,10 @@ class Attempts:
         except ProxyError as error:
             span.failed(error.code)
             raise
-        if answer.status >= 400:
-            span.failed("context_length_exceeded" if verdict.is_overflow else str(answer.status), status=answer.status)
+        if verdict.is_overflow:
+            span.failed("context_length_exceeded", status=answer.status)
+        elif answer.status >= 400:
+            span.failed(str(answer.status), status=answer.status)
         return received, verdict
 
     async def _look(self, answer: Answer, planned: Planned) -> tuple[Received, Verdict]:

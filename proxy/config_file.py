@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.redaction import redact
+from proxy.redaction import redact_shapes
 
 KeyPath = tuple[str | int, ...]
 """Where a value stands in the data: ``("models", 0, "match")`` is ``models[0].match``."""
@@ -39,7 +39,7 @@ class ConfigError(ValueError):
     """
 
     def __init__(self, *problems: str) -> None:
-        self.problems = tuple(redact(each) for each in problems)
+        self.problems = tuple(redact_shapes(each) for each in problems)
         super().__init__("\n".join(self.problems))
 
 
