@@ -88,7 +88,7 @@ async def test_whole_and_streamed_usage_are_the_same_and_those_of_the_managed_re
 ) -> None:
     messages, believed, options = CASES[case]
     body: dict[str, Any] = {"model": "sim", "messages": messages, "max_tokens": 256, **options}
-    if case not in {"compacted"}:
+    if case != "compacted":
         body["tools"] = TOOLS
     found = []
     acted = {"pass": "none", "evicted": "evict=", "compacted": "compact=", "overflow": "retry=", "clamped": "clamp="}
