@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from policies.health import Alert
 from proxy.config import AlertSettings
 from proxy.errors import ProxyError
-from proxy.telemetry import AlertLine, Metrics, log_alert
+from proxy.telemetry import ABOUT, AlertLine, Metrics, log_alert
 from proxy.upstream.client import Client, StreamBroken, Target
 
 log = logging.getLogger("weir.alerts")
@@ -136,12 +136,13 @@ class Alerts:
         await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
+        ABOUT.set(None)  # begun with the first alert's request, it works for all
         while True:
             notice = await self._waiting.get()
             try:
                 await self._deliver(notice)
             except Exception:  # whatever a webhook brings about is no request's affair
-                log.exception("an alert could not be sent")
+                log.exception("an alert could not be sent", extra=_about(notice))
                 self._metrics.undelivered("failed")
             finally:
                 self._waiting.task_done()
@@ -167,7 +168,7 @@ class Alerts:
             if 400 <= status < 500 and status not in {408, 425, 429}:
                 break
         self._metrics.undelivered("failed")
-        log.warning("the webhook did not take alert %s: %s", notice.id, why)
+        log.warning("the webhook did not take alert %s: %s", notice.id, why, extra=_about(notice))
 
     async def _post(self, notice: Notice, url: str, settings: AlertSettings) -> int:
         parts = urlsplit(url)
@@ -201,6 +202,11 @@ class Alerts:
         finally:
             answer.close()
         return answer.status
+
+
+def _about(notice: Notice) -> dict[str, str]:
+    """What the log says of the request beside the message."""
+    return {"request": notice.request, "conversation": notice.conversation}
 
 
 def signature(secret: str, notice: str, timestamp: str, body: bytes) -> str:

@@ -39,7 +39,7 @@ from proxy.settle import Settler
 from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
 from proxy.summarizer import Summarizer
-from proxy.telemetry import Metrics, Telemetry
+from proxy.telemetry import ABOUT, About, Metrics, Telemetry
 from proxy.telemetry.instruments import FIDELITY, HEALTH, STORE_WAITING, WINDOWS_LEARNED
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
@@ -84,6 +84,8 @@ class App:
         if chat is not None and scope["type"] == "http" and scope["path"] == ROUTE and scope["method"] == "POST":
             await chat(scope, receive, send)
             return
+        if scope["type"] == "http":
+            ABOUT.set(About(f"req_{secrets.token_hex(12)}"))
         await self._router(scope, receive, send)
 
     def _routes(self) -> list[Route]:

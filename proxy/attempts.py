@@ -12,13 +12,14 @@ from proxy.heard import heard
 from proxy.metering import begin_call, count_call
 from proxy.outcome import Outcome
 from proxy.planning import Planned
-from proxy.relay import MOST_WHOLE, Received, is_stream, open_stream
+from proxy.relay import MOST_WHOLE, Opening, Received, is_stream, open_stream
 from proxy.runtime import Runtime
 from proxy.tap import error_code, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, Attempt
 from proxy.telemetry.names import REQUEST_PARAMS
 from proxy.upstream.client import StreamBroken
-from proxy.upstream.overflow import NONE, Kind, Verdict, classify, classify_event, plausible_limit
+from proxy.upstream.ending import is_cut_short
+from proxy.upstream.overflow import NONE, Kind, Verdict, classify, classify_answer, classify_event, plausible_limit
 from proxy.upstream.upstreams import CHAT, Answer
 from proxy.wire.chat import ChatRequest, with_fields
 
@@ -111,7 +112,7 @@ class Attempts:
             except BaseException:
                 answer.close()
                 raise
-            verdict = classify_event(opening.error) if opening.error is not None else NONE
+            verdict = self._of_opening(opening, planned)
             return Received(answer, chunks=chunks, opening=opening), verdict
         try:
             body = await answer.read(MOST_WHOLE)
@@ -133,6 +134,22 @@ class Attempts:
         if seen is not None and verdict.kind is not Kind.CONTEXT:
             verdict = NONE  # an answer that was only cut short
         return Received(answer, body=body, seen=seen), verdict
+
+    def _of_opening(self, opening: Opening, planned: Planned) -> Verdict:
+        """What the beginning of a stream says: an error, or that the window was full before a word of the answer."""
+        if opening.error is not None:
+            return classify_event(opening.error)
+        seen = opening.seen
+        if seen.said or seen.usage is None or not is_cut_short(seen.finish_reasons):
+            return NONE
+        verdict = classify_answer(
+            seen.finish_reasons[0],
+            prompt=seen.usage.prompt,
+            completion=seen.usage.completion,
+            max_tokens=self.request.max_tokens,
+            window=planned.belief.budget.window if planned.belief is not None else None,
+        )
+        return verdict if verdict.kind is Kind.CONTEXT else NONE
 
     def within_window(self, planned: Planned) -> bytes:
         """The planned body, asking for no more than fits where the upstream is known to refuse more than that."""

@@ -31,6 +31,7 @@ from proxy.config_values import (
     UpstreamSettings,
     masked_url,
     public,
+    secrets_of,
 )
 from proxy.presets import policy_from, policy_warnings, preset_documents, preset_policies
 
@@ -55,6 +56,7 @@ __all__ = [
     "load_config",
     "masked_url",
     "public",
+    "secrets_of",
 ]
 
 _NO_FLAGS = Flags()
@@ -70,15 +72,27 @@ def environment() -> Mapping[str, str]:
     return os.environ
 
 
-def hand_down(path: Path | None, flags: Flags, *, shared: Path) -> None:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """What the processes that a server starts have in common beside its configuration.
+
+    ``log_format`` is the form of the log's lines, ``readings`` the folder in which each leaves its metrics.
+    """
+
+    log_format: str
+    readings: Path
+
+
+def hand_down(path: Path | None, flags: Flags, handed: Handed) -> None:
     """Let the processes that this one starts configure themselves as it did, see :func:`handed_down`."""
-    os.environ[_HANDED_DOWN] = json.dumps([str(path) if path else None, dataclasses.asdict(flags), str(shared)])
+    own = [handed.log_format, str(handed.readings)]
+    os.environ[_HANDED_DOWN] = json.dumps([str(path) if path else None, dataclasses.asdict(flags), own])
 
 
-def handed_down(env: Mapping[str, str]) -> tuple[Path | None, Flags, Path]:
-    """The file and the flags of the process that started this one, and a folder that its workers share."""
-    path, flags, shared = json.loads(env[_HANDED_DOWN])
-    return Path(path) if path else None, Flags(**flags), Path(shared)
+def handed_down(env: Mapping[str, str]) -> tuple[Path | None, Flags, Handed]:
+    """The file and the flags of the process that started this one, and what its processes share."""
+    path, flags, (log_format, readings) = json.loads(env[_HANDED_DOWN])
+    return Path(path) if path else None, Flags(**flags), Handed(log_format=log_format, readings=Path(readings))
 
 
 def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flags = _NO_FLAGS) -> Config:

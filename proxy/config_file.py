@@ -18,6 +18,8 @@ from pathlib import Path
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from proxy.redaction import redact_shapes
+
 KeyPath = tuple[str | int, ...]
 """Where a value stands in the data: ``("models", 0, "match")`` is ``models[0].match``."""
 
@@ -32,12 +34,13 @@ class ConfigError(ValueError):
     """A configuration that Weir does not start with.
 
     Attributes:
-        problems: every fault found, one line each, as ``weir.yaml:12: listen.prot: unknown key; …``.
+        problems: every fault found, one line each, as ``weir.yaml:12: listen.prot: unknown key; …``, without what
+            looks like a credential: a key may stand where a name should.
     """
 
     def __init__(self, *problems: str) -> None:
-        self.problems = problems
-        super().__init__("\n".join(problems))
+        self.problems = tuple(redact_shapes(each) for each in problems)
+        super().__init__("\n".join(self.problems))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

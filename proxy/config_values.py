@@ -4,11 +4,11 @@ import dataclasses
 import fnmatch
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, Field, SecretStr
 
@@ -45,6 +45,9 @@ Permission = Literal["policy", "mode"]
 
 PASS = "pass"  # noqa: S105 - the word that stands where a secret would
 MASK = "***"
+_ADDRESSES = frozenset({"url", "base_url", "api_base", "otlp_endpoint"})
+_NO_SECRETS = frozenset({"policies", "places", "models", "limits"})
+_SECRET_PARAMETER = re.compile(r"((?:^|&)[^=&]*(?:key|pass|pwd|secret|token|sig|auth)[^=&]*=)[^&]*", re.IGNORECASE)
 _PASS_ON = SecretStr(PASS)
 
 
@@ -331,10 +334,9 @@ def public(value: object) -> object:
         return PASS if value.get_secret_value() == PASS else MASK
     if isinstance(value, ContextSettings):
         return policy_values(value)
-    if isinstance(value, ContextSettings):
-        return policy_values(value)
-    if isinstance(value, StoreSettings):
-        return {**_plain_fields(value), "url": masked_url(value.url)}
+    if isinstance(value, StoreSettings | TelemetrySettings | UpstreamSettings):
+        plain = _plain_fields(value)
+        return {k: masked_url(v) if k in _ADDRESSES and isinstance(v, str) else v for k, v in plain.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _plain_fields(value)
     if isinstance(value, Mapping):
@@ -350,12 +352,48 @@ def _plain_fields(value: object) -> dict[str, object]:
 
 
 def masked_url(url: str) -> str:
-    """A database URL whose password is ``***``."""
+    """A URL whose password, and what its query calls a key or a password, is ``***``."""
     try:
         parts = urlsplit(url)
         password = parts.password
     except ValueError:
         return MASK
-    if not password:
+    query = _SECRET_PARAMETER.sub(rf"\1{MASK}", parts.query)
+    if not password and query == parts.query:
         return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{password}@", f":{MASK}@", 1)))
+    netloc = parts.netloc.replace(f":{password}@", f":{MASK}@", 1) if password else parts.netloc
+    return urlunsplit(parts._replace(netloc=netloc, query=query))
+
+
+def secrets_of(value: object) -> Iterator[str]:
+    """Every secret in a value of the configuration, those inside addresses too, as texts that no log may show."""
+    if isinstance(value, SecretStr):
+        text = value.get_secret_value()
+        if text != PASS:
+            yield text
+            yield from _secrets_in(text)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for each in dataclasses.fields(value):
+            if each.name not in _NO_SECRETS:
+                yield from secrets_of(getattr(value, each.name))
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from secrets_of(inner)
+    elif isinstance(value, tuple | list):
+        for inner in value:
+            yield from secrets_of(inner)
+    elif isinstance(value, str):
+        yield from _secrets_in(value)
+
+
+def _secrets_in(text: str) -> Iterator[str]:
+    """The password and the query of an address, as they stand in it and decoded."""
+    if "://" not in text:
+        return
+    try:
+        parts = urlsplit(text)
+        found = [parts.password or "", *(text for _, text in parse_qsl(parts.query))]
+    except ValueError:
+        return
+    raw = (pair.partition("=")[2] for pair in parts.query.split("&"))
+    yield from (each for secret in (*found, *raw) for each in {secret, unquote(secret)} if each)

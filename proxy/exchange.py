@@ -36,6 +36,7 @@ from proxy.relay import Cut, Received, Send, relay_stream, relay_whole
 from proxy.runtime import Runtime
 from proxy.settlement import settle
 from proxy.tap import Tap
+from proxy.telemetry import ABOUT, About
 from proxy.upstream.client import came_through
 from proxy.upstream.overflow import Verdict
 from proxy.upstream.upstreams import Answer
@@ -102,6 +103,7 @@ class Exchange:
             scheme=self.scope.get("scheme", "http"),
             request_id=self.id,
         )
+        ABOUT.set(About(self.id, trace.trace_id))
         query, metrics = self.scope.get("query_string", b""), self.runtime.telemetry.metrics
         metrics.active += 1
         outcome = Outcome(id=self.id, started=self.started, trace=trace, query=query, sent_with=headers)

@@ -97,6 +97,8 @@ def _detail(
         detail["source"] = "model_reported" if budget.reported else "client_estimated"
     if events:
         detail["events"] = [{"kind": e.kind, **e.facts} for e in events[:MOST_EVENTS]]
+    if outcome.ending is not None:
+        detail["ending"] = outcome.ending
     if decision is not None and decision.pruned:
         detail["pruned"] = list(decision.pruned)
     if decision is not None and decision.trail:

@@ -150,7 +150,7 @@ class Hooks:
             try:
                 queue.put_nowait((name, turn, facts))
             except asyncio.QueueFull:
-                log.warning("the plugin %s is too slow: it misses a %s", _named(plugin), name)
+                log.warning("the plugin %s is too slow: it misses a %s", _named(plugin), name, extra=_about(turn))
 
     async def _run(self, plugin: Plugin, queue: "asyncio.Queue[Call]") -> None:
         while True:
@@ -159,11 +159,22 @@ class Hooks:
                 async with asyncio.timeout(self._seconds):
                     await getattr(plugin, name)(turn, *facts)
             except TimeoutError:
-                log.warning("the plugin %s took more than %g s for a %s", _named(plugin), self._seconds, name)
+                log.warning(
+                    "the plugin %s took more than %g s for a %s",
+                    _named(plugin),
+                    self._seconds,
+                    name,
+                    extra=_about(turn),
+                )
             except Exception:  # whatever a plugin raises is its own affair
-                log.exception("the plugin %s failed in %s", _named(plugin), name)
+                log.exception("the plugin %s failed in %s", _named(plugin), name, extra=_about(turn))
             finally:
                 queue.task_done()
+
+
+def _about(turn: Turn) -> dict[str, str | None]:
+    """What the log says of the request beside the message."""
+    return {"request": turn.request, "conversation": turn.conversation}
 
 
 def _named(plugin: object) -> str:

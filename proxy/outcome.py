@@ -24,6 +24,7 @@ from proxy.recall.rounds import Recalled
 from proxy.spent import Spent
 from proxy.tap import Tap, Usage, together
 from proxy.telemetry import Attempt, Trace, provider_name
+from proxy.upstream.ending import Ending, ending_of, is_cut_short
 from proxy.upstream.overflow import Verdict
 from proxy.wire.chat import ChatRequest
 
@@ -48,7 +49,8 @@ class Outcome:
     the answers before the last one; ``seen`` is what the client was told, all rounds together. ``sent_with`` are the
     client's headers. ``called`` is when the call upstream began that is not counted yet (``time.perf_counter``),
     ``received`` when the whole of its answer was there if that was before it was relayed, ``first_chunk`` the seconds
-    until its stream began, None where there is none.
+    until its stream began, None where there is none. ``ending`` is what stopped the answer before its own end, known
+    once it is settled.
     """
 
     id: str
@@ -72,6 +74,7 @@ class Outcome:
     retries: int = 0
     overflows: int = 0
     clamped: bool = False
+    ending: Ending | None = None
     turn: Turn | None = None
     job: Job | None = None
     spent: Callable[[], Spent] | None = None
@@ -136,6 +139,25 @@ class Outcome:
     def provider(self) -> str:
         """The provider as the GenAI conventions call it, else the upstream's name."""
         return "" if self.upstream is None else provider_of(self.upstream)
+
+    def read_ending(self) -> Ending | None:
+        """What stopped the answer before its own end; a prompt that nobody reported counts as estimated."""
+        seen, planned, request = self.seen, self.planned, self.request
+        if seen is None or request is None or not is_cut_short(seen.finish_reasons):
+            return None
+        usage = self.reported()
+        budget = planned.belief.budget if planned is not None and planned.belief is not None else None
+        prompt = usage.prompt if usage is not None else None
+        if prompt is None and budget is not None and planned is not None and planned.sent is not None:
+            prompt = budget.estimate(planned.sent)
+        return ending_of(
+            seen.finish_reasons,
+            prompt=prompt,
+            completion=usage.completion if usage is not None else None,
+            max_tokens=request.max_tokens,
+            window=budget.window if budget is not None else None,
+            clamped=self.clamped,
+        )
 
     def address(self) -> tuple[str, int | None]:
         """Host and port of the upstream, for the trace."""

@@ -48,7 +48,7 @@ from proxy.spent import Spent
 from proxy.stages import figures_of
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
-from proxy.telemetry import Trace
+from proxy.telemetry import ABOUT, Trace
 from proxy.tokenizer import TextCounter
 from proxy.transcripts import Reading, Transcripts
 from proxy.windows import Belief
@@ -194,6 +194,8 @@ class Planner:
         if (wanted := job.resumes) is not None:
             await self._resume(job, planned, wanted)
         thread = planned.recognised.thread
+        if (about := ABOUT.get()) is not None:
+            about.conversation = thread.branch.name
         planned.trend = thread.trend
         planned.asked_again = asked_again(thread.evicted, transcript, planned.recognised.length)
         for _, call in planned.asked_again:

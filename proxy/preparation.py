@@ -30,7 +30,7 @@ from proxy.perform import Ask, Returned, drive, step
 from proxy.planning import Job, Planned, Planner
 from proxy.store import Store, StoreError
 from proxy.store.records import NoteRow
-from proxy.telemetry import NULL_TRACE, Trace, names
+from proxy.telemetry import ABOUT, NULL_TRACE, About, Trace, names
 from proxy.transcripts import Reading
 from proxy.windows import Belief
 
@@ -56,6 +56,7 @@ class Work:
     read: bool
     warm: bool
     cuts: int
+    about: About | None = None
     trace: Trace = NULL_TRACE
 
     @property
@@ -126,6 +127,7 @@ class Preparation:
             self._start(branch, waiting)
 
     async def _do(self, work: Work) -> None:
+        ABOUT.set(work.about)
         async with self._turns:
             trace, failed = work.trace.follow(names.PREPARE_SPAN), None
             if work.job.ask_later is not None:
@@ -281,4 +283,4 @@ def _work(job: Job, planned: Planned, reason: str | None, trace: Trace) -> Work 
     warm = near and not decision.is_new and length > thread.read * GROWN
     if not (soft or save or read or warm):
         return None
-    return Work(job, planned.reading, recognised, belief, soft, save, read, warm, len(known.cuts), trace)
+    return Work(job, planned.reading, recognised, belief, soft, save, read, warm, len(known.cuts), ABOUT.get(), trace)

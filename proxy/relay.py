@@ -13,6 +13,7 @@ from typing import Any
 from proxy.errors import ProxyError, UpstreamTimeout
 from proxy.tap import StreamTap, Tap
 from proxy.upstream.client import StreamBroken
+from proxy.upstream.ending import is_cut_short
 from proxy.upstream.upstreams import Answer
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -37,6 +38,7 @@ class Opening:
     """The beginning of a stream that has not gone to the client yet."""
 
     held: list[bytes] = field(default_factory=list)
+    seen: Tap = field(default_factory=Tap)
     error: bytes | None = None
     pending: "asyncio.Future[bytes] | None" = None
     ended: bool = False
@@ -62,7 +64,8 @@ async def open_stream(chunks: AsyncGenerator[bytes, None], *, begun: Callable[[]
 
     ``begun`` is called when its first piece has come.
     """
-    opening, tap = Opening(), StreamTap()
+    tap = StreamTap()
+    opening = Opening(seen=tap.seen)
     loop = asyncio.get_running_loop()
     deadline: float | None = None
     while True:
@@ -83,9 +86,14 @@ async def open_stream(chunks: AsyncGenerator[bytes, None], *, begun: Callable[[]
         tap.feed(chunk)
         if tap.seen.error is not None and not tap.seen.said:
             opening.error = tap.seen.error
-        if opening.error is not None or tap.seen.said or tap.seen.finished:
+        if opening.error is not None or tap.seen.said or (tap.seen.finished and not _may_be_full(tap.seen)):
             return opening
         deadline = deadline or loop.time() + PEEK
+
+
+def _may_be_full(seen: Tap) -> bool:
+    """Whether a stream ended at a length without a word and may still report how long its prompt was."""
+    return is_cut_short(seen.finish_reasons) and seen.usage is None and not seen.done
 
 
 async def relay_stream(

@@ -21,6 +21,7 @@ from proxy.outcome import Outcome, Sent, evicted_count, evictions_alone
 from proxy.runtime import Runtime
 from proxy.tap import Tap, Usage
 from proxy.telemetry import ExchangeLine, log_exchange
+from proxy.upstream.ending import Ending
 from proxy.wire.names import name_from
 
 log = logging.getLogger("weir.settlement")
@@ -33,6 +34,7 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
     begun = time.perf_counter()
     duration = begun - outcome.started
     sent, actions, at = outcome.sent(), outcome.actions(), runtime.planner.clock()
+    outcome.ending = outcome.read_ending()
     events, use = _events(runtime, outcome), _cache_use(outcome, at=at)
     _report(runtime, outcome, events)
     checkup = _check_up(runtime, outcome, sent, at=at)
@@ -120,6 +122,8 @@ def _events(runtime: Runtime, outcome: Outcome) -> tuple[Event, ...]:
     """What an operator may want to hear of the request: that estimates are off from now on, and the plan's events."""
     planned, decision = outcome.planned, outcome.decision
     events = decision.events if decision is not None else ()
+    if outcome.ending is Ending.RESERVE_EXHAUSTED:
+        events = (_exhausted(outcome), *events)
     drift = None if planned is None or planned.belief is None else runtime.windows.take_drift(planned.belief.counted)
     if drift is None:
         return events
@@ -127,6 +131,22 @@ def _events(runtime: Runtime, outcome: Outcome) -> tuple[Event, ...]:
     model = outcome.request.model[:200] if outcome.request is not None else ""
     log.warning("%s counted %d tokens where %d were predicted", model, drift.reported, drift.predicted)
     return (Event("estimate_drift", facts), *events)
+
+
+def _exhausted(outcome: Outcome) -> Event:
+    """The window left the answer less than the client asked for: by how much, in tokens, as far as it is known."""
+    usage, planned, request, facts = outcome.reported(), outcome.planned, outcome.request, dict[str, str | float]()
+    if outcome.seen is not None:
+        facts["reason"] = outcome.seen.finish_reasons[-1]
+    if planned is not None and planned.belief is not None:
+        facts["limit"] = planned.belief.budget.window
+    if usage is not None and usage.prompt is not None:
+        facts["tokens"] = usage.prompt
+    if usage is not None and usage.completion is not None:
+        facts["count"] = usage.completion
+    if request is not None and request.max_tokens is not None:
+        facts["asked"] = request.max_tokens
+    return Event(outcome.ending or "", facts)
 
 
 def _report(runtime: Runtime, outcome: Outcome, events: Sequence[Event]) -> None:
@@ -174,6 +194,8 @@ def _end_trace(outcome: Outcome) -> None:
     if not trace.recorded:
         return
     _identify(outcome)
+    if outcome.ending is not None:
+        trace.ending(outcome.ending)
     for reason in planned.degraded if planned is not None else ():
         trace.event("degraded", reason=reason)
     if outcome.attempt is not None and outcome.status is not None:
@@ -233,5 +255,6 @@ def _line(outcome: Outcome, sent: Sent | None, duration: float, actions: str) ->
         attempts=1 + outcome.retries,
         overhead_ms=round(outcome.overhead_ms, 2),
         duration_ms=round(1000 * duration, 1),
+        ending=outcome.ending,
         error=outcome.error,
     )

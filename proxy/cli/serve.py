@@ -4,20 +4,24 @@ import asyncio
 import contextlib
 import gc
 import importlib.metadata
+import io
 import logging
+import os
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import click
 
 from proxy.app import create_app
 from proxy.cli import Failure
 from proxy.cli.config import config_option, loaded
-from proxy.config import Config, Flags, environment, hand_down, handed_down, load_config, masked_url
+from proxy.config import Config, Flags, Handed, environment, hand_down, handed_down, load_config, masked_url, secrets_of
 from proxy.hooks import Hooks, Plugin
 from proxy.protocol import App, ServerLimits
 from proxy.server import run
@@ -28,6 +32,8 @@ from proxy.telemetry import QueuedLog, Telemetry, TelemetryError, TelemetrySetti
 from proxy.telemetry.instruments import DROPPED
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.upstream.providers import providers_for
+
+log = logging.getLogger("weir")
 
 DISTRIBUTION = "weir-proxy"
 HOOKS = "weir.hooks"
@@ -62,21 +68,23 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     config = loaded(path, flags)
     _check_telemetry(config)
     tokenizer = Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
-    with _logging(log_format), _listening(config) as listener, _upstream(config, tokenizer) as effective:
+    handler = _open_log(log_format)
+    with _logging(handler), _listening(config) as listener, _upstream(config, tokenizer) as effective:
         _check_store(effective)
         _announce(effective, listener.getsockname()[1])
-        code = _run(effective, path, flags, tokenizer, listener)
+        code = _run(effective, path, flags, tokenizer, listener, handler, log_format)
     if code:
         raise Failure("the proxy could not be started; the log above says why")
 
 
 def worker_app() -> App:
     """The application of one of several processes, configured as the command that started them."""
-    path, flags, shared = handed_down(environment())
-    _log_to(QueuedLog(sys.stderr))
+    path, flags, handed = handed_down(environment())
+    handler = _open_log(handed.log_format)
+    _log_to(handler)
     _tune_collector()
     tokenizer = Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
-    return _app(loaded(path, flags), path, flags, tokenizer, shared=shared)
+    return _app(loaded(path, flags), path, flags, tokenizer, handler, shared=handed.readings)
 
 
 def _tune_collector() -> None:
@@ -90,31 +98,53 @@ def _tune_collector() -> None:
     gc.set_threshold(*COLLECT_AFTER)
 
 
-def _run(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer, listener: socket.socket) -> int:
+def _run(
+    config: Config,
+    path: Path | None,
+    flags: Flags,
+    tokenizer: Tokenizer,
+    listener: socket.socket,
+    handler: QueuedLog,
+    log_format: str,
+) -> int:
     workers, limits = config.listen.workers, _limits(config)
     _tune_collector()
     if workers == 1:
-        return run(_app(config, path, flags, tokenizer), sockets=[listener], limits=limits)
+        return run(_app(config, path, flags, tokenizer, handler), sockets=[listener], limits=limits)
     simulated = next(iter(config.upstreams.values())).base_url if config.simulate else flags.upstream
     with tempfile.TemporaryDirectory(prefix="weir-") as shared:
-        hand_down(path, replace(flags, upstream=simulated, window=config.window), shared=Path(shared))
+        handed = Handed(log_format=log_format, readings=Path(shared))
+        hand_down(path, replace(flags, upstream=simulated, window=config.window), handed)
         app = "proxy.cli.serve:worker_app"
         return run(app, sockets=[listener], limits=limits, workers=workers, factory=True)
 
 
-def _app(config: Config, path: Path | None, flags: Flags, tokenizer: Tokenizer, *, shared: Path | None = None) -> App:
+def _app(
+    config: Config,
+    path: Path | None,
+    flags: Flags,
+    tokenizer: Tokenizer,
+    handler: QueuedLog,
+    *,
+    shared: Path | None = None,
+) -> App:
+    _hide(handler, config)
+
+    def read_again() -> Config:
+        fresh = load_config(path, env=environment(), flags=flags)
+        _hide(handler, fresh)
+        return fresh
+
     telemetry = Telemetry.create(_telemetry_settings(config))
+    telemetry.metrics.watch(DROPPED, handler.losses)
     if shared is not None:
         telemetry.metrics.share(shared)
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, QueuedLog):
-            telemetry.metrics.watch(DROPPED, handler.losses)
     return create_app(
         config,
         telemetry=telemetry,
         tokenizer=tokenizer,
         providers=providers_for(config.upstreams.values()),
-        reload=None if config.simulate else lambda: load_config(path, env=environment(), flags=flags),
+        reload=None if config.simulate else read_again,
         hooks=installed_plugins(),
     )
 
@@ -211,9 +241,23 @@ def _upstream(config: Config, tokenizer: Tokenizer) -> Iterator[Config]:
         yield replace(config.with_upstream(running.base_url), simulate=True, window=settings.window)
 
 
+def _open_log(form: str) -> QueuedLog:
+    """The log on a descriptor of its own: a thread that waits inside ``sys.stderr`` would hold up the exit."""
+    stream = io.TextIOWrapper(
+        io.FileIO(os.dup(sys.stderr.fileno()), "w"), encoding="utf-8", errors="backslashreplace", write_through=True
+    )
+    return QueuedLog(stream, form="json" if form == "json" else "line")
+
+
+def _hide(handler: QueuedLog, config: Config) -> None:
+    """Keep out of the log what is secret in the configuration and in the exporter's headers."""
+    headers = (value for name, value in environment().items() if name.startswith("OTEL_") and name.endswith("_HEADERS"))
+    values = (pair.partition("=")[2].strip() for each in headers for pair in each.split(","))
+    handler.hide((*secrets_of(config), *(text for value in values for text in (value, unquote(value)))))
+
+
 @contextlib.contextmanager
-def _logging(form: str) -> Iterator[None]:
-    handler = QueuedLog(sys.stderr, form="json" if form == "json" else "line")
+def _logging(handler: QueuedLog) -> Iterator[None]:
     _log_to(handler)
     try:
         yield
@@ -227,6 +271,17 @@ def _log_to(handler: logging.Handler) -> None:
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("weir").setLevel(logging.INFO)
+    # Python prints these with the words of the exception.
+    threading.excepthook = _thread_ended
+    sys.unraisablehook = _not_raised
+
+
+def _thread_ended(found: threading.ExceptHookArgs) -> None:
+    log.error("a thread ended", exc_info=found.exc_value)
+
+
+def _not_raised(found: "sys.UnraisableHookArgs") -> None:
+    log.error("an exception could not be raised", exc_info=found.exc_value)
 
 
 def _announce(config: Config, port: int) -> None:
@@ -234,10 +289,14 @@ def _announce(config: Config, port: int) -> None:
     if config.simulate:
         where = f"the built-in simulator (window {config.window} tokens); --upstream URL changes that"
     else:
-        where = ", ".join(f"{u.name} ({u.base_url or u.provider})" for u in config.upstreams.values())
-    click.echo(f"Weir on {base} in front of {where}", err=True)
-    store = masked_url(config.store.url)
-    click.echo(f"  policy {config.default_policy}, keys: {config.auth.mode}, store {store}", err=True)
-    click.echo(f"  export OPENAI_BASE_URL={base}", err=True)
-    for warning in config.warnings:
-        click.echo(f"  warning: {warning}", err=True)
+        named = ((u.name, masked_url(u.base_url) if u.base_url else u.provider) for u in config.upstreams.values())
+        where = ", ".join(f"{name} ({address})" for name, address in named)
+    lines = (
+        f"Weir on {base} in front of {where}",
+        f"  policy {config.default_policy}, keys: {config.auth.mode}, store {masked_url(config.store.url)}",
+        f"  export OPENAI_BASE_URL={base}",
+        *(f"  warning: {warning}" for warning in config.warnings),
+    )
+    with contextlib.suppress(OSError):  # a log that cannot be written keeps nobody from being served
+        for line in lines:
+            click.echo(line, err=True)

@@ -61,6 +61,8 @@ async def add_note(question: Question) -> Answer:
     """Store a note on the conversation; the same text in the same category is stored once."""
     note = _note(await question.fields(("text", "category", "importance")))
     row = await question.only_conversation()
+    if not question.store.keeps_content:
+        raise InvalidRequest("This proxy stores nothing that is said (store.content: digest), and so no notes.")
     stored = NoteRow.of(note, at=question.runtime.planner.clock())
     if await question.store.add_notes(row.tenant, row.id, [stored]):
         question.runtime.planner.conversations.note(row, note)

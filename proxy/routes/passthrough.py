@@ -15,7 +15,7 @@ from proxy.relay import Cut, Send, relay_stream
 from proxy.routes.respond import respond_error
 from proxy.runtime import Runtime
 from proxy.tap import Tap, Usage, read_completion
-from proxy.telemetry import CONTEXT_HEADERS, Attempt, Trace
+from proxy.telemetry import ABOUT, CONTEXT_HEADERS, Attempt, Trace
 from proxy.telemetry.names import OPERATIONS
 from proxy.telemetry.spans import NULL_SPAN
 from proxy.upstream.client import came_through
@@ -40,7 +40,8 @@ class Passthrough:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Relay one request and its answer."""
-        request_id = f"req_{secrets.token_hex(12)}"
+        about = ABOUT.get()
+        request_id = about.request if about is not None else f"req_{secrets.token_hex(12)}"
         metrics = self._runtime.telemetry.metrics
         trace, outcome, refused = self._trace(scope, request_id), "relayed", None
         try:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from proxy.errors import ProxyError
 from proxy.relay import Send
+from proxy.telemetry import ABOUT
 
 JSON = b"application/json"
 NO_CONTENT = 204
@@ -14,6 +15,9 @@ Headers = Sequence[tuple[bytes, bytes]]
 async def respond(send: Send, body: bytes, *, status: int = 200, kind: bytes = JSON, headers: Headers = ()) -> None:
     """Send one whole answer."""
     framing = [(b"content-type", kind), (b"content-length", str(len(body)).encode())] if status != NO_CONTENT else []
+    about = ABOUT.get()
+    if about is not None and not any(name == b"x-request-id" for name, _ in headers):
+        framing.append((b"x-request-id", about.request.encode()))
     await send({"type": "http.response.start", "status": status, "headers": [*framing, *headers]})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 

@@ -97,7 +97,9 @@ class Store(Kept):
 
         Args:
             url: ``sqlite+aiosqlite:///weir.db``, ``sqlite+aiosqlite://`` (memory), ``postgresql+asyncpg://…``.
-            content: with ``digest`` the archive keeps SHA-256 and size of what was removed, but no body and no text.
+            content: with ``digest`` nothing that a message, a summary or a note says reaches the disk: of originals
+                SHA-256 and size are kept, of edits and cuts all but their texts. What replays them lives in memory,
+                so that after a restart a conversation is managed anew.
             shared: several server processes use this database.
             read_only: look only; nothing is migrated or written.
             visitor: a short-lived writer beside a running server. It keeps that server from checkpointing for as
@@ -171,6 +173,7 @@ class Store(Kept):
             at=at,
             length=length,
             damage=self._damage,
+            full=self._full,
         )
         return await self._database.write(work)
 

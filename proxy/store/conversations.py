@@ -136,7 +136,7 @@ def commit(connection: sa.Connection, change: Change, *, full: bool) -> int:
             "now": change.at,
             "cut": change.cut is not None,
             "done": change.cut is not None or bool(change.edits),
-            "resumed_from": change.resumed,
+            "resumed_from": change.resumed if full else None,
         },
     ).first()
     if advanced is None:
@@ -146,9 +146,12 @@ def commit(connection: sa.Connection, change: Change, *, full: bool) -> int:
     if change.chain_end and change.length > 0:
         tip = {"tenant": change.tenant, "hash": change.chain_end, "branch": change.branch}
         run_many(connection, TOUCH_CHAIN[connection.dialect.name], [{**tip, "length": change.length, "at": change.at}])
-    ledger.add_edits(connection, tenant=change.tenant, branch=change.branch, version=version, given=change.edits)
-    ledger.add_cut(connection, change, batch=version)
-    add_checkpoint(connection, change, version=version, keep=change.keep)
+    ledger.add_edits(
+        connection, tenant=change.tenant, branch=change.branch, version=version, given=change.edits, full=full
+    )
+    ledger.add_cut(connection, change, batch=version, full=full)
+    if full:
+        add_checkpoint(connection, change, version=version, keep=change.keep)
     add_evictions(connection, change, version=version)
     add_originals(
         connection,
@@ -174,6 +177,7 @@ def fork(
     at: float,
     length: int | None,
     damage: Damage,
+    full: bool,
 ) -> Branch:
     """A new branch of the parent's conversation with these edits and cuts; its version goes on from the parent's.
 
@@ -190,8 +194,8 @@ def fork(
     )
     state = None
     if open_branch(connection, change, parent=parent.branch):
-        ledger.copy_edits(connection, parent, target=branch, kept=keep_edits)
-        ledger.copy_cuts(connection, parent, target=branch, kept=keep_cuts, at=at)
+        ledger.copy_edits(connection, parent, target=branch, kept=keep_edits, full=full)
+        ledger.copy_cuts(connection, parent, target=branch, kept=keep_cuts, at=at, full=full)
         state = _copy_state(connection, parent, target=branch, kept=keep_cuts, length=length, damage=damage)
         refs = {edit.ref for edit in keep_edits} | ledger.refs_of_cuts(connection, tenant=parent.tenant, branch=branch)
         hold(connection, tenant=parent.tenant, branch=branch, refs=refs)

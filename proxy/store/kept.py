@@ -32,6 +32,11 @@ class Kept:
         self._unmarked: set[tuple[str, str]] = set()
 
     @property
+    def keeps_content(self) -> bool:
+        """Whether what is said may be stored."""
+        return self._full
+
+    @property
     def damaged(self) -> int:
         """How many different rows were found damaged and treated as absent."""
         return len(self._damaged)
@@ -60,7 +65,8 @@ class Kept:
 
     async def prepare(self, tenant: str, branch: str, prepared: Prepared | None) -> bool:
         """Keep a summary for the branch's next batch, or None; whether the branch is stored yet."""
-        return await self._database.write(lambda c: branches.prepare(c, tenant, branch, prepared))
+        kept = prepared if self._full else None
+        return await self._database.write(lambda c: branches.prepare(c, tenant, branch, kept))
 
     async def want(self, tenant: str, branch: str, what: str | None, at: float | None = None) -> bool:
         """Ask something of the branch's next request, or nothing; whether the branch is stored yet."""
@@ -84,8 +90,11 @@ class Kept:
         return await self._database.write(work)
 
     async def add_notes(self, tenant: str, conversation: str, given: Sequence[NoteRow]) -> int:
-        """How many of the notes on a conversation (its id) were new; 0 where there is no such conversation yet."""
-        if not given:
+        """How many of the notes on a conversation (its id) were new; 0 where there is no such conversation yet.
+
+        0 also where nothing that is said may be stored.
+        """
+        if not given or not self._full:
             return 0
         return await self._database.write(lambda c: notes.add_notes(c, tenant, conversation, given))
 

@@ -49,6 +49,10 @@ class Covering:
     at: float
 
 
+WITHHELD = b""
+"""In place of the SHA-256 of an edit or a cut: it was stored without its text (``store.content: digest``)."""
+
+
 def load_edits(connection: sa.Connection, tenant: str, branch: str, damage: Damage) -> tuple[Edit, ...]:
     """The newest edit of every message, oldest first; a row whose SHA-256 does not match is reported, not returned."""
     found: dict[tuple[bytes, int], Edit] = {}
@@ -59,12 +63,19 @@ def load_edits(connection: sa.Connection, tenant: str, branch: str, damage: Dama
     return tuple(found.values())
 
 
-def load_batches(connection: sa.Connection, tenant: str, branch: str, damage: Damage) -> list[Batched]:
-    """Every edit with the number of its batch and its place in it, oldest first, without damaged ones."""
+def load_batches(
+    connection: sa.Connection, tenant: str, branch: str, damage: Damage, *, withheld: bool = False
+) -> list[Batched]:
+    """Every edit with the number of its batch and its place in it, oldest first, without damaged ones.
+
+    Those that were stored without their text can be listed, ``withheld``, but not replayed.
+    """
     found: list[Batched] = []
     rows = connection.execute(EDITS, {"tenant": tenant, "branch": branch}).all()
     for digest, occurrence, kind, text, ref, tokens, chain, sha, version, position, length in rows:
-        if _edit_sha(digest, occurrence, kind, text, ref, tokens, chain) != sha:
+        if sha == WITHHELD and not withheld:
+            continue
+        if sha != WITHHELD and _edit_sha(digest, occurrence, kind, text, ref, tokens, chain) != sha:
             damage("edit", tenant, f"{branch} {version}.{position}")
             continue
         said = text.decode("utf-8", "surrogatepass")
@@ -75,14 +86,18 @@ def load_batches(connection: sa.Connection, tenant: str, branch: str, damage: Da
 
 def load_cuts(connection: sa.Connection, tenant: str, branch: str, damage: Damage) -> tuple[Cut, ...]:
     """The branch's cuts, oldest first, without damaged ones."""
-    found = [_cut(row, damage) for row in connection.execute(CUTS, {"tenant": tenant, "branch": branch})]
+    rows = connection.execute(CUTS, {"tenant": tenant, "branch": branch})
+    found = [_cut(row, damage) for row in rows if row.sha != WITHHELD]
     return tuple(cut for cut in found if cut is not None)
 
 
-def add_edits(connection: sa.Connection, *, tenant: str, branch: str, version: int, given: Sequence[Edit]) -> None:
-    """Store ``given`` as the batch of ``version``."""
+def add_edits(
+    connection: sa.Connection, *, tenant: str, branch: str, version: int, given: Sequence[Edit], full: bool
+) -> None:
+    """Store ``given`` as the batch of ``version``, without their texts unless ``full``."""
     rows = []
     for position, edit in enumerate(given):
+        hidden = bool(edit.text) and not full
         text = edit.text.encode("utf-8", "surrogatepass")
         sha = _edit_sha(edit.digest, edit.occurrence, edit.kind, text, edit.ref, edit.tokens, edit.chain)
         rows.append(
@@ -94,11 +109,11 @@ def add_edits(connection: sa.Connection, *, tenant: str, branch: str, version: i
                 "digest": edit.digest,
                 "occurrence": edit.occurrence,
                 "kind": str(edit.kind),
-                "text": edit.text,
+                "text": "" if hidden else edit.text,
                 "ref": edit.ref,
                 "tokens": edit.tokens,
                 "chain": edit.chain,
-                "sha": sha,
+                "sha": WITHHELD if hidden else sha,
                 "length": edit.length,
             }
         )
@@ -106,20 +121,25 @@ def add_edits(connection: sa.Connection, *, tenant: str, branch: str, version: i
         connection.execute(ADD_EDITS, rows)
 
 
-def add_cut(connection: sa.Connection, change: Change, *, batch: int) -> None:
-    """Store the change's cut with the batch of this number; a version that is not above the last one is refused."""
+def add_cut(connection: sa.Connection, change: Change, *, batch: int, full: bool) -> None:
+    """Store the change's cut with the batch of this number; a version that is not above the last one is refused.
+
+    Unless ``full`` it is stored without its text, and in place of those that a process before this one has made.
+    """
     cut = change.cut
     if cut is None:
         return
     key = {"tenant": change.tenant, "branch": change.branch}
     latest = connection.scalar(LATEST_CUT, key)
-    if latest is not None and cut.version <= latest:
+    if latest is not None and cut.version <= latest and not full:
+        connection.execute(sa.delete(cuts).where(cuts.c.tenant == change.tenant, cuts.c.branch == change.branch))
+    elif latest is not None and cut.version <= latest:
         raise StoreError(f"checkpoint {cut.version} is not newer than {latest}", reason="version")
-    row = _cut_row(cut, at=change.at) | {"covered": json.dumps(change.covered), "batch": batch}
+    row = _cut_row(cut, at=change.at, full=full) | {"covered": json.dumps(change.covered), "batch": batch}
     connection.execute(ADD_CUTS, key | row)
 
 
-def copy_edits(connection: sa.Connection, parent: Branch, *, target: str, kept: Sequence[Edit]) -> None:
+def copy_edits(connection: sa.Connection, parent: Branch, *, target: str, kept: Sequence[Edit], full: bool) -> None:
     """Store ``kept`` for branch ``target`` in the batches that the parent has them in, as far as it has them."""
     given = connection.execute(BATCHES, {"tenant": parent.tenant, "branch": parent.branch})
     batches = {(bytes(row.digest), row.occurrence): row.batch for row in given}
@@ -127,10 +147,12 @@ def copy_edits(connection: sa.Connection, parent: Branch, *, target: str, kept: 
     for edit in kept:
         by_batch.setdefault(batches.get(edit.key, parent.version), []).append(edit)
     for batch in sorted(by_batch):
-        add_edits(connection, tenant=parent.tenant, branch=target, version=batch, given=by_batch[batch])
+        add_edits(connection, tenant=parent.tenant, branch=target, version=batch, given=by_batch[batch], full=full)
 
 
-def copy_cuts(connection: sa.Connection, parent: Branch, *, target: str, kept: Sequence[Cut], at: float) -> None:
+def copy_cuts(
+    connection: sa.Connection, parent: Branch, *, target: str, kept: Sequence[Cut], at: float, full: bool
+) -> None:
     """Store ``kept`` for branch ``target`` in the batches that the parent has them in, as far as it has them."""
     if not kept:
         return
@@ -144,7 +166,8 @@ def copy_cuts(connection: sa.Connection, parent: Branch, *, target: str, kept: S
     }
     rows = []
     for cut in kept:
-        row, old = _cut_row(cut, at=at) | {"tenant": parent.tenant, "branch": target}, known.get(cut.version)
+        row, old = _cut_row(cut, at=at, full=full), known.get(cut.version)
+        row |= {"tenant": parent.tenant, "branch": target}
         row |= {"covered": "[]", "batch": parent.version}
         if old is not None:
             row |= {"at": old.at, "covered": old.covered, "batch": old.batch}
@@ -191,20 +214,20 @@ def cuts_of(connection: sa.Connection, of: ConversationRow, damage: Damage) -> d
     }
 
 
-def _cut_row(cut: Cut, *, at: float) -> dict[str, object]:
+def _cut_row(cut: Cut, *, at: float, full: bool = True) -> dict[str, object]:
     return {
         "version": cut.version,
         "at": at,
         "covers": cut.covers,
         "prefix": cut.prefix,
-        "text": cut.text,
+        "text": cut.text if full else "",
         "tokens": cut.tokens,
         "ref": cut.ref,
         "stays": json.dumps([cut.before, cut.after]),
         "origin": cut.origin,
-        "narrative": cut.narrative,
+        "narrative": cut.narrative if full else "",
         "length": cut.length,
-        "sha": _cut_sha(cut),
+        "sha": _cut_sha(cut) if full else WITHHELD,
     }
 
 
@@ -226,7 +249,7 @@ def _cut(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> Cut | None:
         )
     except ValueError:
         cut = None
-    if cut is None or _cut_sha(cut) != row.sha:
+    if cut is None or row.sha not in (WITHHELD, _cut_sha(cut)):
         damage("cut", row.tenant, f"{row.branch} {row.version}")
         return None
     return cut

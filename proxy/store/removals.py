@@ -57,7 +57,7 @@ def removed(
     branch = newest(connection, of)
     if branch is None:
         return []
-    batches = load_batches(connection, of.tenant, branch, damage)
+    batches = load_batches(connection, of.tenant, branch, damage, withheld=True)
     pinned = {edit.ref for _, _, edit in batches if edit.kind is EditKind.PIN}
     gone = _edited(connection, of.tenant, branch, batches, pinned)
     for ref, each in _covered(connection, of, branch, pinned, damage).items():

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from proxy.redaction import redact
 from proxy.telemetry import names
-from proxy.telemetry.logs import redact
 from proxy.telemetry.values import Value
 
 MOST_BYTES: Final = 16 * 1024

@@ -1,7 +1,9 @@
 """The operator's log: one line per request, secrets cut out, written off the event loop.
 
-A line has the fields of :class:`ExchangeLine` (an alert's: :class:`AlertLine`) and no others. Every text that is
-written, tracebacks of foreign libraries included, passes through :func:`redact`.
+A line has the fields of :class:`ExchangeLine` (an alert's: :class:`AlertLine`) and no others. Every other text that
+is written passes through :func:`redact`, loses the secrets of the configuration, and carries the ids of the request
+it was said about. Of an exception its type and where it was raised are written, and never its words: those may
+quote a message.
 """
 
 import contextlib
@@ -11,42 +13,44 @@ import queue
 import re
 import threading
 import time
+import traceback
+from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler
+from types import TracebackType
 from typing import IO, Final, Literal
 
-REDACTED: Final = "[redacted]"
-LONGEST_TEXT: Final = 4_096
-LONGEST_RECORD: Final = 32_768
+from proxy.redaction import REDACTED, redact
 
-# One character class per repetition and a literal in front of it, so that matching is linear in hostile text.
-_SECRETS: Final = re.compile(
-    r"(?P<kept>\bbearer\s{1,4}"
-    r"|\bbasic\s{1,4}(?=[A-Za-z0-9+/=]{12})"
-    r"|key=[\"'\\]{0,3}"
-    r"|(?:api[-_ ]?key|authorization|secret|password|(?:access|refresh|id)_token)b?[\"'\\]{0,3}\s{0,2}"
-    r"[=:,]\s{0,2}(?:(?:bearer|basic)\s{1,4}|b?[\"'\\]{1,3}(?:(?:bearer|basic)\s{1,4})?)?)"
-    r"[^\s\"'\\&<>,;]+"
-    r"|(?<=://)[^\s/@]{1,256}(?=@)"
-    r"|(?<![A-Za-z0-9])(?:(?:weir-sk|sk|gsk|xai|hf|ghp)[-_]|AKIA|AIza)[A-Za-z0-9_\-]+",
-    re.IGNORECASE,
-)
-# Every alternative above contains one of these: looking for them first is ten times cheaper on an ordinary line.
-_HINTS: Final = (
-    *("bearer", "basic", "key", "authorization", "secret", "password", "s_token", "h_token", "d_token", "://"),
-    *("sk-", "sk_", "xai", "hf-", "hf_", "ghp", "akia", "aiza"),
-)
+LONGEST_RECORD: Final = 32_768
+SHORTEST_SECRET: Final = 6
+MOST_FRAMES: Final = 40
+MOST_CAUSES: Final = 5
+
 _BARE: Final = re.compile(r"[!#-<>-~]+")
 
 
-def redact(text: str, *, limit: int = LONGEST_TEXT) -> str:
-    """``text`` cut to ``limit`` characters, with what looks like a credential replaced by ``[redacted]``."""
-    text = text[:limit]
-    lowered = text.lower()
-    if not any(hint in lowered for hint in _HINTS):
-        return text
-    return _SECRETS.sub(lambda found: (found["kept"] or "") + REDACTED, text)
+@dataclass(slots=True)
+class About:
+    """The request that runs: its ids as the log shows them; ``conversation`` is filled in once it is known."""
+
+    request: str
+    trace: str | None = None
+    conversation: str | None = None
+
+
+ABOUT: Final[ContextVar[About | None]] = ContextVar("weir-about", default=None)
+"""The request that the running task works for; tasks and threads that it starts inherit it."""
+IDS: Final = ("request", "conversation", "trace")
+
+
+def ids_of(record: logging.LogRecord) -> dict[str, str]:
+    """The ids of the request that a record is about: given with it as ``extra``, else those of the running task."""
+    source = record if hasattr(record, "request") else ABOUT.get()
+    found = {name: getattr(source, name, None) for name in IDS} if source is not None else {}
+    return {name: str(value) for name, value in found.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,7 @@ class ExchangeLine:
     attempts: int = 1
     overhead_ms: float | None = None
     duration_ms: float | None = None
+    ending: str | None = None
     error: str | None = None
 
     @property
@@ -165,27 +170,81 @@ class ExchangeRecord(logging.LogRecord):
 _ORDINARY: Final = vars(logging.LogRecord("", logging.INFO, "", 0, "ctx", None, None))
 
 
-class LineFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    """What both forms share: no words of exceptions, and none of the ``hidden`` secrets, which may be added later."""
+
+    def __init__(self, hidden: Iterable[str] = ()) -> None:
+        super().__init__()
+        self.hidden: tuple[str, ...] = tuple(hidden)
+
+    def formatException(self, ei: object) -> str:  # noqa: N802 - the library's name
+        """The chain of exceptions: their types and frames."""
+        return told_of(ei[1]) if isinstance(ei, tuple) and isinstance(ei[1], BaseException) else ""
+
+    def clean(self, text: str) -> str:
+        """The text without secrets."""
+        for secret in self.hidden:
+            if secret in text:
+                text = text.replace(secret, REDACTED)
+        return redact(text, limit=LONGEST_RECORD)
+
+    def said(self, record: logging.LogRecord) -> str:
+        """The record's message and exception, without secrets; told once, where the record was made."""
+        told = getattr(record, "told", None)
+        if isinstance(told, str):
+            return told
+        text = record.getMessage()
+        if record.name == "asyncio":  # below its first line it shows tasks and callbacks with what they hold
+            text = text.partition("\n")[0]
+        if record.exc_info:
+            text = f"{text}\n{self.formatException(record.exc_info)}"
+        return self.clean(text)
+
+
+def told_of(error: BaseException) -> str:
+    """An exception and what led to it, nearest first: types, files and lines, without a word that any of them says."""
+    told: list[str] = []
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen and len(seen) < MOST_CAUSES:
+        seen.add(id(cause))
+        told.append(f"{'caused by ' if told else ''}{type(cause).__module__}.{type(cause).__qualname__}")
+        told.extend(_frames(cause.__traceback__))
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return "\n".join(told)
+
+
+def _frames(of: TracebackType | None) -> Iterable[str]:
+    for frame, line in [*traceback.walk_tb(of)][-MOST_FRAMES:]:
+        yield f"  {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+
+
+class LineFormatter(_Formatter):
     """Formats a record as one line for people; further lines (tracebacks) are indented, so that none can be forged."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Time (UTC), level, logger and the redacted text."""
+        """Time (UTC), level, logger, the redacted text and the ids of the request that it is about."""
         line = getattr(record, "exchange", None)
-        text = line.text() if isinstance(line, ExchangeLine | AlertLine) else super().format(record)
-        text = redact(text, limit=LONGEST_RECORD).replace("\r", "\\r").replace("\n", "\n    ")
+        if isinstance(line, ExchangeLine | AlertLine):
+            text = self.clean(line.text())
+        else:
+            text, rest, more = self.said(record).partition("\n")
+            ids = (f"{name}={_word(self.clean(value))}" for name, value in getattr(record, "ids", {}).items())
+            text = " ".join((text, *ids)) + rest + more
+        text = text.replace("\r", "\\r").replace("\n", "\n    ")
         return f"{_time(record)} {record.levelname:<7} {record.name} {text}"
 
 
-class JSONFormatter(logging.Formatter):
+class JSONFormatter(_Formatter):
     """Formats a record as one JSON object per line, with request, conversation and trace ids."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """``time``, ``level``, ``logger``, ``message`` and the fields of the exchange, if it is one."""
+        """``time``, ``level``, ``logger``, ``message`` and the fields of the exchange, or the ids of the request."""
         line = getattr(record, "exchange", None)
         if isinstance(line, ExchangeLine | AlertLine):
             message = "ctx" if isinstance(line, ExchangeLine) else "alert"
         else:
-            message = redact(super().format(record), limit=LONGEST_RECORD)
+            message = self.said(record)
         body: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -193,8 +252,10 @@ class JSONFormatter(logging.Formatter):
             "message": message,
         }
         if isinstance(line, ExchangeLine | AlertLine):
-            own = {k: redact(v) if isinstance(v, str) else v for k, v in line.record().items()}
+            own = {k: self.clean(v) if isinstance(v, str) else v for k, v in line.record().items()}
             body.update({("severity" if k == "level" else k): v for k, v in own.items()})
+        else:
+            body.update((name, self.clean(value)) for name, value in getattr(record, "ids", {}).items())
         return json.dumps(body, separators=(",", ":"))
 
 
@@ -205,6 +266,7 @@ class QueuedLog(QueueHandler):
     """Writes records to ``stream`` in a thread of its own; a caller never waits for the stream.
 
     At most ``capacity`` records wait. What comes on top of that is dropped and counted in ``dropped``.
+    ``hide`` names texts, the secrets of the configuration, that are written nowhere.
     """
 
     def __init__(self, stream: IO[str], *, form: Literal["line", "json"] = "line", capacity: int = 10_000) -> None:
@@ -213,13 +275,30 @@ class QueuedLog(QueueHandler):
         self.dropped = 0
         self._capacity = capacity
         self._target = logging.StreamHandler(stream)
-        self._target.setFormatter(JSONFormatter() if form == "json" else LineFormatter())
+        self._formatter = JSONFormatter() if form == "json" else LineFormatter()
+        self._target.setFormatter(self._formatter)
         self._thread = threading.Thread(target=self._write, name="weir-log", daemon=True)
         self._thread.start()
 
+    def hide(self, secrets: Iterable[str]) -> None:
+        """Write none of these from now on; what is too short to be a secret is left alone."""
+        known = {*self._formatter.hidden, *(each for each in secrets if len(each) >= SHORTEST_SECRET)}
+        self._formatter.hidden = tuple(sorted(known, key=len, reverse=True))
+
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """The record, formatted now only if its arguments could change before it is written."""
-        return record if hasattr(record, "exchange") else super().prepare(record)
+        """The record; told now unless it is a line, because its arguments could change before it is written."""
+        if hasattr(record, "exchange"):
+            return record
+        kept = logging.makeLogRecord(record.__dict__)
+        told = self._formatter.said(record)
+        kept.__dict__.update(ids=ids_of(record), told=told)
+        kept.msg, kept.args = told, None
+        kept.exc_info = kept.exc_text = kept.stack_info = None
+        return kept
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the library's signature
+        """Count a record that cannot be told; the library would print its arguments."""
+        self.dropped += 1
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Queue the record, or count it as dropped."""

@@ -123,6 +123,7 @@ FIDELITY_UNKNOWN: Final = "weir.fidelity.unknown"
 COVERAGE_SCORE: Final = "weir.fidelity.coverage"
 FIDELITY_RATIO: Final = "weir.fidelity.compression_ratio"
 REASON: Final = "weir.reason"
+ENDING: Final = "weir.answer.ending"
 OUTCOME: Final = "weir.outcome"
 ZONE: Final = "weir.zone"
 KIND: Final = "weir.kind"
@@ -188,6 +189,7 @@ EVENT_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
         "urgency": "weir.bucket.urgency",
         "last_delta": "weir.tokens.last_delta",
         "soft": "weir.tokens.soft_limit",
+        "asked": "weir.tokens.asked",
         "used": "weir.tokens.used",
         "freed": "weir.tokens.freed",
         "remaining": "weir.tokens.remaining",

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
+from proxy.redaction import redact
 from proxy.telemetry.instruments import Instrument
-from proxy.telemetry.logs import redact
 
 MOST_SERIES = 2_000
 MOST_DISTRIBUTIONS = 500

@@ -151,6 +151,10 @@ class ExchangeTrace:
         if hit_ratio is not None:
             note[names.CACHE_HIT_RATIO] = round(hit_ratio, 4)
 
+    def ending(self, label: str) -> None:
+        """What stopped the answer before its own end, on the root."""
+        self.root.attributes[names.ENDING] = code(label)
+
     def plan(self) -> PlanSpan:
         """``weir context.plan``, to be entered; each round after an overflow has its own."""
         return self.child(PlanSpan, names.PLAN_SPAN, SpanKind.INTERNAL, self.now(), self.root)
@@ -324,7 +328,7 @@ class NullTrace:
         del name
         return self
 
-    identify = event = cache = end = evaluated = _ignore
+    identify = event = cache = end = ending = evaluated = _ignore
     plan = summarizer = attempt = relayed = _null
 
 

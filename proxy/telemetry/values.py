@@ -5,8 +5,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
+from proxy.redaction import redact
 from proxy.telemetry import names
-from proxy.telemetry.logs import redact
 
 Value = str | int | float | bool | tuple[str, ...]
 

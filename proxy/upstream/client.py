@@ -34,6 +34,7 @@ _KEEP_ALIVE = 15.0
 _STALE_WITHIN = 1.0
 _READ_BUFFER = 1 << 17
 _LINE = 1 << 17
+_SHORTEST_SECRET = 6
 _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"trailers", b"transfer-encoding", b"upgrade"},
 )
@@ -221,14 +222,61 @@ class _Deadline:
         return self._fired and self._task is not None and self._task.uncancel() <= self._before
 
 
+class _Veil:
+    """Takes a secret out of bytes on their way, length for length; of an error's body also where it is in two parts."""
+
+    def __init__(self, secret: bytes, *, whole: bool) -> None:
+        self._secret = secret
+        self._stars = b"*" * len(secret)
+        self._whole = whole
+        self._held = b""
+
+    def over(self, chunk: bytes) -> bytes:
+        """The bytes that may go on."""
+        data = self._held + chunk
+        if self._secret in data:
+            data = data.replace(self._secret, self._stars)
+        if not self._whole:
+            return data
+        kept = next((n for n in range(min(len(self._secret) - 1, len(data)), 0, -1) if self._begins(data[-n:])), 0)
+        self._held = data[len(data) - kept :]
+        return data[: len(data) - kept]
+
+    def end(self) -> bytes:
+        """What was held back."""
+        held, self._held = self._held, b""
+        return held
+
+    def _begins(self, tail: bytes) -> bool:
+        return self._secret.startswith(tail)
+
+
 class Answer:
-    """An upstream's answer: the head, and a body that is read once, undecoded."""
+    """An upstream's answer: the head, and a body that is read once, undecoded.
 
-    __slots__ = ("_content", "_loop", "_response", "_rest", "_since", "_target", "_timer", "ended", "headers", "status")
+    ``hidden`` is the operator's key that the request was sent with: an upstream that shows it in its answer would
+    show it to the client.
+    """
 
-    def __init__(self, response: aiohttp.ClientResponse, headers: tuple[tuple[bytes, bytes], ...], target: Target):
+    __slots__ = (
+        *("_content", "_loop", "_response", "_rest", "_since", "_target", "_timer", "_veil"),
+        *("ended", "headers", "status"),
+    )
+
+    def __init__(
+        self,
+        response: aiohttp.ClientResponse,
+        headers: tuple[tuple[bytes, bytes], ...],
+        target: Target,
+        hidden: bytes = b"",
+    ) -> None:
         self.status = response.status
         self.headers = headers
+        self._veil = None
+        if len(hidden) >= _SHORTEST_SECRET:
+            self._veil = _Veil(hidden, whole=response.status >= 400)
+            if any(hidden in value for _, value in headers):
+                self.headers = tuple((n, v.replace(hidden, b"*" * len(hidden))) for n, v in headers)
         self.ended = False
         self._response = response
         self._content = response.content
@@ -273,7 +321,10 @@ class Answer:
                 self._since = _NEVER
                 if not chunk:
                     break
-                yield chunk
+                if self._veil is None:
+                    yield chunk
+                elif shown := self._veil.over(chunk):
+                    yield shown
         except _Idle:
             self.close()
             raise UpstreamTimeout(
@@ -283,6 +334,8 @@ class Answer:
             # RuntimeError: aiohttp's word for reading from a connection that was closed here.
             self.close()
             raise StreamBroken(f"Upstream {self._target.name!r} broke off its answer.") from error
+        if self._veil is not None and (held := self._veil.end()):
+            yield held
         self.ended = True
         self._stop_watching()
 
@@ -329,12 +382,14 @@ class Client:
         attempt: int = 0,
         drop: frozenset[bytes] = frozenset(),
         length: int | None = None,
+        hidden: bytes = b"",
     ) -> Answer:
         """The answer's head, its body unread; the caller reads it to the end or closes it.
 
         ``path`` follows ``base_url``; names in ``headers`` are lower case, as ASGI has them; those in ``drop`` are
         not forwarded; ``length`` is the size of a streamed body where known; ``attempt`` above 0 makes
-        ``Idempotency-Key`` a new one, for a body that was edited.
+        ``Idempotency-Key`` a new one, for a body that was edited; ``hidden`` is a credential among the headers that the
+        client must not see in the answer, as it must not see the target's own.
 
         Raises UpstreamUnreachable, UpstreamTimeout, InvalidRequest, and what a streamed body raises.
 
@@ -348,15 +403,16 @@ class Client:
         url = _url(target.base_url, path, query)
         session, connector = self._pool(target, tenant)
         started = time.monotonic()
+        hidden = hidden if target.api_key is None else target.api_key.encode()
         try:
-            return await _send(session, target, method, url, fields, body)
+            return await _send(session, target, method, url, fields, body, hidden)
         except _Stale:
             if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > _STALE_WITHIN:
                 raise UpstreamUnreachable(
                     f"Upstream {target.name!r} closed the connection without an answer."
                 ) from None
         connector.drop_idle()
-        return await _send(session, target, method, url, fields, body)
+        return await _send(session, target, method, url, fields, body, hidden)
 
     async def close(self) -> None:
         """Closes every connection."""
@@ -432,6 +488,7 @@ async def _send(
     url: URL,
     fields: CIMultiDict[str],
     body: bytes | AsyncIterator[bytes] | None,
+    hidden: bytes,
 ) -> Answer:
     """One request on one connection; every error comes out as one of Weir's, with none of the library's text."""
     upload = None
@@ -456,10 +513,10 @@ async def _send(
         raise _failure(error, target) from None
     finally:
         deadline.timer.cancel()
-    return _answer(response, target)
+    return _answer(response, target, hidden)
 
 
-def _answer(response: aiohttp.ClientResponse, target: Target) -> Answer:
+def _answer(response: aiohttp.ClientResponse, target: Target, hidden: bytes) -> Answer:
     """The answer without hop-by-hop headers; UpstreamUnreachable for one that may not be relayed."""
     raw = response.raw_headers
     problem = None
@@ -479,7 +536,7 @@ def _answer(response: aiohttp.ClientResponse, target: Target) -> Answer:
         if any(name == b"transfer-encoding" for name, _ in hops):
             skip |= {b"content-length"}
         kept = [(name, value) for name, value in kept if name not in skip]
-    return Answer(response, tuple(kept), target)
+    return Answer(response, tuple(kept), target, hidden)
 
 
 def _failure(error: Exception, target: Target) -> ProxyError:

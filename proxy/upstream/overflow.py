@@ -14,6 +14,9 @@ from proxy.upstream.overflow_body import Report, decode, failure_in, plain, take
 from proxy.upstream.overflow_numbers import Numbers, read
 
 BODY_HEAD = 65_536
+WINDOW_FULL = "model_context_window_exceeded"  # Anthropic's stop reason
+LENGTHS = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS", WINDOW_FULL})
+WINDOW_SLACK = 2  # llama.cpp and vLLM stop one token before the window is full
 SMALLEST_LIMIT = 256
 LARGEST_LIMIT = 20_000_000
 
@@ -121,13 +124,13 @@ def classify_answer(
     """
     total = prompt + completion if prompt is not None and completion is not None else prompt
     seen = Verdict(Kind.CONTEXT, limit=window, prompt=prompt, completion=completion, requested=total)
-    if finish_reason == "model_context_window_exceeded":
+    if finish_reason == WINDOW_FULL:
         return replace(seen, kind=Kind.COMPLETION if completion else Kind.CONTEXT)
     if prompt is None or prompt <= 0:
         return NONE
     if window is not None and prompt > window:  # accepted in silence (z.ai)
         return seen
-    if finish_reason not in ("length", "max_tokens", "max_output_tokens", "MAX_TOKENS") or completion is None:
+    if finish_reason not in LENGTHS or completion is None:
         return NONE
     if completion <= 0 and max_tokens != 0:  # cut to fill the window (Xiaomi MiMo)
         return seen if window is None or prompt >= 0.99 * window else NONE
@@ -135,7 +138,7 @@ def classify_answer(
     if reached or total is None:
         return NONE
     if window is not None:  # n_ctx reached while generating (llama.cpp)
-        return replace(seen, kind=Kind.COMPLETION) if total >= window else NONE
+        return replace(seen, kind=Kind.COMPLETION) if total >= window - WINDOW_SLACK else NONE
     if max_tokens is None and total >= 1024 and _power_of_two(total) and not _power_of_two(completion):
         return replace(seen, kind=Kind.COMPLETION, limit=total, doubtful=True)
     return NONE

@@ -89,6 +89,7 @@ class Upstreams:
             attempt=attempt,
             drop=drop,
             length=length,
+            hidden=caller.credential if caller.name is not None and upstream.passes_key else b"",
         )
 
     async def post(

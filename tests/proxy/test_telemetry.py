@@ -24,6 +24,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from proxy.redaction import redact
 from proxy.telemetry import (
     ExchangeLine,
     Metrics,
@@ -38,7 +39,6 @@ from proxy.telemetry import (
     provider_name,
 )
 from proxy.telemetry.export import Protocol
-from proxy.telemetry.logs import redact
 from proxy.telemetry.series import Counter, Histogram
 from proxy.telemetry.spans import AttemptSpan, NullSpan, PlanSpan, SummarizerSpan
 from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace

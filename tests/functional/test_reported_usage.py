@@ -1,0 +1,231 @@
+"""The usage that a client sees is that of the request that went up, whole or streamed, and adds up.
+
+Clients compact their own history by it: a number that is too high destroys work, one that changes with the way of
+asking makes them thrash.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.settings import Answer, Call, SimulatorSettings, SummaryMode
+from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, opening, weir
+from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted
+
+WINDOW = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """A usage object's sums."""
+
+    prompt: int
+    completion: int
+    total: int
+
+
+def used(found: Any) -> Used:
+    """The sums of the SDK's usage object."""
+    assert found is not None
+    return Used(found.prompt_tokens, found.completion_tokens, found.total_tokens)
+
+
+async def ask(target: RunningWeir, body: dict[str, Any], *, stream: bool, key: str = "sk-test") -> Used:
+    """The usage of one answer, as the real client reads it."""
+    chat = target.client(key).chat.completions
+    if not stream:
+        return used((await chat.create(**body)).usage)
+    found = await chat.create(stream=True, stream_options={"include_usage": True}, **body)
+    said = [chunk.usage async for chunk in found if chunk.usage is not None]
+    assert len(said) == 1
+    return used(said[0])
+
+
+def counted(simulator: RunningSimulator) -> int:
+    """What the upstream counted in the last request that it answered."""
+    seen = [s for s in answered(simulator) if s.status == 200][-1]
+    body = json.loads(seen.body)
+    return int(httpx.post(f"{simulator.base_url}/chat/completions/input_tokens", json=body).json()["input_tokens"])
+
+
+@pytest.fixture
+async def simulator() -> AsyncIterator[RunningSimulator]:
+    async with serve_simulator(
+        SimulatorSettings(window=WINDOW, summary_mode=SummaryMode.OK), counter=COUNTER
+    ) as running:
+        yield running
+
+
+def history(turns: int, *, kind: str = "agent", seed: int = 0) -> list[dict[str, Any]]:
+    """The messages of a conversation that Weir has not seen."""
+    talk = Talk(None, opening(seed=100 + seed), seed=seed)
+    talk.grow(turns, kind=kind)
+    if kind == "chat":
+        talk.add_question()
+    return talk.messages
+
+
+CASES = {
+    "pass": (history(2), 32_768, {}),
+    "evicted": (history(26), WINDOW, {}),
+    "compacted": (history(40, kind="chat"), WINDOW, {}),
+    "overflow": (history(22), 32_768, {}),
+    "clamped": (history(9), 32_768, {"max_tokens": 6_000}),
+}
+
+
+@pytest.mark.requirement("A1.12", "A4.16", "P5")
+@pytest.mark.parametrize("case", CASES)
+async def test_whole_and_streamed_usage_are_the_same_and_those_of_the_managed_request(
+    case: str, simulator: RunningSimulator, tmp_path: Path
+) -> None:
+    messages, believed, options = CASES[case]
+    body: dict[str, Any] = {"model": "sim", "messages": messages, "max_tokens": 256, **options}
+    if case != "compacted":
+        body["tools"] = TOOLS
+    found = []
+    acted = {"pass": "none", "evicted": "evict=", "compacted": "compact=", "overflow": "retry=", "clamped": "clamp="}
+    summarizer = "same" if case == "compacted" else None
+    for stream in (False, True):
+        # A summary holds a fence of its own in every Weir: there the second way of asking is the first one's replay.
+        key, store = ("sk-one", tmp_path / "one.db") if case == "compacted" else ("sk-other", None)
+        async with weir(simulator.base_url, store, window=believed, summarizer=summarizer) as target:
+            raw = await target.client().chat.completions.with_raw_response.create(**body)
+            assert acted[case] in raw.headers["x-weir-actions"] or (stream and store)
+            found.append(await ask(target, body, stream=stream, key=key))
+            assert found[-1].prompt == await asyncio.to_thread(counted, simulator)
+    assert found[0] == found[1]
+    assert found[0].total == found[0].prompt + found[0].completion
+    assert found[0].total <= WINDOW
+
+
+@pytest.mark.requirement("A4.16", "P5")
+@pytest.mark.parametrize("asked", [None, {}, {"include_usage": False}])
+async def test_a_client_that_asks_for_no_usage_gets_none_and_the_upstream_is_not_asked_either(
+    asked: dict[str, Any] | None, simulator: RunningSimulator
+) -> None:
+    """With a managed request, too: nothing is added that would have to be taken out again."""
+    for messages, acts in ((history(2), False), (history(26), True)):
+        body = {"model": "sim", "messages": messages, "max_tokens": 64, "stream": True, "tools": TOOLS}
+        if asked is not None:
+            body["stream_options"] = asked
+        async with weir(simulator.base_url, window=WINDOW) as target, httpx.AsyncClient() as http:
+            headers = {"authorization": "Bearer sk-test"}
+            answer = await http.post(f"{target.base_url}/chat/completions", json=body, headers=headers)
+            assert (answer.headers["x-weir-actions"] != "none") is acts
+            assert b'"usage"' not in answer.content
+            sent = answered(simulator)[-1].body
+            assert json.loads(sent).get("stream_options") == asked
+            direct = await http.post(f"{simulator.base_url}/chat/completions", content=sent, headers=headers)
+        assert shown(answer.content) == shown(direct.content)
+
+
+def shown(stream: bytes) -> list[Any]:
+    """The events without what differs from one answer to the next."""
+    data = [line.removeprefix(b"data: ") for line in stream.split(b"\n\n") if line]
+    return [
+        d if d == b"[DONE]" else {k: v for k, v in json.loads(d).items() if k not in {"id", "created"}} for d in data
+    ]
+
+
+@pytest.mark.requirement("A4.16", "P5")
+@pytest.mark.parametrize("usage", [False, True])
+async def test_a_managed_stream_reaches_the_client_byte_for_byte(usage: bool) -> None:
+    """Odd spacing, comments and fields that nobody knows included."""
+    parts = (
+        b": hello\n\n",
+        b'data: {"id":"x", "choices":[{"index":0,"delta":{"role":"assistant","content":"a"}}],"new":1e3}\r\n\r\n',
+        b'data:{"id":"x","choices":[{"index":0,"delta":{},"finish_reason" : "stop"}]}\n\n',
+        b'data: {"id":"x","choices":[],"usage":{"prompt_tokens":7000,"completion_tokens":1,"total_tokens":7001,"cost":0.10}}\n\n',
+        b"data: [DONE]\n\n",
+    )
+    said = parts if usage else (*parts[:3], parts[4])
+    body = {"model": "m", "messages": history(26), "stream": True, "stream_options": {"include_usage": usage}}
+    async with (
+        scripted(lambda _: Reply(kind="text/event-stream", chunks=said, between=0.002)) as upstream,
+        weir(upstream.base_url, window=WINDOW) as target,
+        httpx.AsyncClient() as http,
+    ):
+        answer = await http.post(
+            f"{target.base_url}/chat/completions", json=body, headers={"authorization": "Bearer sk-a"}
+        )
+    assert "evict=" in answer.headers["x-weir-actions"]
+    assert answer.content == b"".join(said)
+
+
+@pytest.mark.requirement("A4.25", "A4.16")
+async def test_rounds_of_recall_report_one_prompt_and_all_words_whole_and_streamed(simulator: RunningSimulator) -> None:
+    """The prompt of the last round alone: a sum would be more than the client's window."""
+    found: list[tuple[Used, list[int]]] = []
+    for stream in (False, True):
+        prompts: list[int] = []
+
+        def say(request: Any, prompts: list[int] = prompts) -> Answer:
+            names = [t["function"]["name"] for t in request.get("tools") or ()]
+            if "recall" in " ".join(names) and not any(
+                "recall" in str(m.get("tool_calls")) for m in request["messages"]
+            ):
+                name = next(n for n in names if "recall" in n)
+                return Answer(calls=(Call(name, json.dumps({"query": "module"})),))
+            return Answer(text="Done.")
+
+        settings = SimulatorSettings(window=WINDOW, answer=say)
+        async with (
+            serve_simulator(settings, counter=COUNTER) as upstream,
+            weir(upstream.base_url, window=WINDOW, policy="balanced", yaml=None) as target,
+        ):
+            target.runtime.adopt(target.runtime.config.with_policy("balanced", {"recall": {"tool": True}}))
+            body = {"model": "sim", "messages": history(26), "max_tokens": 256, "tools": TOOLS}
+            found.append((await ask(target, body, stream=stream), prompts))
+            rounds = [s for s in answered(upstream) if s.status == 200]
+            assert len(rounds) == 2
+            sizes = [COUNTER.count(s.body.decode()) for s in rounds]
+            assert found[-1][0].prompt < sum(sizes)
+            assert found[-1][0].total <= WINDOW
+    assert found[0][0] == found[1][0]
+
+
+@pytest.mark.requirement("A1.12", "A4.16", "P16")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_compacts_at_nine_tenths_of_its_window_never_does_in_sixty_turns(
+    stream: bool, simulator: RunningSimulator
+) -> None:
+    """And no answer looks to it as if its window had been overflown in silence."""
+    window, compactions, overflows, totals = WINDOW, 0, 0, []
+    async with weir(simulator.base_url, window=window) as target:
+        talk = Talk(target.client(), opening(seed=7), seed=7)
+        for _ in range(60):
+            body = {"model": "sim", "messages": talk.messages, "max_tokens": 256, "tools": TOOLS}
+            found = await ask(target, body, stream=stream)
+            totals.append(found.total)
+            compactions += found.total > 0.9 * window
+            overflows += found.prompt > window or found.completion == 0
+            talk.add_step()
+    assert (compactions, overflows) == (0, 0)
+    assert COUNTER.count(json.dumps(talk.messages)) > 2.5 * window
+    assert max(totals) > 0.5 * window, "the window was used"
+
+
+@pytest.mark.requirement("A4.16")
+async def test_cached_tokens_are_part_of_the_prompt_and_are_passed_on() -> None:
+    given = completion("yes", prompt=4_000, completed=9)
+    given["usage"]["prompt_tokens_details"] = {"cached_tokens": 3_500, "audio_tokens": 0}
+    given["usage"]["new_field"] = {"x": [1]}
+
+    def say(asked: Asked) -> Reply:
+        return as_asked(asked, given)
+
+    async with scripted(say) as upstream, weir(upstream.base_url, window=WINDOW) as target:
+        chat = target.client().chat.completions
+        body: dict[str, Any] = {"model": "m", "messages": opening()}
+        one = (await chat.create(**body)).usage.model_dump(exclude_unset=True)
+        stream = await chat.create(stream=True, stream_options={"include_usage": True}, **body)
+        (two,) = [c.usage.model_dump(exclude_unset=True) async for c in stream if c.usage]
+    assert one == two == given["usage"]
