@@ -183,25 +183,25 @@ async def test_a_batch_of_edits_has_a_child_per_layer_and_says_what_it_freed(pro
 
 
 COMPACT = """\
-SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=2900
-  * weir.eviction count=0 placeholders=1 policy=balanced freed=8700 remaining=2900
-  INTERNAL weir context.plan action=edit before=11500 after=2900
+SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3000
+  * weir.eviction count=0 placeholders=1 policy=balanced freed=8500 remaining=3000
+  INTERNAL weir context.plan action=edit before=11500 after=3000
     INTERNAL weir context.layer ingest_cap before=11500 after=11500 units=0
     INTERNAL weir context.layer dedupe before=11500 after=11500 units=0
     INTERNAL weir context.layer evict before=11500 after=11500 units=0
-    INTERNAL weir context.layer compact before=11500 after=2900 units=44 ref=…
+    INTERNAL weir context.layer compact before=11500 after=3000 units=44 ref=…
     CLIENT chat notes status=200 summarizer=True input=4000 output_tokens=182
-    CLIENT chat notes status=200 summarizer=True input=4100 output_tokens=182
-    CLIENT chat notes status=200 summarizer=True input=3100 output_tokens=182
-    CLIENT chat notes status=200 summarizer=True input=1100 output_tokens=70
-  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=2900 output_tokens=28"""
+    CLIENT chat notes status=200 summarizer=True input=4000 output_tokens=182
+    CLIENT chat notes status=200 summarizer=True input=3000 output_tokens=182
+    CLIENT chat notes status=200 summarizer=True input=1000 output_tokens=70
+  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3000 output_tokens=28"""
 
 
 @pytest.mark.requirement("P15", "P13")
 async def test_the_summarisers_calls_stand_under_the_plan() -> None:
     async with scene(summarizer="notes") as started:
         await ask(started, chat(26))
-        assert await started.tree(about=100) == COMPACT
+        assert await started.tree(about=500) == COMPACT
         asked = [seen for seen in started.simulator.answered() if seen.model == "notes"]
     calls = {f"{span.span_id.hex()}" for span in started.receiver.spans() if span.name == "chat notes"}
     assert {(seen.header("traceparent") or "").split("-")[2] for seen in asked} == calls
@@ -229,17 +229,17 @@ async def test_an_overflow_is_a_failed_attempt_a_harder_plan_and_an_attempt_link
 
 
 SUMMARISER_DOWN = """\
-SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=2800
-  * weir.eviction count=0 placeholders=1 policy=balanced freed=8700 remaining=2800
-  INTERNAL weir context.plan action=edit before=11500 after=2800
+SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3000
+  * weir.eviction count=0 placeholders=1 policy=balanced freed=8500 remaining=3000
+  INTERNAL weir context.plan action=edit before=11500 after=3000
     INTERNAL weir context.layer ingest_cap before=11500 after=11500 units=0
     INTERNAL weir context.layer dedupe before=11500 after=11500 units=0
     INTERNAL weir context.layer evict before=11500 after=11500 units=0
-    INTERNAL weir context.layer compact before=11500 after=2800 units=44 ref=…
+    INTERNAL weir context.layer compact before=11500 after=3000 units=44 ref=…
     CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
     CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
     CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
-  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=2800 output_tokens=28"""
+  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3000 output_tokens=28"""
 
 
 @pytest.mark.requirement("P15", "P13")
@@ -247,7 +247,7 @@ async def test_a_summariser_that_fails_is_an_error_under_the_plan_and_the_reques
     settings = SimulatorSettings(summary_model="notes", summary_mode=SummaryMode.STATUS_500)
     async with scene(summarizer="notes", simulated=settings) as started:
         await ask(started, chat(26))
-        assert await started.tree(about=100) == SUMMARISER_DOWN
+        assert await started.tree(about=500) == SUMMARISER_DOWN
 
 
 STORE_DOWN = """\
