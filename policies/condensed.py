@@ -9,7 +9,8 @@ class Condensed:
 
     Attributes:
         strategy: the kind of the edit.
-        original_tokens: uncalibrated tokens of the message as the client sent it.
+        original_tokens: uncalibrated tokens of the message as the client sent it; of a history that is summarised
+            again, of the summary before and of the messages that are newly taken out.
         compressed_tokens: the same as it is sent now; the original's where nothing came of it.
         calls: questions that the summariser answered; 0 where code wrote the text.
         purpose: the prompt's name and version; ``extract`` where code wrote the text.

@@ -121,11 +121,13 @@ def _goal(bounds: Bounds) -> str:
 
 
 def _condensed(draft: Draft, gone: list[int], cut: Cut, told: Told) -> Condensed:
-    """What became of the history in tokens, by which prompt, in how many questions."""
-    messages = draft.transcript.messages
+    """What became of the summary before and what is newly taken out: tokens, the prompt, how many questions."""
+    transcript, earlier = draft.transcript, draft.active_cut
+    first = transcript.head + earlier.covers if earlier is not None else 0
+    fresh = sum(transcript.messages[i].tokens for i in gone if i >= first)
     return Condensed(
         strategy="compact",
-        original_tokens=sum(messages[i].tokens for i in gone),
+        original_tokens=fresh + (earlier.tokens if earlier is not None else 0),
         compressed_tokens=cut.tokens,
         calls=told.calls,
         purpose=told.purpose or "extract",

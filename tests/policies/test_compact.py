@@ -164,6 +164,12 @@ def test_the_next_summary_extends_the_previous_one_and_reads_only_what_is_new() 
     assert (second.version, second.origin) == (2, "model+extract")
     assert second.covers > cut.covers
     assert "Fresh pages were read." in second.text
+    (one,), (two,) = done.condensed, again.condensed
+    taken = [m.tokens for m in grown.messages[grown.head : grown.head + second.covers]]
+    kept = {*cut.before, *cut.after, *second.before, *second.after}
+    assert one.original_tokens == sum(t for i, t in enumerate(taken[: cut.covers]) if i not in kept)
+    fresh = sum(t for i, t in enumerate(taken) if i >= cut.covers and i not in kept)
+    assert two.original_tokens == cut.tokens + fresh, "what the first one took out is not counted again"
     _, failed = compacted((Summarize, Failed("timeout")), limits=limits)
     assert (failed.origin, failed.narrative) == ("previous+extract", NOTES)
     _, none = compacted(limits=replace(limits, settings=ContextSettings()))
