@@ -23,6 +23,7 @@ from tests.proxy.store_rows import change, edit, eviction, exchange, note, origi
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITER = Path(__file__).with_name("audit_writer.py")
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
 TENANT = "tenant-a"
 ROWS = 12
@@ -422,10 +423,16 @@ async def test_two_processes_and_two_hundred_commits_make_one_line(tmp_path: Pat
     await (await Store.open(url(path), shared=True)).close()
     writers = [
         await asyncio.create_subprocess_exec(
-            sys.executable, str(WRITER), "many", str(path), name, "100", env=ENVIRONMENT, stderr=subprocess.PIPE
+            sys.executable, str(WRITER), "many", str(path), name, "100", env=ENVIRONMENT, **PIPES
         )
         for name in ("b1", "b2")
     ]
+    for writer in writers:
+        assert writer.stdout is not None
+        await writer.stdout.readline()
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write(b"go\n")
     for writer in writers:
         _, said = await writer.communicate()
         assert writer.returncode == 0, said.decode()
