@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from policies.extract import Source, extract
+from policies.extraction.extract import Source, extract
 from policies.summary import render_summary
 
 CHARS_PER_TOKEN = 4

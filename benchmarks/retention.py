@@ -17,7 +17,7 @@ from typing import Any
 
 import tiktoken
 
-from policies.extract import Readings, Source, extract
+from policies.extraction.extract import Readings, Source, extract
 from policies.messages import ToolCall
 from policies.settings import BALANCED_SHAPES
 from policies.summary import render_summary

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from policies.budget import Budget
 from policies.draft import Draft
+from policies.extraction.readings import Readings
 from policies.messages import ToolCall, Transcript, count_occurrences
 from policies.pieces import Piece
 from policies.protection import Protection, protect
-from policies.readings import Readings
 from policies.replay import Known, tokens_kept_verbatim
 from policies.settings import ContextSettings, Layer, Shape
 from policies.tokens import TokenCounter

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from policies.bounds import Bounds
 from policies.draft import Draft
+from policies.extraction.rules import rule_grade, sentences
 from policies.ledger import CONDENSED, SHORTENED
 from policies.messages import ToolCall, same_call
 from policies.pieces import Piece
-from policies.rules import rule_grade, sentences
 from policies.scoring.blocks import Block, ContentType, step_numbers
 from policies.scoring.references import References, last_references
 

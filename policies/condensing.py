@@ -18,7 +18,7 @@ from policies.condensed import Condensed
 from policies.draft import Draft
 from policies.edits import MESSAGE_OVERHEAD, replace_content
 from policies.effects import Flow
-from policies.findings import clip, shorten
+from policies.extraction.findings import clip, shorten
 from policies.flows import together
 from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind
 from policies.messages import ToolCall

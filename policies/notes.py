@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.checkpoint import Status, Subtask
-from policies.findings import parse, shorten
-from policies.identifiers import STRONG, Kind, scan
-from policies.readings import Source, normal
+from policies.extraction.findings import parse, shorten
+from policies.extraction.identifiers import STRONG, Kind, scan
+from policies.extraction.readings import Source, normal
 from policies.settings import NoteTaking
 from policies.todos import DOING, bullets_in, calls_in, items_in_text, list_in_call
 from policies.tokens import TokenCounter

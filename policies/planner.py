@@ -14,6 +14,7 @@ from policies.checkpoint import Checkpoint
 from policies.draft import Draft, untouched
 from policies.effects import Flow, Offload
 from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation
+from policies.extraction.readings import Readings
 from policies.growth import UNKNOWN, Event, Growth, Limits, conclude, is_urgent, limits_for, measure
 from policies.invariants import broken_rules
 from policies.ledger import WINDOWS, Cut, Edit
@@ -21,7 +22,6 @@ from policies.messages import Transcript
 from policies.pieces import Piece
 from policies.pressure import Pressure
 from policies.protection import protect
-from policies.readings import Readings
 from policies.replay import Known, replay
 from policies.resuming import recall, resume
 from policies.settings import ContextSettings, Layer

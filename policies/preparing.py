@@ -12,10 +12,10 @@ from policies.budget import Budget
 from policies.cascade import run_layers
 from policies.draft import Draft
 from policies.effects import Done, Failed, Flow, Offload, Reply
+from policies.extraction.readings import Readings
 from policies.ledger import Prepared
 from policies.messages import Transcript
 from policies.narration import may_ask, tell, told_before
-from policies.readings import Readings
 from policies.replay import Known, replay
 from policies.settings import ContextSettings, Layer
 from policies.tails import tail_start

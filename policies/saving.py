@@ -10,15 +10,15 @@ from dataclasses import replace
 from policies.bounds import Bounds
 from policies.checkpoint import Checkpoint, InvalidCheckpoint, Status
 from policies.effects import Flow
-from policies.extract import extract
+from policies.extraction.extract import extract
+from policies.extraction.readings import Readings, Source
 from policies.messages import Transcript
-from policies.milestones import milestone
 from policies.notes import Note, flaw, is_due, notes_in, read_notes, render_notes
-from policies.readings import Readings, Source
 from policies.replay import Known
 from policies.settings import ContextSettings
 from policies.sources import lines_of, sources_of
 from policies.state import read_state
+from policies.state.milestones import milestone
 from policies.summaries import condense, normal_text
 from policies.tokens import TokenCounter
 from policies.turns import answered_calls, first_user, units

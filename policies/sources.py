@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from policies.extraction.readings import Source
 from policies.messages import ToolCall, Transcript
-from policies.readings import Source
 from policies.summaries import Line
 
 

@@ -12,7 +12,7 @@ The message stays in any case, with its role and the id of the call that it answ
 from collections.abc import Mapping
 
 from policies.bounds import Bounds
-from policies.findings import placeholder
+from policies.extraction.findings import placeholder
 from policies.messages import ToolCall
 
 NOTHING = "-"

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.checkpoint import Status, Subtask
-from policies.findings import parse, shorten
+from policies.extraction.findings import parse, shorten
+from policies.extraction.readings import Source, normal
 from policies.messages import ToolCall
-from policies.readings import Source, normal
 from policies.settings import NoteTaking
 
 DOING = "doing"

@@ -2,7 +2,7 @@
 
 from threading import Lock
 
-from policies.readings import Reading, Readings, Shown
+from policies.extraction.readings import Reading, Readings, Shown
 
 
 class SharedReadings(Readings):

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from policies.extraction.readings import Source
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
 from policies.pieces import Piece
-from policies.readings import Source
 from policies.sources import lines_of, sources_of
 from policies.summaries import Line
 from policies.turns import answered_calls, units

@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from policies.extraction.identifiers import STRONG
+from policies.extraction.readings import Source
+from policies.extraction.rules import read_sentence, statements
+from policies.extraction.supersession import superseded
 from policies.fidelity.contexts import Contexts, compacted_text
 from policies.fidelity.questions import LONGEST_VALUE, SHORTEST_VALUE, used_values
-from policies.identifiers import STRONG
 from policies.messages import ToolCall
-from policies.readings import Source
-from policies.rules import read_sentence, statements
 from policies.settings import NoteTaking
 from policies.state import read_state
 from policies.summaries import normal_text
-from policies.supersession import superseded
 
 MOST_MISSING = 40
 MOST_LOOKED = 200

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from policies.checkpoint import Checkpoint, Decision
-from policies.findings import leaves, parse, shorten
-from policies.identifiers import STRONG, WEIGHTS, Mention, scan
+from policies.extraction.findings import leaves, parse, shorten
+from policies.extraction.identifiers import STRONG, WEIGHTS, Mention, scan
+from policies.extraction.readings import Source
+from policies.extraction.rules import read_sentence, statements
+from policies.extraction.supersession import superseded
 from policies.messages import ToolCall
-from policies.readings import Source
-from policies.rules import read_sentence, statements
 from policies.settings import NoteTaking
 from policies.state import read_state
 from policies.summary import harmless
-from policies.supersession import superseded
 
 FEWEST, MOST = 4, 20
 LONGEST_QUOTE = 240

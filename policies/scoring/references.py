@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.identifiers import Kind, classify
+from policies.extraction.identifiers import Kind, classify
 from policies.messages import Body, ToolCall, Transcript
 from policies.scoring.blocks import step_numbers
 

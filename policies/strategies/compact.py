@@ -15,7 +15,7 @@ from policies.condensed import Condensed
 from policies.draft import Draft
 from policies.edits import MESSAGE_OVERHEAD, replace_content
 from policies.effects import BEFORE_MODEL, Flow, Save, Saved
-from policies.extract import extract
+from policies.extraction.extract import extract
 from policies.ledger import Cut, Edit, EditKind
 from policies.messages import Body
 from policies.narration import Told, may_ask, origin_of, tell, told_before, without_stale

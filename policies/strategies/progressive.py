@@ -21,12 +21,12 @@ from policies.bounds import Bounds
 from policies.condensing import MOST_ASKED, Job, condense_each, may_ask
 from policies.draft import Draft
 from policies.effects import Flow
-from policies.findings import finding
-from policies.gists import answer_gist, result_gist, user_gist
+from policies.extraction.findings import finding
+from policies.extraction.gists import answer_gist, result_gist, user_gist
+from policies.extraction.rules import RULE_THRESHOLD, rule_grade, sentences
 from policies.ledger import SHORTENED, EditKind
 from policies.messages import ToolCall
 from policies.pieces import Piece
-from policies.rules import RULE_THRESHOLD, rule_grade, sentences
 from policies.scoring.blocks import step_numbers
 from policies.summaries import Line
 

@@ -11,7 +11,7 @@ from policies.bounds import Bounds
 from policies.condensing import Job, condense_each, is_original, may_ask, reading_of
 from policies.draft import Draft
 from policies.effects import Flow
-from policies.gists import result_gist
+from policies.extraction.gists import result_gist
 from policies.ledger import EditKind
 from policies.messages import ToolCall
 from policies.pieces import Piece

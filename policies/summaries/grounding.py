@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from policies.findings import ERROR, is_code
-from policies.identifiers import STRONG, Kind, Mention, scan
+from policies.extraction.findings import ERROR, is_code
+from policies.extraction.identifiers import STRONG, Kind, Mention, scan
 from policies.summaries.transcript import without_empty_headings
 
 MOST_LOOKED = 60

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from policies.claims import stem
-from policies.rules import STOP
+from policies.extraction.claims import stem
+from policies.extraction.rules import STOP
 from policies.summaries.authority import ASSENT, CLAIM, FOREIGN, GRANT, LOOKALIKES, ORDER, SPEAKERS, TELLS_NOTHING
 from policies.summaries.transcript import Line, label, without_empty_headings
 from policies.summary import harmless

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from policies import TokenCounter
-from policies.identifiers import Kind, scan
+from policies.extraction.identifiers import Kind, scan
 from proxy.recall.answering import FLOOR, Past, fenced
 from proxy.recall.ranking import IDENTIFIER_WEIGHT, Term, passages, terms_of
 from proxy.store import Original, Store

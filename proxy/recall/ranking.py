@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from policies.identifiers import STRONG, scan
-from policies.rules import STOP
+from policies.extraction.identifiers import STRONG, scan
+from policies.extraction.rules import STOP
 
 MOST_TERMS = 32
 IDENTIFIER_WEIGHT = 2.0

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from policies.extraction.readings import Source
 from policies.messages import ToolCall
-from policies.readings import Source
 
 HERE = Path(__file__).parent / "data"
 SHARED = Path(__file__).parents[3] / "shared" / "data"

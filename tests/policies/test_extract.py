@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.checkpoint import Checkpoint
-from policies.conclusions import conclusions, open_error
-from policies.extract import Readings, Source, extract
-from policies.findings import clip, finding, key_argument, placeholder, shorten
+from policies.extraction.conclusions import conclusions, open_error
+from policies.extraction.extract import Readings, Source, extract
+from policies.extraction.findings import clip, finding, key_argument, placeholder, shorten
+from policies.extraction.rules import RULE_THRESHOLD, read_sentence, rule_grade
 from policies.messages import ToolCall
-from policies.rules import RULE_THRESHOLD, read_sentence, rule_grade
 from policies.summary import render_summary
 
 

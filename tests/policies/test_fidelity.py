@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from policies.effects import Failed, Summarize, Summary
+from policies.extraction.readings import Source
 from policies.fidelity import (
     ANSWER,
     JUDGE,
@@ -24,7 +25,6 @@ from policies.fidelity import (
 )
 from policies.fidelity.questions import MINIMUM
 from policies.messages import ToolCall
-from policies.readings import Source
 from policies.settings import NoteTaking
 from policies.summaries import Line
 from policies.tokens import CHARS4

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.gists import answer_gist, error_lines, result_gist, user_gist
+from policies.extraction.gists import answer_gist, error_lines, result_gist, user_gist
 from policies.tokens import CHARS4
 
 LOG = "\n".join(f"step {n} took {n} ms" for n in range(300))

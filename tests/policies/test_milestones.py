@@ -1,11 +1,11 @@
 import pytest
 
 from policies.checkpoint import Checkpoint, Decision, Status, Subtask
+from policies.extraction.readings import Source
 from policies.messages import ToolCall
-from policies.milestones import milestone
-from policies.readings import Source
 from policies.settings import NoteTaking
 from policies.state import read_state
+from policies.state.milestones import milestone
 from tests.policies.sessions import queue_session, shared_conversations
 
 TOOLS = NoteTaking()

@@ -11,9 +11,9 @@ import pytest
 
 from policies.checkpoint import Checkpoint
 from policies.effects import Answers, Done, Effect, Failed, Offload, Reply, Summarize, Summary, Together
-from policies.identifiers import scan
+from policies.extraction.identifiers import scan
+from policies.extraction.readings import Readings
 from policies.planner import Decision, plan
-from policies.readings import Readings
 from policies.replay import Known
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.checkpoint import Checkpoint, Decision, Status, Subtask
-from policies.decisions import decision_of
+from policies.extraction.readings import Readings, Source
 from policies.messages import ToolCall
-from policies.readings import Readings, Source
 from policies.settings import NoteTaking
 from policies.state import known_until, merge_states, read_state
+from policies.state.decisions import decision_of
 from policies.tokens import CHARS4
 from tests.policies.sessions import queue_session, shared_conversations
 

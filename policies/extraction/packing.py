@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from policies.identifiers import literals
+from policies.extraction.identifiers import literals
 from policies.tokens import TokenCounter
 
 EXPONENT = 0.5

@@ -8,13 +8,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from policies.claims import Frame, frame
-from policies.conclusions import Conclusion, conclusions, open_error
-from policies.findings import Leaf, leaves, parse
-from policies.identifiers import Kind, scan, shape
-from policies.messages import ToolCall
-from policies.packing import EXPONENT
-from policies.passages import (
+from policies.extraction.claims import Frame, frame
+from policies.extraction.conclusions import Conclusion, conclusions, open_error
+from policies.extraction.findings import Leaf, leaves, parse
+from policies.extraction.identifiers import Kind, scan, shape
+from policies.extraction.packing import EXPONENT
+from policies.extraction.passages import (
     Passage,
     answer_passages,
     is_prose,
@@ -23,7 +22,8 @@ from policies.passages import (
     question,
     result_passages,
 )
-from policies.rules import RULE_THRESHOLD, Sentence, read_sentence, sentences, statements
+from policies.extraction.rules import RULE_THRESHOLD, Sentence, read_sentence, sentences, statements
+from policies.messages import ToolCall
 
 SPEAKERS = frozenset({"user", "system", "developer"})
 SHOWN = "the user showed output"

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
-from policies.conclusions import Conclusion
-from policies.readings import Reading, Readings, Source
+from policies.extraction.conclusions import Conclusion
+from policies.extraction.readings import Reading, Readings, Source
 
 MOST_FACTS = 20
 MOST_READ = 20_000

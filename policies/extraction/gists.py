@@ -3,10 +3,20 @@
 import re
 from collections.abc import Sequence
 
-from policies.conclusions import conclusions
-from policies.findings import AN_ERROR, ERROR, clip, finding, informative_lines, is_code, leaves, parse, shorten
-from policies.identifiers import STRONG, scan
-from policies.rules import read_sentence, sentences
+from policies.extraction.conclusions import conclusions
+from policies.extraction.findings import (
+    AN_ERROR,
+    ERROR,
+    clip,
+    finding,
+    informative_lines,
+    is_code,
+    leaves,
+    parse,
+    shorten,
+)
+from policies.extraction.identifiers import STRONG, scan
+from policies.extraction.rules import read_sentence, sentences
 from policies.tokens import TokenCounter
 
 MOST = 400

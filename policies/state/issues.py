@@ -8,12 +8,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.conclusions import Conclusion
-from policies.findings import key_argument
-from policies.identifiers import STRONG, scan
+from policies.extraction.conclusions import Conclusion
+from policies.extraction.findings import key_argument
+from policies.extraction.identifiers import STRONG, scan
+from policies.extraction.readings import Reading, Readings, Source
+from policies.extraction.rules import STOP, WORD
 from policies.messages import ToolCall, same_call
-from policies.readings import Reading, Readings, Source
-from policies.rules import STOP, WORD
 
 MOST_ISSUES = 8
 SURE_ERROR = 1.0

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from policies.identifiers import WEIGHTS, Kind, classify, scan
+from policies.extraction.identifiers import WEIGHTS, Kind, classify, scan
 from policies.tokens import TokenCounter
 
 MAX_LEAVES = 3_000

@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 
 from policies.checkpoint import Checkpoint, Status
-from policies.decisions import decides, decision_of
-from policies.issues import blocks
-from policies.readings import Source, normal
-from policies.rules import sentences
+from policies.extraction.readings import Source, normal
+from policies.extraction.rules import sentences
 from policies.settings import NoteTaking
+from policies.state.decisions import decides, decision_of
+from policies.state.issues import blocks
 from policies.todos import calls_in, items_in_text, list_in_call
 
 MOST_READ = 4_000

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from policies.checkpoint import Checkpoint, Decision, Status, Subtask
-from policies.claims import stem
-from policies.environment import MOST_FACTS, SAID, bare, key_of
-from policies.findings import shorten
-from policies.identifiers import STRONG, Kind, Mention, scan
-from policies.issues import MOST_ISSUES
-from policies.readings import normal
-from policies.rules import STOP, WORD, read_sentence
-from policies.supersession import superseded
+from policies.extraction.claims import stem
+from policies.extraction.findings import shorten
+from policies.extraction.identifiers import STRONG, Kind, Mention, scan
+from policies.extraction.readings import normal
+from policies.extraction.rules import STOP, WORD, read_sentence
+from policies.extraction.supersession import superseded
+from policies.state.environment import MOST_FACTS, SAID, bare, key_of
+from policies.state.issues import MOST_ISSUES
 from policies.todos import bounded
 
 LONGEST = 240

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.identifiers import STRONG, Kind, Mention, scan
-from policies.signs import signs
+from policies.extraction.identifiers import STRONG, Kind, Mention, scan
+from policies.extraction.signs import signs
 
 _FENCE = re.compile(r"```[\s\S]{0,100000}?(?:```|\Z)")
 _BREAK = re.compile(

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from math import exp
 
 from policies.checkpoint import Checkpoint, Identifier
-from policies.claims import Frame, frame
-from policies.conclusions import EMPHASIS, Conclusion
-from policies.identifiers import Kind
-from policies.packing import ROOMY, Piece, Queues, fit
-from policies.passages import telegraph
-from policies.readings import Reading, Readings, Source, normal
-from policies.rules import RULE_THRESHOLD, Sentence, read_sentence, statements
+from policies.extraction.claims import Frame, frame
+from policies.extraction.conclusions import EMPHASIS, Conclusion
+from policies.extraction.identifiers import Kind
+from policies.extraction.packing import ROOMY, Piece, Queues, fit
+from policies.extraction.passages import telegraph
+from policies.extraction.readings import Reading, Readings, Source, normal
+from policies.extraction.rules import RULE_THRESHOLD, Sentence, read_sentence, statements
+from policies.extraction.supersession import Successor, superseded
 from policies.summary import render_summary
-from policies.supersession import Successor, superseded
 from policies.tokens import TokenCounter
 
 __all__ = ["Extract", "Readings", "Source", "extract", "render_summary"]

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from policies.claims import Frame, Value, content, frame, stem
-from policies.rules import RULE_THRESHOLD, WORD, Sentence
+from policies.extraction.claims import Frame, Value, content, frame, stem
+from policies.extraction.rules import RULE_THRESHOLD, WORD, Sentence
 
 MOST_TEXTS = 4_096
 """Of so many statements the words are remembered."""

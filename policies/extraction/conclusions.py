@@ -8,10 +8,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.findings import ERROR, is_code
-from policies.identifiers import STRONG, Kind, Mention, scan
-from policies.passages import is_prose
-from policies.rules import STOP, WORD, sentences
+from policies.extraction.findings import ERROR, is_code
+from policies.extraction.identifiers import STRONG, Kind, Mention, scan
+from policies.extraction.passages import is_prose
+from policies.extraction.rules import STOP, WORD, sentences
 
 LONGEST = 320
 SHORTEST_NOTE = 40

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from policies.identifiers import Kind, Mention
-from policies.rules import RULE_THRESHOLD, STOP, WORD, Sentence
+from policies.extraction.identifiers import Kind, Mention
+from policies.extraction.rules import RULE_THRESHOLD, STOP, WORD, Sentence
 
 MOST_STEMS = 16_384
 

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from policies.checkpoint import Checkpoint, Decision, Status, Subtask
-from policies.claims import Frame, frame
-from policies.conclusions import Conclusion
-from policies.decisions import decides, decision_of
-from policies.environment import MOST_FACTS, SAID, add, bare, environment, key_of
-from policies.findings import shorten
-from policies.identifiers import STRONG, Kind
-from policies.issues import open_issues
-from policies.merging import MOST_DECISIONS, MOST_LEARNINGS, Proposal, merge_states
-from policies.milestones import is_hedged
+from policies.extraction.claims import Frame, frame
+from policies.extraction.conclusions import Conclusion
+from policies.extraction.findings import shorten
+from policies.extraction.identifiers import STRONG, Kind
+from policies.extraction.readings import Readings, Source, normal
+from policies.extraction.rules import RULE_THRESHOLD, Sentence, read_sentence, statements
+from policies.extraction.supersession import Successor, superseded
 from policies.notes import notes_in
-from policies.readings import Readings, Source, normal
-from policies.rules import RULE_THRESHOLD, Sentence, read_sentence, statements
 from policies.settings import NoteTaking
-from policies.supersession import Successor, superseded
+from policies.state.decisions import decides, decision_of
+from policies.state.environment import MOST_FACTS, SAID, add, bare, environment, key_of
+from policies.state.issues import open_issues
+from policies.state.merging import MOST_DECISIONS, MOST_LEARNINGS, Proposal, merge_states
+from policies.state.milestones import is_hedged
 from policies.todos import bounded, calls_in, items_in_text, list_in_call, subtasks_of
 
 __all__ = ["Proposal", "known_until", "merge_states", "read_state"]

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from policies.findings import ERROR, Leaf, informative_lines, is_code, key_argument, leaves, parse
-from policies.identifiers import STRONG, WEIGHTS, Kind, Mention, scan, shape
-from policies.rules import sentences
+from policies.extraction.findings import ERROR, Leaf, informative_lines, is_code, key_argument, leaves, parse
+from policies.extraction.identifiers import STRONG, WEIGHTS, Kind, Mention, scan, shape
+from policies.extraction.rules import sentences
 
 MOST_READ = 200_000
 """Characters of one message that are read for passages."""
