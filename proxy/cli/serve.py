@@ -262,6 +262,8 @@ def _logging(handler: QueuedLog) -> Iterator[None]:
     try:
         yield
     finally:
+        # Without any handler a library's thread would print to standard error itself, secrets and all, and hang there.
+        logging.getLogger().addHandler(logging.NullHandler())
         logging.getLogger().removeHandler(handler)
         handler.stop()
 

@@ -334,7 +334,7 @@ class QueuedLog(QueueHandler):
         try:
             lines = [self._target.format(record) + self._target.terminator for record in records]
             self._target.stream.write("".join(lines))
-            self._target.flush()
+            self._target.stream.flush()
         except Exception:  # noqa: BLE001 - a stream that is gone must not end the thread
             self.dropped += len(records)
 

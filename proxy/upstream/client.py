@@ -233,7 +233,7 @@ class _Veil:
 
     def over(self, chunk: bytes) -> bytes:
         """The bytes that may go on."""
-        data = self._held + chunk
+        data = self._held + chunk if self._held else chunk
         if self._secret in data:
             data = data.replace(self._secret, self._stars)
         if not self._whole:

@@ -101,10 +101,12 @@ async def scripted(say: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIt
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         open_ones.add(writer)
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await _serve(running, reader, writer)
-        open_ones.discard(writer)
-        writer.close()
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                await _serve(running, reader, writer)
+        finally:
+            open_ones.discard(writer)
+            writer.close()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
     running.port = server.sockets[0].getsockname()[1]
