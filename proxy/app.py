@@ -38,7 +38,7 @@ from proxy.runtime import Runtime
 from proxy.settle import Settler
 from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
-from proxy.summarizer import Summarizer
+from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import ABOUT, About, Metrics, Telemetry
 from proxy.telemetry.instruments import FIDELITY, HEALTH, STORE_WAITING, WINDOWS_LEARNED
 from proxy.tokenizer import Tokenizer, installed_estimators

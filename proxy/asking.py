@@ -14,8 +14,8 @@ from proxy.config import Config, UpstreamSettings
 from proxy.errors import UpstreamUnreachable
 from proxy.perform import Performer
 from proxy.similarity import by_shingles
-from proxy.spent import Spent
-from proxy.summarizer import MOST_ANSWER, Summarizer, Terms
+from proxy.summaries.spent import Spent
+from proxy.summaries.summarizer import MOST_ANSWER, Summarizer, Terms
 from proxy.upstream.client import Client, StreamBroken
 from proxy.upstream.providers import providers_for
 from proxy.upstream.upstreams import CHAT, Upstreams

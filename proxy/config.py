@@ -33,7 +33,7 @@ from proxy.config_values import (
     public,
     secrets_of,
 )
-from proxy.presets import policy_from, policy_warnings, preset_documents, preset_policies
+from proxy.policy_files.presets import policy_from, policy_warnings, preset_documents, preset_policies
 
 __all__ = [
     "AlertSettings",

@@ -21,7 +21,7 @@ from proxy.evictions import CUT
 from proxy.hooks import Turn
 from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
-from proxy.spent import Spent
+from proxy.summaries.spent import Spent
 from proxy.tap import Tap, Usage, together
 from proxy.telemetry import Attempt, Trace, provider_name
 from proxy.upstream.ending import Ending, ending_of, is_cut_short

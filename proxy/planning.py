@@ -44,10 +44,10 @@ from proxy.perform import Ask, Returned, drive, step
 from proxy.recall.automatic import remembered
 from proxy.settle import Settler
 from proxy.shared_readings import SharedReadings
-from proxy.spent import Spent
 from proxy.stages import figures_of
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
+from proxy.summaries.spent import Spent
 from proxy.telemetry import ABOUT, Trace
 from proxy.tokenizer import TextCounter
 from proxy.transcripts import Reading, Transcripts

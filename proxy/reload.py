@@ -17,7 +17,7 @@ from pathlib import Path
 from policies import ContextSettings
 from proxy.config import Config, ConfigError, environment
 from proxy.config_file import parse_document, read_document
-from proxy.presets import policy_from, preset_directory, preset_documents, preset_policies
+from proxy.policy_files.presets import policy_from, preset_directory, preset_documents, preset_policies
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, digest_of
 
 log = logging.getLogger("weir.reload")

@@ -19,8 +19,8 @@ from proxy.outcome import address_of, provider_of
 from proxy.perform import Performer
 from proxy.runtime import Runtime
 from proxy.similarity import by_shingles, by_vectors
-from proxy.spent import Spent
-from proxy.summarizer import MOST_ANSWER, Compose, Terms, Told
+from proxy.summaries.spent import Spent
+from proxy.summaries.summarizer import MOST_ANSWER, Compose, Terms, Told
 from proxy.tap import Usage
 from proxy.telemetry import NULL_TRACE, Trace
 from proxy.telemetry.spans import NullSpan, SummarizerSpan

@@ -19,7 +19,7 @@ from proxy.reload import SetPolicy, read_policy, with_set_policies
 from proxy.settle import Settler
 from proxy.store import Store
 from proxy.store.records import PolicyRow
-from proxy.summarizer import Summarizer
+from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import Telemetry
 from proxy.tokenizer import Tokenizer
 from proxy.upstream.upstreams import Upstreams

@@ -9,7 +9,7 @@ from policies.fidelity import PROMPTS, Coverage, Dimension, Fidelity, Share, Ver
 from policies.fidelity.verdicts import total
 from proxy.evaluation import facts_of
 from proxy.rehearsal.judging import Evaluated
-from proxy.spent import Spent
+from proxy.summaries.spent import Spent
 
 TOO_AGGRESSIVE = 0.75
 """Fidelity under which a compaction takes too much (requirement A0.122)."""

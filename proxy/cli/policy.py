@@ -18,8 +18,8 @@ from proxy.cli.recommend import recommend
 from proxy.config import Config, environment, masked_url
 from proxy.config_file import ConfigError, Document, KeyPath, dotted, nearest, read_document
 from proxy.config_values import FileValues
-from proxy.policy_import import imported, known_keys
-from proxy.presets import (
+from proxy.policy_files.importing import imported, known_keys
+from proxy.policy_files.presets import (
     about,
     policy_amounts,
     policy_cautions,

@@ -8,7 +8,7 @@ from proxy.config import ConfigError
 from proxy.config_file import Document
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.intake import read_body
-from proxy.presets import about, policy_values, policy_warnings, preset_documents
+from proxy.policy_files.presets import about, policy_values, policy_warnings, preset_documents
 from proxy.reload import SetPolicy, read_policy, without_set_policy
 from proxy.routes.pages import listed, part_of, place_in
 from proxy.routes.question import Answer, Question, as_json

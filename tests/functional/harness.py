@@ -24,7 +24,7 @@ from proxy.runtime import Runtime
 from proxy.server import serve
 from proxy.simulator.ledger import Seen
 from proxy.simulator.serving import RunningSimulator
-from proxy.summarizer import Summarizer
+from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.tokenizer import Tokenizer
 from proxy.wire.chat import digest_of

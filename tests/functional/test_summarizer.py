@@ -21,7 +21,7 @@ from proxy.server import serve
 from proxy.simulator.ledger import Seen
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import Dialect, SimulatorSettings, SummaryMode
-from proxy.summarizer import BACK_OFF_MOST, Summarizer
+from proxy.summaries.summarizer import BACK_OFF_MOST, Summarizer
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.upstream.providers import providers_for
 from proxy.wire.chat import parse_chat

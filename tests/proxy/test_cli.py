@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from policies.settings import ContextSettings
 from proxy.cli import COMMANDS, main
 from proxy.keys import Keyring
-from proxy.presets import policy_values
+from proxy.policy_files.presets import policy_values
 from proxy.store import Store
 
 HERE = ("config", "keys", "policy")

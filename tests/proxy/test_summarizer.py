@@ -13,12 +13,12 @@ import pytest
 
 from policies import Failed, Summarize, Summary
 from policies.pieces import Piece
-from proxy.allowance import Allowance
 from proxy.errors import UpstreamUnreachable
-from proxy.kept_summaries import MOST_CHARACTERS, MOST_KEPT, KeptSummaries
 from proxy.store import Store, StoreUnavailable
 from proxy.store.records import SummaryRow
-from proxy.summarizer import AT_ONCE, BACK_OFF_AFTER, BACK_OFF_FIRST, LEARNED_FOR, Summarizer, Terms, Told
+from proxy.summaries.allowance import Allowance
+from proxy.summaries.kept import MOST_CHARACTERS, MOST_KEPT, KeptSummaries
+from proxy.summaries.summarizer import AT_ONCE, BACK_OFF_AFTER, BACK_OFF_FIRST, LEARNED_FOR, Summarizer, Terms, Told
 from proxy.wire.chat import parse_chat
 from proxy.wire.summaries import REASONING_ROOM, forces_a_call, standing_body
 

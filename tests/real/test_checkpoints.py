@@ -19,7 +19,7 @@ from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow
-from proxy.summarizer import Compose, Send, Summarizer, Terms, Told
+from proxy.summaries.summarizer import Compose, Send, Summarizer, Terms, Told
 from tests.functional.harness import COUNTER, RunningWeir, answered, arrays_of, weir
 from tests.real.environments import Unavailable
 from tests.real.llama import Llama

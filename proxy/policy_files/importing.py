@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from proxy.config_file import ConfigError, Document, KeyPath, dotted
-from proxy.presets import preset_documents
+from proxy.policy_files.presets import preset_documents
 
 BY_SHARES, BY_PRUNING = "article-128k", "baseagent-200k"
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from policies.budget import Budget, divide
 from policies.settings import ContextSettings, Layer, Mode
 from proxy.config_file import ConfigError, Document, KeyPath, nearest, read_document, typed
-from proxy.policy_lint import cautions, faults, grave
+from proxy.policy_files.lint import cautions, faults, grave
 
 __all__ = [
     "DEFAULT_PRESET",
@@ -122,7 +122,7 @@ _NUMBERS = re.compile(r"should be a valid (integer|number)")
 
 def preset_directory() -> Path:
     """Where the preset files are: beside the code in a checkout, else where an installation put them."""
-    checkout = Path(__file__).resolve().parent.parent / "config" / "presets"
+    checkout = Path(__file__).resolve().parents[2] / "config" / "presets"
     if checkout.is_dir():
         return checkout
     return Path(sysconfig.get_path("data")) / "share" / "weir" / "presets"

@@ -14,7 +14,7 @@ from policies.settings import Bucket, ContextSettings, Ingest, Layer, Mode, Shap
 from policies.trend import TrendRules
 from proxy.config_file import KeyPath, nearest
 from proxy.custom import check_custom
-from proxy.policy_layers import ASKING, LAYERS, parameters_of
+from proxy.policy_files.layers import ASKING, LAYERS, parameters_of
 from proxy.tokenizer import check_estimator
 
 Found = Iterator[tuple[KeyPath, str]]

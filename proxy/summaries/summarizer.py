@@ -21,11 +21,11 @@ from typing import Generic, Literal, TypeVar
 
 from policies import Failed, Summarize, Summary
 from policies.summaries import declines
-from proxy.allowance import Allowance
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
-from proxy.kept_summaries import STOPPED, KeptSummaries, SummaryStore
 from proxy.store.records import SummaryRow
-from proxy.summary_answers import error_code, read_answer, wants_other_form
+from proxy.summaries.allowance import Allowance
+from proxy.summaries.answers import error_code, read_answer, wants_other_form
+from proxy.summaries.kept import STOPPED, KeptSummaries, SummaryStore
 from proxy.tap import Usage
 from proxy.upstream.overflow import classify, plausible_limit
 from proxy.wire.summaries import PLAIN, REASONING, Form, own_body

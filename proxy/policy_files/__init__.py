@@ -1,0 +1,1 @@
+"""Policies as files: presets, layers, what is wrong with one, and what other tools' settings become."""
