@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 
 from policies import Decision
@@ -26,6 +27,7 @@ from policies.fidelity import (
     questions_for,
 )
 from policies.fidelity.contexts import Contexts
+from proxy.background import Background
 from proxy.perform import Returned, drive, step
 from proxy.planning import Job, Paid, Planned
 from proxy.settle import Settler
@@ -88,9 +90,7 @@ class OnlineEvaluation:
         self._clock = clock
         self._store = store
         self._settler = settler
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._turns = asyncio.Semaphore(AT_ONCE)
-        self._closing = False
+        self._background = Background("weir-evaluate", most=MOST_WAITING, at_once=AT_ONCE)
         self.scores: dict[tuple[str, ...], float] = {}
 
     def after(self, request: str, job: Job, planned: Planned, trace: Trace) -> None:
@@ -100,13 +100,13 @@ class OnlineEvaluation:
             return
         if decision.cut.layer not in SUMMARISING or decision.pieces is None or job.ask_about is None:
             return
-        if self._closing or not is_sampled(request, job.settings.evaluate.sample):
+        if not is_sampled(request, job.settings.evaluate.sample):
             return
         if job.settings.evaluate.model is None and job.settings.summarizer is None:
             return  # nobody who could be asked: Weir spends no money unasked
         if planned.reading is None or planned.belief is None:
             return
-        if branch.branch in self._tasks or len(self._tasks) >= MOST_WAITING:
+        if branch.branch in self._background or not self._background.has_room:
             return
         work = _Work(
             request,
@@ -119,35 +119,26 @@ class OnlineEvaluation:
             branch.conversation,
             trace,
         )
-        task = asyncio.create_task(self._do(work), name="weir-evaluate")
-        self._tasks[branch.branch] = task
-        task.add_done_callback(lambda _: self._tasks.pop(branch.branch, None))
+        self._background.start(branch.branch, partial(self._do, work))
 
     async def close(self) -> None:
         """Stop what is under way: what was not judged to its end is not measured."""
-        self._closing = True
-        tasks = [*self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.close()
 
     async def settled(self) -> None:
         """Return once nothing is under way: for those who want to see what was measured."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-            await asyncio.sleep(0)
+        await self._background.settled()
 
     async def _do(self, work: _Work) -> None:
-        async with self._turns:
-            trace = work.ask.trace = work.trace.follow(names.EVALUATE_SPAN)
-            try:
-                await self._measure(work, trace)
-            except StoreError as error:
-                log.warning("what was measured of a summary could not be stored: %s", error)
-            except Exception:  # the answer is long out: nothing here may end the process's other work
-                log.exception("measuring a summary failed")
-            finally:
-                trace.end(None)
+        trace = work.ask.trace = work.trace.follow(names.EVALUATE_SPAN)
+        try:
+            await self._measure(work, trace)
+        except StoreError as error:
+            log.warning("what was measured of a summary could not be stored: %s", error)
+        except Exception:  # the answer is long out: nothing here may end the process's other work
+            log.exception("measuring a summary failed")
+        finally:
+            trace.end(None)
 
     async def _measure(self, work: _Work, trace: Trace) -> None:
         settings, pieces = work.job.settings, work.decision.pieces or ()

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from policies import (
@@ -25,6 +26,7 @@ from policies import (
 from policies.effects import Save
 from policies.ledger import Prepared
 from policies.notes import Note
+from proxy.background import Background
 from proxy.conversation import Recognised, Thread
 from proxy.perform import Ask, Returned, drive, step
 from proxy.planning import Job, Planned, Planner
@@ -77,10 +79,8 @@ class Preparation:
         self._planner = planner
         self._store = store
         self._happened = happened
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._background = Background("weir-prepare", most=MOST_WAITING, at_once=AT_ONCE)
         self._waiting: dict[str, Work] = {}
-        self._turns = asyncio.Semaphore(AT_ONCE)
-        self._closing = False
 
     def after(self, job: Job, planned: Planned, *, save: str | None = None, trace: Trace = NULL_TRACE) -> None:
         """Look at a request that was answered; costs next to nothing where there is nothing to do.
@@ -89,54 +89,43 @@ class Preparation:
         ``trace``, the request's.
         """
         work = _work(job, planned, save, trace)
-        if work is None or self._closing:
+        if work is None or self._background.is_closing:
             return
         branch = work.thread.branch.branch
-        if branch in self._tasks:
+        if branch in self._background:
             if branch in self._waiting or len(self._waiting) < MOST_WAITING:
                 self._waiting[branch] = work
             return
-        if len(self._tasks) >= MOST_WAITING:
-            return
-        self._start(branch, work)
+        if self._background.has_room:
+            self._start(branch, work)
 
     async def close(self) -> None:
         """Stop what is under way and forget what waits."""
-        self._closing = True
         self._waiting.clear()
-        tasks = [*self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.close()
 
     async def settled(self) -> None:
         """Return once nothing is under way: for those who want to see what was prepared."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-            await asyncio.sleep(0)
+        await self._background.settled()
 
     def _start(self, branch: str, work: Work) -> None:
-        task = asyncio.create_task(self._do(work), name="weir-prepare")
-        self._tasks[branch] = task
-        task.add_done_callback(lambda _: self._next(branch))
+        self._background.start(branch, partial(self._do, work), then=self._next)
 
     def _next(self, branch: str) -> None:
-        del self._tasks[branch]
         waiting = self._waiting.pop(branch, None)
-        if waiting is not None and not self._closing:
+        if waiting is not None and not self._background.is_closing:
             self._start(branch, waiting)
 
     async def _do(self, work: Work) -> None:
         ABOUT.set(work.about)
-        async with self._turns:
-            trace, failed = work.trace.follow(names.PREPARE_SPAN), None
-            if work.job.ask_later is not None:
-                work.job.ask_later.trace = trace
-            try:
-                failed = await self._do_all(work)
-            finally:
-                if work.prepare or work.save is not None or trace.has_children or failed is not None:
-                    trace.end(None, failed)
+        trace, failed = work.trace.follow(names.PREPARE_SPAN), None
+        if work.job.ask_later is not None:
+            work.job.ask_later.trace = trace
+        try:
+            failed = await self._do_all(work)
+        finally:
+            if work.prepare or work.save is not None or trace.has_children or failed is not None:
+                trace.end(None, failed)
 
     async def _do_all(self, work: Work) -> str | None:
         """Do what is worth doing; the last failure in a word comes back, None without one."""
