@@ -190,7 +190,7 @@ class ExchangeTrace:
         if compacted:
             span.attributes[names.CONVERSATION_COMPACTED] = True
         if request:
-            span.attributes.update(_request_params(request))
+            span.attributes.update(_request_params(request, content=self.captures))
         return span
 
     def relayed(self, method: str, server: str = "", port: int | None = None) -> AttemptSpan:
@@ -336,12 +336,17 @@ NULL_TRACE: Final = NullTrace()
 Trace = ExchangeTrace | NullTrace
 
 
-def _request_params(request: Mapping[str, object]) -> dict[str, Value]:
-    """The attributes of those request fields that are in the table and have a scalar value."""
+def _request_params(request: Mapping[str, object], *, content: bool) -> dict[str, Value]:
+    """The attributes of those request fields that are in the table and have a scalar value.
+
+    The stop sequences are the client's own words, and so ``content``.
+    """
     found: dict[str, Value] = {}
     for field, attribute in names.REQUEST_PARAMS.items():
         value = request.get(field)
         if value is None or (field == "stream" and value is not True) or (field == "n" and value == 1):
+            continue
+        if field == "stop" and not content:
             continue
         if isinstance(value, str):
             value = clean(value)

@@ -446,7 +446,6 @@ CALLED = {
     "gen_ai.request.max_tokens": 512,
     "gen_ai.request.temperature": 0.5,
     "gen_ai.request.seed": 7,
-    "gen_ai.request.stop_sequences": ["END"],
     "gen_ai.request.reasoning.level": "low",
     "gen_ai.output.type": "json",
     "server.address": "127.0.0.1",
@@ -467,6 +466,7 @@ async def test_an_attempt_says_what_was_asked_and_answered_and_the_root_who_aske
         port = int(started.simulator.base_url.rsplit(":", 1)[1].split("/")[0])
         own = int(started.weir.root.rsplit(":", 1)[1])
     assert CALLED.items() <= call.items()
+    assert "gen_ai.request.stop_sequences" not in call, "the client's own words"
     assert call["server.port"] == port
     assert call["gen_ai.response.id"].startswith("chatcmpl-")
     assert "gen_ai.request.choice.count" not in call
@@ -580,13 +580,14 @@ async def test_with_the_operators_leave_the_messages_are_on_the_calls_as_the_con
     messages = [*agent(1), {"role": "user", "content": [{"type": "text", "text": f"My key is {secret}, go on."}]}]
     environment = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "SPAN_ONLY"}
     async with scene(environment=environment, simulated=SimulatorSettings(answers=("", "It is done."))) as started:
-        answer = await ask(started, messages, stream=streamed)
+        answer = await ask(started, messages, stream=streamed, stop="END")
         if streamed:
             async for _ in answer:
                 pass
         spans = await started.spans()
     (call,) = [attributes(span.attributes) for span in spans if span.name == "chat sim"]
     said = json.loads(call["gen_ai.input.messages"])
+    assert call["gen_ai.request.stop_sequences"] == ["END"]
     assert [message["role"] for message in said] == ["system", "user", "assistant", "tool", "user"]
     assert said[2]["parts"] == [
         {"type": "tool_call", "id": "call_0", "name": "read_file", "arguments": '{"path": "src/module_0.py"}'}

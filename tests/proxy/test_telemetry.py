@@ -398,6 +398,8 @@ def test_attribute_values_and_children_are_bounded(spans: Spans) -> None:
         for _ in range(500):
             plan.layer("evict", before=2, after=1, units=1)
             trace.event("degraded", reason="r" * 10_000)
+    assert isinstance(trace, ExchangeTrace)
+    trace.captures = True  # stop sequences are the client's own words
     trace.attempt("m", "openai", request={"stop": ["s" * 9_000] * 99, "seed": 2**70}).answered(200)
     trace.end(200)
     found = spans.finished()

@@ -84,7 +84,7 @@ def test_what_these_tests_install_is_pinned_by_hash_and_names_no_index(lock: Pat
     text = lock.read_text()
     pins = re.findall(r"^[a-z0-9_.-]+==[^\s;]+", text, re.MULTILINE)
     blocks = re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)[1:]
-    assert len(pins) == len(blocks) >= 5
+    assert len(pins) == len(blocks) >= 1
     assert all("--hash=sha256:" in block for block in blocks)
     assert not re.search(r"https?:|file:|--index|--find-links|--extra", text)
 
