@@ -22,8 +22,8 @@ run: $(VENV)/.installed  ## start Weir on 127.0.0.1:8400
 demo: $(VENV)/.installed  ## a recorded agent run, without and with Weir
 	$(BIN)/weir demo
 
-test: $(VENV)/.installed-dev  ## every test
-	$(BIN)/python -m pytest
+test: $(VENV)/.installed-dev  ## every test, in as many processes as there are cores, four at most
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: $(VENV)/.installed-dev  ## linters, types, import contracts, docs
 	$(BIN)/ruff check .
