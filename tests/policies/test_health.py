@@ -8,7 +8,6 @@ import pytest
 from policies.health import (
     KINDS,
     RULES,
-    STABLE,
     Alert,
     Checkup,
     Episode,
@@ -19,6 +18,7 @@ from policies.health import (
     check,
     trend_of,
 )
+from policies.health.trend import STABLE
 
 RULES_OF = HealthRules()
 
