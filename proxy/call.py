@@ -178,6 +178,7 @@ class Call:
                 after=tokens(report.after),
                 units=report.units if report.kept else 0,
                 ref=report.ref,
+                reason=report.reason,
             )
         settings, reading = self.outcome.settings_or_default(), decision.reading
         base = belief.budget.base(settings)

@@ -82,10 +82,11 @@ class PlanSpan(OpenSpan):
         after: int,
         units: int,
         ref: str | None = None,
+        reason: str = "",
         started_ns: int | None = None,
         ended_ns: int | None = None,
     ) -> None:
-        """A layer that ran: tokens before and after, units changed.
+        """A layer that ran: tokens before and after, units changed, and the ``reason`` why it did less than asked.
 
         Without times it spans the plan until now, a microsecond after the one before it: viewers keep the order.
         """
@@ -96,6 +97,7 @@ class PlanSpan(OpenSpan):
             {names.LAYER: name, names.BEFORE: before, names.AFTER: after, names.UNITS: units},
         )
         child.set(names.REF, ref)
+        child.set(names.REASON, clean(reason) if reason else None)
         child.close(ended_ns)
 
     def decide(

@@ -250,6 +250,18 @@ async def test_a_summariser_that_fails_is_an_error_under_the_plan_and_the_reques
         assert await started.tree(about=500) == SUMMARISER_DOWN
 
 
+@pytest.mark.requirement("P15")
+async def test_a_layer_that_could_not_do_its_work_says_why() -> None:
+    async with scene() as started:
+        runtime = started.weir.runtime
+        cascade = {"cascade": [{"layer": "delegate"}, {"layer": "compact"}]}
+        runtime.adopt(runtime.config.with_policy("balanced", cascade))
+        await ask(started, agent(26))
+        layers = [attributes(s.attributes) for s in await started.spans() if s.name.startswith("weir context.layer")]
+    why = {each["weir.layer"]: each.get("weir.reason") for each in layers}
+    assert why == {"delegate": "no_summarizer", "compact": None}
+
+
 STORE_DOWN = """\
 SERVER POST /v1/chat/completions status=200 action=pass before=N after=N
   * weir.degraded reason=store
