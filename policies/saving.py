@@ -109,9 +109,12 @@ def goal_of(transcript: Transcript) -> str:
 
 def _sources(transcript: Transcript, *, since: int) -> list[Source]:
     """The messages after the head from the ``since``-th on."""
-    head = transcript.head
-    calls = answered_calls(transcript, units(transcript.messages, head))
-    indices = [i for i in range(head + since, len(transcript.messages)) if not transcript.messages[i].is_head]
+    messages, first = transcript.messages, transcript.head + since
+    begin = first
+    while transcript.head < begin < len(messages) and messages[begin].is_result:
+        begin -= 1  # to the message that made the calls
+    calls = answered_calls(transcript, units(messages, begin))
+    indices = [i for i in range(first, len(messages)) if not messages[i].is_head]
     return sources_of(transcript, indices, calls)
 
 
@@ -122,8 +125,10 @@ def notes_of(transcript: Transcript, *, settings: ContextSettings, known: Known)
 
 def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: Known) -> bool:
     """Whether the conversation is long enough for notes by a model, and has grown enough since the last ones."""
+    if settings.summarizer is None:
+        return False
     steps = units(transcript.messages, transcript.head)
-    if settings.summarizer is None or not is_due(settings.notes, turns=len(steps)):
+    if not is_due(settings.notes, turns=len(steps)):
         return False
     fresh = sum(1 for unit in steps if unit.start >= transcript.head + known.length)
     return any((len(steps) - back) % STEPS_BETWEEN == 0 for back in range(fresh))

@@ -40,8 +40,10 @@ log = logging.getLogger("weir.preparation")
 
 AT_ONCE = 2
 MOST_WAITING = 64
-WARM_AT = 0.75
+WARM_AT = 0.9
 GROWN = 1.2
+NEARLY_FULL = frozenset({"orange", "red", "critical"})
+"""Zones in which a conversation without a name is read for its state: before them a batch is far, and reading costs."""
 T = TypeVar("T")
 
 
@@ -267,7 +269,7 @@ def _work(job: Job, planned: Planned, reason: str | None, trace: Trace) -> Work 
     save = reason or ("safety" if above and not thread.above else None)
     thread.above = above
     named = thread.branch.name != thread.branch.conversation
-    read = recognised.length > 0 and (named or decision.pressure.zone != "green" or known.triggered)
+    read = recognised.length > 0 and (named or decision.pressure.zone in NEARLY_FULL or known.triggered)
     near = is_near(decision.raw_after, share=WARM_AT, settings=settings, budget=belief.budget)
     warm = near and not decision.is_new and length > thread.read * GROWN
     if not (soft or save or read or warm):
