@@ -119,6 +119,23 @@ async def test_rising_over_the_mark_saves_one_version(tmp_path: Path) -> None:
     assert saved[0].cut is None
 
 
+@pytest.mark.requirement("P5", "A2.11")
+async def test_a_conversation_without_a_name_is_not_read_before_a_batch_is_near(tmp_path: Path) -> None:
+    """Reading a long one takes a good part of a second of the process: nobody pays for that who may never need it."""
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db") as target,
+    ):
+        talk, read = Talk(target.client(), opening(), mark="I have decided to use fetch instead of axios."), {}
+        while not talk.headers or talk.actions()[-1] == "none":
+            await talk.chat(1)
+            await target.runtime.preparation.settled()
+            if talk.actions()[-1] == "none":
+                read[talk.headers[-1]["x-weir-pressure"].split(";")[1]] = len(target.runtime.planner.readings)
+    assert (read["green"], read["yellow"]) == (0, 0)
+    assert read["orange"] > 0
+
+
 async def _saved(target: RunningWeir, talk: Talk) -> list[str]:
     return [row.reason for row in await checkpoints(target, talk)] if talk.headers else []
 
