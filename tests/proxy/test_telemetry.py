@@ -613,7 +613,7 @@ def test_a_signal_may_have_a_protocol_of_its_own_and_the_standard_variables_stan
         ("http://a:1", {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "http/protobuf or grpc"),
         ("a:4318", {}, "like http://collector:4318"),
         ("http://a:port", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "is no address"),
-        ("unix:///tmp/a", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "like http://collector:4317"),
+        ("unix:///run/a", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "like http://collector:4317"),
     ],
 )
 def test_what_cannot_be_exported_is_said_with_the_remedy(endpoint: str, variables: dict[str, str], said: str) -> None:
