@@ -378,10 +378,19 @@ async def bugs(run: Run) -> None:
     with contextlib.suppress(httpx.HTTPError):
         await run.post(request(mark="bug"))
     runtime.health = health
-    runtime.keyring = Broken()  # type: ignore[assignment]
-    assert (await run.post(request(mark="bug"))).status == 500
-    assert (await run.manage("GET", "conversations")).status in {0, 500}
-    assert (await run.post({"input": CONTENT["text"]}, path="/v1/embeddings")).status in {0, 500}
+
+    async def without_keys(ask: Callable[[], Awaitable[Seen]]) -> int:
+        """The status of an answer that had no key ring from its beginning to its end: keys are read anew all the time."""
+        while True:
+            runtime.keyring = broken = Broken()  # type: ignore[assignment]
+            seen = await ask()
+            if runtime.keyring is broken:
+                return seen.status
+
+    embedding = {"input": CONTENT["text"]}
+    assert await without_keys(lambda: run.post(request(mark="bug"))) == 500
+    assert await without_keys(lambda: run.manage("GET", "conversations")) in {0, 500}
+    assert await without_keys(lambda: run.post(embedding, path="/v1/embeddings")) in {0, 500}
     runtime.keyring = keyring
 
     async def forgotten() -> None:
