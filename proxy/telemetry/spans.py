@@ -12,6 +12,8 @@ from proxy.telemetry.content import asked_in, choices_in, said_in
 from proxy.telemetry.context import Header, Parent
 from proxy.telemetry.values import LONGEST_LIST, Value, clean, code
 
+LAYER_APART: Final = 2_000
+"""Nanoseconds: viewers that keep times as floats tell two microseconds apart, and not always one."""
 _NOT_ERRORS: Final = frozenset({"client_disconnect"})
 S = TypeVar("S", bound="OpenSpan")
 
@@ -88,10 +90,10 @@ class PlanSpan(OpenSpan):
     ) -> None:
         """A layer that ran: tokens before and after, units changed, and the ``reason`` why it did less than asked.
 
-        Without times it spans the plan until now, a microsecond after the one before it: viewers keep the order.
+        Without times it spans the plan until now, a little after the one before it: viewers keep the order.
         """
         self.layers += 1
-        started = self.started + 1_000 * self.layers if started_ns is None else started_ns
+        started = self.started + LAYER_APART * self.layers if started_ns is None else started_ns
         child = self.trace.child(OpenSpan, f"{names.LAYER_SPAN} {name}", SpanKind.INTERNAL, started, self)
         child.attributes.update(
             {names.LAYER: name, names.BEFORE: before, names.AFTER: after, names.UNITS: units},
