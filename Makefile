@@ -39,7 +39,7 @@ bench: $(VENV)/.installed-dev  ## speed against a relay that does nothing
 	$(BIN)/python -m benchmarks.speed
 
 lock:  ## resolve the locks anew (needs uv)
-	uv pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra build pyproject.toml -o requirements.lock
+	uv pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra build --extra postgres pyproject.toml -o requirements.lock
 	uv pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
 
 clean:
