@@ -188,6 +188,8 @@ def learn_from_error(runtime: Runtime, verdict: Verdict, planned: Planned) -> No
     limit = plausible_limit(verdict)
     if limit is not None:
         windows.learn(belief.scope, limit)
+    elif verdict.prompt is not None or not planned.has_media:
+        windows.refused(belief.scope, verdict.prompt or belief.budget.estimate(planned.sent or 0))
     if verdict.prompt is not None and not verdict.at_least:
         _calibrate(runtime, planned, verdict.prompt)
 
@@ -196,8 +198,11 @@ def learn_from_answer(runtime: Runtime, outcome: Outcome) -> None:
     """Calibrate by what the upstream says the forwarded request took: the first one, where rounds followed it."""
     planned, seen = outcome.planned, outcome.seen
     usage = outcome.rounds[0] if outcome.rounds else seen.usage if seen is not None else None
-    if planned is not None and usage is not None and usage.prompt is not None:
-        _calibrate(runtime, planned, usage.prompt)
+    if planned is None or planned.belief is None or usage is None or usage.prompt is None:
+        return
+    if outcome.status is not None and outcome.status < 400:
+        runtime.windows.passed(planned.belief.scope, usage.prompt)
+    _calibrate(runtime, planned, usage.prompt)
 
 
 def _calibrate(runtime: Runtime, planned: Planned, reported: int) -> None:

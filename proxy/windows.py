@@ -206,9 +206,20 @@ class Windows:
     def learn(self, scope: str, limit: int) -> None:
         """Remember a window that the upstream named in an error."""
         self._revision += 1
-        row = self._limits.learn(scope, limit, now=self._clock())
+        self._keep(self._limits.learn(scope, limit, now=self._clock()))
+
+    def refused(self, scope: str, tokens: int) -> None:
+        """Remember that a prompt of ``tokens`` was too long for an upstream that does not say what would fit."""
+        self._revision += 1
+        self._keep(self._limits.refused(scope, tokens, now=self._clock()))
+
+    def passed(self, scope: str, tokens: int) -> None:
+        """Remember that a prompt of ``tokens`` was answered."""
+        self._limits.passed(scope, tokens)
+
+    def _keep(self, row: LimitRow | None) -> None:
         if row is not None:
-            self._learned[scope] = row
+            self._learned[row.scope] = row
 
     def calibrate(self, scope: str, *, estimated: int, reported: int) -> Calibration:
         """Remember what the upstream counted where Weir estimated ``estimated`` (uncalibrated)."""
