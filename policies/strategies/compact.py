@@ -1,9 +1,10 @@
 """Replacing older history by a summary: what code extracts, and beside it the notes of a model if one is set.
 
 The result is head, task, pinned messages, summary, newest user message where it was covered, kept tail. The
-tail is whole units from the end, worth a share of room; the newest step always stays, its tool results cut in
-the middle where they would take more than a third of what is left. The extract is made anew from the
-originals at every batch, so nothing drifts; the summary's bytes are stored and never change between batches.
+tail is whole units from the end, worth a share of room; the newest step always stays, and stays whole unless it does
+not fit beside the summary: then its tool results are cut in the middle to two thirds of what is left. The extract is
+made anew from the originals at every batch, so nothing drifts; the summary's bytes are stored and never change between
+batches.
 """
 
 from dataclasses import replace
@@ -28,7 +29,8 @@ from policies.tails import tail_start
 SLACK = 8
 LISTS = 0.25
 """Share of the extract that lists of what is to do, and notes, may take."""
-LARGEST_STEP = 1 / 3
+CUT_STEP = 2 / 3
+"""What a newest step that has to be cut may take of the room beside the summary: the rest is for the next one."""
 SMALLEST_STEP = 200
 
 
@@ -44,7 +46,7 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
     if not gone:
         return draft
     budget = min(int(share * bounds.shape.extract * bounds.room), bounds.shape.extract_max)
-    newest = _too_large_results(draft, bounds, allowed=_newest_allowance(bounds, budget))
+    newest = _too_large_results(draft, bounds, room=_room_beside(bounds, budget))
     read, end = {*gone, *newest}, len(draft.transcript.messages)
     sources = sources_of(bounds.transcript, sorted(read), bounds.calls())
     later = [_read(bounds, i).text for i in range(start, end) if draft.transcript.messages[i].role == "user"]
@@ -76,7 +78,8 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
     checkpoint = replace(checkpoint, narrative=told.text, version=version)
     compacted = draft.with_cut(cut, checkpoint=checkpoint.to_json())
     compacted = compacted.with_condensed([_condensed(draft, gone, cut, told)])
-    return _cut_newest_step(compacted, bounds, newest, allowed=_newest_allowance(bounds, cut.tokens))
+    allowed = max(SMALLEST_STEP, int(_room_beside(bounds, cut.tokens) * CUT_STEP))
+    return _cut_newest_step(compacted, bounds, newest, allowed=allowed)
 
 
 def _told(
@@ -98,17 +101,16 @@ def _summary_overhead(draft: Draft, bounds: Bounds) -> int:
     return MESSAGE_OVERHEAD + bounds.counter.count(empty) + SLACK
 
 
-def _newest_allowance(bounds: Bounds, summary: int) -> int:
-    """What the newest step's tool results may take beside a summary of so many tokens."""
-    return max(SMALLEST_STEP, int((bounds.trigger - bounds.fixed - summary) * LARGEST_STEP))
+def _room_beside(bounds: Bounds, summary: int) -> int:
+    return bounds.trigger - bounds.fixed - summary
 
 
-def _too_large_results(draft: Draft, bounds: Bounds, *, allowed: int) -> list[int]:
-    """The newest step's tool results if together they take more than is allowed: they will be cut in the middle."""
+def _too_large_results(draft: Draft, bounds: Bounds, *, room: int) -> list[int]:
+    """The newest step's tool results if together they take more than there is room: they will be cut in the middle."""
     tokens = {p.index: p.tokens for p in draft.pieces if p.index is not None}
     pinned, messages = bounds.protection.pinned, draft.transcript.messages
     results = [i for i in bounds.protection.active if messages[i].is_result and i not in pinned]
-    return sorted(results) if sum(tokens[i] for i in results) > allowed else []
+    return sorted(results) if sum(tokens[i] for i in results) > room else []
 
 
 def _read(bounds: Bounds, index: int) -> Body:

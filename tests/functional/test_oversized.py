@@ -215,3 +215,24 @@ async def test_a_message_with_an_image_leaves_the_window_whole_and_comes_back_wh
 def iter_tenants(target: RunningWeir) -> Any:
     """The tenants of the conversations that Weir holds in memory."""
     return (thread.branch.tenant for thread in target.runtime.planner.conversations._threads.values())
+
+
+@pytest.mark.requirement("D9", "P2")
+@pytest.mark.parametrize("history", ["chat", "agent"])
+async def test_parallel_results_that_nobody_has_read_stay_whole_while_anything_older_can_go(
+    history: str, upstream: RunningSimulator
+) -> None:
+    async with weir(upstream.base_url, window=9_216) as target:
+        talk = Talk(target.client())
+        talk.grow(24 if history == "agent" else 30, kind=history)
+        talk.add_question()
+        read = {"name": "read_file"}
+        calls = [
+            {"id": f"p{n}", "type": "function", "function": {**read, "arguments": f'{{"path": "{n}.py"}}'}}
+            for n in range(5)
+        ]
+        results = [{"role": "tool", "tool_call_id": f"p{n}", "content": prose(330, seed=70 + n)} for n in range(5)]
+        talk.messages += [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
+        await talk.ask(tools=TOOLS, max_tokens=128)
+    assert "compact=1" in talk.headers[-1]["x-weir-actions"]
+    assert answered(upstream)[-1].json()["messages"][-5:] == results

@@ -217,15 +217,28 @@ def test_every_pending_call_keeps_the_results_it_has() -> None:
     assert [p.index for p in done.pieces][-2:] == [len(transcript.messages) - 2, len(transcript.messages) - 1]
 
 
-def test_results_of_the_newest_step_are_cut_where_they_crowd_out_the_rest() -> None:
+def newest_step(tokens: int) -> tuple[Bounds, Draft, Cut]:
+    """A batch whose newest step holds a result of so many words, and a small one."""
     calls = ToolCall("a", "look", "{}"), ToolCall("b", "look", "{}")
-    newest = (assistant("", *calls), result(words(9_000), "a"), result("small", "b"))
-    transcript = talk(*history(20), user("Go on."), newest)
-    limits = bounds(transcript, settings=ContextSettings())
-    done, cut = compacted(limits=limits)
+    newest = (assistant("", *calls), result(words(tokens), "a"), result("small", "b"))
+    limits = bounds(talk(*history(20), user("Go on."), newest), settings=ContextSettings())
+    return limits, *compacted(limits=limits)
+
+
+@pytest.mark.requirement("D9")
+def test_the_newest_step_stays_whole_while_it_fits_beside_the_summary() -> None:
+    limits, done, cut = newest_step(9_000)
+    assert [p.kind for p in done.pieces[-2:]] == [None, None]
+    assert done.pieces[-2].tokens > (limits.trigger - limits.fixed - cut.tokens) / 2
+    assert done.tokens <= limits.trigger
+
+
+@pytest.mark.requirement("D9")
+def test_results_of_a_newest_step_that_does_not_fit_are_cut_and_leave_room_for_the_next() -> None:
+    limits, done, cut = newest_step(30_000)
     assert [p.kind for p in done.pieces[-2:]] == [EditKind.INGEST_CAP, None]
     left = limits.trigger - limits.fixed - cut.tokens
-    assert 0.9 * left / 3 < done.pieces[-2].tokens <= left / 3
+    assert 0.6 * left < done.pieces[-2].tokens <= left * 2 / 3
 
 
 @pytest.mark.requirement("P2")
