@@ -3,7 +3,8 @@
 Image formulas are the providers' own (OpenAI vision guide, Anthropic vision guide, Gemini media resolution),
 chosen by the model's name; nothing is ever fetched, so that what only has an address costs what a typical
 one costs. Audio is counted by its seconds. Documents and video are rough on purpose and rather too small
-than too large: an estimate that is too large would refuse a request that the upstream takes.
+than too large: an estimate that is too large would refuse a request that the upstream takes. A file that is only
+named, by an id or an address, counts nothing: its size is known to the upstream alone.
 """
 
 import base64
@@ -30,7 +31,6 @@ VIDEO_PER_SECOND = 300
 VIDEO_MAX = 60_000
 PAGE_TEXT = 1_500
 PAGE_BYTES = 100_000
-UNKNOWN_PAGES = 3
 PAGES_MAX = 40
 FILE_TEXT_MAX = 100_000
 
@@ -231,6 +231,18 @@ def is_media(part: Mapping[str, Any]) -> bool:
     return isinstance(kind, str) and kind in IMAGE_TYPES | AUDIO_TYPES | VIDEO_TYPES | FILE_TYPES
 
 
+def named_file(part: Mapping[str, Any]) -> str:
+    """The id or address of a file part whose content is elsewhere; empty for every other part."""
+    if part.get("type") not in FILE_TYPES or not is_media(part) or _file(part, ""):
+        return ""
+    for holder in (part.get("file"), part.get("source"), part):
+        if isinstance(holder, Mapping):
+            for key in ("file_id", "url", "file_url"):
+                if isinstance(name := holder.get(key), str) and name:
+                    return name
+    return ""
+
+
 def _image(part: Mapping[str, Any], model: str) -> int:
     value = next((v for key in ("image_url", "source", "image") if (v := part.get(key))), None)
     detail = part.get("detail")
@@ -291,9 +303,11 @@ def _file(part: Mapping[str, Any], model: str) -> int:
     if isinstance(value, Mapping):
         value = value.get("file_data") or value.get("data") or value.get("url")
     data = _base64(value)
-    if data and isinstance(value, str) and value.startswith("data:text/"):
+    if not data:
+        return 0
+    if isinstance(value, str) and value.startswith("data:text/"):
         return min(FILE_TEXT_MAX, _byte_length(data) * 2 // 5)
-    pages = math.ceil(_byte_length(data) / PAGE_BYTES) if data else UNKNOWN_PAGES
+    pages = math.ceil(_byte_length(data) / PAGE_BYTES)
     image = min(UNKNOWN_CLAUDE, image_rule(model).tokens(None, "auto"))
     return min(PAGES_MAX, max(1, pages)) * (PAGE_TEXT + image)
 

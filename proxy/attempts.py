@@ -195,7 +195,7 @@ def learn_from_error(runtime: Runtime, verdict: Verdict, planned: Planned) -> No
 
 
 def learn_from_answer(runtime: Runtime, outcome: Outcome) -> None:
-    """Calibrate by what the upstream says the forwarded request took: the first one, where rounds followed it."""
+    """Learn from what the upstream says the forwarded request took: the first one, where rounds followed it."""
     planned, seen = outcome.planned, outcome.seen
     usage = outcome.rounds[0] if outcome.rounds else seen.usage if seen is not None else None
     if planned is None or planned.belief is None or usage is None or usage.prompt is None:
@@ -203,6 +203,10 @@ def learn_from_answer(runtime: Runtime, outcome: Outcome) -> None:
     if outcome.status is not None and outcome.status < 400:
         runtime.windows.passed(planned.belief.scope, usage.prompt)
     _calibrate(runtime, planned, usage.prompt)
+    job = outcome.job
+    if planned.has_media and planned.sent is not None and job is not None and planned.body is job.request.body:
+        beyond = usage.prompt - planned.belief.budget.estimate(planned.sent)
+        runtime.planner.transcripts.learn_files(job.request, tenant=job.tenant, tokens=beyond)
 
 
 def _calibrate(runtime: Runtime, planned: Planned, reported: int) -> None:

@@ -32,6 +32,7 @@ from proxy.wire.chat import (
     tool_definitions,
     tool_description,
 )
+from proxy.wire.parts import named_files
 from proxy.wire.raw import Raw, read_value
 
 MOST_MESSAGES = 300_000
@@ -39,6 +40,8 @@ MOST_TOOL_SETS = 4_096
 MOST_DEFINED = 128  # sets of definitions with their descriptions, which only a request that prunes them reads
 MOST_ARRAYS = 8_192
 ARRAYS_PER_PREFIX = 3
+MOST_FILES = 4_096
+LONGEST_NAMING = 64 * 1024  # bytes of a message in which a file is named: one that holds a file's content is longer
 _MEDIA = attrgetter("media")
 SMALLEST_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
 
@@ -77,6 +80,21 @@ class Transcripts:
         self._arrays: OrderedDict[tuple[bytes, str], tuple[_Array, ...]] = OrderedDict()
         self._tools: OrderedDict[tuple[bytes, str], int] = OrderedDict()
         self._defined: OrderedDict[tuple[bytes, str], tuple[ToolDefinition, ...]] = OrderedDict()
+        self._files: OrderedDict[str, dict[str, int]] = OrderedDict()
+
+    def learn_files(self, request: ChatRequest, *, tenant: str, tokens: int) -> None:
+        """Take what the upstream counted beyond the estimate as the size of the request's files that are only named.
+
+        Files whose size is known already are part of the estimate; ``tokens`` are shared among the others.
+        """
+        files = self._files.setdefault(tenant, {})
+        self._files.move_to_end(tenant)
+        raws = (raw for raw in request.messages or () if len(raw) <= LONGEST_NAMING and b"file" in bytes(raw))
+        unknown = {name for raw in raws for name in named_files(read_message(raw))} - files.keys()
+        if tokens > 0 and unknown and len(files) < MOST_FILES:
+            files |= dict.fromkeys(unknown, tokens // len(unknown))
+        if len(self._files) > MOST_FILES:
+            self._files.popitem(last=False)
 
     async def read(
         self, request: ChatRequest, *, tenant: str, model: str, counter: TextCounter, image_tokens: int | None = None
@@ -88,6 +106,9 @@ class Transcripts:
         raws = request.messages or MessageArray(b"[]")
         seed = xxhash.xxh3_64_intdigest(tenant.encode())
         kind = f"{counter.name}/{model}" if image_tokens is None else f"{counter.name}/{model}/{image_tokens}"
+        files = self._files.get(tenant, {})
+        if files:
+            kind = f"{kind} {len(files)}"  # counts made before a file's size was known no longer hold
         whole, size = raws.raw, len(raws.raw) - 1
         places = _boundaries(whole, size, seed)
         known, place = self._begins_with(whole, places, kind)
@@ -95,7 +116,7 @@ class Transcripts:
         if len(new) + (len(known.messages) if known is not None else 0) > self._most:
             raise RequestTooLarge(f"More than {self._most} messages are not accepted here.")
         entries = await self._entries(
-            new, seed=seed, kind=kind, model=model, counter=counter, image_tokens=image_tokens
+            new, seed=seed, kind=kind, model=model, counter=counter, image_tokens=image_tokens, files=files
         )
         digest = b"" if place is None else place.extended(whole, size).digest
         array = _joined(known, entries, size=size, digest=digest, tenant=tenant)
@@ -143,6 +164,7 @@ class Transcripts:
         model: str,
         counter: TextCounter,
         image_tokens: int | None,
+        files: Mapping[str, int],
     ) -> list[tuple[Message, bool]]:
         """What is known of each message, those never seen before being read and counted now."""
         keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
@@ -150,7 +172,8 @@ class Transcripts:
         new = [(key, read_message(raw)) for key, raw in zip(keys, raws, strict=True) if key not in seen]
         if new:
             counts = await count_messages([value for _, value in new], counter, model=model, image_tokens=image_tokens)
-            for (key, value), tokens in zip(new, counts, strict=True):
+            for (key, value), counted in zip(new, counts, strict=True):
+                tokens = counted + sum(files.get(name, 0) for name in named_files(value)) if files else counted
                 seen[key] = message_of(value, tokens) if value else (_unreadable(key[0], tokens), False)
         entries = [seen[key] for key in keys]
         while len(seen) > MOST_MESSAGES:

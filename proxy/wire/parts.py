@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies.media import AUDIO_TYPES, FILE_TYPES, IMAGE_TYPES, VIDEO_TYPES, is_media
+from policies.media import AUDIO_TYPES, FILE_TYPES, IMAGE_TYPES, VIDEO_TYPES, is_media, named_file
 from proxy.wire.markers import markers_of
 
 THINKING_TYPES = frozenset({"thinking", "redacted_thinking"})
@@ -65,6 +65,11 @@ def without_media(value: Mapping[str, Any], lines: Sequence[str]) -> dict[str, A
 def attached(value: Mapping[str, Any]) -> tuple[str, ...]:
     """What each image, audio, video or file of a message is: its kind, and its type, name or address where known."""
     return tuple(_named(part) for part in _parts(value) if _is_media(part))
+
+
+def named_files(value: Mapping[str, Any]) -> list[str]:
+    """The ids and addresses of a message's files whose content is elsewhere."""
+    return [name for part in _parts(value) if (name := named_file(part))]
 
 
 def _parts(value: Mapping[str, Any]) -> list[dict[str, Any]]:
