@@ -40,7 +40,7 @@ from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
 from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import ABOUT, About, Metrics, Telemetry
-from proxy.telemetry.instruments import FIDELITY, HEALTH, STORE_WAITING, WINDOWS_LEARNED
+from proxy.telemetry.instruments import FIDELITY, HEALTH, STORE_WAITING, TASKS, WINDOWS_LEARNED
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
@@ -307,6 +307,8 @@ async def _assemble(
     )
     telemetry.metrics.watch(HEALTH, health.read)
     telemetry.metrics.watch(STORE_WAITING, settler.waiting)
+    loop = asyncio.get_running_loop()
+    telemetry.metrics.watch(TASKS, lambda: {(): len(asyncio.all_tasks(loop))})
     telemetry.metrics.watch(WINDOWS_LEARNED, lambda: {(): len(limits.rows(now=clock()))})
     return runtime
 

@@ -273,6 +273,9 @@ STORE_WAITING = Instrument(
     "What waits in memory to be stored: exchanges' rows, and changes that the store refused",
     (names.KIND,),
 )
+TASKS = Instrument(
+    "weir.tasks", "gauge", "{task}", "Asynchronous tasks that are under way; it rises with what is in flight"
+)
 CHECKPOINTS = Instrument(
     "weir.checkpoints", "counter", "{checkpoint}", "States of conversations that were saved, by reason", (names.REASON,)
 )
