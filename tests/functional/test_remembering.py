@@ -1,7 +1,6 @@
 """What is done after an answer, what an operator asks for, and going on from a checkpoint, in a real Weir."""
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -288,8 +287,7 @@ async def test_a_todo_list_that_leaves_the_window_is_in_the_summary(tmp_path: Pa
 @pytest.mark.requirement("R.74", "D14")
 async def test_a_shutdown_in_the_middle_of_a_preparation_leaves_no_half_of_it(tmp_path: Path) -> None:
     settings = SimulatorSettings(window=WINDOW, summary_model="summariser", latency=1.5)
-    begun = time.monotonic()
-    async with serve_simulator(settings, counter=COUNTER) as simulator:
+    async with asyncio.timeout(60), serve_simulator(settings, counter=COUNTER) as simulator:
         async with weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser") as target:
             talk = Talk(target.client(), opening())
             talk.grow(9)
@@ -300,7 +298,6 @@ async def test_a_shutdown_in_the_middle_of_a_preparation_leaves_no_half_of_it(tm
                     break
                 await asyncio.sleep(0.02)
         assert thread.known.prepared is None
-    assert time.monotonic() - begun < 20
 
 
 @pytest.mark.requirement("A0.133", "A0.148", "A0.146")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -263,14 +262,12 @@ def test_a_policy_file_that_is_not_there_is_one_line(recorded: Path) -> None:
     assert "nowhere.yaml" in result.stderr
 
 
-def test_a_hundred_steps_are_played_in_a_few_seconds(recorded: Path) -> None:
+def test_a_hundred_steps_are_played(recorded: Path) -> None:
     recorded.write_text(json.dumps({"messages": session(100)}), encoding="utf-8")
-    started = time.monotonic()
 
     balanced = told(recorded, "--window", 8192)["policies"]["balanced"]
 
     assert balanced["requests"] == 100
-    assert time.monotonic() - started < 15
 
 
 def test_help_has_an_example() -> None:

@@ -236,7 +236,7 @@ def test_every_result_is_in_one_merge_at_most_and_the_latest_stays(outputs: list
     "text", [" " * 200_000, "a" + " " * 200_000, "a:" + " " * 200_000, "a " * 100_000, "[{" * 40_000]
 )
 def test_no_text_takes_quadratic_time(text: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     fields(text)
     merged_text([text, text + "x"])
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 20, "quadratic would take hours"

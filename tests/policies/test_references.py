@@ -1,6 +1,8 @@
 """Which results the model used, by the identifiers that come back in what it says and does later."""
 
+import cProfile
 import json
+import pstats
 import time
 
 import pytest
@@ -239,19 +241,14 @@ def long_conversation(messages: int, characters: int) -> Transcript:
 
 @pytest.mark.requirement("A0.31")
 def test_a_long_conversation_is_analysed_in_linear_time() -> None:
-    def seconds(transcript: Transcript) -> float:
-        best = 9.0
-        for _ in range(3):
-            start = time.perf_counter()
-            references_of(transcript)
-            best = min(best, time.perf_counter() - start)
-        return best
+    def calls(transcript: Transcript) -> int:
+        profile = cProfile.Profile()
+        profile.runcall(references_of, transcript)
+        return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined] # typeshed does not know it
 
     small, large = long_conversation(200, 400_000), long_conversation(800, 1_600_000)
     assert references_of(small)[5] == References(index=10, step=5, count=2)
-    once, fourfold = seconds(small), seconds(large)
-    assert once < 0.5  # a tenth of that on an idle machine
-    assert fourfold < 10 * once
+    assert calls(large) < 5 * calls(small)
 
 
 @pytest.mark.parametrize(
@@ -260,6 +257,6 @@ def test_a_long_conversation_is_analysed_in_linear_time() -> None:
 )
 def test_no_text_takes_quadratic_time(text: str) -> None:
     transcript = talk(TASK, *call(text), assistant("src/a.py uses x_1 and " + text[:20_000]))
-    start = time.perf_counter()
+    start = time.process_time()
     references_of(transcript)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 20, "quadratic would take hours"

