@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import cast
 
@@ -112,6 +113,17 @@ def check(path: Path | None, *, as_json: bool) -> None:
         return
     click.echo(f"{effective.path or 'no file, the defaults'}: ok")
     _warn(effective)
+
+
+@config.command()
+def example() -> None:
+    """A file with every key, its default and a comment, to begin your own with.
+
+    \b
+    Example:
+      weir config example > weir.yaml
+    """
+    click.echo((files("proxy") / "defaults" / "weir.yaml").read_text(encoding="utf-8"), nl=False)
 
 
 def _source(effective: Config, at: KeyPath) -> str:
