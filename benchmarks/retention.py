@@ -6,21 +6,18 @@ A request is forwarded as head, first user message, summary, kept tail. Tokens a
 """
 
 import argparse
-import importlib.util
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import tiktoken
-
 from policies.extraction.extract import Readings, Source, extract
 from policies.messages import ToolCall
 from policies.settings import BALANCED_SHAPES
 from policies.summary import render_summary
+from proxy.tokenizer import Vocabulary, vocabulary_directories
 
 Chat = list[dict[str, Any]]
 PER_MESSAGE = 4
@@ -65,15 +62,11 @@ class O200k:
     """Exact tokens of o200k_base."""
 
     def __init__(self) -> None:
-        spec = importlib.util.find_spec("litellm")
-        if spec is not None and spec.origin:
-            folder = Path(spec.origin).parent / "litellm_core_utils" / "tokenizers"
-            os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(folder))
-        self._encoding = tiktoken.get_encoding("o200k_base")
+        self._vocabulary = Vocabulary("o200k_base", vocabulary_directories())
 
     def count(self, text: str) -> int:
         """Tokens of ``text``."""
-        return len(self._encoding.encode_ordinary(text))
+        return self._vocabulary.count(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,7 +288,7 @@ async def _assemble(
     telemetry.metrics.watch(FIDELITY, lambda: dict(evaluation.scores))
     runtime = Runtime(
         config=config,
-        keyring=_keyring(config, rows, secret),
+        keyring=Keyring(config.keys, rows, secret=secret, mode=config.auth.mode),
         secret=secret,
         registry=registry,
         windows=windows,
@@ -313,9 +313,17 @@ async def _assemble(
     return runtime
 
 
-def _keyring(config: Config, rows: list[KeyRow], secret: bytes) -> Keyring:
-    mode = "keys" if config.auth.mode == "keys" else "open"
-    return Keyring(config.keys, rows, secret=secret, mode=mode)  # type: ignore[arg-type]  # one of the two words
+def _renew_keys(runtime: Runtime, rows: list[KeyRow]) -> None:
+    """Take the keys there are now. A door that is shut opens again only where the configuration says so."""
+    config, before = runtime.config, runtime.keyring
+    mode = "keys" if config.auth.mode == "auto" and not before.is_open else config.auth.mode
+    fresh = runtime.keyring = Keyring(config.keys, rows, secret=runtime.secret, mode=mode)
+    if fresh.is_open and not before.is_open:
+        log.warning("auth.mode is open: from now on anybody who can connect may call")
+    if before.is_open and not fresh.is_open:
+        log.warning("there is a key: from now on only known keys may call; auth.mode: open would let in any other")
+    if len(before) and not fresh.is_open and not len(fresh):
+        log.warning("no key is left: nobody may call until there is one; weir keys create --name me makes one")
 
 
 def _fetcher(upstreams: Upstreams) -> Callable[[UpstreamSettings, Caller], Fetch]:
@@ -339,7 +347,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float]) -> None:
         if store is None:
             continue
         try:
-            runtime.keyring = _keyring(runtime.config, await store.list_keys(), runtime.secret)
+            _renew_keys(runtime, await store.list_keys())
             runtime.take_policies(await store.policies())
             if runtime.windows.has_learned or time.monotonic() - last_tended >= TEND_EVERY:
                 last_tended = time.monotonic()
@@ -387,7 +395,7 @@ def _reload(runtime: Runtime, read: Callable[[], Config] | None) -> Reload | Non
             rows = None  # the keys are read again in a moment
         runtime.adopt(fresh)
         if rows is not None:
-            runtime.keyring = _keyring(fresh, rows, runtime.secret)
+            _renew_keys(runtime, rows)
         await _audit_changes(runtime, before)
 
     return Reload(current=lambda: runtime.config, read=read, adopt=adopt, every=WATCH_EVERY)

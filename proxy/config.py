@@ -62,9 +62,11 @@ __all__ = [
 _NO_FLAGS = Flags()
 _HANDED_DOWN = "WEIR_HANDED_DOWN"
 _OPEN_DOOR = (
-    "{} is not loopback and auth.mode is open: anybody could spend your keys; "
-    "say auth.mode: keys (and make keys), or auth.open_beyond_loopback: true"
+    "{} is not loopback and auth.mode is open: anybody could spend your keys; say auth.mode: keys "
+    "(WEIR_AUTH_MODE=keys, --auth-mode keys) and make keys, or auth.open_beyond_loopback: true "
+    "(WEIR_OPEN_BEYOND_LOOPBACK=true)"
 )
+_KEYS = "WEIR_KEYS"
 
 
 def environment() -> Mapping[str, str]:
@@ -108,7 +110,7 @@ def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flag
     """
     named = path or (Path(env["WEIR_CONFIG"]) if env.get("WEIR_CONFIG") else None)
     document = read_document(named, env=env) if named is not None else Document(name="")
-    document = document.overlaid(_overlay(env, flags))
+    document = _with_keys(document.overlaid(_overlay(env, flags)), env)
     upstream = _single_upstream(env, flags)
     if upstream is not None:
         document = _in_front_of(document, upstream, env)
@@ -149,6 +151,8 @@ _VARIABLES: Mapping[str, KeyPath] = {
     "WEIR_PORT": ("listen", "port"),
     "WEIR_WINDOW": ("window",),
     "WEIR_SUMMARIZER": ("summarizer",),
+    "WEIR_AUTH_MODE": ("auth", "mode"),
+    "WEIR_OPEN_BEYOND_LOOPBACK": ("auth", "open_beyond_loopback"),
     "WEIR_ADMIN_TOKEN": ("auth", "admin_token"),
     "OTEL_EXPORTER_OTLP_ENDPOINT": ("telemetry", "otlp_endpoint"),
     "OTEL_EXPORTER_OTLP_PROTOCOL": ("telemetry", "otlp_protocol"),
@@ -163,6 +167,7 @@ _FLAGS: Mapping[str, KeyPath] = {
     "workers": ("listen", "workers"),
     "window": ("window",),
     "summarizer": ("summarizer",),
+    "auth_mode": ("auth", "mode"),
 }
 
 
@@ -174,8 +179,23 @@ def _overlay(env: Mapping[str, str], flags: Flags) -> dict[KeyPath, tuple[str, o
             values[path] = (name, env[name])
     for name, path in _FLAGS.items():
         if (value := getattr(flags, name)) is not None:
-            values[path] = (f"--{name}", value)
+            values[path] = (f"--{name.replace('_', '-')}", value)
     return values
+
+
+def _with_keys(document: Document, env: Mapping[str, str]) -> Document:
+    """The document with the keys of ``WEIR_KEYS`` (``name=secret,name2=secret2``) behind its own."""
+    own = document.data.get("keys") or []
+    if not env.get(_KEYS) or not isinstance(own, list):
+        return document
+    pairs = [each.strip().partition("=") for each in env[_KEYS].split(",") if each.strip()]
+    if any(not name or not secret for name, _, secret in pairs):
+        raise ConfigError(f"{_KEYS}: should look like name=secret,name2=secret2")
+    made = [{"name": name, "secret": secret} for name, _, secret in pairs]
+    places: dict[KeyPath, str] = {("keys", len(own) + at): _KEYS for at in range(len(made))}
+    return dataclasses.replace(
+        document, data={**document.data, "keys": [*own, *made]}, places={**document.places, **places}
+    )
 
 
 def _single_upstream(env: Mapping[str, str], flags: Flags) -> tuple[str, str] | None:
@@ -218,10 +238,11 @@ def _policies(file: FileValues, document: Document) -> tuple[dict[str, ContextSe
     return made, problems
 
 
-def _mode(file: FileValues) -> Literal["open", "keys"]:
-    if file.auth.mode == "auto":
-        return "keys" if file.keys else "open"
-    return file.auth.mode
+def _mode(file: FileValues) -> Literal["auto", "open", "keys"]:
+    """``auto`` where only the store can tell: open until a key was made there."""
+    if file.auth.mode != "auto":
+        return file.auth.mode
+    return "keys" if file.keys or not (file.listen.loopback or file.auth.open_beyond_loopback) else "auto"
 
 
 def _faults(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iterator[tuple[KeyPath, str]]:

@@ -147,7 +147,7 @@ class ModelRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSettings:
-    """Who may call: ``keys`` only the keys known here, ``open`` anybody, each key its own tenant."""
+    """Who may call: ``keys`` only the known keys, ``open`` anybody, each key its own tenant, ``auto`` as keys exist."""
 
     mode: Literal["auto", "open", "keys"] = "auto"
     admin_token: SecretStr | None = None
@@ -239,6 +239,7 @@ class Flags:
     host: str | None = None
     port: int | None = None
     workers: int | None = None
+    auth_mode: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +262,9 @@ class FileValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The effective whole; ``auth.mode`` is ``open`` or ``keys``, every policy has all its values.
+    """The effective whole; every policy has all its values.
+
+    ``auth.mode`` is ``auto`` only where the store decides: whether a running Weir is open, its key ring knows.
 
     Attributes:
         path: the file that was read, None without one.

@@ -74,10 +74,10 @@ class Keyring:
         store_rows: Iterable[KeyRow],
         *,
         secret: bytes,
-        mode: Literal["open", "keys"],
+        mode: Literal["auto", "open", "keys"],
     ) -> None:
+        """``auto`` is open until there was a key: a revoked one keeps the door shut."""
         self._secret = secret
-        self._mode = mode
         self._callers: dict[str, Caller] = {}
         self._known: dict[str, _Known] = {}
         self._revoked: set[str] = set()
@@ -105,6 +105,7 @@ class Keyring:
                 allow=frozenset(key.allow),
                 upstream_key=key.upstream_key.get_secret_value().encode() if key.upstream_key else None,
             )
+        self.is_open = mode == "open" or (mode == "auto" and not self._names)
 
     @property
     def names(self) -> dict[str, str]:
@@ -142,7 +143,7 @@ class Keyring:
                 credential=known.upstream_key if known.upstream_key is not None else own,
             )
         # A key that looks like Weir's own and is not known must not become a stranger with every freedom.
-        if self._mode == "keys" or digest in self._revoked or credential.startswith(PREFIX):
+        if not self.is_open or digest in self._revoked or credential.startswith(PREFIX):
             raise InvalidAPIKey(_REFUSALS[bool(credential)])
         return Caller(tenant=digest[:_TENANT_DIGITS], allow=_ALL, credential=given)
 

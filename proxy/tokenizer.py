@@ -1,24 +1,25 @@
 """Exact counting with tiktoken: without network, off the event loop, and never an exception.
 
-A vocabulary is looked for in the user's own cache directory and then in litellm's package, which ships both
-files under the names that tiktoken gives its cache (the SHA-1 of the file's address). Without one, characters
-are counted. Long text is cut into pieces: tiktoken gives up on about a million blanks, and no other request
-should wait for somebody's megabyte.
+A vocabulary is looked for in the user's own cache directory, under the name that tiktoken gives it there (the SHA-1
+of the file's address), and then among the compressed ones that ship with Weir. Without one, characters are counted.
+Long text is cut into pieces: tiktoken gives up on about a million blanks, and no other request should wait for
+somebody's megabyte.
 """
 
 import asyncio
 import base64
 import hashlib
-import importlib.util
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
+from importlib.resources import files
 from pathlib import Path
 from threading import Lock
 from types import FunctionType
 
 import tiktoken
+import zstandard
 from tiktoken_ext import openai_public  # type: ignore[import-untyped]  # a namespace package without py.typed
 
 from policies.media import bare_name
@@ -30,7 +31,6 @@ INLINE_CHARS = 8_192
 PIECE_CHARS = 50_000
 SMALLEST_PIECE = 1_000
 
-_LITELLM_FILES = Path("litellm_core_utils", "tokenizers")
 _CL100K = re.compile(r"gpt-(?:4(?![.\w])|3\.?5)|text-embedding-(?:3|ada-002)|(?:davinci|babbage)-002")
 _SAFE_CUT = re.compile(r"(?s).*(?:\n(?=[A-Za-z])|[A-Za-z](?= [A-Za-z]))")
 _SEEK_CUT = 2_000
@@ -42,11 +42,9 @@ def encoding_name(model: str) -> str:
 
 
 def vocabulary_directories(cache_dir: Path | None = None) -> tuple[Path, ...]:
-    """Where vocabulary files may be, best first: ``cache_dir``, then litellm's package, which is not imported."""
-    spec = importlib.util.find_spec("litellm")
-    found = spec.submodule_search_locations if spec is not None else None
-    shipped = [Path(location) / _LITELLM_FILES for location in found or ()]
-    return (cache_dir, *shipped) if cache_dir is not None else tuple(shipped)
+    """Where vocabulary files may be, best first: ``cache_dir``, then Weir's own."""
+    shipped = Path(str(files("proxy") / "vocabularies"))
+    return (cache_dir, shipped) if cache_dir is not None else (shipped,)
 
 
 def installed_estimators() -> dict[str, TokenCounter]:
@@ -271,13 +269,16 @@ def _build(name: str, directories: Sequence[Path]) -> tiktoken.Encoding:
 def _read_ranks(address: str, expected_hash: str | None, directories: Sequence[Path]) -> dict[bytes, int]:
     """Token bytes to rank from the first directory whose file has the expected SHA-256."""
     name = hashlib.sha1(address.encode(), usedforsecurity=False).hexdigest()
+    packed = f"{address.rpartition('/')[2]}.zst"
     for directory in directories:
-        path = directory / name
-        if not path.is_file():
+        if (directory / name).is_file():
+            data = (directory / name).read_bytes()
+        elif (directory / packed).is_file():
+            data = zstandard.ZstdDecompressor().decompress((directory / packed).read_bytes())
+        else:
             continue
-        data = path.read_bytes()
         if expected_hash is None or hashlib.sha256(data).hexdigest() == expected_hash:
             lines = (line.split() for line in data.splitlines() if line)
             return {base64.b64decode(token): int(rank) for token, rank in lines}
     searched = ", ".join(map(str, directories)) or "no directory"
-    raise VocabularyMissing(f"no intact file {name} in {searched}")
+    raise VocabularyMissing(f"no intact file {name} or {packed} in {searched}")

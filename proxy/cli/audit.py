@@ -124,7 +124,7 @@ def _grouped(sums: Iterable[EvictionSum], label: str, key: Callable[[EvictionSum
 
 def _show(report: Report) -> None:
     total = _total(report.sums)
-    click.echo(
+    console().print(
         f"{total['evicted']} evicted, {total['tokens_freed']:,} tokens freed; {total['asked_again']} of "
         f"{total['results']} tool results were asked for again (regret {_share(total['regret'])}).\n"
     )

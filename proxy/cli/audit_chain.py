@@ -1,6 +1,7 @@
 """``weir audit verify`` and ``list``: whether the audit is what was written, and what it says."""
 
 import datetime as dt
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -191,15 +192,15 @@ def _row(row: AuditRow) -> dict[str, object]:
 
 def _show_rows(rows: list[AuditRow]) -> None:
     table = Table(
-        "at (UTC)", "chain", "row", "type", "conversation", "request", "facts",
+        "at (UTC)", "row", "type", "facts", "conversation", "chain", "request",
         box=None, pad_edge=False, header_style="bold",
     )  # fmt: skip
     for row in rows:
         moment = dt.datetime.fromtimestamp(row.at, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
-        facts = row.facts if len(row.facts) <= FACTS_SHOWN else f"{row.facts[:FACTS_SHOWN]}…"
-        table.add_row(
-            moment, _name(row.tenant), str(row.seq), row.type, row.conversation or "-", row.request or "-", Text(facts)
-        )
+        told = json.dumps(row.told, ensure_ascii=False)  # with blanks, at which a narrow terminal breaks lines
+        facts = told if len(told) <= FACTS_SHOWN else f"{told[:FACTS_SHOWN]}…"
+        whose = (row.conversation or "-", _name(row.tenant), row.request or "-")
+        table.add_row(moment, str(row.seq), row.type, Text(facts), *whose)
     console().print(table)
 
 

@@ -2,16 +2,21 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import click
 from rich.console import Console
+from rich.measure import measure_renderables
 from rich.table import Table
+from rich.text import Text
 
 from proxy.cli import Failure
 from proxy.config import Config, ConfigError, Flags, environment, load_config, public
 from proxy.config_file import KeyPath, dotted
+
+SHORT = 24  # as wide as what is said of tokens, and as a generated name
 
 config_option = click.option(
     "--config",
@@ -114,6 +119,17 @@ def check(path: Path | None, *, as_json: bool) -> None:
     _warn(effective)
 
 
+@config.command()
+def example() -> None:
+    """A file with every key, its default and a comment, to begin your own with.
+
+    \b
+    Example:
+      weir config example > weir.yaml
+    """
+    click.echo((files("proxy") / "defaults" / "weir.yaml").read_text(encoding="utf-8"), nl=False)
+
+
 def _source(effective: Config, at: KeyPath) -> str:
     return effective.places.get(at, "default")
 
@@ -125,5 +141,39 @@ def _warn(effective: Config) -> None:
 
 def console() -> Console:
     """Standard output; as wide as it needs where it is no terminal, so that nothing is cut in a pipe."""
-    console = Console(highlight=False, soft_wrap=False)
+    console = _Terminal(highlight=False, soft_wrap=False)
     return console if console.is_terminal else Console(highlight=False, width=200)
+
+
+class _Terminal(Console):
+    """A terminal, in which a table keeps its words whole: what has no room is left out, the last columns first."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does, tables fitted."""
+        left_out = [title for each in objects if isinstance(each, Table) for title in _fit(each, self)]
+        super().print(*objects, **options)
+        if left_out:
+            super().print(Text(f"({', '.join(left_out)}: in a wider terminal, or with --json)"), style="dim")
+
+
+def _fit(table: Table, screen: Console) -> list[str]:
+    """Set the widths of the table's columns so that no word is broken; the titles of the columns left out for that.
+
+    What is short stays on its line, and only a word of more than a third of the screen is folded.
+    """
+    columns, gap, longest = table.columns, 2, screen.width // 3
+    spans = [measure_renderables(screen, screen.options, [each.header, *each.cells]) for each in columns]
+    cells = [measure_renderables(screen, screen.options, [*each.cells]).maximum for each in columns]
+    least = [
+        min(max(span.minimum, cell if cell <= SHORT else 0), longest) for span, cell in zip(spans, cells, strict=True)
+    ]
+    shown = len(columns)
+    while shown > 1 and sum(least[:shown]) + gap * (shown - 1) > screen.width:
+        shown -= 1
+    left_out = [str(each.header) for each in columns[shown:]]
+    del columns[shown:]
+    room = max(0, screen.width - sum(least[:shown]) - gap * (shown - 1))
+    for at in sorted(range(shown), key=lambda at: spans[at].maximum - least[at]):
+        more = min(spans[at].maximum - least[at], room)
+        columns[at].width, columns[at].overflow, room = least[at] + more, "fold", room - more
+    return left_out

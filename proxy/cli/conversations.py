@@ -1,7 +1,7 @@
 """``weir conversations``: what the store knows, read without disturbing a Weir that is running."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -13,6 +13,7 @@ from proxy.cli.conversations_read import (
     checkpoint_of,
     checkpoints_of,
     found,
+    key_names,
     kinds_of,
     opened_to_read,
     originals_of,
@@ -33,6 +34,7 @@ from proxy.cli.conversations_show import (
 )
 from proxy.config import Flags, masked_url
 from proxy.store import Store
+from proxy.store.records import ConversationRow
 from proxy.store.records import RemovedRow as Removed
 
 REQUESTS_SHOWN = 200
@@ -77,12 +79,18 @@ def list_conversations(path: Path | None, store: str | None, limit: int, *, as_j
     Example:
       weir conversations list --store sqlite+aiosqlite:///weir.db --limit 10
     """
-    url = loaded(path, Flags(store=store)).store.url
-    rows = reading(url, lambda opened: opened.conversations(None, limit=limit))
+    config = loaded(path, Flags(store=store))
+    url = config.store.url
+
+    async def read(opened: Store) -> tuple[list[ConversationRow], Mapping[str, str]]:
+        rows = await opened.conversations(None, limit=limit)
+        return rows, await key_names(opened, config) if rows else {}
+
+    rows, names = reading(url, read)
     if not rows and not as_json:
         click.echo(f"No conversations in {masked_url(url)}.", err=True)
         return
-    show_list(rows, as_json=as_json)
+    show_list(rows, names, as_json=as_json)
 
 
 @conversations.command()
@@ -117,7 +125,8 @@ def show(
     """
     if sum((timeline, checkpoint, removed, request is not None, ref is not None)) > 1:
         raise click.UsageError("--timeline, --checkpoint, --removed, --request and --ref are asked one at a time")
-    url = loaded(path, Flags(store=store)).store.url
+    config = loaded(path, Flags(store=store))
+    url = config.store.url
 
     async def read(opened: Store) -> Callable[[], None]:
         row = await found(opened, name)
@@ -137,8 +146,9 @@ def show(
             originals = await originals_of(opened, row, ref)
             return lambda: show_originals(originals, as_json=as_json)
         gone, saved = await removed_from(opened, row), await checkpoints_of(opened, row)
-        last = (await opened.timeline(row, limit=1))[-1:]
-        return lambda: show_status(row, gone, saved, last=last, where=_where(path, store), as_json=as_json)
+        last, names = (await opened.timeline(row, limit=1))[-1:], await key_names(opened, config)
+        where = _where(path, store)
+        return lambda: show_status(row, gone, saved, names, last=last, where=where, as_json=as_json)
 
     reading(url, read)()
 

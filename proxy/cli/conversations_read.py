@@ -10,7 +10,8 @@ import click
 
 from policies.clipping import TEXT_OF
 from proxy.cli import Failure
-from proxy.config import masked_url
+from proxy.config import Config, masked_url
+from proxy.keys import Keyring
 from proxy.store import Store, StoreError
 from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow, Original, RemovedRow
 
@@ -54,6 +55,11 @@ async def _opened(url: str, *, read_only: bool = False, visitor: bool = False) -
             await store.close()
     except StoreError as fault:
         raise Failure(f"{masked_url(url)}: {fault}") from fault
+
+
+async def key_names(store: Store, config: Config) -> dict[str, str]:
+    """The name of every key, of the configuration and of the store, by its tenant."""
+    return Keyring(config.keys, await store.list_keys(), secret=await store.secret(), mode="keys").names
 
 
 def reading(url: str, read: Callable[[Store], Awaitable[T]]) -> T:

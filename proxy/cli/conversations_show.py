@@ -4,7 +4,7 @@ import datetime as dt
 import json
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 import click
@@ -22,8 +22,8 @@ OBSERVED = "observe=1"
 STATE = ("pressure", "pressure_before", "velocity", "turns_until_red", "action", "observed", "detail")
 
 
-def show_list(rows: list[ConversationRow], *, as_json: bool) -> None:
-    """Conversations; what one is a part of and when it was closed only where there is such a one."""
+def show_list(rows: list[ConversationRow], names: Mapping[str, str], *, as_json: bool) -> None:
+    """Conversations, keys by ``names``; what one is a part of and when it was closed only where there is such a one."""
     if as_json:
         print_json([asdict(row) for row in rows])
         return
@@ -35,18 +35,18 @@ def show_list(rows: list[ConversationRow], *, as_json: bool) -> None:
         )
         if any(str(cell(row)) for row in rows)
     ]
-    columns = ("conversation", "key", "model", "requests", "tokens", "zone", "last actions", "last used (UTC)")
+    columns = ("conversation", "key", "model", "requests", "tokens", "last used (UTC)", "zone", "last actions")
     table = plain_table(*columns, *(title for title, _ in more))
     for row in rows:
         table.add_row(
             Text(tame(row.name)),
-            row.tenant[:8],
+            Text(key_name(row.tenant, names)),
             Text(tame(row.model)),
             str(row.requests),
             tokens(row.tokens_before, row.tokens_after, row.limit),
+            moment(row.updated),
             row.zone,
             actions_of(row.actions),
-            moment(row.updated),
             *(cell(row) for _, cell in more),
         )
     console().print(table)
@@ -56,6 +56,7 @@ def show_status(
     row: ConversationRow,
     gone: list[RemovedRow],
     checkpoints: list[CheckpointRow],
+    names: Mapping[str, str],
     *,
     last: list[ExchangeRow],
     where: str,
@@ -71,7 +72,7 @@ def show_status(
     values = {
         "conversation": row.name,
         "id": row.id,
-        "key": row.tenant,
+        "key": names.get(row.tenant, row.tenant),
         "part of": row.parent,
         "closed": None if row.closed is None else f"{moment(row.closed)} UTC",
         "model": row.model,
@@ -269,6 +270,11 @@ def say(text: str) -> None:
 def tame(text: str) -> str:
     """A text without control characters."""
     return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def key_name(tenant: str, names: Mapping[str, str]) -> str:
+    """What operators call a key, else how its tenant begins."""
+    return tame(names.get(tenant, tenant[:8]))
 
 
 def plain_table(*columns: str) -> Table:

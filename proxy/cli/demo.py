@@ -1,6 +1,7 @@
 """``weir demo``: a recorded agent run in a small window, without and with Weir."""
 
 import asyncio
+import logging
 import shlex
 import shutil
 import sys
@@ -26,15 +27,15 @@ from proxy.config import ConfigError
 
 PAUSE = 0.1
 PLAIN_EVERY = 10
-BAR = 40
+BAR = 14
 DIRECT, MANAGED = "without Weir", "with Weir"
 ROWS: tuple[tuple[str, Callable[[Tally], str]], ...] = (
     ("requests answered", lambda tally: f"{tally.answered} of {tally.requests}"),
     ("refused", lambda tally: ", ".join(f"{count} {code}" for code, count in tally.refused.items()) or "0"),
-    ("tokens sent, in requests that were answered", lambda tally: f"{tally.tokens:,}"),
+    ("tokens sent in answered requests", lambda tally: f"{tally.tokens:,}"),
     ("largest of them", lambda tally: f"{tally.largest:,}"),
     ("prefix reuse (cached / sent tokens)", lambda tally: f"{tally.reuse:.1%}"),
-    ("values a recorded tool call needed: seen by the model", lambda tally: f"{tally.visible} of {tally.needed}"),
+    ("values that tool calls needed, seen", lambda tally: f"{tally.visible} of {tally.needed}"),
 )
 
 
@@ -115,7 +116,7 @@ def _play(show: Demonstration, screen: Console, *, pause: float) -> tuple[Result
 
 async def _run(show: Demonstration, screen: Console, *, pause: float) -> tuple[Result, list[Removed]]:
     async with playing(show) as playback:
-        with _view(show, playback.result, screen) as view:
+        with _view(show, playback.result, screen) as view, _no_alerts():
             for number in range(1, show.steps + 1):
                 batch = await playback.step(number)
                 view.played(number, batch)
@@ -123,6 +124,17 @@ async def _run(show: Demonstration, screen: Console, *, pause: float) -> tuple[R
     async with opened_to_read(show.url) as store:
         row = await store.conversation(None, playback.result.conversation)
         return playback.result, await removed_from(store, row) if row is not None else []
+
+
+@contextmanager
+def _no_alerts() -> Iterator[None]:
+    """Keep the alerts out of the picture: `weir health` shows them."""
+    logger = logging.getLogger("weir.alerts")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 class View(Protocol):
@@ -252,6 +264,8 @@ def _look(show: Demonstration, result: Result, gone: list[Removed]) -> Iterator[
         if is_there:
             base = f"{command_name()} conversations show {result.conversation}"
             yield f"{base} {option} --store {shlex.quote(show.url)}"
+    if result.conversation:
+        yield f"{command_name()} health {result.conversation} --store {shlex.quote(show.url)}"
 
 
 def command_name() -> str:

@@ -76,6 +76,8 @@ def create(
     click.echo(f"Key {name} is made. The line above is its secret: it is shown only now.", err=True)
     if effective.auth.mode == "open":
         click.echo("Weir takes any key while auth.mode is open; say auth.mode: keys to take only these.", err=True)
+    else:
+        click.echo("A running Weir takes it within two seconds, and from then on only keys that it knows.", err=True)
 
 
 @keys.command("list")

@@ -7,6 +7,7 @@ import importlib.metadata
 import io
 import logging
 import os
+import shlex
 import socket
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from proxy.cli import Failure
 from proxy.cli.config import config_option, loaded
 from proxy.config import Config, Flags, Handed, environment, hand_down, handed_down, load_config, masked_url, secrets_of
 from proxy.hooks import Hooks, Plugin
+from proxy.keys import Keyring
 from proxy.protocol import App, ServerLimits
 from proxy.server import run
 from proxy.simulator.serving import run_simulator
@@ -48,6 +50,9 @@ COLLECT_AFTER = (2_000, 10, 10)
 @click.option("--workers", type=click.IntRange(min=1), help="Processes; more than one want PostgreSQL.")
 @click.option("--upstream", metavar="URL", help="Base URL of one upstream, e.g. http://127.0.0.1:9000/v1.")
 @click.option("--window", type=click.IntRange(min=64), help="Context window of its models, tokens.")
+@click.option(
+    "--auth-mode", type=click.Choice(["auto", "keys", "open"]), help="Who may call; else the configuration's (auto)."
+)
 @click.option("--policy", help="The default policy; 'off' relays everything.")
 @click.option("--store", metavar="URL", help="The database, e.g. sqlite+aiosqlite:///weir.db.")
 @click.option("--summarizer", metavar="MODEL", help="Model that writes summaries; 'same' for the request's own.")
@@ -70,8 +75,8 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     tokenizer = Tokenizer(cache_dir=_vocabularies(), estimators=installed_estimators())
     handler = _open_log(log_format)
     with _logging(handler), _listening(config) as listener, _upstream(config, tokenizer) as effective:
-        _check_store(effective)
-        _announce(effective, listener.getsockname()[1])
+        keys = _check_store(effective)
+        _announce(effective, listener.getsockname()[1], keys, _making_a_key(path, flags))
         code = _run(effective, path, flags, tokenizer, listener, handler, log_format)
     if code:
         raise Failure("the proxy could not be started; the log above says why")
@@ -203,15 +208,19 @@ def _listening(config: Config) -> Iterator[socket.socket]:
         yield listener
 
 
-def _check_store(config: Config) -> None:
-    """Open the store once, so that what is wrong with it is said before anybody connects."""
+def _check_store(config: Config) -> Keyring:
+    """Open the store once, so that what is wrong with it is said before anybody connects; the keys there are."""
 
-    async def check() -> None:
+    async def check() -> Keyring:
         store = await Store.open(config.store.url, content=config.store.content, shared=config.listen.workers > 1)
-        await store.close()
+        try:
+            rows, secret = await store.list_keys(), await store.secret()
+            return Keyring(config.keys, rows, secret=secret, mode=config.auth.mode)
+        finally:
+            await store.close()
 
     try:
-        asyncio.run(check())
+        return asyncio.run(check())
     except StoreError as error:
         raise Failure(f"the store {masked_url(config.store.url)} cannot be used: {error}") from error
 
@@ -286,8 +295,23 @@ def _not_raised(found: "sys.UnraisableHookArgs") -> None:
     log.error("an exception could not be raised", exc_info=found.exc_value)
 
 
-def _announce(config: Config, port: int) -> None:
+def _making_a_key(path: Path | None, flags: Flags) -> str:
+    """The command that makes a key for this server."""
+    options = [f" --config {shlex.quote(str(path))}" if path else ""]
+    options += [f" --store {shlex.quote(masked_url(flags.store))}" if flags.store else ""]
+    return f"weir keys create --name me{''.join(options)}"
+
+
+def _first_key(making: str) -> Iterator[str]:
+    yield "  there is no key: nobody may call until you make one, which takes effect within two seconds:"
+    yield f"    {making}"
+    yield f"    docker exec CONTAINER {making}    # where this is a container"
+
+
+def _announce(config: Config, port: int, keys: Keyring, making: str) -> None:
     base = f"http://{config.listen.host}:{port}/v1"
+    who = "anybody on this machine" if config.listen.loopback else "ANYBODY WHO CAN CONNECT"
+    allowed = who if keys.is_open else f"whoever has one of {len(keys)} keys" if len(keys) else "nobody yet"
     if config.simulate:
         where = f"the built-in simulator (window {config.window} tokens); --upstream URL changes that"
     else:
@@ -295,7 +319,8 @@ def _announce(config: Config, port: int) -> None:
         where = ", ".join(f"{name} ({address})" for name, address in named)
     lines = (
         f"Weir on {base} in front of {where}",
-        f"  policy {config.default_policy}, keys: {config.auth.mode}, store {masked_url(config.store.url)}",
+        f"  policy {config.default_policy}, store {masked_url(config.store.url)}, open to {allowed}",
+        *(_first_key(making) if not keys.is_open and not len(keys) else ()),
         f"  export OPENAI_BASE_URL={base}",
         *(f"  warning: {warning}" for warning in config.warnings),
     )

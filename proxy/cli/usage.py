@@ -9,11 +9,10 @@ import click
 from rich.text import Text
 
 from proxy.cli.config import config_option, console, json_option, loaded, print_json
-from proxy.cli.conversations_read import reading, store_option
-from proxy.cli.conversations_show import plain_table, tame
-from proxy.config import Config, Flags
+from proxy.cli.conversations_read import key_names, reading, store_option
+from proxy.cli.conversations_show import key_name, plain_table, tame
+from proxy.config import Flags
 from proxy.errors import InvalidRequest
-from proxy.keys import Keyring
 from proxy.routes.question import moment_in
 from proxy.routes.usage import total_json, usage_json
 from proxy.store import Store
@@ -46,7 +45,7 @@ def usage(*, since: str, by: By | None, key: str | None, path: Path | None, stor
 
     async def read(opened: Store) -> tuple[list[UsageRow], dict[str, str]]:
         rows = await opened.usage(None, since=start, by=by)
-        return rows, await _names(opened, config) if rows else {}
+        return rows, await key_names(opened, config) if rows else {}
 
     rows, names = reading(config.store.url, read)
     if key is not None:
@@ -60,17 +59,11 @@ def usage(*, since: str, by: By | None, key: str | None, path: Path | None, stor
         _show(rows, by, names)
 
 
-async def _names(store: Store, config: Config) -> dict[str, str]:
-    """The name of every key by its tenant."""
-    return Keyring(config.keys, await store.list_keys(), secret=await store.secret(), mode="keys").names
-
-
 def _show(rows: Sequence[UsageRow], by: By | None, names: Mapping[str, str]) -> None:
     titles = ("key", *(() if by is None else (by,)), "requests", "failed", "tokens", "forwarded", "saved", "cached")
     table = plain_table(*titles, "answers", "cost", "saved $", "summaries $")
     for row in rows:
-        name = names.get(row.tenant)
-        whose = [Text(tame(name if name is not None else row.tenant[:8]))]
+        whose = [Text(key_name(row.tenant, names))]
         if by is not None:
             whose.append(Text(tame(row.group or "")))
         table.add_row(*whose, *_cells(usage_json(row, by=by, names=names)))

@@ -9,8 +9,8 @@ import dataclasses
 import functools
 import math
 import re
-import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
@@ -121,11 +121,8 @@ _NUMBERS = re.compile(r"should be a valid (integer|number)")
 
 
 def preset_directory() -> Path:
-    """Where the preset files are: beside the code in a checkout, else where an installation put them."""
-    checkout = Path(__file__).resolve().parents[2] / "config" / "presets"
-    if checkout.is_dir():
-        return checkout
-    return Path(sysconfig.get_path("data")) / "share" / "weir" / "presets"
+    """Where the preset files are: in the package, as a link to ``config/`` in a checkout."""
+    return Path(str(files("proxy") / "defaults" / "presets"))
 
 
 def preset_documents() -> Mapping[str, Document]:

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import tempfile
@@ -199,3 +200,10 @@ def test_the_recording_is_whole_and_carries_its_notice() -> None:
     assert "Copyright (c) 2024 Sierra" in notice
     assert "Permission is hereby granted" in notice
     assert "Copyright (c) 2024 Sierra" in (data / "NOTICE.md").read_text()
+
+
+def test_no_line_of_the_log_interrupts_it_and_the_alerts_are_named(folder: Path) -> None:
+    result = demo(folder, "--steps", "12", "--fast")
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.search(r"^  \S*weir health conv-\w+ --store ", result.stdout, re.MULTILINE)

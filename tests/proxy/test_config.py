@@ -319,12 +319,56 @@ def test_the_first_rule_that_matches_chooses_the_upstream(tmp_path):
     assert config.upstream("gpt-4o").name == "openai"
 
 
-def test_without_keys_weir_is_open_and_on_loopback_only(tmp_path):
-    assert load_config(env=KEY).auth.mode == "open"
-    found = problems(tmp_path, "listen:\n  host: 0.0.0.0\n")
+@pytest.mark.requirement("S.29")
+def test_without_keys_the_store_decides_on_loopback_and_nobody_is_let_in_beyond_it(tmp_path):
+    assert load_config(env=KEY).auth.mode == "auto"
+    assert load_config(env=KEY, flags=Flags(host="192.168.1.2")).auth.mode == "keys"
+    assert config_of(tmp_path, "listen: {host: 0.0.0.0}\n").auth.mode == "keys"
+
+
+@pytest.mark.requirement("S.29")
+def test_an_open_door_beyond_loopback_is_refused(tmp_path):
+    found = problems(tmp_path, "listen:\n  host: 0.0.0.0\nauth: {mode: open}\n")
     assert found[0].startswith("weir.yaml:2: listen.host: 0.0.0.0 is not loopback and auth.mode is open")
     with pytest.raises(ConfigError, match=r"^--host: listen\.host: 192\.168\.1\.2 is not loopback"):
-        load_config(env=KEY, flags=Flags(host="192.168.1.2"))
+        load_config(env={**KEY, "WEIR_AUTH_MODE": "open"}, flags=Flags(host="192.168.1.2"))
+    anyway = {**KEY, "WEIR_HOST": "0.0.0.0", "WEIR_OPEN_BEYOND_LOOPBACK": "true"}
+    assert load_config(env=anyway, flags=Flags(auth_mode="open")).auth.mode == "open"
+    with pytest.raises(ConfigError, match=r"^WEIR_AUTH_MODE: auth\.mode: "):
+        load_config(env={**KEY, "WEIR_AUTH_MODE": "key"})
+
+
+@pytest.mark.requirement("P7")
+def test_keys_of_the_environment_stand_beside_those_of_the_file(tmp_path):
+    path = tmp_path / "weir.yaml"
+    path.write_text("keys: [{name: a, secret: secret-of-a, policy: audit}]\n")
+
+    config = load_config(path, env={**KEY, "WEIR_KEYS": "b=secret-of-b, c=secret=of=c"})
+
+    assert [(key.name, key.secret.get_secret_value(), key.policy) for key in config.keys] == [
+        ("a", "secret-of-a", "audit"),
+        ("b", "secret-of-b", None),
+        ("c", "secret=of=c", None),
+    ]
+    assert config.places["keys", 2] == "WEIR_KEYS"
+    assert load_config(env={**KEY, "WEIR_KEYS": "b=secret-of-b"}).auth.mode == "keys"
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("secret-of-b", r"^WEIR_KEYS: should look like name=secret,name2=secret2$"),
+        ("b=", r"^WEIR_KEYS: should look like name=secret,name2=secret2$"),
+        ("b=tiny", r"^WEIR_KEYS: keys\[0\]\.secret: "),
+        ("b=secret-of-b,b=secret-of-c", r"^WEIR_KEYS: keys\[1\]\.name: a second key is called b$"),
+    ],
+)
+def test_keys_of_the_environment_that_cannot_be_used_are_named_without_their_secret(given, problem):
+    with pytest.raises(ConfigError, match=problem) as raised:
+        load_config(env={**KEY, "WEIR_KEYS": given})
+
+    assert "secret-of-b" not in str(raised.value)
+    assert "tiny" not in str(raised.value)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost", "[::1]"])
@@ -427,7 +471,7 @@ def test_the_policy_off_is_balanced_with_its_mode_off(tmp_path):
 
 
 def test_presets_are_found_beside_the_code():
-    assert preset_directory() == ROOT / "config" / "presets"
+    assert preset_directory().resolve() == ROOT / "config" / "presets"
     assert {"balanced", "off"} <= set(preset_documents())
 
 

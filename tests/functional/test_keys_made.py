@@ -1,0 +1,113 @@
+"""Who may call a Weir as keys come and go: a process of its own, `weir keys` beside it, the real SDK."""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import openai
+import pytest
+
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from tests.functional.harness import COUNTER, WeirProcess, free_port, opening
+from tests.functional.test_process import command
+
+STRANGER = "sk-stranger"
+
+
+@pytest.fixture
+async def simulator() -> AsyncIterator[RunningSimulator]:
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as running:
+        yield running
+
+
+async def accepted(weir: WeirProcess, key: str) -> bool:
+    """Whether a chat request with that key is answered."""
+    try:
+        await weir.client(key).chat.completions.create(model="sim", messages=opening())
+    except openai.AuthenticationError:
+        return False
+    return True
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for what a running Weir takes two seconds to see."""
+    async with asyncio.timeout(30):
+        while not await holds():
+            await asyncio.sleep(0.1)
+
+
+def says(weir: WeirProcess, text: str) -> bool:
+    return any(text in line for line in weir.log)
+
+
+@pytest.mark.requirement("S.29", "P7")
+async def test_the_first_key_shuts_an_open_door_and_no_revocation_opens_it_again(
+    simulator: RunningSimulator, tmp_path: Path
+) -> None:
+    store = ["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
+    async with WeirProcess(["--upstream", simulator.base_url, *store], free_port()) as weir:
+        assert await accepted(weir, STRANGER)
+        assert says(weir, "open to anybody on this machine")
+
+        secret = await command("keys", "create", "--name", "first", *store)
+        await until(lambda: refused(weir, STRANGER))
+        assert await accepted(weir, secret)
+        assert says(weir, "only known keys may call")
+
+        await command("keys", "revoke", "first", *store)
+        await until(lambda: refused(weir, secret))
+        assert await refused(weir, STRANGER)
+        assert says(weir, "no key is left")
+
+        await weir.stop()
+        weir.log.clear()
+        await weir.start()
+        assert await refused(weir, STRANGER)
+        assert says(weir, f"weir keys create --name me --store {store[1]}")
+
+
+async def refused(weir: WeirProcess, key: str) -> bool:
+    return not await accepted(weir, key)
+
+
+@pytest.mark.requirement("S.29", "A0.45")
+async def test_taking_the_last_key_out_of_the_file_opens_nothing_while_weir_runs(
+    simulator: RunningSimulator, tmp_path: Path
+) -> None:
+    path, base = tmp_path / "weir.yaml", {"upstreams": {"main": {"base_url": simulator.base_url}}}
+    path.write_text(json.dumps({**base, "keys": [{"name": "mine", "secret": "sk-of-the-file"}]}))
+    arguments = ["--config", str(path), "--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
+    async with WeirProcess(arguments, free_port()) as weir:
+        assert await accepted(weir, "sk-of-the-file")
+        assert weir.process is not None
+
+        path.write_text(json.dumps(base))
+        weir.process.send_signal(signal.SIGHUP)
+        await until(lambda: refused(weir, "sk-of-the-file"))
+        assert await refused(weir, STRANGER)
+        assert says(weir, "no key is left")
+
+        path.write_text(json.dumps({**base, "auth": {"mode": "open"}}))
+        weir.process.send_signal(signal.SIGHUP)
+        await until(lambda: accepted(weir, STRANGER))
+        assert says(weir, "anybody who can connect may call")
+
+
+@pytest.mark.requirement("S.29", "P7")
+@pytest.mark.parametrize("given", ["flag", "environment"])
+async def test_keys_come_by_environment_and_the_mode_by_either(
+    simulator: RunningSimulator, tmp_path: Path, given: str
+) -> None:
+    arguments = ["--upstream", simulator.base_url, "--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
+    if given == "flag":
+        arguments, env = [*arguments, "--auth-mode", "keys"], {}
+    else:
+        env = {"WEIR_KEYS": "app=sk-of-the-app, job=sk-of-the-job", "WEIR_ADMIN_TOKEN": "token-of-the-operator"}
+    async with WeirProcess(arguments, free_port(), env=env) as weir:
+        assert await refused(weir, STRANGER)
+        assert await accepted(weir, "sk-of-the-job") == bool(env)
+        assert says(weir, "open to whoever has one of 2 keys" if env else "nobody may call until you make one")
+        assert not says(weir, "sk-of-the-")

@@ -1,0 +1,90 @@
+"""Tables on a terminal of 80 columns: no line is longer, no word is broken, and keys go by their names."""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from proxy.cli import main
+from proxy.simulator.serving import serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from tests.functional.harness import COUNTER, Talk, weir
+
+WIDTH = 80
+TERMINAL = {"FORCE_COLOR": "1", "NO_COLOR": "1", "COLUMNS": str(WIDTH), "LINES": "50", "TERM": "xterm"}
+NAME = "a-conversation-with-a-name"
+YAML = """
+upstreams: {{main: {{base_url: "{upstream}"}}}}
+window: 8192
+store: {{url: "sqlite+aiosqlite:///w.db"}}
+keys: [{{name: support-bot, secret: sk-of-the-bot}}]
+"""
+
+
+def shown(*command: str, **environment: str) -> str:
+    result = CliRunner().invoke(main, command, env=environment)
+    assert result.exit_code == 0, result.output
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", result.stdout)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration whose store holds a conversation that was compacted."""
+    folder = tmp_path_factory.mktemp("narrow")
+    store = folder / "w.db"
+
+    async def talk() -> None:
+        async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+            yaml = YAML.format(upstream=simulator.base_url)
+            async with weir("", store, yaml=yaml, folder=folder, window=None) as target:
+                named: dict[str, Any] = {"default_headers": {"x-weir-conversation": NAME}}
+                await Talk(target.client("sk-of-the-bot", **named)).agent(16)
+
+    asyncio.run(talk())
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work where the configuration is."""
+    monkeypatch.chdir(folder)
+
+
+COMMANDS = (
+    "conversations list",
+    f"conversations show {NAME}",
+    f"conversations show {NAME} --timeline",
+    f"conversations show {NAME} --removed",
+    "usage",
+    "usage --by model",
+    f"health {NAME}",
+    "audit list",
+    "audit evictions",
+    "audit verify",
+    "config show",
+    "policy list",
+    "keys list",
+)
+
+
+@pytest.mark.requirement("A0.3")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_table_fits_eighty_columns_with_whole_words(command: str) -> None:
+    arguments = [*command.split(), "--config", "weir.yaml"]
+    narrow, wide = shown(*arguments, **TERMINAL), shown(*arguments)
+
+    words, note = re.subn(r"^\(.*--json\)$", "", narrow, flags=re.MULTILINE | re.DOTALL)
+    assert note <= 1
+    long = [word for word in wide.split() if len(word) > WIDTH // 3]  # hashes: nothing else is folded
+    broken = set(words.split()) - set(wide.split())
+    assert all(any(part in word for word in long) for part in broken), broken
+    assert max(map(len, (line.rstrip() for line in narrow.splitlines()))) <= WIDTH
+
+
+@pytest.mark.requirement("P7")
+@pytest.mark.parametrize("command", ["conversations list", f"conversations show {NAME}", "usage"])
+def test_a_key_goes_by_its_name_everywhere(command: str) -> None:
+    assert "support-bot" in shown(*command.split(), "--config", "weir.yaml")

@@ -1,0 +1,126 @@
+"""What the README prints is typed as it stands; only the port is another one."""
+
+import asyncio
+import contextlib
+import re
+import shutil
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import click
+import pytest
+
+from proxy.cli import main
+from proxy.config import load_config
+from proxy.simulator.serving import serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from proxy.store.files import has_wal_reset_bug
+from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port
+
+README = (ROOT / "README.md").read_text()
+ADDRESS = "127.0.0.1:8400"
+
+
+def blocks(language: str, word: str) -> list[str]:
+    """The README's code in that language that has ``word`` in it."""
+    return [
+        text
+        for kind, text in re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+        if kind == language and word in text
+    ]
+
+
+async def typed(*command: str, folder: Path) -> str:
+    """What a command prints that a stranger types, whose shell knows nothing of OpenAI."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=folder,
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(folder)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+@pytest.fixture
+async def made(tmp_path: Path) -> AsyncIterator[WeirProcess]:
+    """What ``make run`` starts where there is no key for an upstream."""
+    assert re.search(r"^run:.*\n\t\$\(BIN\)/weir serve$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    async with WeirProcess(["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"], free_port()) as weir:
+        yield weir
+
+
+@pytest.mark.requirement("A1.4")
+async def test_the_first_snippets_work_as_printed(made: WeirProcess, tmp_path: Path) -> None:
+    here = f"127.0.0.1:{made.port}"
+    (snippet,) = (each.replace(ADDRESS, here) for each in blocks("python", ADDRESS))
+    assert len(await typed(sys.executable, "-c", snippet, folder=tmp_path)) > 1
+
+    (command,) = (each.replace(ADDRESS, here) for each in blocks("", "curl"))
+    if shutil.which("curl"):
+        answer = await typed("/bin/sh", "-c", command, folder=tmp_path)
+        assert answer.startswith("HTTP/1.1 200")
+        assert "x-weir-conversation: " in answer
+        assert '"finish_reason":"stop"' in answer.replace(" ", "")
+
+
+async def test_weir_serves_in_front_of_any_server_as_printed(tmp_path: Path) -> None:
+    (line,) = re.findall(r"^\.venv/bin/weir serve (.*)$", README, re.MULTILINE)
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        upstream = simulator.base_url.removeprefix("http://").removesuffix("/v1")
+        arguments = line.replace("127.0.0.1:9000", upstream).replace("/weir.db", f"/{tmp_path}/weir.db").split()
+        async with WeirProcess(arguments, free_port()) as weir:
+            answer = await weir.client().chat.completions.create(
+                model="sim", messages=[{"role": "user", "content": "Hello"}]
+            )
+        assert answer.choices[0].message.content
+        assert len(simulator.answered()) == 1
+
+
+@pytest.mark.skipif(not has_wal_reset_bug(sqlite3.sqlite_version_info), reason="this SQLite can share a WAL")
+async def test_two_workers_on_sqlite_work_with_a_rollback_journal_and_say_so(tmp_path: Path) -> None:
+    arguments = ["--workers", "2", "--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
+    async with WeirProcess(arguments, free_port()) as weir:
+        asked = {"model": "sim", "messages": [{"role": "user", "content": "Hello"}]}
+        answers = await asyncio.gather(*(weir.client().chat.completions.create(**asked) for _ in range(8)))
+        assert all(answer.choices[0].message.content for answer in answers)
+        with contextlib.closing(sqlite3.connect(f"file:{tmp_path}/w.db?mode=ro", uri=True)) as database:
+            assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    assert any("Prefer PostgreSQL for several workers" in line for line in weir.log)
+    assert "`--workers 2` on SQLite works there" in README
+
+
+def test_the_configuration_that_is_printed_is_one(tmp_path: Path) -> None:
+    (text,) = blocks("yaml", "upstreams")
+    (tmp_path / "weir.yaml").write_text(text)
+    secrets = {name: f"secret-{name}" for name in re.findall(r"\$\{(\w+)\}", text)}
+
+    config = load_config(tmp_path / "weir.yaml", env=secrets)
+
+    assert config.upstream("claude-9").name == "claude"
+
+
+def test_every_command_of_the_table_exists_with_its_options() -> None:
+    told = re.findall(r"^\| `weir ([^|]*)\|", README, re.MULTILINE)
+    assert len(told) > 10
+    for cell in told:
+        first, *more = re.findall(r"`([^`]+)`", f"`weir {cell}")
+        group, *rest = first.removeprefix("weir ").split()
+        command = main.get_command(click.Context(main), group)
+        assert command is not None, first
+        if isinstance(command, click.Group):
+            own = [[*rest], *(each.split() for each in more)]
+        else:
+            own = [rest + [word for each in more for word in each.split()]]
+        for words in own:
+            found = (
+                command.commands[words[0]]
+                if isinstance(command, click.Group) and words[:1] and words[0].islower()
+                else command
+            )
+            known = {option for parameter in found.params for option in parameter.opts}
+            assert {word for word in words if word.startswith("--")} <= known, f"weir {group} {' '.join(words)}"
