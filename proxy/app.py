@@ -16,7 +16,7 @@ from proxy.alerts import Alerts
 from proxy.caller import Caller
 from proxy.config import Config, UpstreamSettings
 from proxy.conversation import Conversations
-from proxy.errors import NotFound
+from proxy.errors import NotFound, UpgradeRequired
 from proxy.evaluation import OnlineEvaluation
 from proxy.exchange import ROUTE
 from proxy.health import HealthBook
@@ -29,11 +29,11 @@ from proxy.planning import Planner
 from proxy.preparation import Preparation
 from proxy.relay import Send
 from proxy.reload import WATCH_EVERY, Reload, changes, reloading
+from proxy.routes.api import Api
 from proxy.routes.chat import ChatCompletions
 from proxy.routes.health import Health
 from proxy.routes.management import Management
-from proxy.routes.passthrough import Passthrough
-from proxy.routes.respond import respond_error
+from proxy.routes.respond import counted, respond_error
 from proxy.runtime import Runtime
 from proxy.settle import Settler
 from proxy.store import Store, StoreError
@@ -51,7 +51,7 @@ from proxy.windows import Windows
 
 log = logging.getLogger("weir")
 
-ANY_METHOD = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+NO_WEBSOCKET = "WebSockets are not spoken here: send the request over HTTP, with stream: true for an answer in pieces."
 KEYS_EVERY = 2.0
 TEND_EVERY = 30.0
 BUSY_TIMEOUT = 2.0  # what a request waits at most for a store that another process holds
@@ -86,6 +86,9 @@ class App:
             return
         if scope["type"] == "http":
             ABOUT.set(About(f"req_{secrets.token_hex(12)}"))
+            if _asks_for_websocket(scope["headers"]):
+                await respond_error(send, UpgradeRequired(NO_WEBSOCKET), headers=[(b"upgrade", b"HTTP/1.1")])
+                return
         await self._router(scope, receive, send)
 
     def _routes(self) -> list[Route]:
@@ -95,13 +98,13 @@ class App:
             return _Served(self._served, name, metrics=metrics, route=route)
 
         return [
-            Route(ROUTE, served("chat"), methods=["POST"]),
-            Route("/v1/{rest:path}", served("passthrough", "/v1/{rest}"), methods=ANY_METHOD),
-            Route("/healthz", served("health"), methods=["GET"]),
-            Route("/readyz", served("health"), methods=["GET"]),
-            Route("/metrics", served("health"), methods=["GET"]),
+            Route("/v1/{rest:path}", served("api")),
+            Route("/openai/deployments/{rest:path}", served("api")),
+            Route("/healthz", served("health")),
+            Route("/readyz", served("health")),
+            Route("/metrics", served("health")),
             Route("/weir/{rest:path}", served("management", "/weir/{rest}")),
-            Route("/{rest:path}", _Nothing(), methods=ANY_METHOD),
+            Route("/{rest:path}", _Nothing()),
         ]
 
     @asynccontextmanager
@@ -113,7 +116,7 @@ class App:
             self.runtime = runtime
             self._served.update(
                 chat=ChatCompletions(runtime),
-                passthrough=Passthrough(runtime),
+                api=Api(runtime),
                 health=Health(runtime),
                 management=Management(runtime),
             )
@@ -161,23 +164,15 @@ class _Served:
         if not self._route:
             await application(scope, receive, send)
             return
-        status, begun = list[int](), time.perf_counter()
 
-        async def sending(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                status.append(message["status"])
-            await send(message)
-
-        try:
+        async def answer(sending: Send) -> None:
             await application(scope, receive, sending)
-        finally:
-            self._metrics.served(
-                method=scope["method"],
-                route=self._route,
-                status=status[0] if status else None,
-                error=str(status[0]) if status and status[0] >= 500 else "",
-                seconds=time.perf_counter() - begun,
-            )
+
+        await counted(self._metrics, self._route, scope, send, answer)
+
+
+def _asks_for_websocket(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers)
 
 
 class _Nothing:

@@ -10,7 +10,8 @@ from typing import Self
 from policies import Effect, Failed, Reply, Summarize
 from policies.effects import Compare, Trim
 from proxy.caller import Caller
-from proxy.config import Config, UpstreamSettings
+from proxy.config import Config
+from proxy.destination import CHAT_PATH, Destination, by_weir
 from proxy.errors import UpstreamUnreachable
 from proxy.perform import Performer
 from proxy.similarity import by_shingles
@@ -18,7 +19,7 @@ from proxy.summaries.spent import Spent
 from proxy.summaries.summarizer import MOST_ANSWER, Summarizer, Terms
 from proxy.upstream.client import Client, StreamBroken
 from proxy.upstream.providers import providers_for
-from proxy.upstream.upstreams import CHAT, Upstreams
+from proxy.upstream.upstreams import Upstreams, own_headers
 
 SECONDS = 300.0
 """Longest wait for one answer: nobody waits behind it, and a model on one's own machine takes its time."""
@@ -79,8 +80,9 @@ class Models:
         terms = Terms(
             tenant=TENANT, upstream=upstream.name, model=model, seconds=self._seconds, tokens_per_hour=self._tokens
         )
+        destination = by_weir(upstream, self._caller, path=CHAT_PATH, model=model)
         async with self._turns:  # a server with one slot has the others wait, and their time runs
-            told = await self._summarizer.ask(effect, terms=terms, send=partial(self._post, upstream))
+            told = await self._summarizer.ask(effect, terms=terms, send=partial(self._post, destination))
         if told.usage is not None:
             self.spent += Spent(calls=1, asked=told.usage.prompt or 0, answered=told.usage.completion or 0)
         elif told.source == "asked":
@@ -89,14 +91,10 @@ class Models:
             self.failures[told.result] = self.failures.get(told.result, 0) + 1
         return told.reply
 
-    async def _post(self, upstream: UpstreamSettings, body: bytes) -> tuple[int, bytes]:
+    async def _post(self, destination: Destination, body: bytes) -> tuple[int, bytes]:
         assert self._upstreams is not None  # noqa: S101 - it was entered
-        headers = [(b"content-type", b"application/json")]
-        if self._caller.credential:
-            headers.append((b"authorization", b"Bearer " + self._caller.credential))
-        answer = await self._upstreams.send(
-            upstream, caller=self._caller, method="POST", path=CHAT, headers=headers, body=body
-        )
+        headers = own_headers(destination)
+        answer = await self._upstreams.send(destination, method="POST", headers=headers, body=body)
         try:
             return answer.status, await answer.read(MOST_ANSWER)
         except StreamBroken as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from policies import ContextSettings
-from proxy.caller import Caller
+from proxy.destination import Destination
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
 from proxy.heard import heard
 from proxy.metering import begin_call, count_call
@@ -20,7 +20,7 @@ from proxy.telemetry.names import REQUEST_PARAMS
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.ending import is_cut_short
 from proxy.upstream.overflow import NONE, Kind, Verdict, classify, classify_answer, classify_event, plausible_limit
-from proxy.upstream.upstreams import CHAT, Answer
+from proxy.upstream.upstreams import Answer
 from proxy.wire.chat import ChatRequest, with_fields
 
 SMALLEST_OUTPUT = 16
@@ -39,7 +39,7 @@ class Attempts:
 
     runtime: Runtime
     request: ChatRequest
-    caller: Caller
+    destination: Destination
     headers: Sequence[tuple[bytes, bytes]]
     outcome: Outcome
     policy: ContextSettings | None
@@ -50,8 +50,6 @@ class Attempts:
         """Send ``body`` as one more attempt: the answer, and what it says about size."""
         outcome = self.outcome
         self.made += 1
-        upstream = outcome.upstream
-        assert upstream is not None  # noqa: S101 - whoever planned has chosen it
         span = outcome.trace.attempt(
             self.request.model,
             outcome.provider(),
@@ -62,14 +60,12 @@ class Attempts:
         outcome.attempt = span
         begin_call(outcome)
         span.asked(body)
-        context = span.propagation() if upstream.forward_trace else ()
-        drop = DROPPED_WITH_CONTEXT if context or not upstream.forward_trace else DROPPED
+        context = span.propagation() if self.destination.upstream.forward_trace else ()
+        drop = DROPPED_WITH_CONTEXT if context or not self.destination.upstream.forward_trace else DROPPED
         try:
             answer = await self.runtime.upstreams.send(
-                upstream,
-                caller=self.caller,
+                self.destination,
                 method="POST",
-                path=CHAT,
                 query=outcome.query,
                 headers=[*[h for h in self.headers if h[0] not in drop], *context],
                 body=body,

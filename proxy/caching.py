@@ -98,7 +98,7 @@ def follow(
     prices = prices_of(request.model, planned.belief.facts) if planned.belief is not None else None
     if usage is None or prices is None:
         return CacheUse(hit_ratio=now.hit_ratio, is_cold=is_cold, changed=changed)
-    cost, removed = _cost(prices, usage), _removed(planned) if carried_out else 0
+    cost, removed = cost_of(prices, usage), _removed(planned) if carried_out else 0
     share = now.hit_ratio or 0.0
     if before is not None and before.hit_ratio is not None and changed == "proxy" and not is_cold:
         share = max(share, before.hit_ratio)
@@ -190,7 +190,7 @@ def prices_of(model: str, facts: ModelFacts) -> Prices | None:
     return Prices(listed.input, read, listed.cache_write, listed.output, cliff=listed.cliff)
 
 
-def _cost(prices: Prices, usage: Usage) -> float:
+def cost_of(prices: Prices, usage: Usage) -> float:
     """US dollars of a request as it was reported; what was written to the cache has a price of its own."""
     prompt, cached, written = usage.prompt or 0, usage.cached or 0, usage.written or 0
     plain = max(0, prompt - cached - written)

@@ -7,6 +7,7 @@ from functools import partial
 from policies import ContextSettings, Mode
 from proxy.attempts import Attempts, learn_from_error
 from proxy.caller import Caller
+from proxy.destination import Destination
 from proxy.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -36,12 +37,17 @@ class Call:
 
     runtime: Runtime
     request: ChatRequest
-    caller: Caller
+    destination: Destination
     headers: Sequence[tuple[bytes, bytes]]
     outcome: Outcome
     job: Job | None = None
     recalling: Recalling | None = None
     body: bytes = b""
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks."""
+        return self.destination.caller
 
     async def plan(self) -> Planned:
         """What goes up; the client's own bytes for a policy or a request that is not managed."""
@@ -53,7 +59,6 @@ class Call:
                 request=self.outcome.id, tenant=caller.tenant, model=request.model, policy=settings.name
             )
             runtime.hooks.turn_start(turn)
-        self.outcome.upstream = upstream = runtime.config.upstream(request.model)
         if settings.mode is Mode.OFF or not request.messages or wants_no_editing(request.fields):
             return Planned(request.body)
         counter = self._counter(settings)
@@ -70,7 +75,7 @@ class Call:
                 runtime.windows.believe,
                 request.model,
                 settings=settings,
-                upstream=upstream,
+                upstream=self.destination.upstream,
                 caller=caller,
                 max_tokens=request.max_tokens,
                 exact=counter.is_exact,
@@ -125,7 +130,7 @@ class Call:
     async def send(self, planned: Planned) -> Received:
         """The answer to relay. Asks again with less, at most twice, where the upstream says that it does not fit."""
         policy = None if self.job is None else self.job.settings
-        attempts = Attempts(self.runtime, self.request, self.caller, self.headers, self.outcome, policy)
+        attempts = Attempts(self.runtime, self.request, self.destination, self.headers, self.outcome, policy)
         if self.job is not None and self.job.settings.recall.tool:
             self.recalling = Recalling(self.runtime, self.job, attempts)
             self.recalling.consider(planned)

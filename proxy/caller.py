@@ -15,7 +15,7 @@ class Caller:
         name: the key's name, None for a key that Weir does not know (mode ``open``).
         policy: the policy the key is bound to, None for the default.
         models: shell patterns of the models it may use; none means all.
-        allow: which of Weir's headers it may send: ``policy``, ``mode``.
+        allow: which of Weir's headers it may send: ``policy``, ``mode``; ``relay`` is for routes that name no model.
         credential: what goes upstream where the upstream says ``pass``; empty for keys that Weir made.
     """
 
@@ -25,6 +25,11 @@ class Caller:
     models: tuple[str, ...] = ()
     allow: frozenset[str] = frozenset()
     credential: bytes = field(default=b"", repr=False)
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether there are models that the key may not use."""
+        return bool(self.models) and "*" not in self.models
 
     def allows(self, model: str) -> bool:
         """Whether the key may use ``model``."""

@@ -285,6 +285,8 @@ def _upstream_faults(at: KeyPath, upstream: UpstreamSettings) -> Iterator[tuple[
             yield at, "kind litellm needs provider, for example provider: anthropic"
         if upstream.base_url is not None:
             yield (*at, "base_url"), "kind litellm takes api_base"
+        if upstream.auth is not None:
+            yield (*at, "auth"), "kind litellm sends the key as the provider wants it"
         return
     if upstream.base_url is None:
         yield at, "kind openai needs base_url, for example https://api.openai.com/v1"

@@ -41,11 +41,17 @@ Count = Annotated[int, Field(gt=0)]
 Tokens = Annotated[int, Field(gt=0)]
 Price = Annotated[float, Field(ge=0)]
 Word = Annotated[str, Field(min_length=1)]
-Permission = Literal["policy", "mode"]
+Permission = Literal["policy", "mode", "relay"]
+Credential = Literal["bearer", "x-api-key", "api-key"]
 
 PASS = "pass"  # noqa: S105 - the word that stands where a secret would
 MASK = "***"
 _ADDRESSES = frozenset({"url", "base_url", "api_base", "otlp_endpoint"})
+_CREDENTIAL_AT: tuple[tuple[str, Credential], ...] = (
+    (".anthropic.com", "x-api-key"),
+    (".openai.azure.com", "api-key"),
+    (".cognitiveservices.azure.com", "api-key"),
+)
 _NO_SECRETS = frozenset({"policies", "places", "models", "limits"})
 _SECRET_PARAMETER = re.compile(r"((?:^|&)[^=&]*(?:key|pass|pwd|secret|token|sig|auth)[^=&]*=)[^&]*", re.IGNORECASE)
 _PASS_ON = SecretStr(PASS)
@@ -84,6 +90,7 @@ class UpstreamSettings:
     Attributes:
         base_url: for ``openai``: what stands before ``/chat/completions``, without a slash at the end.
         api_key: the operator's key, or ``pass`` for the client's own.
+        auth: the header that a key goes up in; None for the one that the host is known to want, else ``bearer``.
         provider: for ``litellm``: its name of the provider, put before the model (``anthropic/…``).
         api_base: for ``litellm``: another address than the provider's usual one.
         forward_trace: whether ``traceparent`` and ``tracestate`` go upstream; baggage never does.
@@ -93,6 +100,7 @@ class UpstreamSettings:
     kind: Literal["openai", "litellm"] = "openai"
     base_url: str | None = None
     api_key: SecretStr = _PASS_ON
+    auth: Credential | None = None
     timeout: Timeouts = Timeouts()
     provider: Word | None = None
     api_base: str | None = None
@@ -102,6 +110,19 @@ class UpstreamSettings:
     def passes_key(self) -> bool:
         """Whether the client's own credential goes upstream."""
         return self.api_key.get_secret_value() == PASS
+
+    @property
+    def credential(self) -> Credential:
+        """How a key is sent there."""
+        if self.auth is not None:
+            return self.auth
+        host = f".{urlsplit(self.base_url or '').hostname}"
+        return next((how for domain, how in _CREDENTIAL_AT if host.endswith(domain)), "bearer")
+
+    @property
+    def has_deployments(self) -> bool:
+        """Whether models stand in its paths: Azure OpenAI before its ``/openai/v1``."""
+        return (self.base_url or "").endswith(".azure.com/openai")
 
     @property
     def origin(self) -> str:

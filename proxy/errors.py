@@ -9,6 +9,7 @@
     │   ├── NotFound            404 invalid_request         no such thing in the management API
     │   ├── Forbidden           403 invalid_request         it is there, and not for this key or this web page
     │   ├── MethodNotAllowed    405 invalid_request         it is there, and answers other methods
+    │   ├── UpgradeRequired     426 invalid_request         a WebSocket was asked for
     │   └── Conflict            409 invalid_request         a request of the same conversation came first
     ├── InvalidAPIKey           401 invalid_api_key
     ├── ModelNotAllowed         403 model_not_allowed
@@ -168,6 +169,12 @@ class MethodNotAllowed(InvalidRequest):
     def __init__(self, message: str, *, allowed: tuple[str, ...]) -> None:
         super().__init__(message)
         self.allowed = allowed
+
+
+class UpgradeRequired(InvalidRequest):
+    """A handshake for another protocol than HTTP/1.1; still ``invalid_request``, with status 426."""
+
+    status = 426
 
 
 class Conflict(InvalidRequest):

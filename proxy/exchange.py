@@ -18,6 +18,7 @@ from typing import Any
 
 from proxy.attempts import learn_from_answer
 from proxy.call import Call
+from proxy.destination import CHAT, Route, for_chat
 from proxy.errors import (
     LoopDetected,
     ProxyError,
@@ -62,6 +63,7 @@ class Exchange:
     scope: MutableMapping[str, Any]
     receive: Receive
     send: Send
+    route: Route = CHAT
     id: str = field(default_factory=new_request_id)
     started: float = field(default_factory=time.perf_counter)
     task: "asyncio.Task[Any] | None" = None
@@ -137,8 +139,9 @@ class Exchange:
             raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
         outcome.caller = caller = runtime.keyring.identify(credentials_in(headers))
         outcome.request = request = parse_chat(body)
-        caller.require(request.model)
-        call = Call(runtime, request, caller, headers, outcome)
+        outcome.destination, request = for_chat(runtime.config, caller, self.route, request, query=outcome.query)
+        outcome.request = request
+        call = Call(runtime, request, outcome.destination, headers, outcome)
         planned = await call.plan()
         outcome.planned = planned
         outcome.ready = time.perf_counter()

@@ -20,7 +20,7 @@ _REMEMBERED = 4096
 _CREDENTIAL_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _LONGEST = 1024
 _TENANT_DIGITS = 32
-_ALL = frozenset({"policy", "mode"})
+_ALL = frozenset({"policy", "mode", "relay"})
 
 
 def create_secret() -> str:

@@ -16,6 +16,7 @@ from policies.pressure import read_pressure
 from policies.trend import lift
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
+from proxy.destination import Destination
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.evictions import CUT
 from proxy.hooks import Turn
@@ -61,7 +62,7 @@ class Outcome:
     request: ChatRequest | None = None
     caller: Caller | None = None
     settings: ContextSettings | None = None
-    upstream: UpstreamSettings | None = None
+    destination: Destination | None = None
     planned: Planned | None = None
     attempt: Attempt | None = None
     seen: Tap | None = None
@@ -81,6 +82,11 @@ class Outcome:
     recalls: list[Recalled] = field(default_factory=list)
     rounds: list[Usage] = field(default_factory=list)
     refusal: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def upstream(self) -> UpstreamSettings | None:
+        """The upstream that is asked, None before it is decided."""
+        return None if self.destination is None else self.destination.upstream
 
     @property
     def observed(self) -> bool:

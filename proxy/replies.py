@@ -13,7 +13,7 @@ from policies.fidelity import JUDGE
 from policies.fidelity import PROMPTS as EVALUATING
 from proxy.caching import prices_of
 from proxy.caller import Caller
-from proxy.config import UpstreamSettings
+from proxy.destination import CHAT_PATH, EMBEDDINGS_PATH, Destination, by_weir
 from proxy.errors import UpstreamUnreachable
 from proxy.outcome import address_of, provider_of
 from proxy.perform import Performer
@@ -25,7 +25,7 @@ from proxy.tap import Usage
 from proxy.telemetry import NULL_TRACE, Trace
 from proxy.telemetry.spans import NullSpan, SummarizerSpan
 from proxy.upstream.client import StreamBroken
-from proxy.upstream.upstreams import CHAT, EMBEDDINGS
+from proxy.upstream.upstreams import own_headers
 from proxy.wire.chat import ChatRequest, read_message
 from proxy.wire.summaries import Form, forces_a_call, standing_body
 
@@ -74,6 +74,7 @@ class Replies:
         if (seconds := self._seconds_left()) <= 0:
             return Failed("timeout")
         upstream = runtime.config.upstream(model)
+        destination = by_weir(upstream, self.caller, path=CHAT_PATH, model=model)
         terms = Terms(
             tenant=self.caller.tenant,
             upstream=upstream.name,
@@ -83,7 +84,7 @@ class Replies:
         )
         with self.trace.summarizer(model, provider_of(upstream), *address_of(upstream)) as span:
             told = await runtime.summarizer.ask(
-                effect, terms=terms, send=partial(self._post, upstream, span), compose=compose
+                effect, terms=terms, send=partial(self._post, destination, span), compose=compose
             )
             prices = self._prices(model) if told.usage is not None else None
             dollars = None if prices is None or told.usage is None else _dollars(prices, told.usage)
@@ -124,20 +125,13 @@ class Replies:
         role = self.settings.summaries.role
         return standing_body(effect, request=self.request, role=role, pruned=self.pruned, form=form)
 
-    async def _post(
-        self, upstream: UpstreamSettings, span: SummarizerSpan | NullSpan, body: bytes
-    ) -> tuple[int, bytes]:
+    async def _post(self, destination: Destination, span: SummarizerSpan | NullSpan, body: bytes) -> tuple[int, bytes]:
         """Status and body of a chat request of Weir's own, of the body no more than an answer may have."""
-        credential = self.caller.credential
-        headers = [(b"content-type", b"application/json")]
-        if credential:
-            headers.append((b"authorization", b"Bearer " + credential))
-        if upstream.forward_trace:
+        headers = own_headers(destination)
+        if destination.upstream.forward_trace:
             headers += span.propagation()
         span.asked(body)
-        answer = await self.runtime.upstreams.send(
-            upstream, caller=self.caller, method="POST", path=CHAT, headers=headers, body=body
-        )
+        answer = await self.runtime.upstreams.send(destination, method="POST", headers=headers, body=body)
         try:
             span.arrived(answer.status)
             said = await answer.read(MOST_ANSWER)
@@ -187,11 +181,8 @@ class Replies:
         if effect.model is None:
             return await asyncio.to_thread(by_shingles, effect)
         upstream = self.runtime.config.upstream(effect.model)
-
-        async def post(body: bytes) -> tuple[int, bytes]:
-            return await self.runtime.upstreams.post(upstream, caller=self.caller, path=EMBEDDINGS, body=body)
-
-        return await by_vectors(effect, model=effect.model, send=post)
+        destination = by_weir(upstream, self.caller, path=EMBEDDINGS_PATH, model=effect.model)
+        return await by_vectors(effect, model=effect.model, send=partial(self.runtime.upstreams.post, destination))
 
     async def _trim(self, effect: Trim) -> Reply:
         """What an operator's function leaves of the request's messages."""

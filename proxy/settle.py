@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.audit_events import of_change
-from proxy.store.records import Change, ExchangeRow
+from proxy.store.records import Change, ExchangeRow, RelayedRow
 
 log = logging.getLogger("weir.settle")
 
@@ -30,7 +30,7 @@ class Settler:
     def __init__(self, store: Store | None, *, degraded: Callable[[str], None]) -> None:
         self._store = store
         self._degraded = degraded
-        self._rows: deque[ExchangeRow] = deque(maxlen=MOST_ROWS)
+        self._rows: deque[ExchangeRow | RelayedRow] = deque(maxlen=MOST_ROWS)
         self._changes: deque[Change] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -51,7 +51,7 @@ class Settler:
         if self._store is not None and self._task is None:
             self._task = asyncio.create_task(self._run(), name="weir-settle")
 
-    def put(self, row: ExchangeRow) -> None:
+    def put(self, row: ExchangeRow | RelayedRow) -> None:
         """Have one exchange written soon."""
         if self._store is not None:
             self._rows.append(row)
@@ -103,7 +103,7 @@ class Settler:
 
     async def _write(self) -> bool:
         assert self._store is not None  # noqa: S101 - callers looked
-        rows: list[ExchangeRow] = []
+        rows: list[ExchangeRow | RelayedRow] = []
         try:
             while self._changes:
                 await self._commit(self._store, self._changes[0])

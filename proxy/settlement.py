@@ -18,6 +18,7 @@ from proxy.health import sample_of
 from proxy.hooks import TurnEnd
 from proxy.metering import TENANT_SHOWN, count_exchange
 from proxy.outcome import Outcome, Sent, evicted_count, evictions_alone
+from proxy.relayed import NO_POLICY, settle_relayed
 from proxy.runtime import Runtime
 from proxy.tap import Tap, Usage
 from proxy.telemetry import ExchangeLine, log_exchange
@@ -54,6 +55,17 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
             runtime.preparation.after(outcome.job, outcome.planned, save=save, trace=outcome.trace)
             if outcome.job.ask_about is not None:
                 runtime.evaluation.after(outcome.id, outcome.job, outcome.planned, outcome.trace)
+    elif outcome.caller is not None:
+        settle_relayed(
+            runtime,
+            outcome.caller,
+            request=outcome.id,
+            model=outcome.request.model if outcome.request is not None else "",
+            status=outcome.status or 0,
+            outcome=outcome.label,
+            usage=outcome.billed(),
+            policy=outcome.settings.name if outcome.settings is not None else NO_POLICY,
+        )
     metrics.settlement(time.perf_counter() - begun)
 
 

@@ -38,8 +38,9 @@ def keys() -> None:
 @click.option(
     "--allow",
     multiple=True,
-    type=click.Choice(["policy", "mode"]),
-    help="A header it may send (x-weir-policy, x-weir-mode); may be repeated.",
+    type=click.Choice(["policy", "mode", "relay"]),
+    help="A header it may send (x-weir-policy, x-weir-mode); relay: with --models, also files, batches and all else "
+    "that names no model. May be repeated.",
 )
 @config_option
 @store_option

@@ -8,15 +8,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proxy.config import UpstreamSettings
+from proxy.errors import MethodNotAllowed
 from proxy.intake import Receive
 from proxy.relay import Send
-from proxy.routes.respond import respond, respond_json
+from proxy.routes.respond import respond, respond_error, respond_json
 from proxy.runtime import Runtime
 from proxy.store import StoreError
 from proxy.telemetry import CONTENT_TYPE
 
 GOOD_FOR = 5.0
 PATIENCE = 2.0
+READING = ("GET", "HEAD")
 
 
 class Health:
@@ -29,6 +31,10 @@ class Health:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one probe."""
         del receive
+        if scope["method"] not in READING:
+            error = MethodNotAllowed(f"{scope['method'][:10]} is not answered here: GET is.", allowed=READING)
+            await respond_error(send, error)
+            return
         if scope["path"] == "/metrics":
             page = await asyncio.to_thread(self._runtime.telemetry.metrics.render)
             await respond(send, page, kind=CONTENT_TYPE.encode())

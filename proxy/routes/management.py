@@ -88,10 +88,7 @@ class Management:
 
 
 async def _refuse(send: Send, error: ProxyError) -> None:
-    headers = list(NOT_KEPT)
-    if isinstance(error, MethodNotAllowed):
-        headers.append((b"allow", ", ".join(error.allowed).encode()))
-    await respond_error(send, error, headers=headers)
+    await respond_error(send, error, headers=NOT_KEPT)
 
 
 def _path(scope: MutableMapping[str, Any]) -> tuple[str, ...]:

@@ -2,16 +2,20 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from proxy.caller import Caller
-from proxy.config import UpstreamSettings
+from proxy.destination import Destination, Route, admit, for_models, for_relay, is_decided_by_model, unread
 from proxy.errors import LoopDetected, ProxyError, RequestTooLarge
 from proxy.intake import ClientGone, Receive, read_body, while_connected
-from proxy.outcome import address_of, provider_of
+from proxy.outcome import CLIENT_CLOSED, address_of, provider_of
 from proxy.relay import Cut, Send, relay_stream
+from proxy.relayed import NO_POLICY, settle_relayed
+from proxy.reported import Reported
 from proxy.routes.respond import respond_error
 from proxy.runtime import Runtime
 from proxy.tap import Tap, Usage, read_completion
@@ -23,7 +27,6 @@ from proxy.upstream.upstreams import Answer
 from proxy.wire.names import name_from
 from proxy.wire.raw import read_value, split_object
 
-PREFIX = b"/v1"
 MOST_HELD = 1024 * 1024
 MOST_READ = 64 * 1024
 NOTHING = frozenset[bytes]()
@@ -32,29 +35,85 @@ OTHER_ROUTE = "/v1/{rest}"
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 
 
+RELAYED = (b"x-weir-actions", b"relayed")
+
+
+@dataclass(slots=True)
+class Relay:
+    """One relayed request as it unfolds."""
+
+    id: str
+    trace: Trace
+    started: float
+    caller: Caller | None = None
+    destination: Destination | None = None
+    status: int | None = None
+    error: str | None = None
+    reported: Reported | None = None
+
+    @property
+    def label(self) -> str:
+        """The outcome's label for metrics and rows."""
+        return self.error or "relayed"
+
+
 class Passthrough:
     """The ASGI application of all relayed routes."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route) -> None:
         """Relay one request and its answer."""
         about = ABOUT.get()
         request_id = about.request if about is not None else f"req_{secrets.token_hex(12)}"
-        metrics = self._runtime.telemetry.metrics
-        trace, outcome, refused = self._trace(scope, request_id), "relayed", None
+        relay = Relay(request_id, self._trace(scope, request_id), time.perf_counter())
+        refused = None
         try:
-            await self._relay(scope, receive, send, request_id, trace)
+            await self._relay(scope, receive, send, relay, route)
         except ClientGone:
-            outcome = "client_disconnect"
+            relay.error = "client_disconnect"
         except Cut:
-            outcome = "stream_broken"
+            relay.error = "stream_broken"
         except ProxyError as error:
-            outcome, refused = error.code, error.status
+            relay.error, relay.status, refused = error.code, error.status, error.status
             await respond_error(send, error, request_id=request_id)
-        trace.end(refused, None if outcome == "relayed" else outcome)
-        metrics.request(outcome=outcome, policy="none")
+        finally:
+            relay.trace.end(refused, relay.error)
+            self._settle(relay, route)
+
+    def _settle(self, relay: Relay, route: Route) -> None:
+        """Count the request: in all, and of its key with what the answer says that it used."""
+        metrics = self._runtime.telemetry.metrics
+        metrics.request(outcome=relay.label, policy=NO_POLICY)
+        if relay.caller is None:
+            return
+        usage = relay.reported.usage if relay.reported is not None else None
+        destination, model = relay.destination, relay.destination.model if relay.destination is not None else ""
+        settle_relayed(
+            self._runtime,
+            relay.caller,
+            request=relay.id,
+            model=model,
+            status=relay.status or CLIENT_CLOSED,
+            outcome=relay.label,
+            usage=usage,
+        )
+        operation = OPERATIONS.get(f"/v1{route.path}")
+        if destination is not None and operation is not None:
+            address, port = address_of(destination.upstream)
+            failed = relay.error or (str(relay.status) if (relay.status or 0) >= 400 else "")
+            metrics.answered(
+                provider=provider_of(destination.upstream),
+                model=model,
+                seconds=time.perf_counter() - relay.started,
+                operation=operation,
+                address=address,
+                port=port,
+                error_type=failed,
+                input_tokens=usage.prompt if usage is not None else None,
+                output_tokens=usage.completion if usage is not None else None,
+            )
 
     def _trace(self, scope: MutableMapping[str, Any], request_id: str) -> Trace:
         client, path = scope.get("client"), scope["path"]
@@ -70,54 +129,54 @@ class Passthrough:
         )
 
     async def _relay(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, request_id: str, trace: Trace
+        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, relay: Relay, route: Route
     ) -> None:
         runtime, headers = self._runtime, scope["headers"]
         if came_through(headers, runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
         sent = {n.decode("latin-1"): v.decode("latin-1") for n, v in headers}
-        caller = runtime.keyring.identify(sent)
+        config = runtime.config
+        relay.caller = caller = runtime.keyring.identify(sent)
+        admit(caller, route)
         length = int(sent["content-length"]) if sent.get("content-length", "").isdigit() else None
-        if length is not None and length > runtime.config.limits.body:
-            raise RequestTooLarge(f"The request body is larger than {runtime.config.limits.body} bytes.")
-        has_body = bool(length) or "transfer-encoding" in sent
-        if not has_body or (length is not None and length <= MOST_HELD):
-            body = await read_body(receive, limit=runtime.config.limits.body)
-            model = _model_in(body) if has_body and (trace.recorded or self._has_to_look(caller)) else ""
-            if model:
-                caller.require(model)
-            given = body if has_body else None
-            work = self._forward(scope, send, caller, model, given, request_id=request_id, trace=trace)
-            await while_connected(scope, receive, work)
+        if length is not None and length > config.limits.body:
+            raise RequestTooLarge(f"The request body is larger than {config.limits.body} bytes.")
+        has_body, query = bool(length) or "transfer-encoding" in sent, scope.get("query_string", b"")
+        decides = route.kind != "models" and is_decided_by_model(config, caller, route)
+        if has_body and not decides and (length is None or length > MOST_HELD):
+            relay.destination = unread(config, caller, route)
+            parts = _parts(receive, config.limits.body)
+            await self._forward(scope, send, relay, parts, length=length)
             return
-        parts = _parts(receive, runtime.config.limits.body)
-        await self._forward(scope, send, caller, "", parts, length=length, request_id=request_id, trace=trace)
-
-    def _has_to_look(self, caller: Caller) -> bool:
-        """Whether the model in the body decides where the request goes, or if it may."""
-        return bool(caller.models) or len(self._runtime.config.upstreams) > 1
+        read = await read_body(receive, limit=config.limits.body)
+        body = read if has_body else None
+        if route.kind == "models":
+            relay.destination = for_models(config, caller, route)
+        elif decides:
+            relay.destination, body = for_relay(config, caller, route, headers, body, query=query)
+        else:
+            looks = has_body and (route.kind == "model" or relay.trace.recorded)
+            relay.destination = unread(config, caller, route, model=_model_in(read) if looks else "")
+        await while_connected(scope, receive, self._forward(scope, send, relay, body))
 
     async def _forward(
         self,
         scope: MutableMapping[str, Any],
         send: Send,
-        caller: Caller,
-        model: str,
+        relay: Relay,
         body: "bytes | AsyncIterator[bytes] | None",
         *,
-        request_id: str,
-        trace: Trace,
         length: int | None = None,
     ) -> None:
-        upstream = self._runtime.config.upstream(model)
-        span = _span(trace, scope, caller, upstream, model)
+        destination, trace = relay.destination, relay.trace
+        assert destination is not None  # noqa: S101 - it was decided
+        upstream = destination.upstream
+        span = _span(trace, scope, destination)
         context = span.propagation() if upstream.forward_trace else ()
         try:
             answer = await self._runtime.upstreams.send(
-                upstream,
-                caller=caller,
+                destination,
                 method=scope["method"],
-                path=(scope.get("raw_path") or scope["path"].encode()).removeprefix(PREFIX).decode("latin-1"),
                 query=scope.get("query_string", b""),
                 headers=_with_context(scope["headers"], context) if context else scope["headers"],
                 body=body,
@@ -127,12 +186,16 @@ class Passthrough:
         except ProxyError as error:
             span.failed(error.code)
             raise
+        relay.status, relay.reported = answer.status, Reported(answer.headers)
         span.arrived(answer.status)
-        headers = [(n, v) for n, v in answer.headers if n.lower() not in NOT_RELAYED]
+        named = ((n.lower(), n, v) for n, v in answer.headers)
+        headers = [(n, v) for low, n, v in named if low not in NOT_RELAYED and not low.startswith(b"x-weir-")]
+        headers.append(RELAYED)
         if not any(name.lower() == b"x-request-id" for name, _ in headers):
-            headers.append((b"x-request-id", request_id.encode()))
+            headers.append((b"x-request-id", relay.id.encode()))
         held, failed = bytearray(), None
-        watched = _watched(answer.chunks(), held) if trace.recorded and _is_readable(answer) else answer.chunks()
+        keeps = trace.recorded and _is_readable(answer)
+        watched = _watched(answer.chunks(), held if keeps else None, relay.reported)
         try:
             async with aclosing(watched) as chunks:
                 await relay_stream(send, status=answer.status, headers=headers, opening=None, chunks=chunks)
@@ -145,15 +208,13 @@ class Passthrough:
                 _end(trace, span, answer.status, bytes(held), failed)
 
 
-def _span(
-    trace: Trace, scope: MutableMapping[str, Any], caller: Caller, upstream: UpstreamSettings, model: str
-) -> Attempt:
+def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destination) -> Attempt:
     """The span of the request to the upstream: a model's operation where the route is known as one."""
     if not trace.recorded:
         return NULL_SPAN
-    named = name_from(scope["headers"], {})
-    trace.identify(conversation=named, tenant=caller.tenant, policy="none", model=model)
-    operation = OPERATIONS.get(scope["path"]) if scope["method"] == "POST" else None
+    named, upstream, model = name_from(scope["headers"], {}), destination.upstream, destination.model
+    trace.identify(conversation=named, tenant=destination.caller.tenant, policy=NO_POLICY, model=model)
+    operation = OPERATIONS.get(f"/v1{destination.path}") if scope["method"] == "POST" else None
     if operation is None:
         return trace.relayed(scope["method"], *address_of(upstream))
     return trace.attempt(model, provider_of(upstream), *address_of(upstream), operation=operation)
@@ -171,11 +232,14 @@ def _is_readable(answer: Answer) -> bool:
     return named.get(b"content-type", b"").startswith(b"application/json") and b"content-encoding" not in named
 
 
-async def _watched(chunks: AsyncGenerator[bytes, None], held: bytearray) -> AsyncGenerator[bytes, None]:
-    """The same chunks; ``held`` gets them all as long as they are few."""
+async def _watched(
+    chunks: AsyncGenerator[bytes, None], held: bytearray | None, reported: Reported
+) -> AsyncGenerator[bytes, None]:
+    """The same chunks, of which ``reported`` takes note; ``held`` gets them all as long as they are few."""
     async with aclosing(chunks) as going:
         async for chunk in going:
-            if len(held) <= MOST_READ:
+            reported.feed(chunk)
+            if held is not None and len(held) <= MOST_READ:
                 held += chunk
             yield chunk
 

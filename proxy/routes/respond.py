@@ -1,11 +1,13 @@
 """Answers that Weir gives itself, as ASGI messages."""
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
 
-from proxy.errors import ProxyError
+from proxy.errors import MethodNotAllowed, ProxyError
 from proxy.relay import Send
-from proxy.telemetry import ABOUT
+from proxy.telemetry import ABOUT, Metrics
 
 JSON = b"application/json"
 NO_CONTENT = 204
@@ -22,6 +24,29 @@ async def respond(send: Send, body: bytes, *, status: int = 200, kind: bytes = J
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
+async def counted(
+    metrics: Metrics, route: str, scope: MutableMapping[str, Any], send: Send, answer: Callable[[Send], Awaitable[None]]
+) -> None:
+    """Have a request answered and counted under its route; ``answer`` is given the way to send."""
+    status, begun = list[int](), time.perf_counter()
+
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            status.append(message["status"])
+        await send(message)
+
+    try:
+        await answer(sending)
+    finally:
+        metrics.served(
+            method=scope["method"],
+            route=route,
+            status=status[0] if status else None,
+            error=str(status[0]) if status and status[0] >= 500 else "",
+            seconds=time.perf_counter() - begun,
+        )
+
+
 async def respond_json(send: Send, value: object, *, status: int = 200) -> None:
     """Send a value as JSON."""
     await respond(send, json.dumps(value, ensure_ascii=False).encode(), status=status)
@@ -30,4 +55,6 @@ async def respond_json(send: Send, value: object, *, status: int = 200) -> None:
 async def respond_error(send: Send, error: ProxyError, *, request_id: str | None = None, headers: Headers = ()) -> None:
     """Send an error in OpenAI's shape."""
     own = [(b"x-request-id", request_id.encode())] if request_id else []
+    if isinstance(error, MethodNotAllowed):
+        own.append((b"allow", ", ".join(error.allowed).encode()))
     await respond(send, error.body(), status=error.status, headers=[*headers, *own])

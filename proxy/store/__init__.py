@@ -54,6 +54,7 @@ from proxy.store.records import (
     NoteRow,
     Original,
     PolicyRow,
+    RelayedRow,
     RemovedRow,
     SummaryRow,
     UsageRow,
@@ -177,10 +178,11 @@ class Store(Kept):
         )
         return await self._database.write(work)
 
-    async def record(self, rows: Sequence[ExchangeRow]) -> None:
+    async def record(self, rows: Sequence[ExchangeRow | RelayedRow]) -> None:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
 
-        Conversations and branches that are missing are made. An empty ``chain_end`` leaves no trace to be found by.
+        Conversations and branches that are missing are made; what was only relayed belongs to none. An empty
+        ``chain_end`` leaves no trace to be found by.
         """
         if rows:
             await self._database.write(lambda c: exchanges.record(c, rows))
@@ -386,7 +388,8 @@ class Store(Kept):
         """
         total, now = 0, time.time() if at is None else at
         conversations_of = partial(maintenance.prune_conversations, at=now)
-        for step in (conversations_of, maintenance.prune_exchanges, summaries.prune_summaries):
+        steps = (maintenance.prune_exchanges, maintenance.prune_relayed)
+        for step in (conversations_of, *steps, summaries.prune_summaries):
             while gone := await self._database.write(partial(step, before=before)):
                 total += gone
                 await self._database.tend()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,8 +15,8 @@ from proxy.store.conversations import TOUCH_CHAIN, open_conversations
 from proxy.store.evictions import mark_asked_again
 from proxy.store.health import add_checkups, rate
 from proxy.store.paging import Place, ordered
-from proxy.store.records import ConversationRow, ExchangeRow
-from proxy.store.tables import branches, conversations, exchanges, keep_last, plain_text
+from proxy.store.records import ConversationRow, ExchangeRow, RelayedRow
+from proxy.store.tables import branches, conversations, exchanges, keep_first, keep_last, plain_text, relayed
 
 SAME_NAME = (
     "id",
@@ -51,6 +52,7 @@ SAME_NAME = (
 )
 TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated"), newest={"trend": "updated"})
 ADD = sa.insert(exchanges)
+ADD_RELAYED = keep_first(relayed)
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 KNOWN = sa.select(exchanges.c.id).where(
     exchanges.c.tenant == sa.bindparam("tenant"), exchanges.c.id.in_(sa.bindparam("ids", expanding=True))
@@ -75,9 +77,12 @@ TOUCH = (
 )
 
 
-def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
+def record(connection: sa.Connection, batch: Sequence[ExchangeRow | RelayedRow]) -> None:
     """Store a batch of exchanges; a row with an id that is there already is not counted twice."""
-    rows = _new(connection, rows)
+    run_many(
+        connection, ADD_RELAYED[connection.dialect.name], [_relayed(r) for r in batch if isinstance(r, RelayedRow)]
+    )
+    rows = _new(connection, [row for row in batch if isinstance(row, ExchangeRow)])
     if not rows:
         return
     homes = open_conversations(connection, [(r.tenant, r.conversation, r.name, r.model, r.at) for r in rows])
@@ -238,6 +243,10 @@ def _touch_conversations(connection: sa.Connection, rows: Sequence[ExchangeRow],
             for key in sorted(latest)
         ],
     )
+
+
+def _relayed(row: RelayedRow) -> dict[str, object]:
+    return asdict(row) | {"model": plain_text(row.model)}
 
 
 def _exchange(row: sa.Row[*tuple[Any, ...]]) -> ExchangeRow:

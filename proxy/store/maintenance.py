@@ -9,7 +9,7 @@ from proxy.store.audit import append
 from proxy.store.audit_events import of_deletion
 from proxy.store.chain import AuditEvent
 from proxy.store.records import ConversationRow
-from proxy.store.tables import branches, conversations, exchanges, removed, summaries
+from proxy.store.tables import branches, conversations, exchanges, relayed, removed, summaries
 
 CONVERSATIONS_AT_ONCE = 10
 EXCHANGES_AT_ONCE = 500
@@ -36,6 +36,17 @@ def prune_exchanges(connection: sa.Connection, before: float) -> int:
     for tenant in {row.tenant for row in rows}:
         ids = [row.id for row in rows if row.tenant == tenant]
         connection.execute(sa.delete(exchanges).where(exchanges.c.tenant == tenant, exchanges.c.id.in_(ids)))
+    return len(rows)
+
+
+def prune_relayed(connection: sa.Connection, before: float) -> int:
+    """Delete some relayed requests from before ``before``; how many, 0 when none is left."""
+    rows = connection.execute(
+        sa.select(relayed.c.tenant, relayed.c.id).where(relayed.c.at < before).limit(EXCHANGES_AT_ONCE)
+    ).all()
+    for tenant in {row.tenant for row in rows}:
+        ids = [row.id for row in rows if row.tenant == tenant]
+        connection.execute(sa.delete(relayed).where(relayed.c.tenant == tenant, relayed.c.id.in_(ids)))
     return len(rows)
 
 

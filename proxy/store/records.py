@@ -211,6 +211,26 @@ class ExchangeRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelayedRow:
+    """One request that was relayed and belongs to no conversation, with the tokens that its answer reports.
+
+    ``policy`` is ``none`` on a route that is not managed; ``cost`` is in US dollars, None without a price.
+    """
+
+    id: str
+    tenant: str
+    at: float
+    model: str
+    policy: str
+    status: int
+    outcome: str
+    usage_prompt: int | None = None
+    usage_completion: int | None = None
+    usage_cached: int | None = None
+    cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRow:
     """What the requests of one key took, of one ``group`` (a model, policy, day or conversation), None for all.
 

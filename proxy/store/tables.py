@@ -315,6 +315,23 @@ exchanges = sa.Table(
     sa.Index("exchanges_at", "at"),
 )
 
+relayed = sa.Table(
+    "relayed",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("model", PlainText, nullable=False),
+    sa.Column("policy", sa.Text, nullable=False),
+    sa.Column("status", sa.Integer, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("usage_prompt", sa.BigInteger),
+    sa.Column("usage_completion", sa.BigInteger),
+    sa.Column("usage_cached", sa.BigInteger),
+    sa.Column("cost", sa.Double),
+    sa.Index("relayed_at", "at"),
+)
+
 health_snapshots = sa.Table(
     "health_snapshots",
     metadata,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from proxy.store.records import UsageRow
-from proxy.store.tables import conversations, exchanges
+from proxy.store.tables import conversations, exchanges, relayed
 
 By = Literal["model", "policy", "day", "conversation"]
 DAY = 86_400
@@ -20,10 +20,11 @@ FORWARDED = sa.case((exchanges.c.observed, exchanges.c.tokens_before), else_=exc
 
 def slices(connection: sa.Connection, since: float) -> list[tuple[float, float]]:
     """The time since then in days, from the oldest request to the newest, so that nobody waits long for one of them."""
-    query = sa.select(sa.func.min(exchanges.c.at), sa.func.max(exchanges.c.at)).where(exchanges.c.at >= since)
-    first, last = connection.execute(query).one()
-    if first is None:
+    asked = (sa.select(sa.func.min(t.c.at), sa.func.max(t.c.at)).where(t.c.at >= since) for t in (exchanges, relayed))
+    ends = [end for query in asked for end in connection.execute(query).one() if end is not None]
+    if not ends:
         return []
+    first, last = min(ends), max(ends)
     days = int((last - first) // DAY)
     return [(first + DAY * n, first + DAY * (n + 1) if n < days else math.inf) for n in range(days + 1)]
 
@@ -78,17 +79,51 @@ def usage(
         mine = sa.and_(conversations.c.tenant == exchanges.c.tenant, conversations.c.id == exchanges.c.conversation)
         query = query.join(conversations, mine)
     groups = [exchanges.c.tenant, *(() if group is None else (group,))]
-    return [_row(row, by) for row in connection.execute(query.group_by(*groups))]
+    found = [_row(row, by) for row in connection.execute(query.group_by(*groups))]
+    return found + _relayed(connection, tenant, since=since, until=until, by=by)
 
 
-def _group(by: By | None, dialect: str) -> sa.ColumnElement[Any] | None:
+def _relayed(
+    connection: sa.Connection, tenant: str | None, *, since: float, until: float, by: By | None
+) -> list[UsageRow]:
+    """The same of requests that were relayed and belong to no conversation: their tokens are those reported."""
+    answered = sa.and_(relayed.c.status >= 200, relayed.c.status < 400)
+    prompt = _sum(sa.case((answered, relayed.c.usage_prompt), else_=0))
+    group = None if by == "conversation" else _group(by, connection.dialect.name, relayed)
+    query = sa.select(
+        relayed.c.tenant,
+        sa.func.count().label("requests"),
+        _sum(sa.case((answered, 0), else_=1)).label("failed"),
+        prompt.label("tokens_before"),
+        prompt.label("tokens_after"),
+        _sum(relayed.c.usage_prompt).label("prompt"),
+        _sum(relayed.c.usage_cached).label("cached"),
+        _sum(relayed.c.usage_completion).label("completion"),
+        sa.func.count(relayed.c.cost).label("priced"),
+        _sum(relayed.c.cost).label("cost"),
+        sa.literal(0).label("cost_saved"),
+        sa.literal(0).label("summaries"),
+        sa.literal(0).label("summaries_cost"),
+        sa.func.min(relayed.c.at).label("first"),
+        sa.func.max(relayed.c.at).label("last"),
+        *(() if group is None else (group.label("part"),)),
+    ).where(relayed.c.at >= since)
+    if math.isfinite(until):
+        query = query.where(relayed.c.at < until)
+    if tenant is not None:
+        query = query.where(relayed.c.tenant == tenant)
+    groups = [relayed.c.tenant, *(() if group is None else (group,))]
+    return [_row(row, None if group is None else by) for row in connection.execute(query.group_by(*groups))]
+
+
+def _group(by: By | None, dialect: str, table: sa.Table = exchanges) -> sa.ColumnElement[Any] | None:
     """What rows are told apart by beside the tenant; a day is its number since 1970 in UTC."""
     if by == "conversation":
         return conversations.c.name
     if by == "day":
-        days = exchanges.c.at / DAY
+        days = table.c.at / DAY
         return sa.cast(days if dialect == "sqlite" else sa.func.floor(days), sa.Integer)
-    return None if by is None else exchanges.c[by]
+    return None if by is None else table.c[by]
 
 
 def _number(path: str, dialect: str) -> sa.ColumnElement[Any]:

@@ -238,6 +238,7 @@ class Metrics:
         provider: str,
         model: str,
         seconds: float,
+        operation: str = names.OPERATION,
         response_model: str = "",
         address: str = "",
         port: int | None = None,
@@ -250,7 +251,7 @@ class Metrics:
         first_chunk: float | None = None,
     ) -> None:
         """One call to an upstream ended: its duration, usage where reported, time to first chunk if streamed."""
-        call = (names.OPERATION, provider, model, response_model, address, "" if port is None else str(port))
+        call = (operation, provider, model, response_model, address, "" if port is None else str(port))
         self._calls.ended(call, seconds=seconds, error_type=error_type, first_chunk=first_chunk)
         self._calls.used(
             call,

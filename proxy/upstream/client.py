@@ -51,13 +51,15 @@ _NOTHING_ADDED: CIMultiDict[None] = CIMultiDict([("Content-Type", None)])
 class Target:
     """Where requests go, from the configuration alone; times in seconds.
 
-    ``api_key`` None passes the client's own credential. ``connect`` ends at the TCP (and TLS) connection,
-    ``first_byte`` at the answer's headers, ``idle`` is the longest silence inside an answer.
+    ``api_key`` None passes the client's own credential; ``auth`` is the header that it goes up in. ``connect`` ends at
+    the TCP (and TLS) connection, ``first_byte`` at the answer's headers, ``idle`` is the longest silence inside an
+    answer.
     """
 
     name: str
     base_url: str
     api_key: str | None = field(default=None, repr=False)
+    auth: str = "bearer"
     connect: float = 5.0
     first_byte: float = 300.0
     idle: float = 120.0
@@ -431,7 +433,7 @@ class Client:
             if (copied := _copied(name)) is not None and name not in skip
         ]
         if target.api_key is not None:
-            fields.append(("authorization", f"Bearer {target.api_key}"))
+            fields.append(credential_field(target.auth, target.api_key))
         fields.append(("via", self._via))
         result = CIMultiDict(fields)
         if attempt and (key := result.get("idempotency-key")) is not None:
@@ -471,6 +473,11 @@ class Client:
             task = asyncio.ensure_future(session.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+
+def credential_field(auth: str, key: str) -> tuple[str, str]:
+    """The header that carries a key to an upstream which wants it like that."""
+    return ("authorization", f"Bearer {key}") if auth == "bearer" else (auth, key)
 
 
 def came_through(headers: Headers, instance: str) -> bool:

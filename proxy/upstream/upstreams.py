@@ -1,4 +1,4 @@
-"""Which upstream a request goes to, with whose credential."""
+"""Sending a request to where it was decided to go, with whose credential."""
 
 import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -6,13 +6,12 @@ from typing import Protocol
 
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
+from proxy.destination import CHAT_PATH, Destination
 from proxy.errors import UpstreamUnreachable
-from proxy.upstream.client import Client, StreamBroken, Target
+from proxy.upstream.client import Client, StreamBroken, Target, credential_field
 
 Headers = Sequence[tuple[bytes, bytes]]
 CREDENTIAL_HEADERS = frozenset({b"authorization", b"api-key", b"x-api-key"})
-CHAT = "/chat/completions"
-EMBEDDINGS = "/embeddings"
 
 
 class Answer(Protocol):
@@ -57,11 +56,9 @@ class Upstreams:
 
     async def send(
         self,
-        upstream: UpstreamSettings,
+        destination: Destination,
         *,
-        caller: Caller,
         method: str,
-        path: str,
         headers: Headers,
         body: bytes | AsyncIterator[bytes] | None,
         query: bytes = b"",
@@ -69,19 +66,20 @@ class Upstreams:
         attempt: int = 0,
         length: int | None = None,
     ) -> Answer:
-        """The answer's head, its body unread. ``path`` is what follows ``/v1``.
+        """The answer's head, its body unread.
 
         Raises ProxyError for an upstream that cannot be reached or does not answer in time.
         """
+        upstream, caller = destination.upstream, destination.caller
         if upstream.kind == "litellm":
             provider = self._providers.get(upstream.name)
-            if provider is None or path != CHAT or not isinstance(body, bytes):
+            if provider is None or destination.path != CHAT_PATH or not isinstance(body, bytes):
                 raise UpstreamUnreachable(f"Upstream {upstream.name!r} answers chat completions only.")
             return await provider.send(body=body, credential=caller.credential, headers=headers)
         return await self._client.send(
             self._target(upstream),
             method=method,
-            path=path,
+            path=destination.path,
             query=query,
             headers=with_credential(headers, upstream, caller),
             body=body,
@@ -92,12 +90,9 @@ class Upstreams:
             hidden=caller.credential if caller.name is not None and upstream.passes_key else b"",
         )
 
-    async def post(
-        self, upstream: UpstreamSettings, *, caller: Caller, path: str, body: bytes, via: Headers = ()
-    ) -> tuple[int, bytes]:
+    async def post(self, destination: Destination, body: bytes) -> tuple[int, bytes]:
         """Status and body of a JSON request of Weir's own, sent with the caller's credential."""
-        headers = [(b"content-type", b"application/json"), *_own_credential(caller), *via]
-        answer = await self.send(upstream, caller=caller, method="POST", path=path, headers=headers, body=body)
+        answer = await self.send(destination, method="POST", headers=own_headers(destination), body=body)
         try:
             return answer.status, await answer.read()
         except StreamBroken as error:
@@ -111,7 +106,7 @@ class Upstreams:
         """Status and body of a question to another address of the same upstream."""
         base, _, path = url.rpartition("/")
         target = dataclasses.replace(self._target(upstream), base_url=base)
-        headers = with_credential(_own_credential(caller), upstream, caller)
+        headers = _own_credential(upstream, caller)
         answer = await self._client.send(
             target, method="POST" if body else "GET", path=f"/{path}", headers=headers, body=body, tenant=caller.tenant
         )
@@ -135,6 +130,7 @@ class Upstreams:
                 name=upstream.name,
                 base_url=upstream.base_url or "",
                 api_key=None if upstream.passes_key else upstream.api_key.get_secret_value(),
+                auth=upstream.credential,
                 connect=upstream.timeout.connect,
                 first_byte=upstream.timeout.first_byte,
                 idle=upstream.timeout.idle,
@@ -147,8 +143,16 @@ def with_credential(headers: Headers, upstream: UpstreamSettings, caller: Caller
     if caller.name is None or not upstream.passes_key:
         return headers
     kept = [(name, value) for name, value in headers if name.lower() not in CREDENTIAL_HEADERS]
-    return [*kept, *_own_credential(caller)]
+    return [*kept, *_own_credential(upstream, caller)]
 
 
-def _own_credential(caller: Caller) -> list[tuple[bytes, bytes]]:
-    return [(b"authorization", b"Bearer " + caller.credential)] if caller.credential else []
+def own_headers(destination: Destination) -> list[tuple[bytes, bytes]]:
+    """The headers of a JSON request of Weir's own."""
+    return [(b"content-type", b"application/json"), *_own_credential(destination.upstream, destination.caller)]
+
+
+def _own_credential(upstream: UpstreamSettings, caller: Caller) -> list[tuple[bytes, bytes]]:
+    if not caller.credential:
+        return []
+    name, value = credential_field(upstream.credential, caller.credential.decode("latin-1"))
+    return [(name.encode(), value.encode("latin-1"))]

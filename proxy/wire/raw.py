@@ -130,6 +130,11 @@ def replace_fields(body: bytes, fields: Mapping[str, Raw], new: Mapping[str, byt
     return b"".join(parts) + body[position:close] + comma + b",".join(added) + body[close:]
 
 
+def has_repeated_keys(body: bytes, fields: Mapping[str, Raw]) -> bool:
+    """Whether an object of which these are the fields has a key twice."""
+    return bool(fields) and _locate(body, fields) is None
+
+
 def _locate(body: bytes, fields: Mapping[str, Raw]) -> dict[str, tuple[int, int]] | None:
     """Begin and end of each field's value in ``body``; None if they do not follow one another as expected."""
     spans: dict[str, tuple[int, int]] = {}

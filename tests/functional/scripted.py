@@ -50,6 +50,7 @@ class ScriptedUpstream:
     port: int
     say: Script
     asked: list[Asked] = field(default_factory=list)
+    connections: int = 0
 
     @property
     def base_url(self) -> str:
@@ -101,6 +102,7 @@ async def scripted(say: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIt
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         open_ones.add(writer)
+        running.connections += 1
         try:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
                 await _serve(running, reader, writer)

@@ -23,6 +23,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.call import Call
+from proxy.destination import CHAT, for_chat
 from proxy.keys import credentials_in
 from proxy.outcome import Outcome
 from proxy.settlement import settle
@@ -470,7 +471,8 @@ async def test_watching_a_request_waits_for_nothing_and_touches_neither_disk_nor
         body = openai_body(talk.messages)
         outcome = Outcome(id="req_1", started=time.perf_counter(), trace=NULL_TRACE)
         outcome.request, outcome.caller = parse_chat(body), runtime.keyring.identify(credentials_in(headers))
-        call = Call(runtime, outcome.request, outcome.caller, headers, outcome)
+        found, _ = for_chat(runtime.config, outcome.caller, CHAT, outcome.request, query=b"")
+        call = Call(runtime, outcome.request, found, headers, outcome)
         outcome.planned = await call.plan()
         outcome.status, outcome.called = 200, time.perf_counter()
         outcome.seen = Tap(usage=Usage(prompt=5000, completion=10, cached=100), finish_reasons=["stop"], model="sim")

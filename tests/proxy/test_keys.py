@@ -117,7 +117,7 @@ def test_open_makes_every_key_its_own_tenant_and_no_key_one_too():
     assert len({caller.tenant for caller in callers}) == 4
     assert callers[0] == keys.identify({"x-api-key": "a"})
     assert [caller.credential for caller in callers] == [b"a", b"b", b"", b"Basic a"]
-    assert all(caller.allow == {"policy", "mode"} and caller.policy is None for caller in callers)
+    assert all(caller.allow == {"policy", "mode", "relay"} and caller.policy is None for caller in callers)
 
 
 def test_open_still_knows_the_keys_it_was_given():

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from starlette.routing import Route
 from policies.effects import Alike, Compare, Failed
 from proxy.app import running
 from proxy.config import Flags, load_config
+from proxy.destination import EMBEDDINGS_PATH, by_weir
 from proxy.errors import UpstreamUnreachable
 from proxy.server import serve
 from proxy.similarity import LONGEST, LONGEST_EMBEDDED, MOST_CHARS, by_shingles, by_vectors
@@ -129,12 +131,10 @@ async def compared(address: str, effect: Compare, *, patience: float = 5.0) -> o
     telemetry = Telemetry.create(TelemetrySettings())
     async with running(config, telemetry=telemetry, tokenizer=TOKENIZER) as runtime:
         caller = runtime.keyring.identify({"authorization": "Bearer sk-mine"})
-
-        async def post(body: bytes) -> tuple[int, bytes]:
-            upstream = runtime.config.upstream("embed-1")
-            return await runtime.upstreams.post(upstream, caller=caller, path="/embeddings", body=body)
-
-        return await by_vectors(effect, model="embed-1", send=post, patience=patience)
+        upstream = runtime.config.upstream("embed-1")
+        destination = by_weir(upstream, caller, path=EMBEDDINGS_PATH, model="embed-1")
+        send = partial(runtime.upstreams.post, destination)
+        return await by_vectors(effect, model="embed-1", send=send, patience=patience)
 
 
 @pytest.mark.requirement("A0.35", "R.59")

@@ -1,0 +1,55 @@
+"""The API under ``/v1``, and Azure's spelling of it: what each request is for, and who answers it."""
+
+from collections.abc import MutableMapping
+from typing import Any
+
+from proxy.destination import Route, route_of
+from proxy.errors import MethodNotAllowed, NotFound
+from proxy.exchange import Exchange
+from proxy.intake import Receive
+from proxy.relay import Send
+from proxy.routes.models import ModelList
+from proxy.routes.passthrough import Passthrough
+from proxy.routes.respond import counted, respond_error
+from proxy.runtime import Runtime
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+class Api:
+    """The ASGI application of all of it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._passthrough = Passthrough(runtime)
+        self._models = ModelList(runtime)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        method = scope["method"]
+        if method not in METHODS:
+            error = MethodNotAllowed(f"{method[:10]} is not answered here.", allowed=METHODS)
+            await respond_error(send, error)
+            return
+        route = route_of(method, (scope.get("raw_path") or scope["path"].encode()).decode("latin-1"))
+        if route is None:
+            await respond_error(send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1."))
+        elif route.kind == "chat":
+            await Exchange(self._runtime, scope, receive, send, route).run()
+        elif route.kind == "models":
+            await self._count(self._models, scope, receive, send, route)
+        else:
+            await self._count(self._passthrough, scope, receive, send, route)
+
+    async def _count(
+        self,
+        application: ModelList | Passthrough,
+        scope: MutableMapping[str, Any],
+        receive: Receive,
+        send: Send,
+        route: Route,
+    ) -> None:
+        async def answer(sending: Send) -> None:
+            await application(scope, receive, sending, route)
+
+        await counted(self._runtime.telemetry.metrics, "/v1/{rest}", scope, send, answer)

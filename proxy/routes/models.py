@@ -1,0 +1,127 @@
+"""``GET /v1/models``: the models of all upstreams that a key may use, in OpenAI's shape.
+
+One upstream that speaks OpenAI's protocol is simply relayed to a key that may use everything.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterable, MutableMapping, Sequence
+from typing import Any
+
+from proxy.caller import Caller
+from proxy.config import Config, UpstreamSettings
+from proxy.destination import MODELS_PATH, Route, by_weir, for_models
+from proxy.errors import NotFound, ProxyError
+from proxy.intake import Receive
+from proxy.keys import credentials_in
+from proxy.relay import Send
+from proxy.relayed import NO_POLICY, settle_relayed
+from proxy.routes.passthrough import Passthrough
+from proxy.routes.respond import respond_error, respond_json
+from proxy.runtime import Runtime
+from proxy.telemetry import ABOUT
+from proxy.upstream.client import StreamBroken, came_through
+
+PATIENCE = 5.0
+MOST_BODY = 4 * 1024 * 1024
+PATTERN = frozenset("*?[")
+NOT_ASKED_WITH = frozenset({b"accept-encoding", b"content-type", b"if-none-match", b"range"})
+VERSION = (b"anthropic-version", b"2023-06-01")
+"""Anthropic answers nobody who does not say it."""
+
+Entry = dict[str, Any]
+
+
+class ModelList:
+    """The ASGI application of the list and of its entries."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._passthrough = Passthrough(runtime)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route) -> None:
+        """Answer one request."""
+        runtime, headers = self._runtime, scope["headers"]
+        try:
+            caller = runtime.keyring.identify(credentials_in(headers))
+            looped = came_through(headers, runtime.instance)
+            body = None if looped else await self._own(runtime.config, caller, headers, route)
+        except ProxyError as error:
+            runtime.telemetry.metrics.request(outcome=error.code, policy=NO_POLICY)
+            await respond_error(send, error)
+            return
+        if body is None:
+            await self._passthrough(scope, receive, send, route)
+            return
+        await respond_json(send, body)
+        about = ABOUT.get()
+        request = about.request if about is not None else ""
+        runtime.telemetry.metrics.request(outcome="relayed", policy=NO_POLICY)
+        settle_relayed(runtime, caller, request=request, model="", status=200, outcome="relayed", usage=None)
+
+    async def _own(
+        self, config: Config, caller: Caller, headers: Sequence[tuple[bytes, bytes]], route: Route
+    ) -> Entry | None:
+        """What Weir answers itself, None where an upstream's own answer will do."""
+        upstreams = tuple(config.upstreams.values())
+        if route.model:
+            destination = for_models(config, caller, route)
+            return None if destination.upstream.kind == "openai" else _card(config, destination.upstream, route.model)
+        if len(upstreams) == 1 and upstreams[0].kind == "openai" and not caller.is_restricted:
+            return None
+        lists = await asyncio.gather(*(self._models_of(each, config, caller, headers) for each in upstreams))
+        found: dict[str, Entry] = {}
+        for upstream, entries in zip(upstreams, lists, strict=True):
+            for entry in entries:
+                name = entry["id"]
+                if name not in found and caller.allows(name) and config.upstream(name).name == upstream.name:
+                    found[name] = entry
+        return {"object": "list", "data": list(found.values())}
+
+    async def _models_of(
+        self, upstream: UpstreamSettings, config: Config, caller: Caller, headers: Sequence[tuple[bytes, bytes]]
+    ) -> list[Entry]:
+        """What an upstream lists, in OpenAI's shape; what the configuration names where it lists nothing in time."""
+        listed: list[Entry] = []
+        # A client's own key is for the upstream that its requests go to, and nobody else sees it.
+        if upstream.kind == "openai" and (not upstream.passes_key or upstream is next(iter(config.upstreams.values()))):
+            try:
+                listed = await asyncio.wait_for(self._asked(upstream, caller, headers), PATIENCE)
+            except (TimeoutError, ProxyError, StreamBroken, ValueError, RecursionError):
+                listed = []
+        known = {entry["id"] for entry in listed}
+        return listed + [_entry(upstream, name) for name in _named(config, caller) if name not in known]
+
+    async def _asked(
+        self, upstream: UpstreamSettings, caller: Caller, headers: Sequence[tuple[bytes, bytes]]
+    ) -> list[Entry]:
+        sent = [(name, value) for name, value in headers if name not in NOT_ASKED_WITH]
+        if upstream.credential == "x-api-key" and not any(name == VERSION[0] for name, _ in sent):
+            sent.append(VERSION)
+        destination = by_weir(upstream, caller, path=MODELS_PATH, model="")
+        answer = await self._runtime.upstreams.send(destination, method="GET", headers=sent, body=None)
+        try:
+            body = await answer.read(MOST_BODY)
+        finally:
+            answer.close()
+        value = json.loads(body) if answer.status == 200 else None
+        data = value.get("data") if isinstance(value, dict) else None
+        entries = [each for each in data or () if isinstance(each, dict) and isinstance(each.get("id"), str)]
+        return [{**_entry(upstream, each["id"]), **each} for each in entries]
+
+
+def _named(config: Config, caller: Caller) -> Iterable[str]:
+    """Every model that the configuration calls by its whole name, for all or for this key."""
+    stated = (*(rule.match for rule in config.models), *caller.models)
+    return (name for name in dict.fromkeys(stated) if PATTERN.isdisjoint(name))
+
+
+def _entry(upstream: UpstreamSettings, name: str) -> Entry:
+    return {"id": name, "object": "model", "created": 0, "owned_by": upstream.provider or upstream.name}
+
+
+def _card(config: Config, upstream: UpstreamSettings, name: str) -> Entry:
+    """What is said of a model behind a library that lists none; NotFound where the configuration does not know it."""
+    if config.rule(name) is None:
+        raise NotFound(f"The model {name[:200]!r} is not known here.", param="model")
+    return _entry(upstream, name)

@@ -1,0 +1,105 @@
+"""Nothing goes to an upstream for a client without a destination, and one module makes them."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+from starlette.routing import Route as Served
+
+from proxy.app import create_app
+from proxy.config import load_config
+from proxy.destination import _NAMING, CHAT, Destination, Route, route_of
+from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.upstream.upstreams import Upstreams
+
+ROOT = Path(__file__).resolve().parents[2]
+SHELL = [path for path in sorted((ROOT / "proxy").rglob("*.py")) if "simulator" not in path.parts]
+
+
+def calls(name: str) -> dict[str, list[ast.Call]]:
+    """Calls of what is called so, as a name or an attribute, by file."""
+    found: dict[str, list[ast.Call]] = {}
+    for path in SHELL:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and name in {
+                getattr(node.func, "id", None),
+                getattr(node.func, "attr", None),
+            }:
+                found.setdefault(str(path.relative_to(ROOT)), []).append(node)
+    return found
+
+
+@pytest.mark.requirement("P7", "S.7")
+def test_one_module_makes_destinations_and_nothing_is_sent_without_one() -> None:
+    assert set(calls("Destination")) == {"proxy/destination.py"}
+    asked = {name: inspect.signature(getattr(Upstreams, name), eval_str=True) for name in ("send", "post")}
+    for signature in asked.values():
+        assert [each.annotation for each in signature.parameters.values()][1] is Destination
+    senders = {
+        file for file in calls("send") if any(ast.unparse(c.func).endswith("_client.send") for c in calls("send")[file])
+    }
+    assert senders == {"proxy/upstream/upstreams.py", "proxy/alerts.py"}, "alerts go to the operator's webhook"
+
+
+@pytest.mark.requirement("P7")
+def test_a_clients_request_gets_its_destination_where_its_model_was_judged() -> None:
+    """What Weir asks itself is asked by these alone; a route would have to be put here to go round the judgement."""
+    assert set(calls("by_weir")) == {"proxy/asking.py", "proxy/replies.py", "proxy/routes/models.py"}
+    assert set(calls("for_chat")) == {"proxy/exchange.py"}
+    assert set(calls("for_relay")) == set(calls("unread")) == {"proxy/routes/passthrough.py"}
+
+
+@pytest.mark.requirement("P7", "S.10")
+def test_every_path_that_can_be_asked_for_is_told_by_one_function() -> None:
+    app = create_app(load_config(env={}), telemetry=Telemetry.create(TelemetrySettings()))
+    served = {route.path: route.app for route in app._router.routes if isinstance(route, Served)}
+    asked = {path for path, application in served.items() if getattr(application, "_name", "") == "api"}
+    assert asked == {"/v1/{rest:path}", "/openai/deployments/{rest:path}"}
+    assert {getattr(application, "_name", "nothing") for application in served.values()} == {
+        "api",
+        "health",
+        "management",
+        "nothing",
+    }
+
+
+@pytest.mark.parametrize("name", _NAMING)
+def test_a_route_is_the_same_however_it_is_spelled(name: str) -> None:
+    kind = "chat" if name == "chat/completions" else "model"
+    plain = Route(kind=kind, path=f"/{name}")
+    doubled, escaped = name.replace("/", "//"), name.replace("/", "%2F").replace("s", "%73")
+    spelled = [
+        f"/v1/{name}",
+        f"/v1/{name}/",
+        f"/v1//{doubled}//",
+        f"/v1/v1/{name}",
+        f"//v1/{escaped}",
+        f"/v1/{escaped}%2f",
+    ]
+    assert [route_of("POST", path) for path in spelled] == [plain] * len(spelled)
+    with_model = Route(kind=kind, path=f"/{name}", model="org/gpt-4")
+    for place in ("/v1/engines", "/v1/deployments", "/openai/deployments", "/openai//deployments"):
+        for model in ("org/gpt-4", "org%2Fgpt-4", "org%2fgpt%2D4"):
+            assert route_of("POST", f"{place}/{model}/{name}/") == with_model
+    assert {route_of(method, f"/v1/{name}").kind for method in ("GET", "PUT", "DELETE", "PATCH")} == {"other"}
+
+
+def test_what_is_no_route_of_a_model_is_another_and_goes_up_as_it_came() -> None:
+    for rest in (
+        "/files",
+        "/files/a%2Fb?",
+        "//files",
+        "/chat/completions/c_1",
+        "/chat%252fcompletions",
+        "/engines",
+        "/",
+    ):
+        assert route_of("POST", f"/v1{rest}") == Route(kind="other", path=rest)
+    for target in ("/v2/files", "/V1/files", "/openai/files", "/", "", "*", "/openai/v1/responses", "/v1"):
+        assert route_of("POST", target) is None
+    assert route_of("GET", "/v1/models/") == Route(kind="models", path="/models")
+    assert route_of("GET", "/v1/models/org%2Fgpt-4") == Route(
+        kind="models", path="/models/org/gpt-4", model="org/gpt-4"
+    )
+    assert route_of("POST", "/v1/chat/completions") == CHAT

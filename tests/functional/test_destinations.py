@@ -1,0 +1,381 @@
+"""A model that a key may not use is not reached by any spelling, and no request goes to a provider by a guess."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from proxy.simulator import SimulatorSettings
+from proxy.simulator.serving import serve_simulator
+from tests.functional.harness import COUNTER, RunningWeir, weir
+from tests.functional.scripted import Asked, Reply, ScriptedUpstream, completion, scripted, whole
+
+LIMITED, RELAYING, FREE = "sk-limited-0123", "sk-relaying-012", "sk-free-01234567"
+OPERATOR = "sk-operator-0123"
+MINE, OTHER = "gpt-mini", "gpt-4"
+ONE = """
+upstreams: {{one: {{base_url: "{one}", api_key: {operator}}}}}
+"""
+TWO = """
+upstreams:
+  one: {{base_url: "{one}", api_key: {operator}}}
+  two: {{base_url: "{two}", api_key: {operator}}}
+models:
+  - {{match: "claude-*", upstream: two}}
+"""
+KEYS = """
+auth: {{mode: keys}}
+keys:
+  - {{name: limited, secret: {limited}, models: [{mine}]}}
+  - {{name: relaying, secret: {relaying}, models: [{mine}], allow: [relay]}}
+  - {{name: free, secret: {free}}}
+"""
+
+
+@dataclass(slots=True)
+class Scene:
+    """Weir in front of two upstreams that write down whatever reaches them."""
+
+    weir: RunningWeir
+    one: ScriptedUpstream
+    two: ScriptedUpstream
+    http: httpx.AsyncClient = field(default_factory=lambda: httpx.AsyncClient(timeout=30))
+
+    async def ask(
+        self,
+        path: str,
+        *,
+        key: str = LIMITED,
+        method: str = "POST",
+        body: Any = None,
+        kind: str | None = "application/json",
+        chunked: bool = False,
+        headers: Mapping[str, str] = {},
+    ) -> httpx.Response:
+        """One request, its path as it is spelled."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else None
+
+        async def parts() -> AsyncIterator[bytes]:
+            for start in range(0, len(data or b""), 50_000):
+                yield (data or b"")[start : start + 50_000]
+
+        sent = {"authorization": f"Bearer {key}", **({"content-type": kind} if kind else {}), **headers}
+        url = httpx.URL(self.weir.root).copy_with(raw_path=path.encode())
+        return await self.http.request(method, url, content=parts() if chunked else data, headers=sent)
+
+    def asked(self) -> list[Asked]:
+        return [*self.one.asked, *self.two.asked]
+
+
+def say(asked: Asked) -> Reply:
+    return whole({**completion("ok"), "object": "list", "data": []}, headers=(("x-weir-actions", "forged"),))
+
+
+@asynccontextmanager
+async def scene(folder: Path, upstreams: str = ONE) -> AsyncIterator[Scene]:
+    async with scripted(say) as one, scripted(say) as two:
+        yaml = (upstreams + KEYS).format(
+            one=one.base_url,
+            two=two.base_url,
+            operator=OPERATOR,
+            limited=LIMITED,
+            relaying=RELAYING,
+            free=FREE,
+            mine=MINE,
+        )
+        async with weir("", folder / "w.db", yaml=yaml, folder=folder, window=None) as target:
+            started = Scene(target, one, two)
+            try:
+                yield started
+            finally:
+                await started.http.aclose()
+
+
+def said(model: object, **more: object) -> dict[str, object]:
+    return {"model": model, "input": "x", "messages": [{"role": "user", "content": "x"}], **more}
+
+
+def form(*fields: tuple[str, str], boundary: str = "edge") -> bytes:
+    parts = [f'--{boundary}\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in fields]
+    file = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n'
+    return "".join([*parts, file, "Content-Type: audio/wav\r\n\r\n\0\1\r\n", f"--{boundary}--\r\n"]).encode()
+
+
+FORM = "multipart/form-data; boundary=edge"
+BIG = {"input": "x" * 10_000_000}
+PATHS = (
+    "/v1/chat/completions",
+    "/v1/chat/completions/",
+    "/v1//chat/completions",
+    "/v1/chat%2fcompletions",
+    "/v1/chat%2Fcompletions/",
+    "/v1/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/responses/",
+    "/v1//responses",
+    "/v1/responses/compact",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/moderations",
+    "/v1/images/generations",
+    "/v1/audio/speech",
+    "/v1/rerank",
+    "/v1/made-up",
+    "/v1/made-up/chat/completions",
+    "/v1/Chat/Completions",
+    "/v1/chat/completions;a=b",
+    "/v1/chat%252fcompletions",
+    "/v1/realtime/client_secrets",
+    "/v1/fine_tuning/jobs",
+    "/v1/threads/thread_1/runs",
+    "/v1/messages/batches",
+)
+IN_PATH = (
+    "/v1/engines/gpt-4/completions",
+    "/v1/engines/gpt-4/chat/completions",
+    "/v1/deployments/gpt-4/chat/completions",
+    "/v1/deployments/gpt%2d4/embeddings",
+    "/openai/deployments/gpt-4/chat/completions?api-version=2024-10-21",
+    "/openai/deployments/gpt-4/audio/transcriptions",
+    "/openai//deployments//gpt-4//chat/completions/",
+    "/v1/models/gpt-4:generateContent",
+    "/v1/responses?model=gpt-4",
+    "/v1/chat/completions?mod%65l=gpt-4",
+)
+ODD: tuple[bytes, ...] = (
+    b'{"model":"gpt-mini","model":"gpt-4","input":"x","messages":[]}',
+    b'{"model":"gpt-4","model":"gpt-mini","input":"x","messages":[]}',
+    b'{"model":"gpt-mini","input":"x","messages":[],"mod\\u0065l":"gpt-4"}',
+    b'{"mod\\u0065l":"gpt-4","input":"x","messages":[]}',
+    b'{"model":"gpt-mini","Model":"gpt-4","input":"x","messages":[]}',
+    b'{"MODEL":"gpt-4","input":"x","messages":[]}',
+    b'{"model":["gpt-4"],"input":"x","messages":[]}',
+    b'{"model":{"id":"gpt-4"},"input":"x","messages":[]}',
+    b'{"model":null,"input":"x","messages":[]}',
+    b'{"model":"","input":"x","messages":[]}',
+    b'{"input":"x","messages":[]}',
+    b'\xef\xbb\xbf{"model":"gpt-4","input":"x","messages":[]}',
+    '{"model":"gpt-4","input":"x"}'.encode("utf-16"),
+    b'{"model":"gpt-mini","input":"x","messages":[]}{"model":"gpt-4"}',
+    b'{"model":"gpt-mini","models":["gpt-4"],"input":"x","messages":[]}',
+    b'{"model":"gpt-mini","fallbacks":[{"model":"gpt-4"}],"input":"x","messages":[]}',
+    b'{"model":"gpt-mini","fallbacks":[{"gpt-mini":["gpt-4"]}],"input":"x","messages":[]}',
+    b'{"model":"gpt-mini","tools":[{"type":"image_generation","model":"gpt-4"}],"input":"x","messages":[]}',
+    b'{"model":"gpt-mini","tools":[{"type":"advisor","mod\\u0065l":"gpt-4"}],"input":"x","messages":[]}',
+    b"model=gpt-4&input=x",
+    b"[]",
+    b"gpt-4",
+)
+FORMS: tuple[tuple[str, bytes], ...] = (
+    (FORM, form(("model", OTHER))),
+    (FORM, form(("model", MINE), ("model", OTHER))),
+    (FORM, form(("model", MINE), ("Model", OTHER))),
+    (FORM, form()),
+    (FORM, form(("model", MINE)).replace(b"\r\n", b"\n")),
+    (FORM, form(("model", MINE)) + form(("model", OTHER))),
+    (FORM, form(("model", MINE)) + b'\n--edge\nContent-Disposition: form-data; name="model"\n\ngpt-4\n--edge--'),
+    (FORM, b'--edge\r\nContent-Disposition: form-data; name=x; name="model"\r\n\r\ngpt-4\r\n--edge--'),
+    (FORM, b"--edge\r\nContent-Disposition: form-data; name*=utf-8''model\r\n\r\ngpt-4\r\n--edge--"),
+    (FORM, b'--edge\r\nContent-Disposition: form-data;\r\n name="model"\r\n\r\ngpt-4\r\n--edge--'),
+    (FORM + "; boundary=other", form(("model", MINE))),
+    ('multipart/form-data; boundary="ed\\ge"', form(("model", MINE))),
+    ("multipart/form-data", form(("model", MINE))),
+    ("application/json; charset=utf-7", b'{"model":"gpt-mini","input":"x"}'),
+    ("application/x-www-form-urlencoded", b'{"model":"gpt-mini","x":"&model=gpt-4&"}'),
+)
+NAMELESS = (
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files"),
+    ("GET", "/v1/files/file-1/content"),
+    ("POST", "/v1/batches"),
+    ("GET", "/v1/batches"),
+    ("GET", "/v1/responses/resp_1"),
+    ("DELETE", "/v1/responses/resp_1"),
+    ("GET", "/v1/chat/completions"),
+    ("GET", "/v1/engines"),
+    ("POST", "/v1/vector_stores"),
+    ("POST", "/v1/assistants"),
+    ("POST", "/v1/fine_tuning/jobs"),
+    ("DELETE", "/v1/models/gpt-mini"),
+    ("PATCH", "/v1/responses"),
+    ("OPTIONS", "/v1/responses"),
+)
+
+
+def models_in(asked: Asked) -> set[str]:
+    """Every word in a request that could be read as its model."""
+    return {name for name in (OTHER, "claude-9") if name.encode() in asked.body or name in asked.target}
+
+
+@pytest.mark.requirement("P7", "S.7")
+async def test_a_key_with_models_reaches_no_other_by_any_spelling(tmp_path: Path) -> None:
+    async with scene(tmp_path) as run:
+        answers: list[tuple[object, httpx.Response]] = []
+        for path in PATHS:
+            answers.append((path, await run.ask(path, body=said(OTHER))))
+            answers.append((path, await run.ask(path, body=said(OTHER), chunked=True)))
+        for path in IN_PATH:
+            for model in (None, MINE, OTHER):
+                body = {"input": "x", "messages": []} | ({"model": model} if model else {})
+                answers.append((path, await run.ask(path, body=body)))
+        for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages/"):
+            answers += [((path, body), await run.ask(path, body=body, kind=None)) for body in ODD]
+            answers += [((path, body), await run.ask(path, body=body, chunked=True)) for body in ODD]
+        for path in ("/v1/audio/transcriptions", "/v1/images/edits", "/v1/responses"):
+            answers += [((path, *each), await run.ask(path, body=each[1], kind=each[0])) for each in FORMS]
+        for big in ({**BIG, "model": OTHER}, {"model": MINE, **BIG, "Model": OTHER}):
+            answers += [("big", await run.ask("/v1/responses", body=big, chunked=c)) for c in (True, False)]
+        answers += [((m, p), await run.ask(p, method=m, body={"a": 1})) for m, p in NAMELESS]
+        packed = {"content-encoding": "gzip"}
+        answers.append(("gzip", await run.ask("/v1/responses", body=said(MINE), headers=packed)))
+        passed = [(what, answer.status_code) for what, answer in answers if not 400 <= answer.status_code < 500]
+        assert not passed
+        assert not run.asked(), [a.target for a in run.asked()]
+        for what, answer in answers:
+            assert answer.json()["error"]["message"], what
+
+
+@pytest.mark.requirement("P7", "P4")
+async def test_a_key_with_models_gets_them_everywhere_whole_and_with_the_operators_key(tmp_path: Path) -> None:
+    async with scene(tmp_path) as run:
+        sent: list[bytes] = []
+        for path in ("/v1/responses", "/v1//embeddings/", "/v1/messages", "/v1/completions?x=1"):
+            for chunked in (True, False):
+                body = json.dumps(said(MINE) | BIG if path == "/v1/responses" else said(MINE), indent=1).encode()
+                answer = await run.ask(path, body=body, chunked=chunked)
+                assert (answer.status_code, answer.headers.get_list("x-weir-actions")) == (200, ["relayed"]), path
+                sent.append(body)
+        answer = await run.ask("/v1/audio/transcriptions", body=form(("model", MINE)), kind=FORM)
+        assert answer.status_code == 200, answer.text
+        sent.append(form(("model", MINE)))
+        assert [each.body for each in run.one.asked] == sent, "byte for byte"
+        assert {each.headers["authorization"] for each in run.one.asked} == {f"Bearer {OPERATOR}"}
+        targets = ["/responses", "/embeddings", "/messages", "/completions?x=1", "/audio/transcriptions"]
+        assert [*dict.fromkeys(each.target for each in run.one.asked)] == [f"/v1{target}" for target in targets]
+
+
+@pytest.mark.requirement("P7")
+async def test_what_names_no_model_is_for_keys_that_may_relay(tmp_path: Path) -> None:
+    async with scene(tmp_path) as run:
+        for key in (RELAYING, FREE):
+            for method, path in NAMELESS:
+                assert (await run.ask(path, method=method, body={"a": 1}, key=key)).status_code == 200, path
+        assert [each.target for each in run.one.asked] == [path for _, path in NAMELESS] * 2
+        refused = await run.ask("/v1/files", method="GET", body=None)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+        assert "relay" in refused.json()["error"]["message"]
+        still = await run.ask("/v1/responses", body=said(OTHER), key=RELAYING)
+        assert (still.status_code, still.json()["error"]["code"]) == (403, "model_not_allowed")
+        assert (await run.ask("/v1/made-up", body=said(OTHER), key=RELAYING)).status_code == 403
+
+
+@pytest.mark.requirement("P7", "S.7", "P10")
+async def test_no_conversation_goes_to_another_provider_than_its_models(tmp_path: Path) -> None:
+    async with scene(tmp_path, TWO) as run:
+        for path in ("/v1/messages", "/v1/responses", "/v1/chat/completions/", "/v1/made-up"):
+            for body in (said("claude-9"), {**BIG, "model": "claude-9", "messages": []}):
+                for chunked in (True, False):
+                    answer = await run.ask(path, key=FREE, body=body, chunked=chunked)
+                    assert answer.status_code in (200, 400), answer.text  # a chat of 10 MB in one field has no window
+        assert not run.one.asked
+        assert len(run.two.asked) >= 14
+        for body in ODD:
+            if b"models" not in body and b"fallbacks" not in body and b"tools" not in body:
+                for path in ("/v1/messages", "/v1/chat/completions"):
+                    answer = await run.ask(path, key=FREE, body=body, chunked=True)
+                    assert answer.status_code in (400, 200), (body, answer.text)
+        odd = {each.body for each in run.asked()} & set(ODD)
+        assert odd == {b'{"mod\\u0065l":"gpt-4","input":"x","messages":[]}'}, "which says one model, escaped"
+        for path in ("/v1/files", "/v1/made-up"):
+            for kind, body in ((FORM, b"no form"), ("application/octet-stream", b"\0\1"), (None, b"text")):
+                assert (await run.ask(path, key=FREE, body=body, kind=kind)).status_code == 400, (path, kind)
+        before = len(run.one.asked)
+        assert (await run.ask("/v1/files", key=FREE, body=form(("purpose", "batch")), kind=FORM)).status_code == 200
+        assert (await run.ask("/v1/files", key=FREE, method="GET", body=None)).status_code == 200
+        assert (await run.ask("/v1/messages", key=FREE, body=said("gpt-5"))).status_code == 200
+        assert len(run.one.asked) == before + 3, "the first one takes what no rule sends elsewhere"
+
+
+@pytest.mark.requirement("P4")
+async def test_one_upstream_and_a_free_key_relay_unread_while_the_body_comes(tmp_path: Path) -> None:
+    async with scene(tmp_path) as run:
+        go_on, begin, rest = asyncio.Event(), b"no JSON " * 300_000, b"at all"
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield begin
+            await go_on.wait()
+            yield rest
+
+        headers = {"authorization": f"Bearer {FREE}", "content-length": str(len(begin + rest))}
+        url = f"{run.weir.base_url}/responses"
+        asking = asyncio.create_task(run.http.post(url, content=parts(), headers=headers))
+        async with asyncio.timeout(30):
+            while not run.one.connections:
+                await asyncio.sleep(0.01)
+        go_on.set()
+        assert (await asking).headers["x-weir-actions"] == "relayed"
+        assert run.one.asked[0].body == begin + rest
+
+
+CHAT_SPELLINGS = (
+    "/v1/chat/completions/",
+    "/v1//chat//completions",
+    "/v1/v1/chat/completions",
+    "/v1/chat%2Fcompletions",
+    "/v1/engines/sim/chat/completions",
+    "/v1/deployments/sim/chat/completions",
+    "/openai/deployments/sim/chat/completions?api-version=2024-10-21",
+)
+
+
+@pytest.mark.requirement("P4", "P1")
+@pytest.mark.parametrize("named", [True, False])
+async def test_every_spelling_of_the_chat_route_is_managed(named: bool) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=8_192), counter=COUNTER) as simulator,
+        weir(simulator.base_url) as target,
+        httpx.AsyncClient() as http,
+    ):
+        base = {"messages": [{"role": "user", "content": "hello"}]} | ({"model": "sim"} if named else {})
+        for path in CHAT_SPELLINGS:
+            body = base if "sim" in path else base | {"model": "sim"}
+            url = httpx.URL(target.root).copy_with(raw_path=path.encode())
+            answer = await http.post(url, json=body, headers={"api-key": "sk-azure"})
+            assert answer.status_code == 200, (path, answer.text)
+            assert answer.headers["x-weir-tokens"].startswith("before="), path
+            assert answer.headers["x-weir-actions"] == "none"
+        seen = simulator.answered()
+        assert {(each.path, each.model) for each in seen} == {("/v1/chat/completions", "sim")}
+        assert len(seen) == len(CHAT_SPELLINGS)
+        other = await http.post(f"{target.root}/openai/responses", json=base)
+        assert (other.status_code, other.json()["error"]["code"]) == (404, "invalid_request")
+
+
+@pytest.mark.requirement("P4", "P1")
+@pytest.mark.parametrize("where", [{"azure_endpoint": "{root}"}, {"base_url": "{root}/v1"}])
+async def test_azures_client_is_managed(where: dict[str, str]) -> None:
+    async with serve_simulator(SimulatorSettings(window=8_192), counter=COUNTER) as simulator:
+        async with weir(simulator.base_url) as target:
+            place: Any = {name: text.format(root=target.root) for name, text in where.items()}
+            client = openai.AsyncAzureOpenAI(api_key="sk-azure", api_version="2024-10-21", max_retries=0, **place)
+            async with client:
+                ask = client.chat.completions.with_raw_response.create
+                raw = await ask(model="sim", messages=[{"role": "user", "content": "hello"}])
+                assert raw.headers["x-weir-tokens"].startswith("before=")
+                assert raw.parse().choices[0].message.content
+                stream = await client.chat.completions.create(
+                    model="sim", messages=[{"role": "user", "content": "hello"}], stream=True
+                )
+                assert [chunk async for chunk in stream]
+                found = await client.embeddings.create(model="embed-1", input="hello", encoding_format="float")
+                assert found.data
+        assert [each.path for each in simulator.ledger] == ["/v1/chat/completions"] * 2 + ["/v1/embeddings"]

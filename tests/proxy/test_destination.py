@@ -1,0 +1,68 @@
+"""Azure's addresses, and the header that a key goes up in."""
+
+import json
+
+import pytest
+
+from proxy.caller import Caller
+from proxy.config import Flags, UpstreamSettings, load_config
+from proxy.destination import CHAT, Route, for_chat, for_relay, route_of
+from proxy.errors import InvalidRequest
+from proxy.wire.chat import parse_chat
+
+CALLER = Caller(tenant="0" * 32)
+JSON = [(b"content-type", b"application/json")]
+CHAT_BODY = b'{"messages":[{"role":"user","content":"x"}]}'
+
+
+@pytest.mark.requirement("P7")
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ("https://api.anthropic.com/v1", "x-api-key"),
+        ("https://NAME.openai.azure.com/openai/v1", "api-key"),
+        ("https://name.cognitiveservices.azure.com/openai", "api-key"),
+        ("https://api.openai.com/v1", "bearer"),
+        ("https://evil-anthropic.com/v1", "bearer"),
+        ("https://api.anthropic.com.evil.example/v1", "bearer"),
+        ("http://127.0.0.1:8000/v1", "bearer"),
+    ],
+)
+def test_a_key_goes_up_as_the_host_is_known_to_want_it(base: str, expected: str) -> None:
+    assert UpstreamSettings(name="a", base_url=base).credential == expected
+    assert UpstreamSettings(name="a", base_url=base, auth="bearer").credential == "bearer"
+
+
+@pytest.mark.requirement("P4")
+@pytest.mark.parametrize(
+    ("base", "path"),
+    [
+        ("https://name.openai.azure.com/openai", "/deployments/gpt%2F5/chat/completions"),
+        ("https://name.openai.azure.com/openai/v1", "/chat/completions"),
+        ("https://generativelanguage.googleapis.com/v1beta/openai", "/chat/completions"),
+    ],
+)
+def test_only_azures_older_addresses_have_the_model_in_the_path(base: str, path: str) -> None:
+    config = load_config(env={}, flags=Flags(upstream=base))
+    route = route_of("POST", "/openai/deployments/gpt%2f5/chat/completions")
+    assert route is not None
+    found, request = for_chat(config, CALLER, route, parse_chat(CHAT_BODY), query=b"api-version=2024-10-21")
+    assert (found.path, found.model, request.model) == (path, "gpt/5", "gpt/5")
+    assert json.loads(request.body) == {**json.loads(CHAT_BODY), "model": "gpt/5"}
+    untouched = parse_chat(b'{"model":"gpt/5"}')
+    assert for_chat(config, CALLER, CHAT, untouched, query=b"") == (found, untouched)
+
+
+@pytest.mark.requirement("P4")
+def test_a_form_gets_the_model_of_its_path_and_none_twice() -> None:
+    config = load_config(env={}, flags=Flags(upstream="http://127.0.0.1:9/v1"))
+    route = Route(kind="model", path="/audio/transcriptions", model="whisper-1")
+    headers = [(b"content-type", b'Multipart/Form-Data; boundary="a-b"')]
+    body = b'--a-b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\0\r\n--a-b--\r\n'
+    _, sent = for_relay(config, CALLER, route, headers, body, query=b"")
+    assert sent == b'--a-b\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n' + body
+    assert for_relay(config, CALLER, route, headers, sent, query=b"")[1] == sent
+    with pytest.raises(InvalidRequest, match="two models"):
+        for_relay(config, CALLER, Route(kind="model", path="/audio/speech", model="tts"), headers, sent, query=b"")
+    with pytest.raises(InvalidRequest, match="two models"):
+        for_relay(config, CALLER, route, JSON, b'{"model":"whisper-1"}', query=b"model=whisper-2")

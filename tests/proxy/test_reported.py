@@ -1,0 +1,54 @@
+"""What a relayed answer used, wherever its bytes are cut."""
+
+import zlib
+
+import pytest
+
+from proxy.reported import Reported
+from proxy.tap import Usage
+
+PLAIN = [(b"content-type", b"application/json")]
+CHAT = b'{"choices":[],"usage": null} {"usage" : {"prompt_tokens":10,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":4}}}'
+RESPONSES = b'{"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":2},"output_tokens":1}}'
+MESSAGES = (
+    b'data: {"message":{"usage":{"input_tokens":1,"cache_read_input_tokens":7,"cache_creation":{"a":{}},'
+    b'"cache_creation_input_tokens":2,"output_tokens":1}}}\n\ndata: {"usage":{"output_tokens":30}}\n\n'
+)
+SAID = [
+    (CHAT, Usage(prompt=10, completion=5, cached=4)),
+    (RESPONSES, Usage(prompt=9, completion=1, cached=2)),
+    (MESSAGES.replace(b'{"a":{}}', b'{"a":1}'), Usage(prompt=10, completion=30, cached=7, written=2)),
+    (b'{"text":"\\"usage\\": {\\"prompt_tokens\\": 5}"}', None),
+    (b'{"usage":{"prompt_tokens":true,"completion_tokens":-1,"input_tokens":"9"}}', None),
+    (b'{"usage":' * 2_000, None),
+    (b'"usage":{' + b"{" * 9_000, None),
+    (b'"usage":{"a":"' + b"x" * 9_000 + b'"},"usage":{"prompt_tokens":3}', Usage(prompt=3)),
+]
+
+
+@pytest.mark.requirement("P15", "R.36")
+@pytest.mark.parametrize(("body", "usage"), SAID)
+def test_usage_is_read_wherever_the_answer_is_cut(body: bytes, usage: Usage | None) -> None:
+    for size in (1, 2, 3, 7, 64, len(body)):
+        reader = Reported(PLAIN)
+        for at in range(0, len(body), size):
+            reader.feed(body[at : at + size])
+        assert reader.usage == usage, size
+
+
+@pytest.mark.requirement("R.43")
+@pytest.mark.parametrize(("packing", "wbits"), [(b"gzip", 31), (b"deflate", 15)])
+def test_usage_is_read_out_of_packed_answers(packing: bytes, wbits: int) -> None:
+    packer = zlib.compressobj(wbits=wbits)
+    packed = packer.compress(b" " * 300_000 + CHAT) + packer.flush()
+    reader = Reported([*PLAIN, (b"content-encoding", packing)])
+    for at in range(0, len(packed), 5):
+        reader.feed(packed[at : at + 5])
+    assert reader.usage == Usage(prompt=10, completion=5, cached=4)
+
+
+def test_what_is_neither_json_nor_a_stream_of_events_is_not_read() -> None:
+    for headers in ([], [(b"content-type", b"audio/mpeg")], [*PLAIN, (b"content-encoding", b"br")]):
+        reader = Reported(headers)
+        reader.feed(CHAT)
+        assert reader.usage is None
