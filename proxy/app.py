@@ -54,7 +54,6 @@ log = logging.getLogger("weir")
 ANY_METHOD = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 KEYS_EVERY = 2.0
 TEND_EVERY = 30.0
-BUSY_TIMEOUT = 2.0  # what a request waits at most for a store that another process holds
 DAY = 86_400.0
 
 
@@ -239,7 +238,8 @@ async def _open_store(config: Config, metrics: Metrics) -> Store:
         config.store.url,
         content=config.store.content,
         shared=config.listen.workers > 1,
-        busy_timeout=BUSY_TIMEOUT,
+        busy_timeout=config.store.timeout,
+        connections=config.store.pool,
     )
     store.took = metrics.store
     for notice in store.notices:
@@ -277,7 +277,7 @@ async def _assemble(
     windows.restore(await store.calibrations() if store is not None else [])
     planner = Planner(
         transcripts=Transcripts(most=config.limits.messages),
-        conversations=Conversations(store, shared=config.listen.workers > 1, clock=clock),
+        conversations=Conversations(store, clock=clock),
         store=store,
         settler=settler,
         clock=clock,

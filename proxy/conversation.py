@@ -162,13 +162,13 @@ def thread_from(branch: Branch) -> Thread:
 class Conversations:
     """Recognises requests, in memory first and in the store where memory does not know them.
 
-    With a ``shared`` store other processes edit the same conversations, so what memory holds is checked
+    With a shared store other processes edit the same conversations, so what memory holds is checked
     against the store on every request.
     """
 
-    def __init__(self, store: Store | None, *, shared: bool = False, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store | None, *, clock: Callable[[], float] = time.time) -> None:
         self._store = store
-        self._shared = shared
+        self._shared = store is not None and store.shared
         self._clock = clock
         self._ends: OrderedDict[bytes, tuple[str, bool]] = OrderedDict()
         self._threads: OrderedDict[str, Thread] = OrderedDict()
