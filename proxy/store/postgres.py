@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import exc
+from sqlalchemy import event, exc
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -57,13 +57,16 @@ class PostgresDatabase:
         engine: AsyncEngine,
         *,
         writable: bool,
+        patience: float,
         limits: dict[str, str] | None = None,
         notices: tuple[str, ...] = (),
     ) -> None:
+        event.listen(engine.sync_engine, "before_cursor_execute", _go_on)
         self.writable = writable
         self.notices = notices
         self._engine = engine
         self._reading = engine.execution_options(isolation_level="REPEATABLE READ")
+        self._patience = patience
         self._limits = limits
         self._running: set[asyncio.Task[Any]] = set()
         self._down: StoreError | None = None
@@ -92,13 +95,20 @@ class PostgresDatabase:
             address,
             settings={} if is_pooled else limits,
             patience=patience,
-            statement=statement + GRACE,
             is_pooled=is_pooled,
             pool_size=connections,
             max_overflow=0,
             pool_timeout=patience,
         )
-        return cls(engine, writable=mode != "reader", limits=limits if is_pooled else None, notices=address.notices)
+        database = cls(
+            engine,
+            writable=mode != "reader",
+            patience=statement + GRACE,
+            limits=limits if is_pooled else None,
+            notices=address.notices,
+        )
+        await database.ping()
+        return database
 
     async def ping(self) -> None:
         """Return if the server answers."""
@@ -146,7 +156,7 @@ class PostgresDatabase:
 
     async def _watched(self, engine: AsyncEngine, work: Callable[[sa.Connection], T]) -> T:
         try:
-            return await _transact(engine, work, self._limits)
+            return await _transact(engine, work, limits=self._limits, patience=self._patience)
         except StoreUnavailable as error:
             if error.reason == UNREACHABLE and self._down is None:
                 self._down = error
@@ -158,7 +168,7 @@ class PostgresDatabase:
         while self._down is not None:
             await asyncio.sleep(LOOKS)
             with contextlib.suppress(StoreError):
-                await _transact(self._reading, _one, self._limits)
+                await _transact(self._reading, _one, limits=self._limits, patience=self._patience)
                 self._down = None
 
 
@@ -167,14 +177,12 @@ def _engine(
     *,
     settings: dict[str, str],
     patience: float,
-    statement: float | None,
     is_pooled: bool,
     **options: Any,
 ) -> AsyncEngine:
     arguments: dict[str, Any] = {
         "dsn": address.dsn,
         "timeout": address.connect_timeout or patience,
-        "command_timeout": statement,
         "server_settings": {**address.settings, **settings},
     }
     if address.context is not None:
@@ -192,7 +200,7 @@ async def _prepare(address: Address, *, writes: bool, patience: float) -> bool:
 
     One that gives a connection to each transaction tells the client a process that is none of the server's.
     """
-    engine = _engine(address, settings={}, patience=patience, statement=None, is_pooled=True, poolclass=NullPool)
+    engine = _engine(address, settings={}, patience=patience, is_pooled=True, poolclass=NullPool)
 
     def work(connection: sa.Connection) -> bool:
         driver: Any = connection.connection.driver_connection
@@ -205,19 +213,25 @@ async def _prepare(address: Address, *, writes: bool, patience: float) -> bool:
         return bool(found != driver.get_server_pid())
 
     try:
-        return await _transact(engine, work, None)
+        return await _transact(engine, work)
     except ValueError:  # the driver reads ports and versions of TLS
         raise StoreError("the store's URL cannot be read", reason="url") from None
     finally:
         await engine.dispose()
 
 
-async def _transact(engine: AsyncEngine, work: Callable[[sa.Connection], T], limits: dict[str, str] | None) -> T:
+async def _transact(
+    engine: AsyncEngine,
+    work: Callable[[sa.Connection], T],
+    *,
+    limits: dict[str, str] | None = None,
+    patience: float | None = None,
+) -> T:
     attempt = 1
     while True:
         try:
             async with engine.connect() as connection:
-                return await connection.run_sync(_whole, work, limits)
+                return await connection.run_sync(_whole, work, limits, patience)
         except StoreError:
             raise
         except (exc.SQLAlchemyError, OSError) as error:
@@ -226,39 +240,77 @@ async def _transact(engine: AsyncEngine, work: Callable[[sa.Connection], T], lim
             attempt += 1
 
 
-def _whole(connection: sa.Connection, work: Callable[[sa.Connection], T], limits: dict[str, str] | None) -> T:
-    """One transaction. On a connection that does not answer nothing more is said, not even a rollback."""
-    transaction = connection.begin()
+def _whole(
+    connection: sa.Connection,
+    work: Callable[[sa.Connection], T],
+    limits: dict[str, str] | None,
+    patience: float | None,
+) -> T:
+    """One transaction, given up together with its connection once a statement has had no answer for ``patience``."""
+    watch = _Watch(connection.connection.driver_connection, patience)
+    connection.info[_Watch] = watch
     try:
-        if limits is not None:
-            connection.execute(LIMITS, limits)
-        result = work(connection)
-    except TimeoutError:
-        _drop(connection)
-        raise
-    except BaseException:
+        transaction = connection.begin()
         try:
+            if limits is not None:
+                connection.execute(LIMITS, limits)
+            result = work(connection)
+        except BaseException:
+            watch.renew()
             transaction.rollback()
-        except TimeoutError:
-            _drop(connection)
+            raise
+        watch.renew()
+        try:
+            transaction.commit()
+        except exc.DBAPIError as error:
+            if is_disconnect(error):  # whether it is committed nobody knows: it must not be done twice
+                raise translate(error) from None
+            raise
+        else:
+            return result
+    except (exc.DBAPIError, StoreError):
+        if watch.has_ended:
+            raise StoreUnavailable("the database does not answer", reason=UNREACHABLE) from None
         raise
-    try:
-        transaction.commit()
-    except TimeoutError:
-        _drop(connection)
-        raise
-    except exc.DBAPIError as error:
-        if is_disconnect(error):  # whether it is committed nobody knows: it must not be done twice
-            raise translate(error) from None
-        raise
-    return result
+    finally:
+        watch.stop()
+        if not connection.invalidated:
+            connection.info.pop(_Watch, None)
 
 
-def _drop(connection: sa.Connection) -> None:
-    """Throw a connection away without a word to the server, which would not answer that either."""
-    driver: Any = connection.connection.driver_connection
-    driver.terminate()
-    connection.invalidate()
+class _Watch:
+    """Throws a connection away that has not answered for ``patience`` seconds.
+
+    The driver's own timeout first asks the server to cancel, and then waits for its answer to that.
+    """
+
+    def __init__(self, driver: Any, patience: float | None) -> None:
+        self.has_ended = False
+        self._driver = driver
+        self._patience = patience
+        self._timer: asyncio.TimerHandle | None = None
+
+    def renew(self) -> None:
+        """Begin to wait anew."""
+        self.stop()
+        if self._patience is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._patience, self._end)
+
+    def stop(self) -> None:
+        """Wait no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end(self) -> None:
+        self.has_ended = True
+        self._driver.terminate()
+
+
+def _go_on(connection: sa.Connection, *_: object) -> None:
+    """Another statement begins."""
+    watch = connection.info.get(_Watch)
+    if watch is not None:
+        watch.renew()
 
 
 def _one(connection: sa.Connection) -> None:
