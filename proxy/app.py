@@ -342,6 +342,8 @@ async def _tend(runtime: Runtime, clock: Callable[[], float]) -> None:
             if runtime.windows.has_learned or time.monotonic() - last_tended >= TEND_EVERY:
                 last_tended = time.monotonic()
                 await _save_learned(runtime)
+                if store.shared:
+                    runtime.windows.follow(await store.calibrations(), await store.limits())
             retention = runtime.config.store.retention
             if retention is not None and clock() - last_pruned >= DAY:
                 last_pruned = clock()

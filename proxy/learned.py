@@ -44,6 +44,12 @@ class LearnedLimits:
             self._forget(now)
         return row
 
+    def follow(self, rows: Iterable[LimitRow]) -> bool:
+        """Take over what another process has learned since; whether that was anything."""
+        newer = [row for row in rows if (own := self._rows.get(row.scope)) is None or own.expires < row.expires]
+        self._rows |= {row.scope: row for row in newer}
+        return bool(newer)
+
     def get(self, scope: str, *, now: float) -> int | None:
         """The limit that holds for ``scope``, tokens."""
         row = self._live(scope, now)

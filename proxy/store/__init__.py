@@ -41,6 +41,7 @@ from proxy.store.kept import Content, Kept
 from proxy.store.paging import Place
 from proxy.store.records import (
     AlertRow,
+    Arrival,
     Branch,
     CalibrationRow,
     Change,
@@ -180,6 +181,10 @@ class Store(Kept):
             full=self._full,
         )
         return await self._database.write(work)
+
+    async def arrive(self, arrival: Arrival) -> str:
+        """Have other servers find a request's branch from now on; the id that its conversation has."""
+        return await self._database.write(lambda c: exchanges.arrive(c, arrival))
 
     async def record(self, rows: Sequence[ExchangeRow]) -> None:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
@@ -411,6 +416,7 @@ class Store(Kept):
 
 __all__ = [
     "AlertRow",
+    "Arrival",
     "AuditEvent",
     "AuditRow",
     "AuditType",
