@@ -54,7 +54,6 @@ log = logging.getLogger("weir")
 NO_WEBSOCKET = "WebSockets are not spoken here: send the request over HTTP, with stream: true for an answer in pieces."
 KEYS_EVERY = 2.0
 TEND_EVERY = 30.0
-BUSY_TIMEOUT = 2.0  # what a request waits at most for a store that another process holds
 DAY = 86_400.0
 
 
@@ -234,7 +233,8 @@ async def _open_store(config: Config, metrics: Metrics) -> Store:
         config.store.url,
         content=config.store.content,
         shared=config.listen.workers > 1,
-        busy_timeout=BUSY_TIMEOUT,
+        busy_timeout=config.store.timeout,
+        connections=config.store.pool,
     )
     store.took = metrics.store
     for notice in store.notices:
@@ -272,7 +272,7 @@ async def _assemble(
     windows.restore(await store.calibrations() if store is not None else [])
     planner = Planner(
         transcripts=Transcripts(most=config.limits.messages),
-        conversations=Conversations(store, shared=config.listen.workers > 1, clock=clock),
+        conversations=Conversations(store, clock=clock),
         store=store,
         settler=settler,
         clock=clock,
@@ -347,6 +347,8 @@ async def _tend(runtime: Runtime, clock: Callable[[], float]) -> None:
             if runtime.windows.has_learned or time.monotonic() - last_tended >= TEND_EVERY:
                 last_tended = time.monotonic()
                 await _save_learned(runtime)
+                if store.shared:
+                    runtime.windows.follow(await store.calibrations(), await store.limits())
             retention = runtime.config.store.retention
             if retention is not None and clock() - last_pruned >= DAY:
                 last_pruned = clock()

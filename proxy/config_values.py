@@ -189,11 +189,17 @@ class KeySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """Where state lives; ``digest`` keeps no message text; ``retention`` in seconds, None for ever."""
+    """Where state lives; ``digest`` keeps no message text; ``retention`` in seconds, None for ever.
+
+    ``timeout`` is what a request waits at most for one answer of the database, ``pool`` how many connections a process
+    has to a database server.
+    """
 
     url: str = field(default="sqlite+aiosqlite:///weir.db", repr=False)
     content: Literal["full", "digest"] = "full"
     retention: Seconds | None = 30 * 86400.0
+    timeout: Seconds = 2.0
+    pool: Annotated[int, Field(ge=1, le=1000)] = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from policies import Cut, Edit, EditKind, Known, Message
 from policies.notes import Note
 from policies.trend import Trend
 from proxy.store import StaleVersion, Store, StoreError
-from proxy.store.records import Branch, Change, ConversationRow
+from proxy.store.records import Arrival, Branch, Change, ConversationRow
 
 log = logging.getLogger("weir.conversation")
 
@@ -115,6 +115,18 @@ class Thread:
         self.health = branch.health
         self.follow(branch.trend)
 
+    def catch_up(self, branch: Branch) -> None:
+        """Take over what is newer in the store, where another process may have had the last request."""
+        if self.branch.version < branch.version:
+            self.refresh(branch)
+        elif branch.prepared not in (None, self.known.prepared) or branch.wanted != self.known.wanted:
+            prepared = branch.prepared or self.known.prepared
+            self.known = replace(self.known, prepared=prepared, wanted=branch.wanted)
+        self.branch = replace(self.branch, longest=branch.longest)
+        self.follow(branch.trend)
+        self.health = branch.health
+        self.has_notes = False
+
     def follow(self, trend: Trend | None) -> None:
         """Go on from ``trend`` if it is newer than the thread's own."""
         if trend is not None and (trend.at or 0.0) > (self.trend.at or 0.0):
@@ -162,13 +174,13 @@ def thread_from(branch: Branch) -> Thread:
 class Conversations:
     """Recognises requests, in memory first and in the store where memory does not know them.
 
-    With a ``shared`` store other processes edit the same conversations, so what memory holds is checked
+    With a shared store other processes edit the same conversations, so what memory holds is checked
     against the store on every request.
     """
 
-    def __init__(self, store: Store | None, *, shared: bool = False, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store | None, *, clock: Callable[[], float] = time.time) -> None:
         self._store = store
-        self._shared = shared
+        self._shared = store is not None and store.shared
         self._clock = clock
         self._ends: OrderedDict[bytes, tuple[str, bool]] = OrderedDict()
         self._threads: OrderedDict[str, Thread] = OrderedDict()
@@ -181,7 +193,7 @@ class Conversations:
         answered = any(m.role == "assistant" for m in messages)
         found = self._in_memory(chain, messages)
         strays = found is None or found.length < min(found.thread.branch.longest, len(chain))
-        if self._store is not None and answered and (strays or self._shared):
+        if self._store is not None and (self._shared or (answered and strays)):
             found = await self._in_store(tenant, chain, found)
         recognised = (
             await self._begin(tenant, name) if found is None else await self._continue(found, chain, messages, name)
@@ -195,6 +207,33 @@ class Conversations:
         recognised = _new_thread(tenant, conversation, name)
         self._remember(recognised.thread, chain)
         return recognised
+
+    async def announce(self, recognised: Recognised, chain: Sequence[bytes], *, request: str, model: str) -> None:
+        """Have other processes know the request by the time that its client can send the next one to them.
+
+        Raises StoreError. Where nobody else writes the store, what is written after the answer is early enough.
+        """
+        if self._store is None or not self._shared:
+            return
+        thread = recognised.thread
+        branch = thread.branch
+        arrival = Arrival(
+            id=request,
+            tenant=branch.tenant,
+            conversation=branch.conversation,
+            name=branch.name,
+            branch=branch.branch,
+            parent=thread.parent,
+            at=self._clock(),
+            model=model,
+            chain_end=chain[-1] if chain else b"",
+            length=len(chain),
+            trend=thread.trend,
+        )
+        home = await self._store.arrive(arrival)
+        if home != branch.conversation:
+            thread.branch = replace(thread.branch, conversation=home)
+            self._names[(branch.tenant, branch.name)] = home
 
     async def reload(self, thread: Thread) -> None:
         """Bring a thread up to what the store holds after another process has changed it."""
@@ -314,10 +353,7 @@ class Conversations:
         thread = self._threads.get(branch.branch)
         if thread is None:
             return Recognised(thread_from(branch), branch.length)
-        if thread.branch.version < branch.version:
-            thread.refresh(branch)
-        thread.follow(branch.trend)
-        thread.health = branch.health
+        thread.catch_up(branch)
         return Recognised(thread, branch.length)
 
     async def _begin(self, tenant: str, name: str | None) -> Recognised:

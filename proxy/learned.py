@@ -83,6 +83,13 @@ class LearnedLimits:
             self._inferred.discard(scope)
             del self._rows[scope]
 
+    def follow(self, rows: Iterable[LimitRow]) -> bool:
+        """Take over what another process has learned since; whether that was anything."""
+        news = (row for row in rows if row.limit >= self._passed.get(row.scope, 0))
+        newer = [row for row in news if (own := self._rows.get(row.scope)) is None or own.expires < row.expires]
+        self._rows |= {row.scope: row for row in newer}
+        return bool(newer)
+
     def get(self, scope: str, *, now: float) -> int | None:
         """The limit that holds for ``scope``, tokens."""
         row = self._live(scope, now)

@@ -141,6 +141,7 @@ class Planner:
             log.exception("planning failed; the request goes on without it")
             planned.degraded.append("plan")
             _trim(job, planned)
+        await self._announce(job, planned)
         self._write_body(job, planned)
         return planned
 
@@ -201,6 +202,16 @@ class Planner:
         for _, call in planned.asked_again:
             del thread.evicted[call]
         planned.belief = await job.believe()
+
+    async def _announce(self, job: "Job", planned: Planned) -> None:
+        if planned.recognised is None or planned.reading is None:
+            return
+        chain = planned.reading.transcript.chain
+        try:
+            await self.conversations.announce(planned.recognised, chain, request=job.id, model=job.request.model)
+        except StoreError as error:
+            log.error("another process may not know this conversation's next request: %s", error)
+            planned.degraded.append("store")
 
     async def _resume(self, job: "Job", planned: Planned, wanted: str) -> None:
         """Have a conversation that begins go on from the newest checkpoint of the one that is ``wanted``."""

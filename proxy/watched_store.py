@@ -36,6 +36,7 @@ class WatchedStore(Store):
     branch = _timed("branch", Store.branch)
     fork = _timed("fork", Store.fork)
     commit = _timed("commit", Store.commit)
+    arrive = _timed("arrive", Store.arrive)
     record = _timed("record", Store.record)
     original = _timed("original", Store.original)
     covered = _timed("covered", Store.covered)

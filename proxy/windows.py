@@ -7,7 +7,7 @@ ratio of reported to estimated tokens, from usage.
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from urllib.parse import urlsplit
@@ -103,6 +103,16 @@ class Windows:
         """Take over calibrations that were stored."""
         for row in rows:
             self._calibrations[row.scope] = Calibration.restore(ratio=row.ratio, samples=row.samples)
+
+    def follow(self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow]) -> None:
+        """Take over what other processes have stored, as far as they have seen more than this one."""
+        for row in calibrations:
+            own = self._calibrations.get(row.scope)
+            if own is None or own.samples < row.samples:
+                self._calibrations[row.scope] = Calibration.restore(ratio=row.ratio, samples=row.samples)
+                self._revision += 1
+        if self._limits.follow(limits):
+            self._revision += 1
 
     def scope(self, model: str, *, upstream: UpstreamSettings, caller: Caller) -> str:
         """The key that limits and calibrations are learned under."""

@@ -41,6 +41,7 @@ from proxy.store.kept import Content, Kept
 from proxy.store.paging import Place
 from proxy.store.records import (
     AlertRow,
+    Arrival,
     Branch,
     CalibrationRow,
     Change,
@@ -63,6 +64,7 @@ from proxy.store.schema import HEAD
 from proxy.store.verification import Broken, Progress, Verified, verify
 
 BUSY_TIMEOUT = 5.0
+CONNECTIONS = 4
 
 
 class Audited(NamedTuple):
@@ -93,23 +95,26 @@ class Store(Kept):
         read_only: bool = False,
         visitor: bool = False,
         busy_timeout: float = BUSY_TIMEOUT,
+        connections: int = CONNECTIONS,
     ) -> Self:
         """The store behind an SQLAlchemy ``url``, its schema brought up to date.
 
         Args:
-            url: ``sqlite+aiosqlite:///weir.db``, ``sqlite+aiosqlite://`` (memory), ``postgresql+asyncpg://…``.
+            url: ``sqlite+aiosqlite:///weir.db``, ``sqlite+aiosqlite://`` (memory), ``postgresql://…``.
             content: with ``digest`` nothing that a message, a summary or a note says reaches the disk: of originals
                 SHA-256 and size are kept, of edits and cuts all but their texts. What replays them lives in memory,
                 so that after a restart a conversation is managed anew.
-            shared: several server processes use this database.
+            shared: several server processes use this database file; a database server is always shared.
             read_only: look only; nothing is migrated or written.
             visitor: a short-lived writer beside a running server. It keeps that server from checkpointing for as
                 long as it is open (see :mod:`proxy.store.sqlite` for why), so close it soon.
-            busy_timeout: seconds to wait for others before :class:`StoreUnavailable`.
+            busy_timeout: seconds to wait for others before :class:`StoreUnavailable`; a server waits no longer for a
+                statement either.
+            connections: to a database server, at most.
         """
         mode: Literal["server", "worker", "visitor", "reader"] = "worker" if shared else "server"
         mode = "reader" if read_only else "visitor" if visitor else mode
-        database = await open_database(url, mode=mode, patience=busy_timeout)
+        database = await open_database(url, mode=mode, patience=busy_timeout, connections=connections)
         return cls(database, content=content)
 
     async def close(self) -> None:
@@ -177,6 +182,10 @@ class Store(Kept):
             full=self._full,
         )
         return await self._database.write(work)
+
+    async def arrive(self, arrival: Arrival) -> str:
+        """Have other servers find a request's branch from now on; the id that its conversation has."""
+        return await self._database.write(lambda c: exchanges.arrive(c, arrival))
 
     async def record(self, rows: Sequence[ExchangeRow | RelayedRow]) -> None:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
@@ -410,6 +419,7 @@ class Store(Kept):
 
 __all__ = [
     "AlertRow",
+    "Arrival",
     "AuditEvent",
     "AuditRow",
     "AuditType",

@@ -7,6 +7,7 @@ from typing import Literal, Protocol, TypeVar
 import sqlalchemy as sa
 
 from proxy.store.errors import StoreError
+from proxy.store.postgres_url import SCHEMES
 from proxy.store.sqlite import SqliteDatabase
 
 T = TypeVar("T")
@@ -20,6 +21,11 @@ class Database(Protocol):
 
     journal: str
     notices: tuple[str, ...]
+
+    @property
+    def shared(self) -> bool:
+        """Whether other servers may write the same conversations."""
+        ...
 
     @property
     def writable(self) -> bool:
@@ -48,18 +54,24 @@ class Database(Protocol):
 
 
 async def open_database(
-    url: str, *, mode: Literal["server", "worker", "visitor", "reader"], patience: float
+    url: str, *, mode: Literal["server", "worker", "visitor", "reader"], patience: float, connections: int
 ) -> Database:
     """The database behind ``url``, its schema at the newest version; SQLite and PostgreSQL are known."""
+    scheme = url.partition("://")[0]
+    if scheme in SCHEMES:
+        # Loaded by name: SQLAlchemy's asyncio package costs 120 ms and 8 MB that a SQLite user need not pay.
+        module = importlib.import_module("proxy.store.postgres")
+        database: Database = await module.PostgresDatabase.open(
+            url, mode=mode, patience=patience, connections=connections
+        )
+        return database
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError:
         raise StoreError("the store's URL cannot be read", reason="url") from None
     if parsed.get_backend_name() == "sqlite":
         return await SqliteDatabase.open(parsed.database, mode=mode, patience=patience)
-    if parsed.get_backend_name() == "postgresql":
-        # Loaded by name: SQLAlchemy's asyncio package costs 120 ms and 8 MB that a SQLite user need not pay.
-        module = importlib.import_module("proxy.store.postgres")
-        database: Database = await module.PostgresDatabase.open(parsed, mode=mode, patience=patience)
-        return database
-    raise StoreError(f"the store cannot be a {parsed.get_backend_name()} database", reason="url")
+    raise StoreError(
+        f"the store cannot be a {scheme} database: its URL begins with sqlite+aiosqlite:// or postgresql://",
+        reason="url",
+    )

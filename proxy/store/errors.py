@@ -67,6 +67,18 @@ UNAVAILABLE = {
 }
 CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 RETRIED = {"40001", "40P01"}
+SERVER = {
+    "25006": ("read_only", "the server is a standby, or read-only"),
+    "42501": ("refused", "the user of the database lacks a right"),
+    "53100": ("full", "the server's disk is full"),
+    "53300": ("busy", "the server has no free connection"),
+    "55P03": ("locked", "the database is locked by another connection"),
+    "57014": ("slow", "a statement took longer than the store's timeout"),
+}
+"""By SQLSTATE: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
+ENTRANCE = ("08", "28", "3D")
+"""Classes of SQLSTATE in which a server says why it lets nobody in; its words name user and database, no content."""
+LOST = ("57P", "25P03")
 
 
 def translate(error: Exception) -> StoreError:
@@ -80,11 +92,34 @@ def translate(error: Exception) -> StoreError:
         if primary in UNAVAILABLE:
             reason, words = UNAVAILABLE[primary]
             return StoreUnavailable(words, reason=reason)
+    state = getattr(cause, "sqlstate", None) or ""
+    if state in SERVER:
+        reason, words = SERVER[state]
+        return StoreUnavailable(words, reason=reason)
+    if state.startswith(ENTRANCE):
+        return StoreUnavailable(f"the database server says: {_plain(cause)}", reason="unreachable")
     if isinstance(error, exc.TimeoutError):
         return StoreUnavailable("no free connection to the database", reason="busy")
-    if isinstance(error, exc.OperationalError | exc.InterfaceError | OSError) or is_disconnect(error):
+    if isinstance(cause, TimeoutError):
+        return StoreUnavailable("the database does not answer", reason="unreachable")
+    if isinstance(cause, ConnectionError) and "SSL" in str(cause):
+        return StoreUnavailable("the database takes no encrypted connection, as sslmode wants it", reason="unreachable")
+    if isinstance(cause, OSError):
+        return StoreUnavailable(f"the database cannot be reached: {_plain(cause)}", reason="unreachable")
+    if is_disconnect(error) or state.startswith(LOST) or _is_drivers(error, cause):
         return StoreUnavailable(f"the database cannot be reached ({type(cause).__name__})", reason="unreachable")
     return StoreError(f"the database refused a statement ({type(cause).__name__})", reason="refused")
+
+
+def _is_drivers(error: Exception, cause: BaseException) -> bool:
+    """Whether a driver cannot go on, other than for a value that it cannot send."""
+    kinds = exc.OperationalError | exc.InterfaceError | exc.InternalError
+    return isinstance(error, kinds) and not isinstance(cause.__cause__, ValueError)
+
+
+def _plain(error: BaseException) -> str:
+    """What an error says, on one line."""
+    return " ".join(str(error).split())[:300]
 
 
 def is_disconnect(error: Exception) -> bool:

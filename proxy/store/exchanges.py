@@ -15,7 +15,7 @@ from proxy.store.conversations import TOUCH_CHAIN, open_conversations
 from proxy.store.evictions import mark_asked_again
 from proxy.store.health import add_checkups, rate
 from proxy.store.paging import Place, ordered
-from proxy.store.records import ConversationRow, ExchangeRow, RelayedRow
+from proxy.store.records import Arrival, ConversationRow, ExchangeRow, RelayedRow
 from proxy.store.tables import branches, conversations, exchanges, keep_first, keep_last, plain_text, relayed
 
 SAME_NAME = (
@@ -75,6 +75,15 @@ TOUCH = (
         closed=sa.case((conversations.c.closed < sa.bindparam("now"), None), else_=conversations.c.closed),
     )
 )
+
+
+def arrive(connection: sa.Connection, arrival: Arrival) -> str:
+    """Have the next request find its branch by this one; the conversation's id, where others gave its name first."""
+    given = [(arrival.tenant, arrival.conversation, arrival.name, arrival.model, arrival.at)]
+    home = open_conversations(connection, given).get((arrival.tenant, arrival.name), arrival.conversation)
+    _touch_branches(connection, [arrival], {arrival.id: home})
+    _touch_chains(connection, [arrival])
+    return home
 
 
 def record(connection: sa.Connection, batch: Sequence[ExchangeRow | RelayedRow]) -> None:
@@ -173,7 +182,7 @@ def _new(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> list[Exchang
     return [row for key, row in unique.items() if key not in known]
 
 
-def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:
+def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow | Arrival], home: dict[str, str]) -> None:
     latest: dict[tuple[str, str], dict[str, object]] = {}
     longest: dict[tuple[str, str], int] = {}
     trends: dict[tuple[str, str], Trend] = {}
@@ -198,7 +207,7 @@ def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow], home
     run_many(connection, TOUCH_BRANCH[connection.dialect.name], [latest[key] for key in sorted(latest)])
 
 
-def _touch_chains(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
+def _touch_chains(connection: sa.Connection, rows: Sequence[ExchangeRow | Arrival]) -> None:
     ends = {
         (row.tenant, row.chain_end, row.branch): {
             "tenant": row.tenant,

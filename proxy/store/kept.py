@@ -32,6 +32,11 @@ class Kept:
         self._unmarked: set[tuple[str, str]] = set()
 
     @property
+    def shared(self) -> bool:
+        """Whether other servers may write the same conversations."""
+        return self._database.shared
+
+    @property
     def keeps_content(self) -> bool:
         """Whether what is said may be stored."""
         return self._full

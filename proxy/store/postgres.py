@@ -2,75 +2,127 @@
 
 The same functions run here as on SQLite, inside ``run_sync``. Here a statement is a round trip and every one of them a
 point of cancellation, so the transaction runs in a task of its own that nobody cancels.
+
+No statement is waited for longer than the store's timeout: the server ends it, and where even that word does not come
+the connection is thrown away. Once the server is known not to answer, nothing waits for it: every transaction fails at
+once until a look at it, every moment in the background, finds it back.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import exc
+from sqlalchemy import event, exc
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
 
-from proxy.store.errors import StoreError, StoreUnavailable, is_retried, translate
+from proxy.store.errors import StoreError, StoreUnavailable, is_disconnect, is_retried, translate
+from proxy.store.postgres_url import Address, address_of
 from proxy.store.schema import check, ensure
 
 T = TypeVar("T")
-CONNECTIONS = 8
 ATTEMPTS = 3
 MIGRATING = 0x57454952  # "WEIR", the key of the advisory lock that migrations hold
+UNHURRIED = 60.0
+"""Seconds for a statement of a command: nobody's request waits for that."""
+GRACE = 0.5
+"""Seconds that the server's own word, that a statement took too long, is waited for."""
+IDLE = 5
+"""Timeouts after which the server ends a transaction whose Weir has stopped within it, holding locks."""
+LOOKS = 0.5
+NO_DRIVER = "PostgreSQL needs the driver asyncpg: pip install 'weir-proxy[postgres]'"
+UNREACHABLE = "unreachable"
+LIMITS = sa.select(
+    *(
+        sa.func.set_config(name, sa.bindparam(name, type_=sa.Text), True)  # noqa: FBT003 - for this transaction
+        for name in ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+    )
+)
 
 
 class PostgresDatabase:
-    """A pool of connections to a database server; there is nothing to tend."""
+    """A pool of connections to a database server; there is nothing to tend.
+
+    With ``limits`` every transaction begins by setting them: a pooler gives each transaction another connection of
+    the server's, and takes none of them when a connection begins.
+    """
 
     journal = "server"
-    notices: tuple[str, ...] = ()
+    shared = True
 
-    def __init__(self, engine: AsyncEngine, *, writable: bool) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        writable: bool,
+        patience: float,
+        limits: dict[str, str] | None = None,
+        notices: tuple[str, ...] = (),
+    ) -> None:
+        event.listen(engine.sync_engine, "before_cursor_execute", _go_on)
         self.writable = writable
+        self.notices = notices
         self._engine = engine
-        self._reading = engine
-        if engine.dialect.name == "postgresql":
-            self._reading = engine.execution_options(isolation_level="REPEATABLE READ")
+        self._reading = engine.execution_options(isolation_level="REPEATABLE READ")
+        self._patience = patience
+        self._limits = limits
         self._running: set[asyncio.Task[Any]] = set()
+        self._down: StoreError | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
-        cls, url: sa.URL, *, mode: Literal["server", "worker", "visitor", "reader"], patience: float
+        cls,
+        url: str,
+        *,
+        mode: Literal["server", "worker", "visitor", "reader"],
+        patience: float,
+        connections: int,
     ) -> "PostgresDatabase":
         """The database behind ``url``, migrated unless ``mode`` is reader."""
-        wait = str(int(patience * 1000))
-        try:
-            engine = create_async_engine(
-                url.set(drivername="postgresql+asyncpg"),
-                hide_parameters=True,
-                pool_size=CONNECTIONS,
-                max_overflow=0,
-                pool_timeout=patience,
-                pool_pre_ping=True,
-                connect_args={"timeout": patience, "server_settings": {"lock_timeout": wait}},
-            )
-        except ModuleNotFoundError:
-            raise StoreError("PostgreSQL needs the package asyncpg: pip install asyncpg", reason="url") from None
-        database = cls(engine, writable=mode != "reader")
-        try:
-            await (database.read(check) if mode == "reader" else database.write(_migrate))
-        except BaseException:
-            await database.close()
-            raise
+        address = address_of(url)
+        is_pooled = await _prepare(address, writes=mode != "reader", patience=patience)
+        statement = patience if mode in {"server", "worker"} else UNHURRIED
+        seconds = {
+            "lock_timeout": patience,
+            "statement_timeout": statement,
+            "idle_in_transaction_session_timeout": IDLE * statement,
+        }
+        limits = {name: str(int(1000 * value)) for name, value in seconds.items()}
+        engine = _engine(
+            address,
+            settings={} if is_pooled else limits,
+            patience=patience,
+            is_pooled=is_pooled,
+            pool_size=connections,
+            max_overflow=0,
+            pool_timeout=patience,
+        )
+        database = cls(
+            engine,
+            writable=mode != "reader",
+            patience=statement + GRACE,
+            limits=limits if is_pooled else None,
+            notices=address.notices,
+        )
+        await database.ping()
         return database
 
     async def ping(self) -> None:
         """Return if the server answers."""
-        await self.read(lambda connection: connection.execute(sa.select(sa.literal(1))).scalar_one())
+        await self.read(_one)
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """The result of ``work`` on one snapshot."""
         return await self._run(self._reading, work)
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """The result of ``work`` once it is committed; deadlocks and serialization failures are tried again."""
+        """The result of ``work`` once it is committed; what the server gave up is tried again.
+
+        That is a deadlock, a serialization failure, and a connection that was lost before it was told to commit.
+        """
         if not self.writable:
             raise StoreUnavailable("the store is open for reading only", reason="read_only")
         return await self._run(self._engine, work)
@@ -81,12 +133,18 @@ class PostgresDatabase:
 
     async def close(self) -> None:
         """Let running transactions finish, then close every connection."""
+        if self._looking is not None:
+            self._looking.cancel()
         if self._running:
             await asyncio.wait(self._running)
-        await self._engine.dispose()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(UNHURRIED if self._down is None else GRACE):
+                await self._engine.dispose()
 
     async def _run(self, engine: AsyncEngine, work: Callable[[sa.Connection], T]) -> T:
-        task = asyncio.create_task(_transact(engine, work))
+        if self._down is not None:
+            raise StoreUnavailable(str(self._down), reason=self._down.reason)
+        task = asyncio.create_task(self._watched(engine, work))
         self._running.add(task)
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
@@ -96,22 +154,164 @@ class PostgresDatabase:
         if not task.cancelled():
             task.exception()  # seen, also when its caller was cancelled
 
+    async def _watched(self, engine: AsyncEngine, work: Callable[[sa.Connection], T]) -> T:
+        try:
+            return await _transact(engine, work, limits=self._limits, patience=self._patience)
+        except StoreUnavailable as error:
+            if error.reason == UNREACHABLE and self._down is None:
+                self._down = error
+                self._looking = asyncio.create_task(self._look(), name="weir-postgres")
+            raise
 
-async def _transact(engine: AsyncEngine, work: Callable[[sa.Connection], T]) -> T:
+    async def _look(self) -> None:
+        """Return once the server answers again."""
+        while self._down is not None:
+            await asyncio.sleep(LOOKS)
+            with contextlib.suppress(StoreError):
+                await _transact(self._reading, _one, limits=self._limits, patience=self._patience)
+                self._down = None
+
+
+def _engine(
+    address: Address,
+    *,
+    settings: dict[str, str],
+    patience: float,
+    is_pooled: bool,
+    **options: Any,
+) -> AsyncEngine:
+    arguments: dict[str, Any] = {
+        "dsn": address.dsn,
+        "timeout": address.connect_timeout or patience,
+        "server_settings": {**address.settings, **settings},
+    }
+    if address.context is not None:
+        arguments["ssl"] = address.context
+    if is_pooled:  # a statement that was prepared lives in one connection of the server, the next one may be another
+        arguments |= {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
+    try:
+        return create_async_engine("postgresql+asyncpg://", hide_parameters=True, connect_args=arguments, **options)
+    except ModuleNotFoundError:
+        raise StoreError(NO_DRIVER, reason="url") from None
+
+
+async def _prepare(address: Address, *, writes: bool, patience: float) -> bool:
+    """Bring the schema up to date, or look at it; whether there is a pooler in between.
+
+    One that gives a connection to each transaction tells the client a process that is none of the server's.
+    """
+    engine = _engine(address, settings={}, patience=patience, is_pooled=True, poolclass=NullPool)
+
+    def work(connection: sa.Connection) -> bool:
+        driver: Any = connection.connection.driver_connection
+        found = connection.scalar(sa.select(sa.func.pg_backend_pid()))
+        if writes:
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATING)))
+            ensure(connection)
+        else:
+            check(connection)
+        return bool(found != driver.get_server_pid())
+
+    try:
+        return await _transact(engine, work)
+    except ValueError:  # the driver reads ports and versions of TLS
+        raise StoreError("the store's URL cannot be read", reason="url") from None
+    finally:
+        await engine.dispose()
+
+
+async def _transact(
+    engine: AsyncEngine,
+    work: Callable[[sa.Connection], T],
+    *,
+    limits: dict[str, str] | None = None,
+    patience: float | None = None,
+) -> T:
     attempt = 1
     while True:
         try:
-            async with engine.begin() as connection:
-                return await connection.run_sync(work)
+            async with engine.connect() as connection:
+                return await connection.run_sync(_whole, work, limits, patience)
         except StoreError:
             raise
         except (exc.SQLAlchemyError, OSError) as error:
-            if attempt == ATTEMPTS or not is_retried(error):
+            if attempt == ATTEMPTS or not (is_retried(error) or is_disconnect(error)):
                 raise translate(error) from None
             attempt += 1
 
 
-def _migrate(connection: sa.Connection) -> None:
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATING)))
-    ensure(connection)
+def _whole(
+    connection: sa.Connection,
+    work: Callable[[sa.Connection], T],
+    limits: dict[str, str] | None,
+    patience: float | None,
+) -> T:
+    """One transaction, given up together with its connection once a statement has had no answer for ``patience``."""
+    watch = _Watch(connection.connection.driver_connection, patience)
+    connection.info[_Watch] = watch
+    try:
+        transaction = connection.begin()
+        try:
+            if limits is not None:
+                connection.execute(LIMITS, limits)
+            result = work(connection)
+        except BaseException:
+            watch.renew()
+            transaction.rollback()
+            raise
+        watch.renew()
+        try:
+            transaction.commit()
+        except exc.DBAPIError as error:
+            if is_disconnect(error):  # whether it is committed nobody knows: it must not be done twice
+                raise translate(error) from None
+            raise
+        else:
+            return result
+    except (exc.DBAPIError, StoreError):
+        if watch.has_ended:
+            raise StoreUnavailable("the database does not answer", reason=UNREACHABLE) from None
+        raise
+    finally:
+        watch.stop()
+        if not connection.invalidated:
+            connection.info.pop(_Watch, None)
+
+
+class _Watch:
+    """Throws a connection away that has not answered for ``patience`` seconds.
+
+    The driver's own timeout first asks the server to cancel, and then waits for its answer to that.
+    """
+
+    def __init__(self, driver: Any, patience: float | None) -> None:
+        self.has_ended = False
+        self._driver = driver
+        self._patience = patience
+        self._timer: asyncio.TimerHandle | None = None
+
+    def renew(self) -> None:
+        """Begin to wait anew."""
+        self.stop()
+        if self._patience is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._patience, self._end)
+
+    def stop(self) -> None:
+        """Wait no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end(self) -> None:
+        self.has_ended = True
+        self._driver.terminate()
+
+
+def _go_on(connection: sa.Connection, *_: object) -> None:
+    """Another statement begins."""
+    watch = connection.info.get(_Watch)
+    if watch is not None:
+        watch.renew()
+
+
+def _one(connection: sa.Connection) -> None:
+    connection.execute(sa.select(sa.literal(1))).scalar_one()

@@ -149,6 +149,23 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """What others have to know of a request before it is answered: whose it is, and how its conversation grew."""
+
+    id: str
+    tenant: str
+    conversation: str
+    name: str
+    branch: str
+    parent: str | None
+    at: float
+    model: str
+    chain_end: bytes
+    length: int
+    trend: Trend | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeRow:
     """One request through Weir, written after its answer.
 

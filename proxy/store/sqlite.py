@@ -91,6 +91,11 @@ class SqliteDatabase:
         """Whether it was opened for writing."""
         return self._writer is not None
 
+    @property
+    def shared(self) -> bool:
+        """Whether several servers write this file."""
+        return self._mode == "worker"
+
     async def ping(self) -> None:
         """Return if the file is the one that was opened and can be locked for writing (a reader: read)."""
         if self._writer is None:

@@ -77,11 +77,11 @@ async def metric(root: str, line: str) -> bool:
     return any(row.startswith(line) and float(row.rpartition(" ")[2]) > 0 for row in text.splitlines())
 
 
-async def until(done: Callable[[], Awaitable[bool]], seconds: float = 12.0) -> None:
+async def until(done: Callable[[], Awaitable[bool]], seconds: float = 12.0, *, pause: float = 0.1) -> None:
     """Wait for something to become true."""
     async with asyncio.timeout(seconds):
         while not await done():
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(pause)
 
 
 @asynccontextmanager

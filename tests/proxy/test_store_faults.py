@@ -10,11 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from proxy.store import Store, StoreUnavailable
-from proxy.store.postgres import PostgresDatabase
 from tests.proxy.store_rows import chain, change, exchange, original, sha, url
 from tests.proxy.store_writer import big_state
 
@@ -235,35 +232,3 @@ def test_a_file_or_a_directory_that_may_not_be_written_refuses_the_start() -> No
 
 async def _make(path: Path) -> None:
     await (await Store.open(url(path))).close()
-
-
-@pytest.mark.requirement("R.65", "R.70")
-async def test_the_pooled_engine_survives_cancellation_too(tmp_path: Path) -> None:
-    """The class for PostgreSQL, run on the one asyncio driver that is always here."""
-    await _make(tmp_path / "w.db")
-    engine = create_async_engine(url(tmp_path / "w.db"), pool_size=1, max_overflow=0, pool_timeout=5)
-
-    @event.listens_for(engine.sync_engine, "connect")
-    def _plain(connection: object, _: object) -> None:
-        connection.isolation_level = None  # type: ignore[attr-defined]  # the driver's own BEGIN would be deferred
-
-    @event.listens_for(engine.sync_engine, "begin")
-    def _begin(connection: object) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")  # type: ignore[attr-defined]
-
-    store = Store(PostgresDatabase(engine, writable=True), content="full")
-    for step in range(24):
-        branch = await store.branch("tenant-a", "b1")
-        task = asyncio.create_task(store.commit(change(branch.version if branch else 0)))
-        for _ in range(step):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    await store.record([exchange(1, end=chain(1)[0], length=1)])
-    assert lock_is_free(tmp_path / "w.db")
-    found = await store.find("tenant-a", chain(1))
-    assert found is not None
-    assert found.version > 0
-    assert (len(found.edits), len(found.cuts)) == (3 * found.version, found.version)
-    await store.ping()
-    await store.close()

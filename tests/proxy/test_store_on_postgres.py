@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,33 +18,17 @@ from proxy.store.schema import HEAD
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.proxy.store_rows import change, eviction, exchange, note
 from tests.proxy.test_store_health import row_of, session
-from tests.real.environments import Unavailable
-from tests.real.postgres import postgres_server
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 TENANT = "tenant-a"
 GUARDS = ("audit_appends", "audit_goes_sealed", "audit_never_changes", "audit_stays")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    try:
-        with postgres_server() as url:
-            yield url
-    except Unavailable as reason:
-        pytest.skip(str(reason))
-
-
 @pytest.fixture
-async def url(server: str, request: pytest.FixtureRequest) -> str:
+def url(postgres_url: str) -> str:
     """A database for this test alone."""
-    name = f"db_{abs(hash(request.node.name)):x}"
-    engine = create_async_engine(server, isolation_level="AUTOCOMMIT")
-    async with engine.connect() as connection:
-        await connection.execute(sa.text(f"CREATE DATABASE {name}"))
-    await engine.dispose()
-    return server.rpartition("/")[0] + f"/{name}"
+    return postgres_url
 
 
 @pytest.fixture
@@ -58,7 +41,7 @@ async def store(url: str) -> AsyncIterator[Store]:
 @pytest.fixture
 async def engine(url: str) -> AsyncIterator[AsyncEngine]:
     """Another way in: somebody who has the password."""
-    opened = create_async_engine(url)
+    opened = create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:"))
     yield opened
     await opened.dispose()
 
@@ -229,8 +212,3 @@ async def test_a_whole_weir_keeps_conversations_health_and_audit_on_it(url: str)
     assert audited.chains
     assert all(chain.broken is None for chain in audited.chains)
     assert audited.unguarded == []
-
-
-def test_the_lock_names_the_driver_alone() -> None:
-    lines = (Path(__file__).parent / "postgres.lock").read_text().splitlines()
-    assert [line.split("==")[0] for line in lines if "==" in line] == ["asyncpg"]
