@@ -12,7 +12,7 @@ from proxy.heard import heard
 from proxy.metering import begin_call, count_call
 from proxy.outcome import Outcome
 from proxy.planning import Planned
-from proxy.relay import MOST_WHOLE, Opening, Received, is_stream, open_stream
+from proxy.relay import IN_THE_MIDDLE, MOST_WHOLE, Opening, Received, is_readable, is_stream, open_stream
 from proxy.runtime import Runtime
 from proxy.tap import error_code, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, Attempt
@@ -109,6 +109,11 @@ class Attempts:
                 answer.close()
                 raise
             verdict = self._of_opening(opening, planned)
+            if opening.ended and not (opening.error or opening.tap.complete) and is_readable(answer):
+                answer.close()
+                if not opening.tap.seen.ends:
+                    raise UpstreamEmpty("The upstream ended its stream without an answer.")
+                raise UpstreamUnreachable(IN_THE_MIDDLE)
             return Received(answer, chunks=chunks, opening=opening), verdict
         try:
             body = await answer.read(MOST_WHOLE)
@@ -121,6 +126,9 @@ class Attempts:
             answer.close()
             raise UpstreamEmpty("The upstream answered 200 with an empty body.")
         seen = read_completion(body) if answer.status < 400 else None
+        if seen is not None and seen.truncated and answer.ended:
+            answer.close()
+            raise UpstreamUnreachable(IN_THE_MIDDLE)
         if seen is not None:
             span.said_whole(body)
         if seen is not None and seen.said:
@@ -135,7 +143,7 @@ class Attempts:
         """What the beginning of a stream says: an error, or that the window was full before a word of the answer."""
         if opening.error is not None:
             return classify_event(opening.error)
-        seen = opening.seen
+        seen = opening.tap.seen
         if seen.said or seen.usage is None or not is_cut_short(seen.finish_reasons):
             return NONE
         verdict = classify_answer(

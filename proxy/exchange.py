@@ -33,7 +33,7 @@ from proxy.recall.rounds import Rounds
 from proxy.recall.streaming import Relaying
 from proxy.recall.whole import follow_whole
 from proxy.recalling import Recalling
-from proxy.relay import Cut, Received, Send, relay_stream, relay_whole
+from proxy.relay import Cut, Received, Send, is_readable, relay_stream, relay_whole
 from proxy.runtime import Runtime
 from proxy.settlement import settle
 from proxy.tap import Tap
@@ -221,7 +221,7 @@ class Exchange:
                         headers=headers,
                         opening=received.opening,
                         chunks=chunks,
-                        explain=self._explain,
+                        explain=self._explain if is_readable(answer) else None,
                         begun=outcome.begin_stream,
                     )
         finally:

@@ -1,7 +1,8 @@
 """Moving an answer to the client as it arrives, byte for byte, watching it on the way.
 
 Before the first byte goes out the beginning of a stream is looked at, for at most ``PEEK`` seconds after its
-first byte: an upstream may say 200 and then, as its first event, that the prompt does not fit.
+first byte: an upstream may say 200 and then, as its first event, that the prompt does not fit. Half an event, which
+is of no use to the client, is waited for.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 PEEK = 0.025
 MOST_WHOLE = 8 * 1024 * 1024
 EVENT_STREAM = b"text/event-stream"
+IN_THE_MIDDLE = "The upstream ended its answer in the middle."
 
 
 class Cut(Exception):
@@ -33,12 +35,17 @@ def is_stream(answer: Answer) -> bool:
     return any(name.lower() == b"content-type" and value.startswith(EVENT_STREAM) for name, value in answer.headers)
 
 
+def is_readable(answer: Answer) -> bool:
+    """Whether the body of an answer is what it seems: nobody has compressed it."""
+    return not any(n.lower() == b"content-encoding" and v.strip().lower() != b"identity" for n, v in answer.headers)
+
+
 @dataclass(slots=True)
 class Opening:
     """The beginning of a stream that has not gone to the client yet."""
 
     held: list[bytes] = field(default_factory=list)
-    seen: Tap = field(default_factory=Tap)
+    tap: StreamTap = field(default_factory=StreamTap)
     error: bytes | None = None
     pending: "asyncio.Future[bytes] | None" = None
     ended: bool = False
@@ -64,21 +71,22 @@ async def open_stream(chunks: AsyncGenerator[bytes, None], *, begun: Callable[[]
 
     ``begun`` is called when its first piece has come.
     """
-    tap = StreamTap()
-    opening = Opening(seen=tap.seen)
+    opening = Opening()
+    tap = opening.tap
     loop = asyncio.get_running_loop()
     deadline: float | None = None
     while True:
         pending = asyncio.ensure_future(anext(chunks))
         timeout = None if deadline is None else max(0.0, deadline - loop.time())
-        await asyncio.wait({pending}, timeout=timeout)
+        await asyncio.wait({pending}, timeout=None if tap.in_event else timeout)
         if not pending.done():
             opening.pending = pending
             return opening
         try:
             chunk = pending.result()
         except StopAsyncIteration:
-            opening.ended = True
+            tap.end()
+            opening.ended, opening.error = True, tap.seen.error or _unframed(opening.held, tap)
             return opening
         if begun is not None and not opening.held:
             begun()
@@ -89,6 +97,12 @@ async def open_stream(chunks: AsyncGenerator[bytes, None], *, begun: Callable[[]
         if opening.error is not None or tap.seen.said or (tap.seen.finished and not _may_be_full(tap.seen)):
             return opening
         deadline = deadline or loop.time() + PEEK
+
+
+def _unframed(held: Sequence[bytes], tap: StreamTap) -> bytes | None:
+    """A JSON body in a stream's place: gateways send a backend's error so (Lemonade before August 2026)."""
+    body = b"".join(held).strip()
+    return body if not tap.events and body.startswith(b"{") else None
 
 
 def _may_be_full(seen: Tap) -> bool:
@@ -106,7 +120,7 @@ async def relay_stream(
     explain: Callable[[Exception], ProxyError] | None = None,
     begun: Callable[[], None] | None = None,
 ) -> Tap:
-    """Send a stream on; what was seen of it comes back. Raises Cut if it broke off.
+    """Send a stream on; what was seen of it comes back. Raises Cut if it broke off, or ended in the middle.
 
     ``explain`` says what the client is told of that, as an event. Without it the stream may be anything: nothing
     is read of it, and nothing is added to it. ``begun`` is called when the first piece after ``opening`` has come.
@@ -130,12 +144,21 @@ async def relay_stream(
             if explain is not None:
                 tap.feed(chunk)
             await send_more(send, chunk)
+        if explain is not None:
+            end_of(tap)
     except (StreamBroken, UpstreamTimeout) as error:
         if explain is not None:
             await send_more(send, b"\n\ndata: " + explain(error).body() + b"\n\n")
         raise Cut(str(error)) from error
     await send({"type": "http.response.body", "body": b"", "more_body": False})
     return tap.seen
+
+
+def end_of(tap: StreamTap) -> None:
+    """Take note of a stream's proper end; StreamBroken if there its answer is not at its own."""
+    tap.end()
+    if not tap.complete:
+        raise StreamBroken(IN_THE_MIDDLE)
 
 
 async def relay_whole(

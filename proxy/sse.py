@@ -56,6 +56,15 @@ class Decoder:
             self.overrun = True
         return events
 
+    def end(self) -> list[Event]:
+        """The event that the stream ended in without a blank line; browsers drop it, clients of models do not."""
+        return self.feed(b"\n\n")
+
+    @property
+    def in_event(self) -> bool:
+        """Whether an event has begun that is not all here."""
+        return bool(self._line or self._data or self._name)
+
     def _take(self, line: bytes, events: list[Event]) -> None:
         if not line:
             if self._data:

@@ -10,11 +10,15 @@ from typing import Any
 
 import msgspec
 
-from proxy.sse import DONE, Decoder
+from proxy.sse import DONE, Decoder, Event
 
 MOST_READ = 8 * 1024 * 1024
 MOST_ERROR = 64 * 1024
+ERROR = b"error"
 _CODE = re.compile(r"[a-z][a-z_]{2,47}")
+_FINISH = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
+_OTHER_CHOICE = re.compile(rb'"index"\s*:\s*[1-9]')
+_CUT_JSON = "Input data was truncated"  # msgspec's word for JSON that ends in the middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +84,14 @@ def _int(values: Mapping[str, Any], key: str) -> int | None:
 class Tap:
     """What was seen of one answer so far.
 
-    ``said`` is True once content, a tool call, or reasoning has come; ``finished`` once a finish reason or the
-    end marker has; ``error`` holds the first error event of a stream.
+    ``said`` is True once content, a tool call, or reasoning has come; ``ends`` holds for each choice that has begun
+    whether a finish reason has; ``error`` holds the first error event of a stream; ``truncated`` is a whole answer
+    whose JSON ends in the middle.
     """
 
     usage: Usage | None = None
     finish_reasons: list[str] = field(default_factory=list)
+    ends: dict[int, bool] = field(default_factory=dict)
     model: str | None = None
     id: str | None = None
     tier: str | None = None
@@ -93,12 +99,13 @@ class Tap:
     said: bool = False
     done: bool = False
     error: bytes | None = None
+    truncated: bool = False
     bytes_seen: int = 0
 
     @property
     def finished(self) -> bool:
-        """Whether the answer came to a proper end."""
-        return self.done or bool(self.finish_reasons)
+        """Whether the answer came to a proper end: not every server sends the end marker, nor every one a reason."""
+        return self.done or (bool(self.ends) and all(self.ends.values()))
 
     def read(self, value: object) -> None:
         """Take note of one completion or one chunk of it."""
@@ -115,7 +122,11 @@ class Tap:
                 self._read_choice(choice)
 
     def _read_choice(self, choice: Mapping[str, Any]) -> None:
-        if isinstance(choice.get("finish_reason"), str):
+        index, reason = choice.get("index"), choice.get("finish_reason")
+        number = index if isinstance(index, int) else 0
+        ended = isinstance(reason, str) and bool(reason)
+        self.ends[number] = self.ends.get(number, False) or ended
+        if ended:
             self.finish_reasons.append(choice["finish_reason"])
         self.usage = self.usage or usage_from(choice.get("usage"))
         said = choice.get("delta") or choice.get("message") or choice.get("text")
@@ -146,21 +157,41 @@ class StreamTap:
     """A tap on server-sent events. Chunks without a word that matters are not decoded."""
 
     seen: Tap = field(default_factory=Tap)
+    events: int = 0
     _decoder: Decoder = field(default_factory=Decoder)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing of a stream that has ended now, as far as it could be read."""
+        return self.seen.finished or self.seen.error is not None or self._decoder.overrun
+
+    @property
+    def in_event(self) -> bool:
+        """Whether an event has begun that is not all here."""
+        return self._decoder.in_event
 
     def feed(self, chunk: bytes) -> None:
         """Take note of bytes that are on their way to the client."""
         self.seen.bytes_seen += len(chunk)
-        for event in self._decoder.feed(chunk):
+        self._take(self._decoder.feed(chunk))
+
+    def end(self) -> None:
+        """Take note of the stream's end."""
+        self._take(self._decoder.end())
+
+    def _take(self, events: list[Event]) -> None:
+        self.events += len(events)
+        for event in events:
             data = event.data
             if data == DONE:
                 self.seen.done = True
             elif (
                 not self.seen.said
+                or event.name == ERROR
                 or b'"usage"' in data
-                or b'"finish_reason":"' in data
                 or b'"error"' in data
-                or (b'"finish_reason": "' in data)
+                or _FINISH.search(data)
+                or _OTHER_CHOICE.search(data)
             ):
                 self._read(data, event.name)
 
@@ -168,8 +199,8 @@ class StreamTap:
         try:
             value = msgspec.json.decode(data)
         except (ValueError, RecursionError):
-            return
-        if isinstance(value, dict) and (value.get("error") or name == b"error"):
+            value = None
+        if name == ERROR or (isinstance(value, dict) and value.get("error")):
             self.seen.error = self.seen.error or data
             return
         self.seen.read(value)
@@ -181,7 +212,8 @@ def read_completion(body: bytes) -> Tap:
     if len(body) <= MOST_READ:
         try:
             value = msgspec.json.decode(body)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as error:
+            seen.truncated = str(error) == _CUT_JSON
             return seen
         seen.read(value)
         if isinstance(value, dict) and value.get("error"):

@@ -17,7 +17,7 @@ import msgspec
 from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.recall.filtering import Earlier, Filter
 from proxy.recall.rounds import AskAgain, Ended, Rounds, next_answer
-from proxy.relay import Cut, Headers, Received, Send, send_more, send_start
+from proxy.relay import Cut, Headers, Received, Send, end_of, send_more, send_start
 from proxy.tap import StreamTap, Tap
 from proxy.upstream.client import StreamBroken
 from proxy.wire.raw import write_value
@@ -139,6 +139,7 @@ class Relaying:
                         await gate.write(view.feed(chunk))
                     if view.visible or (chunk is None and not view.recalling):
                         await gate.open()
+            end_of(tap)
             await gate.write(view.end())
             if not view.recalling:
                 await gate.open()

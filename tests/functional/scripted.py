@@ -29,7 +29,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What is sent back; ``cut`` ends the connection after the chunks, ``silent`` says nothing at all."""
+    """What is sent back; ``cut`` ends the connection after the chunks, ``silent`` says nothing at all.
+
+    ``delimited`` False sends a body without length or chunks: it ends where the connection does.
+    """
 
     status: int = 200
     kind: str = "application/json"
@@ -38,6 +41,7 @@ class Reply:
     cut: bool = False
     silent: bool = False
     between: float = 0.0
+    delimited: bool = True
 
 
 Script = Callable[[Asked], Reply]
@@ -135,17 +139,18 @@ async def _serve(running: ScriptedUpstream, reader: asyncio.StreamReader, writer
             await reader.read()
             return
         await _answer(reply, writer.write, writer.drain)
-        if reply.cut:
+        if reply.cut or not reply.delimited:
             return
 
 
 async def _answer(reply: Reply, write: Callable[[bytes], None], drain: Callable[[], Awaitable[None]]) -> None:
-    fields = [("content-type", reply.kind), ("transfer-encoding", "chunked"), *reply.headers]
+    fields = [("content-type", reply.kind), *reply.headers]
+    fields += [("transfer-encoding", "chunked")] if reply.delimited else []
     write(f"HTTP/1.1 {reply.status} X\r\n".encode() + b"".join(f"{n}: {v}\r\n".encode() for n, v in fields) + b"\r\n")
     for chunk in reply.chunks:
-        write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if reply.delimited else chunk)
         await drain()
         await asyncio.sleep(reply.between)
-    if not reply.cut:
+    if not reply.cut and reply.delimited:
         write(b"0\r\n\r\n")
     await drain()
