@@ -163,3 +163,16 @@ def test_candidates_are_listed_again_when_a_managed_conversation_comes_back_to_y
     for decision in later:
         [listed] = [event.facts for event in decision.events if event.kind == "eviction_candidates"]
         assert int(listed["tokens"]) <= decision.after
+
+
+@pytest.mark.requirement("A4.29", "D21")
+def test_the_window_of_four_turns_slides_from_the_fifth_on() -> None:
+    run = Run("fb-voice-32k", 32_000, turns(60, 90)).go(12)
+    for number, decision in enumerate(run.decisions):
+        assert decision.before < 0.70 * 12_000
+        assert decision.is_new == (number >= 4)
+        if decision.is_new:  # the head, the task, three whole turns and the newest question
+            messages = 2 + 2 * number
+            kept = [piece.index for piece in decision.pieces or () if piece.index is not None]
+            assert kept == [0, 1, *range(messages - 7, messages)]
+    assert {report.layer for decision in run.batches for report in decision.trail if report.kept} == {"window"}
