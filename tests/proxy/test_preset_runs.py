@@ -10,11 +10,12 @@ import pytest
 
 from policies import Decision, Flow, Known, is_soft, plan, prepare
 from policies.budget import divide
-from policies.effects import Done, Failed, Offload, Reply, Save, Summarize, Summary
+from policies.effects import Answers, Done, Failed, Offload, Reply, Save, Summarize, Summary, Together
 from policies.extraction.readings import Readings
 from policies.tokens import CHARS4
 from policies.trend import Trend
 from proxy.policy_files.presets import preset_policies
+from proxy.simulator.summaries import summarize
 from tests.policies.play import Said, assistant, remember, step, system, talk, user, words
 
 T = TypeVar("T")
@@ -36,17 +37,22 @@ class Model:
                 asked = next(flow) if reply is None else flow.send(reply)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
-            reply = self._answer(asked) if isinstance(asked, Summarize) else Done()
-            if isinstance(asked, Save):
-                reply = Failed("store")
-            assert isinstance(asked, Summarize | Save | Offload)
+            match asked:
+                case Summarize():
+                    reply = self._answer(asked)
+                case Together():
+                    reply = Answers(tuple(map(self._answer, asked.effects)))
+                case Save():
+                    reply = Failed("store")
+                case _:
+                    assert isinstance(asked, Offload)
+                    reply = Done()
 
-    def _answer(self, asked: Summarize) -> Reply:
-        self.asked.append(asked.purpose)
+    def _answer(self, asked: Summarize) -> Summary | Failed:
+        self.asked.append(asked.key)
         if self.fails:
             return Failed("status_500")
-        note = words(min(60, asked.max_tokens // 2), f"note{len(self.asked)}")
-        return Summary(text=note, finish_reason="stop")
+        return Summary(summarize(asked.prompt, limit=asked.max_tokens, count=CHARS4.count))
 
 
 @dataclass
@@ -176,3 +182,16 @@ def test_the_window_of_four_turns_slides_from_the_fifth_on() -> None:
             kept = [piece.index for piece in decision.pieces or () if piece.index is not None]
             assert kept == [0, 1, *range(messages - 7, messages)]
     assert {report.layer for decision in run.batches for report in decision.trail if report.kept} == {"window"}
+
+
+@pytest.mark.requirement("A0.75", "A0.78", "R.50")
+@pytest.mark.parametrize("name", ["fb-code-200k"])
+def test_with_a_model_that_fails_requests_get_as_small_as_without_one(name: str) -> None:
+    window = PRESETS[name].designed_for or 128_000
+
+    def tokens(summarizer: str | None) -> list[int]:
+        run = Run(name, window, results(2_000, 5_000), summarizer=summarizer, fails=True).go(24)
+        assert run.batches
+        return [decision.after for decision in run.decisions]
+
+    assert tokens("model") == tokens(None)
