@@ -112,6 +112,8 @@ def run_layers(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerRep
             continue
         at_work = replace(bounds, layer=layer, aim=aim)
         done, reason = yield from _run(layer, draft, at_work)
+        if done is draft and layer.at == 0 and not reason:
+            continue  # it looks at every request, and had nothing to do
         kept = _pays(layer, draft, done, at_work)
         reports.append(report_on(layer, draft, done, kept=kept, reason=reason))
         if not kept:

@@ -101,13 +101,15 @@ def largest_input(bounds: Bounds) -> int:
 def condense_each(draft: Draft, bounds: Bounds, jobs: Sequence[Job], *, plain: Callable[[Job], str]) -> Flow[Draft]:
     """The draft with the jobs done in their order until it is at the layer's target.
 
-    ``plain`` writes the text where no model is asked, an empty one where it has none that is good enough. What came
-    of every job stands in the draft's ``condensed``; its reason is the first failure where the target was not reached.
+    ``plain`` writes the text where no model is asked or the model gave none, an empty one where it has none that is
+    good enough. What came of every job stands in the draft's ``condensed``; its reason is the first failure where the
+    target was not reached.
     """
-    asking, asked = may_ask(bounds), 0
+    asking, asked, rounds = may_ask(bounds), 0, 0
     waiting = [*jobs]
     failures: list[str] = []
-    for _ in range(MOST_ROUNDS if asking else len(jobs)):
+    while not asking or rounds < MOST_ROUNDS:
+        rounds += 1
         batch, waiting = _enough(draft, bounds, waiting, most=MOST_ASKED - asked if asking else len(waiting))
         if not batch:
             break
@@ -115,8 +117,9 @@ def condense_each(draft: Draft, bounds: Bounds, jobs: Sequence[Job], *, plain: C
         asked += sum(job.asks for job in batch)
         draft, refused = _placed(draft, bounds, batch, texts)
         failures += refused
-        if asking and len(refused) == len(batch) and FAULTS.isdisjoint(refused):
-            break
+        told = [text.failure for job, text in zip(batch, texts, strict=True) if job.asks]
+        if told and all(told) and FAULTS.isdisjoint(told):
+            asking = False  # nobody answers: code does the rest
     return draft.because(failures[0]) if failures and draft.tokens > bounds.target else draft
 
 
@@ -146,7 +149,7 @@ def _texts(bounds: Bounds, jobs: Sequence[Job], plain: Callable[[Job], str], *, 
 
 
 def _write(job: Job, bounds: Bounds, plain: Callable[[Job], str], *, asking: bool) -> Flow[_Text]:
-    """The text of one job without what stands behind it, empty with the code of why there is none."""
+    """The text of one job without what stands behind it, and the code of why there is none, or none of a model's."""
     if not job.asks or not asking:
         text = plain(job)
         return _Text(text, failure="" if text else NO_SUMMARIZER)
@@ -161,10 +164,12 @@ def _write(job: Job, bounds: Bounds, plain: Callable[[Job], str], *, asking: boo
         task=job.task,
     )
     text = written.text.strip()
-    if job.hard and text:
+    if not text:
+        return _Text(plain(job), written.calls, EXTRACT, written.failure or "empty")
+    if job.hard:
         ref = bounds.transcript.messages[job.index].ref
         text = clip_middle(text, job.allowed, counter=bounds.counter, ref=ref)
-    return _Text(text, written.calls, written.purpose, written.failure or ("" if text else "empty"))
+    return _Text(text, written.calls, written.purpose)
 
 
 def _placed(draft: Draft, bounds: Bounds, jobs: Sequence[Job], texts: Sequence[_Text]) -> tuple[Draft, list[str]]:
@@ -174,9 +179,9 @@ def _placed(draft: Draft, bounds: Bounds, jobs: Sequence[Job], texts: Sequence[_
     records: list[Condensed] = []
     for job, found in zip(jobs, texts, strict=True):
         piece, failure = pieces[job.index], found.failure
-        edit = None if failure else reworded(bounds, job.index, f"{found.text}\n{job.tail}", kind=job.kind)
+        edit = reworded(bounds, job.index, f"{found.text}\n{job.tail}", kind=job.kind) if found.text else None
         if edit is not None and edit.tokens >= job.share * piece.tokens:
-            edit, failure = None, TOO_LITTLE
+            edit, failure = None, failure or TOO_LITTLE
         if edit is not None:
             edits[job.index] = edit
         records.append(_record(bounds, job, edit, found._replace(failure=failure)))

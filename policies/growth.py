@@ -28,6 +28,7 @@ from policies.trend import (
 from policies.trend import events as changes
 from policies.triggers import first_trigger, layers_of, limit_for
 
+STATUS = "context.status"
 UNKNOWN = Trend()
 """The trend of a conversation of which nothing is known."""
 
@@ -149,15 +150,18 @@ def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float |
 def is_urgent(grown: Growth, *, limits: Limits, tokens: int) -> bool:
     """Whether free layers should run before their trigger on a request of so many uncalibrated tokens.
 
-    That is if growth spiked and as much again would reach orange, or if a bucket overflows within a few requests.
+    That is if growth spiked and would soon be too much, or if a bucket overflows within a few requests. Where buckets
+    only warn a full one is no reason to act: its share is full for as long as the whole has room.
     """
     if not limits.settings.preempt:
         return False
+    if limits.settings.enforce == "bucket" and report_buckets(grown, limits=limits).critical:
+        return True
     return should_preempt(
         read_on(limits.scale, grown.trend, limits.budget.estimate(tokens)),
         base=limits.scale.base,
         orange_at=limits.zones.orange_at,
-        critical_bucket_urgency=bool(report_buckets(grown, limits=limits).critical),
+        fits=limits.usable,
     )
 
 
@@ -176,11 +180,13 @@ def conclude(
     pressure = read_pressure(used, limits.scale.base, limits.zones, fits=fits, acted=acted, emergency=emergency)
     zone, rot_guard = lift(pressure.zone, used, limits.settings.rot_soft_tokens)
     if zone != pressure.zone:
-        pressure = Pressure(level=pressure.level, zone=zone, status=pressure.status)
+        status = "preparing" if pressure.status == "healthy" else pressure.status
+        pressure = Pressure(level=pressure.level, zone=zone, status=status)
     trend = grown.trend.in_zone(zone)
     reading = read_on(limits.scale, trend, used)
     events: tuple[Event, ...] = ()
-    quiet = fits and zone == "green" == grown.before.zone and not (rot_guard or reading.spike or limits.budget.caps)
+    calm = zone == "green" == grown.before.zone and not _is_worth_a_word(grown, limits)
+    quiet = fits and calm and not (rot_guard or reading.spike or limits.budget.caps)
     if not quiet:
         events = tuple(_events(grown, reading, limits=limits, tokens=tokens, buckets=buckets, acted=acted))
     return Seen(pressure, reading, trend, events)
@@ -191,6 +197,9 @@ def _events(
 ) -> Iterator[Event]:
     """What an operator may want to hear of: changes, full buckets, too much of one thing."""
     settings, budget, used, zone = limits.settings, limits.budget, reading.current_tokens, reading.zone
+    if _is_worth_a_word(grown, limits):
+        percent = round(100 * grown.raw / limits.scale.base, 1)
+        yield Event(STATUS, {"percent": percent, "used": grown.raw, "limit": limits.scale.base, "tokens": used})
     if zone != grown.before.zone or reading.spike:
         yield from (Event(e.kind, _facts(e)) for e in changes(grown.before, reading, ratio=budget.ratio))
     if budget.caps:
@@ -203,6 +212,11 @@ def _events(
         yield Event("rot_guard", {"tokens": used, "soft": settings.rot_soft_tokens or 0})
     if tokens > limits.fits and budget.hard_fits(tokens):
         yield Event("headroom_hit", {"used": used, "limit": limits.usable})
+
+
+def _is_worth_a_word(grown: Growth, limits: Limits) -> bool:
+    """Whether a request came with so much that its status is told, whatever is done about it (requirement A1.12)."""
+    return grown.raw >= limits.zones.yellow_at * limits.scale.base
 
 
 def zones_for(settings: ContextSettings, window: int) -> Zones:

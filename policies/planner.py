@@ -3,6 +3,7 @@
 group → budget → replay ledger → pressure → (pass | cascade) → rungs → invariants → Decision
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -15,7 +16,7 @@ from policies.draft import Draft, untouched
 from policies.effects import Flow, Offload
 from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation
 from policies.extraction.readings import Readings
-from policies.growth import UNKNOWN, Event, Growth, Limits, conclude, is_urgent, limits_for, measure
+from policies.growth import UNKNOWN, Event, Growth, Limits, Seen, conclude, is_urgent, limits_for, measure
 from policies.invariants import broken_rules
 from policies.ledger import WINDOWS, Cut, Edit
 from policies.messages import Transcript
@@ -168,9 +169,6 @@ def trim(transcript: Transcript, *, settings: ContextSettings, budget: Budget, c
 def _passed(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decision:
     """The decision to forward a request as it came."""
     seen = conclude(grown, limits=limits, tokens=grown.tokens, buckets=grown.buckets)
-    events = seen.events
-    if events and any(event.kind == "zone_change" for event in events):
-        events = (*events, _would_go(transcript))
     return Decision(
         action=Action.PASS,
         pieces=None,
@@ -183,17 +181,23 @@ def _passed(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decisio
         applied={},
         reading=seen.reading,
         trend=seen.trend,
-        events=events,
+        events=(*seen.events, *_candidates(seen, transcript, None)),
     )
 
 
-def _would_go(transcript: Transcript) -> Event:
-    """What eviction would begin with, told once when the zone changes: nothing is changed yet (requirements A0.10)."""
+def _candidates(seen: Seen, transcript: Transcript, draft: Draft | None) -> Iterator[Event]:
+    """What eviction would begin with, told once when the zone changes: nothing is changed yet (requirements A0.10).
+
+    ``draft`` is what is forwarded, None where that is what came.
+    """
+    if not any(event.kind == "zone_change" for event in seen.events):
+        return
     messages = transcript.messages
     guarded = protect(messages, units(messages, transcript.head)).all
-    found = [(i, m) for i, m in enumerate(messages) if m.is_result and i not in guarded]
+    stands = range(len(messages)) if draft is None else [p.index for p in draft.pieces if p.text is None]
+    found = [(i, messages[i]) for i in stands if i is not None and messages[i].is_result and i not in guarded]
     largest = sorted(found, key=lambda each: -each[1].tokens)[:MOST_NAMED]
-    return Event(
+    yield Event(
         "eviction_candidates",
         {
             "count": len(found),
@@ -344,7 +348,7 @@ def _decide(
         pressure=seen.pressure,
         reading=seen.reading,
         trend=seen.trend,
-        events=(*seen.events, *begun),
+        events=(*seen.events, *(() if new else _candidates(seen, draft.transcript, draft)), *begun),
         window_id=window,
         buckets=buckets,
         applied=draft.applied if changed else {},

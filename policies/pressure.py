@@ -1,16 +1,21 @@
 """How full the window is: level and zone, and the word for what Weir is doing about it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from policies.settings import Zones
+
+STATUSES: Mapping[str, str] = MappingProxyType({"green": "healthy", "yellow": "preparing"})
+"""What is being done in a zone by itself; from orange on it is ``active``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
     """Forwarded tokens over the policy's base.
 
-    ``status`` is healthy, preparing (orange or above, nothing to do yet), active (acted on this request) or
-    emergency (only the last rungs helped).
+    ``status`` is healthy, preparing (yellow), active (orange or above, or acted on this request) or emergency (only
+    the last rungs helped, or nothing did).
     """
 
     level: float
@@ -41,10 +46,5 @@ def read_pressure(
     """The pressure of ``used`` tokens over ``base`` tokens."""
     level = used / base
     zone = zone_of(level, zones, fits=fits)
-    if emergency or not fits:
-        status = "emergency"
-    elif acted:
-        status = "active"
-    else:
-        status = "preparing" if zone in ("orange", "red", "critical") else "healthy"
+    status = "emergency" if emergency or not fits else "active" if acted else STATUSES.get(zone, "active")
     return Pressure(level=level, zone=zone, status=status)

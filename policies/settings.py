@@ -293,8 +293,8 @@ class ContextSettings:
         margin: estimator error as a share, until the estimate is calibrated.
         auto_scale: other starts of the zones in small and in large windows.
         rot_soft_tokens: above so many tokens the zone is at least yellow; None for no such guard.
-        preempt: run layers that need no model before their trigger when growth spikes or a bucket is about to
-            overflow.
+        preempt: run layers that need no model before their trigger when growth spiked and will soon be too much, or
+            a bucket that is enforced is about to overflow.
         cold_at: share of the trigger from which on a batch runs early if the provider's cache is cold, which it is
             after ``cache_ttl`` seconds without a request; None never.
         enforce: ``global`` warns about buckets and acts on the whole, ``bucket`` acts on each, ``observe`` plans

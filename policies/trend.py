@@ -323,17 +323,16 @@ def events(before: Trend, reading: PressureReading, *, ratio: float = 1.0) -> tu
     return tuple(found)
 
 
-def should_preempt(
-    reading: PressureReading, *, base: int, orange_at: float, critical_bucket_urgency: bool = False
-) -> bool:
-    """Whether layers that need no model should run early.
+def should_preempt(reading: PressureReading, *, base: int, orange_at: float, fits: int) -> bool:
+    """Whether layers that need no model should run before their trigger, ``fits`` being the most that may be forwarded.
 
-    True if a bucket is about to overflow, or if growth spiked and as much again would reach orange.
+    True if growth spiked, as much again would reach orange, and once more would not fit: with less than that the layers
+    come in time by themselves.
     """
-    if critical_bucket_urgency:
-        return True
-    next_tokens = bounded(reading.current_tokens) + bounded(reading.last_delta or 0)
-    return reading.spike and next_tokens / max(1, bounded(base)) >= orange_at
+    if not reading.spike:
+        return False
+    now, growth = bounded(reading.current_tokens), bounded(reading.last_delta or 0)
+    return (now + growth) / max(1, bounded(base)) >= orange_at and now + 2 * growth > fits
 
 
 def _percentage(tokens: int, base: int) -> float:

@@ -7,6 +7,7 @@ total      None                                with the whole batch: above the t
 total      0                                   on every request
 total      a share under 1                     at that share of the policy's base, or where the request does not fit
 total      1                                   above the base
+a bucket   0                                   on every request
 a bucket   a share under 1                     at that share of the bucket's cap, or where the request does not fit
 a bucket   1                                   above the cap: an exact fit is one
 =========  ==================================  ==========================================================
@@ -59,13 +60,13 @@ def first_trigger(settings: ContextSettings, budget: Budget) -> int:
 
 def limit_for(layer: Layer, settings: ContextSettings, budget: Budget) -> int:
     """The most tokens in the layer's scope at which it is not due; -1 for one that always is."""
+    if layer.at == 0:
+        return NEVER
     if layer.scope != "total":
         cap = budget.caps.get(layer.scope)
         return budget.room_for(budget.window) if cap is None else _below(layer.at, cap, budget)
     if layer.at is None:
         return shape_trigger(settings, budget)
-    if layer.at == 0:
-        return NEVER
     return min(budget.soft_limit, _below(layer.at, budget.base(settings), budget))
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from policies.calls import follow_calls
-from policies.growth import Event
+from policies.growth import STATUS, Event
 from policies.health import Checkup
 from proxy.alerts import Notice
 from proxy.caching import CacheUse, follow
@@ -168,7 +168,8 @@ def _report(runtime: Runtime, outcome: Outcome, events: Sequence[Event]) -> None
         return
     decision = planned.decision
     for event in events:
-        trace.event(event.kind, **event.facts)
+        facts = {**event.facts, "actions": outcome.actions()} if event.kind == STATUS else event.facts
+        trace.event(event.kind, **facts)
         runtime.telemetry.metrics.event(event.kind)
         log.debug("%s: %s", event.kind, event.facts)
     if planned.evictions:

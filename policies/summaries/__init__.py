@@ -2,7 +2,7 @@
 
 from policies.summaries.condense import Written, condense
 from policies.summaries.grounding import Coverage, grounded, invented, missing, normal_text
-from policies.summaries.judge import declines, judge
+from policies.summaries.judge import declines, judge, without_reasoning
 from policies.summaries.laundering import Bound, bind
 from policies.summaries.prompts import PROMPTS, Prompt
 from policies.summaries.proposal import Proposal, read_proposal
@@ -29,4 +29,5 @@ __all__ = [
     "normal_text",
     "read_proposal",
     "render_transcript",
+    "without_reasoning",
 ]

@@ -44,7 +44,13 @@ _OF_A_POLICY = frozenset(each.name for each in dataclasses.fields(ContextSetting
 IMPORT_KEYS = "\n\n".join(
     "\b\n" + textwrap.fill(f"{title}: {', '.join(keys)}.", 76, break_on_hyphens=False)
     for title, keys in zip(
-        ("Keys of the set that divides the window into shares", "Keys of the flat set"), known_keys(), strict=True
+        (
+            "Keys of the set that divides the window into shares",
+            "Keys of the flat set",
+            "Keys of the set that gives each bucket its tokens",
+        ),
+        known_keys(),
+        strict=True,
     )
 )
 
@@ -174,7 +180,7 @@ def import_policy(file: Path, *, name: str) -> None:
     """Another tool's settings as a policy: a YAML file on stdout, what could not be said on stderr.
 
     What is printed is complete by itself. To use it in a weir.yaml that has policies already, put the lines below
-    `policies:` under that file's own. Two sets of keys are known, below; a key of neither is an error.
+    `policies:` under that file's own. Three sets of keys are known, below; a key of none is an error.
 
     \b
     Example:

@@ -371,7 +371,7 @@ def policy_amounts(settings: ContextSettings, window: int) -> dict[str, object]:
 
 def _limit(layer: Layer, settings: ContextSettings, budget: Budget) -> int:
     """The most tokens at which a layer is not due, by the table of policies.triggers; -1 for one that always is."""
-    if layer.at == 0 and layer.scope == "total":
+    if layer.at == 0:
         return -1
     of = budget.base(settings) if layer.scope == "total" else budget.caps.get(layer.scope, budget.window)
     if layer.scope == "total" and layer.at is None:

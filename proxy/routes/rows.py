@@ -9,6 +9,7 @@ from policies.burn import bucket_report, turns_remaining
 from policies.checkpoint import Checkpoint
 from policies.health import Snapshot
 from policies.ledger import EditKind
+from policies.pressure import STATUSES
 from proxy.caching import shown
 from proxy.store import AuditRow
 from proxy.store.records import (
@@ -102,7 +103,7 @@ def status_of(last: ExchangeRow) -> str:
         return "emergency"
     if last.action in ACTED:
         return "active"
-    return "preparing" if last.zone in PREPARING else "healthy"
+    return STATUSES.get(last.zone, "active")
 
 
 def budget_json(last: ExchangeRow, soft: Mapping[str, float]) -> dict[str, object]:

@@ -22,8 +22,9 @@ class SummaryMode(StrEnum):
 
     ``slow`` answers after ``summary_seconds``. ``invented`` adds identifiers that the material does not have, ``drops``
     leaves out every path, ``launders`` repeats what tool results order as what the user wants. ``first_bad_then_ok`` is
-    of use only when it is told that an earlier answer was refused. ``no_schema`` refuses ``response_format``, and
-    ``reasoning_model`` what OpenAI's reasoning models refuse: ``max_tokens`` and a temperature.
+    of use only when it is told that an earlier answer was refused. ``no_schema`` refuses ``response_format``,
+    ``empty_form`` fills nothing into a schema, and ``reasoning_model`` refuses what OpenAI's reasoning models do:
+    ``max_tokens`` and a temperature.
     """
 
     OK = "ok"
@@ -33,6 +34,7 @@ class SummaryMode(StrEnum):
     DROPS = "drops"
     FIRST_BAD_THEN_OK = "first_bad_then_ok"
     NO_SCHEMA = "no_schema"
+    EMPTY_FORM = "empty_form"
     REASONING_MODEL = "reasoning_model"
     STATUS_500 = "status_500"
     STATUS_401 = "status_401"

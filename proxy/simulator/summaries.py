@@ -110,6 +110,8 @@ def answer_with_summary(request: Request, settings: SimulatorSettings, *, limit:
         return Answer(text="Noted.")
     room = min([limit or 400, *(int(int(words) / WORDS_PER_TOKEN) for words in _WORDS.findall(instruction))])
     schema = _schema(request)
+    if schema is not None and mode is SummaryMode.EMPTY_FORM:
+        return Answer(text="{}")
     if schema is not None:
         return Answer(text=by_schema(schema, material, mode=mode, limit=room, count=count))
     if _ASKS_FOR_LIST.search(instruction):

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from typing import Generic, Literal, TypeVar
 
 from policies import Failed, Summarize, Summary
-from policies.summaries import declines
+from policies.summaries import declines, without_reasoning
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
 from proxy.store.records import SummaryRow
 from proxy.summaries.allowance import Allowance
@@ -63,6 +63,11 @@ class Terms:
     def scope(self) -> tuple[str, str, str]:
         """What failures and refusals are remembered by: one tenant's key can stop no other tenant's."""
         return self.tenant, self.upstream, self.model
+
+    @property
+    def served(self) -> tuple[str, str]:
+        """What it is remembered by which forms a model takes: they are the same whoever asks."""
+        return self.upstream, self.model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +114,13 @@ class _Learned(Generic[T]):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._known: OrderedDict[tuple[str, str, str], tuple[T, float]] = OrderedDict()
+        self._known: OrderedDict[tuple[str, ...], tuple[T, float]] = OrderedDict()
 
-    def get(self, scope: tuple[str, str, str]) -> T | None:
+    def get(self, scope: tuple[str, ...]) -> T | None:
         found = self._known.get(scope)
         return found[0] if found is not None and found[1] > self._clock() else None
 
-    def put(self, scope: tuple[str, str, str], value: T) -> None:
+    def put(self, scope: tuple[str, ...], value: T) -> None:
         self._known.pop(scope, None)
         self._known[scope] = value, self._clock() + LEARNED_FOR
         if len(self._known) > MOST_KNOWN:
@@ -252,13 +257,15 @@ class Summarizer:
         finally:
             self.allowance.settle(terms.tenant, reserved, used=used)
         self._note(line, reply, rests=rests)
+        if isinstance(reply, Summary) and _by_schema(question.effect) and _is_without_form(reply):
+            self._no_schema.put(terms.served, value=True)
         if isinstance(reply, Summary) and question.address:
             self._keep(question, reply, usage or Usage())
         return Told(reply=reply, source="asked", usage=usage, seconds=self._clock() - started)
 
     def _refusal(self, question: _Question, line: _Line) -> str:
         """Why this question is not asked, empty if it is."""
-        if question.effect.schema and not question.effect.standing and self._no_schema.get(question.terms.scope):
+        if _by_schema(question.effect) and self._no_schema.get(question.terms.served):
             return "no_schema"
         return "backing_off" if line.is_failing and line.until > self._clock() else ""
 
@@ -291,8 +298,8 @@ class Summarizer:
             return "context_length_exceeded"
         if error_code(content) == LoopDetected.code:
             return LoopDetected.code
-        if status in (400, 422) and question.effect.schema and not question.effect.standing:
-            self._no_schema.put(question.terms.scope, value=True)
+        if status in (400, 422) and _by_schema(question.effect):
+            self._no_schema.put(question.terms.served, value=True)
             return "no_schema"
         return f"status_{status}"
 
@@ -339,6 +346,19 @@ async def _outcome(task: "asyncio.Task[Told]") -> Told:
 
 def _own(effect: Summarize, terms: Terms, form: Form) -> bytes:
     return own_body(effect, model=terms.model, form=form)
+
+
+def _by_schema(effect: Summarize) -> bool:
+    """Whether the answer is to be JSON by schema."""
+    return bool(effect.schema) and not effect.standing
+
+
+def _is_without_form(reply: Summary) -> bool:
+    """Whether a model that was to answer by schema said something else, or nothing: it will do so again."""
+    if reply.tool_calls or declines(reply.text):
+        return False
+    said = without_reasoning(reply.text).removeprefix("```json").strip("` \n\t")
+    return not said.startswith("{") or said.replace(" ", "") == "{}"
 
 
 def _address(effect: Summarize, terms: Terms) -> bytes:

@@ -182,6 +182,7 @@ EVENT_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
         "version": "weir.checkpoint.version",
         "actions": "weir.actions",
         "component": "weir.bucket",
+        "percent": "weir.percent",
         "current": "weir.bucket.current",
         "excess": "weir.bucket.excess",
         "utilization_after": "weir.bucket.utilization_after",

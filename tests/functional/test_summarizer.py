@@ -146,12 +146,16 @@ async def test_an_answer_that_was_refused_is_asked_for_once_more_and_then_used(t
 
 @pytest.mark.requirement("P13")
 async def test_notes_are_asked_for_by_schema_until_the_upstream_refuses_one(tmp_path: Path) -> None:
-    for mode, forms in ((SummaryMode.OK, [True, True]), (SummaryMode.NO_SCHEMA, [True, False, False])):
+    for mode, forms in (
+        (SummaryMode.OK, [True, True]),
+        (SummaryMode.NO_SCHEMA, [True, False, False]),
+        (SummaryMode.EMPTY_FORM, [True, False, False]),
+    ):
         folder = tmp_path / mode
         folder.mkdir()
         async with summarised(folder, mode) as (target, simulator):
-            for seed in range(2):
-                await talk_of(target, seed=seed).chat(1)
+            for seed, key in enumerate(("sk-one", "sk-two")):  # what a model takes is the same whoever asks
+                await talk_of(target, key=key, seed=seed).chat(1)
             asked = ["response_format" in json.loads(call.body) for call in side_calls(simulator)]
             made = summaries(simulator)
         assert asked == forms

@@ -166,6 +166,7 @@ async def test_a_request_that_passes_has_a_plan_and_one_attempt(protocol: str) -
 
 EVICT = """\
 SERVER POST /v1/chat/completions status=200 action=edit before=8825 after=2824
+  * weir.context.status actions=evict=15 percent=121.4 tokens=2824 limit=7271 used=8825
   * weir.eviction count=15 placeholders=15 policy=balanced freed=6001 remaining=2824
   INTERNAL weir context.plan action=edit before=8825 after=2824
     INTERNAL weir context.layer ingest_cap before=8825 after=8825 units=0
@@ -184,6 +185,7 @@ async def test_a_batch_of_edits_has_a_child_per_layer_and_says_what_it_freed(pro
 
 COMPACT = """\
 SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3000
+  * weir.context.status actions=compact=1 percent=158.5 tokens=3000 limit=7500 used=11500
   * weir.eviction count=0 placeholders=1 policy=balanced freed=8500 remaining=3000
   INTERNAL weir context.plan action=edit before=11500 after=3000
     INTERNAL weir context.layer ingest_cap before=11500 after=11500 units=0
@@ -210,6 +212,7 @@ async def test_the_summarisers_calls_stand_under_the_plan() -> None:
 
 OVERFLOW = """\
 SERVER POST /v1/chat/completions status=200 action=edit before=10796 after=3149
+  * weir.context.status actions=evict=19,retry=1 percent=148.5 tokens=3149 limit=7271 used=10796
   * weir.eviction count=19 placeholders=19 policy=balanced freed=7657 remaining=3152
   INTERNAL weir context.plan action=pass before=10809 after=10809
   CLIENT chat sim ERROR status=400 error=context_length_exceeded
@@ -230,6 +233,7 @@ async def test_an_overflow_is_a_failed_attempt_a_harder_plan_and_an_attempt_link
 
 SUMMARISER_DOWN = """\
 SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3000
+  * weir.context.status actions=compact=1 percent=158.5 tokens=3000 limit=7500 used=11500
   * weir.eviction count=0 placeholders=1 policy=balanced freed=8500 remaining=3000
   INTERNAL weir context.plan action=edit before=11500 after=3000
     INTERNAL weir context.layer ingest_cap before=11500 after=11500 units=0
@@ -345,6 +349,7 @@ async def test_a_streamed_answer_has_the_time_to_its_first_chunk_in_span_and_met
 
 PREPARED = """\
 SERVER POST /v1/chat/completions status=200 action=pass before=5216 after=5216
+  * weir.context.status actions=none percent=71.7 tokens=5216 limit=7271 used=5216
   INTERNAL weir context.plan action=pass before=5216 after=5216
   CLIENT chat sim status=200 finish_reasons=stop input=5216 output_tokens=25
   INTERNAL weir context.prepare

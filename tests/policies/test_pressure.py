@@ -48,9 +48,9 @@ def test_a_preset_with_fewer_zones_sets_several_equal() -> None:
     ("used", "fits", "acted", "emergency", "status"),
     [
         (40, True, False, False, "healthy"),
-        (60, True, False, False, "healthy"),
-        (80, True, False, False, "preparing"),
-        (96, True, False, False, "preparing"),
+        (60, True, False, False, "preparing"),
+        (80, True, False, False, "active"),
+        (96, True, False, False, "active"),
         (40, True, True, False, "active"),
         (40, True, True, True, "emergency"),
         (99, False, True, False, "emergency"),

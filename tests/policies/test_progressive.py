@@ -266,12 +266,13 @@ def test_the_ages_of_the_levels_are_the_policys() -> None:
 
 
 @pytest.mark.requirement("A0.75", "A0.78")
-def test_an_echo_changes_nothing_and_of_short_messages_nobody_is_asked() -> None:
+def test_an_echo_is_not_taken_but_what_code_says_and_of_short_messages_nobody_is_asked() -> None:
     transcript = talk(user("task"), *steps(4))
     echo = Model(lambda asked: Summary(asked.prompt))
     draft = echo.run(progressive(untouched(transcript), bounds(transcript)))
-    assert draft.pieces == untouched(transcript).pieces
-    assert draft.reason
+    alone = Model(titled).run(progressive(untouched(transcript), bounds(transcript, summarizer=None)))
+    assert draft.edits == alone.edits
+    assert {each.failure for each in draft.condensed if each.calls} == {"echo"}
     short: list[Said] = [user("task")]
     for n in range(4):
         short += [assistant("", ToolCall("call_0", "look", "{}")), result(words(100, f"word{n}"))]

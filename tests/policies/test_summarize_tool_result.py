@@ -136,18 +136,17 @@ def test_a_result_that_came_twice_is_asked_about_once() -> None:
 
 
 @pytest.mark.requirement("A0.78", "A0.75")
-def test_a_model_that_returns_what_it_was_given_changes_nothing_and_that_is_said() -> None:
+def test_of_a_model_that_returns_what_it_was_given_nothing_is_taken_and_that_is_said() -> None:
     transcript = results(found(2_000))
     draft = summarised(transcript, Model(lambda asked: Summary(asked.prompt)))
-    assert draft.pieces == untouched(transcript).pieces
-    assert not draft.edits
-    assert draft.reason
+    assert draft.edits == summarised(transcript, says(FINDING), bounds(transcript, summarizer=None)).edits
     (record,) = draft.condensed
-    assert (record.failure, record.ratio, record.compressed_tokens) == (draft.reason, 1.0, 2_004)
+    assert (record.failure, record.purpose) == ("echo", "extract")
+    assert record.compressed_tokens < 0.2 * record.original_tokens
 
 
 @pytest.mark.requirement("A0.78")
-def test_a_text_of_nine_tenths_of_the_original_is_refused() -> None:
+def test_of_a_text_of_nine_tenths_of_the_original_that_of_code_stands() -> None:
     facts = [f"row {n}: user{n}@example.org" for n in range(40)]
     transcript = results("\n".join(facts))
     whole = transcript.messages[2].tokens
@@ -158,8 +157,8 @@ def test_a_text_of_nine_tenths_of_the_original_is_refused() -> None:
     small = results("\n".join(facts[:14]))
     assert 4 + CHARS4.count(long) + 12 >= 0.9 * small.messages[2].tokens
     refused = summarised(small, says(long), bounds(small, params={"over": 50, "ratio": 0.9}))
-    assert not refused.edits
-    assert refused.reason == "not_smaller"
+    assert "It reports" not in "".join(texts(refused).values())
+    assert [each.failure for each in refused.condensed] == ["not_smaller"]
 
 
 @pytest.mark.requirement("A0.78")
@@ -177,11 +176,12 @@ def test_what_stands_there_now_counts_and_what_stands_behind_the_text_too(left: 
 
 @pytest.mark.requirement("A0.75", "A0.78")
 @pytest.mark.parametrize("reply", [Failed("timeout"), Summary(""), Summary("", tool_calls=1)])
-def test_without_a_usable_answer_the_result_stays_and_the_reason_is_told(reply: Summary | Failed) -> None:
+def test_without_a_usable_answer_code_writes_and_the_reason_is_told(reply: Summary | Failed) -> None:
     transcript, model = results(found(2_000), found(3_000, "other")), Model(lambda _: reply)
     draft = summarised(transcript, model)
-    assert draft.pieces == untouched(transcript).pieces
-    assert draft.reason == draft.condensed[0].failure != ""
+    alone = bounds(transcript, summarizer=None)
+    assert draft.edits == summarised(transcript, model, alone).edits != {}
+    assert all(each.failure and each.compressed_tokens < each.original_tokens for each in draft.condensed)
     assert model.rounds[0] == 2
 
 
@@ -216,18 +216,26 @@ def test_at_the_target_nothing_is_asked() -> None:
 
 @pytest.mark.requirement("A0.76", "A0.78")
 @pytest.mark.parametrize(
-    ("reply", "changed", "rounds", "reason"),
-    [(Summary("It is user_9001@invented.example."), [4], 3, ""), (Failed("timeout"), [], 1, "timeout")],
+    ("reply", "rounds"), [(Summary("It is user_9001@invented.example."), [1, 1]), (Failed("timeout"), [1])]
 )
-def test_where_an_answer_is_of_no_use_the_next_result_is_asked_about_but_not_where_nobody_answers(
-    reply: Summary | Failed, changed: list[int], rounds: int, reason: str
+def test_where_an_answer_is_of_no_use_code_says_it_and_no_other_result_is_asked_about_for_that(
+    reply: Summary | Failed, rounds: list[int]
 ) -> None:
     transcript = results(found(4_000, "alpha"), found(3_500, "beta"))
     model = Model(lambda asked: reply if "alpha" in asked.prompt else Summary(FINDING))
     draft = summarised(transcript, model, bounds(transcript, transcript.tokens - 2_500))
-    assert sorted(texts(draft)) == changed
-    assert model.rounds == [1] * rounds, "an answer that may be mended is asked for twice"
-    assert draft.reason == reason
+    assert sorted(texts(draft)) == [2]
+    assert model.rounds == rounds, "an answer that may be mended is asked for twice"
+    assert draft.reason == ""
+
+
+@pytest.mark.requirement("A0.76", "A0.78")
+def test_where_nobody_answers_code_does_the_rest_and_nobody_is_asked_again() -> None:
+    transcript = results(*[found(600, f"word{n:02}") for n in range(70)])
+    model = Model(lambda _: Failed("timeout"))
+    draft = summarised(transcript, model)
+    assert len(model.asked) == 32
+    assert len(draft.edits) == 70
 
 
 def test_no_more_than_32_questions_are_asked_at_once() -> None:
@@ -398,13 +406,13 @@ def test_what_eviction_leaves_is_summarised_then() -> None:
 
 
 @pytest.mark.requirement("A0.72", "A0.73", "A0.78")
-def test_the_report_of_a_layer_says_what_became_of_every_question_also_where_nothing_did() -> None:
+def test_the_report_of_a_layer_says_what_became_of_every_question_also_where_nobody_answered() -> None:
     policy = replace(POLICY, layers=(SUMMARISE,))
     decision = Model(lambda _: Failed("timeout")).decide(run_of(78_000), budget=window(100_000), settings=policy)
     (report,) = decision.trail
-    assert (report.kept, report.reason) == (False, "timeout")
-    assert [(c.failure, c.ratio) for c in report.condensed] == [("timeout", 1.0)]
-    assert decision.applied == {}
+    assert (report.kept, report.reason) == (True, "")
+    assert [(c.failure, c.purpose) for c in report.condensed] == [("timeout", "extract")]
+    assert decision.applied == {"summarize_tool_result": 1}
 
 
 @settings(max_examples=40, deadline=None)

@@ -442,26 +442,27 @@ def test_a_retry_that_lands_in_another_zone_is_a_transition_too() -> None:
 def test_a_spike_of_12000_at_45_percent_of_32000_calls_for_action_at_once() -> None:
     reading = read(after([400, 2_400, 14_400]), 14_400, 32_000)
     assert (reading.utilization_pct, reading.last_delta, reading.spike) == (45.0, 12_000, True)
-    assert should_preempt(reading, base=32_000, orange_at=0.75)
+    assert should_preempt(reading, base=32_000, orange_at=0.75, fits=28_000)
 
 
 @pytest.mark.requirement("A0.14")
 @pytest.mark.parametrize(("tokens", "early"), [(11_999, False), (12_000, True)])
 def test_a_spike_calls_for_action_only_if_as_much_again_reaches_orange(tokens: int, early: bool) -> None:
     reading = read(after([400, 2_400, 14_400]), tokens, 32_000)
-    assert should_preempt(reading, base=32_000, orange_at=0.75) is early
+    assert should_preempt(reading, base=32_000, orange_at=0.75, fits=28_000) is early
+
+
+@pytest.mark.requirement("A0.14")
+@pytest.mark.parametrize(("fits", "early"), [(38_399, True), (38_400, False)])
+def test_a_spike_after_which_two_more_would_fit_waits_for_its_time(fits: int, early: bool) -> None:
+    reading = read(after([400, 2_400, 14_400]), 14_400, 32_000)
+    assert should_preempt(reading, base=32_000, orange_at=0.75, fits=fits) is early
 
 
 @pytest.mark.requirement("A0.14")
 def test_steady_growth_never_calls_for_action_before_its_time() -> None:
     reading = read(after([2_400, 14_400, 26_400]), 23_900, 32_000)
-    assert not should_preempt(reading, base=32_000, orange_at=0.75)
-
-
-@pytest.mark.requirement("A0.90")
-def test_a_bucket_about_to_overflow_calls_for_action_without_a_spike() -> None:
-    reading = read(after([400]), 400, 32_000)
-    assert should_preempt(reading, base=32_000, orange_at=0.75, critical_bucket_urgency=True)
+    assert not should_preempt(reading, base=32_000, orange_at=0.75, fits=28_000)
 
 
 # -- the stored state ------------------------------------------------------------------------------------------------
@@ -560,7 +561,7 @@ def test_any_counts_give_a_state_that_survives_a_restart_and_can_be_read(
         reading = read_trend(stays, tokens=tokens, base=base, red_at=RED_AT)
         assert reading == read_trend(restored, tokens=tokens, base=base, red_at=RED_AT)
         assert reading.spike == any(e.kind == "velocity_spike" for e in events(before, reading))
-        assert should_preempt(reading, base=base, orange_at=0.75) in (True, False)
+        assert should_preempt(reading, base=base, orange_at=0.75, fits=base) in (True, False)
         assert percent(tokens, base).endswith("%")
     assert restored == stays
     assert Trend.from_json(stays.to_json()) == stays

@@ -258,13 +258,14 @@ def test_above_what_models_read_reliably_the_zone_is_at_least_yellow() -> None:
 def test_a_change_of_zone_is_told_once() -> None:
     settings = replace(PLAIN, layers=())
     first = decide(talk(*sized(60_000)), settings=settings, budget=HUNDRED, trend=grown(30_000))
-    change, bloat, candidates = first.events
+    status, change, bloat, candidates = first.events
+    assert (status.kind, status.facts["percent"]) == ("context.status", pytest.approx(60, abs=1))
     assert bloat.kind == "tool_bloat"
     assert dict(change.facts) == {"old": "green", "new": "yellow"}
     assert (candidates.kind, candidates.facts["count"]) == ("eviction_candidates", 40)
     assert first.action is Action.PASS
     again = decide(talk(*sized(61_000)), settings=settings, budget=HUNDRED, trend=first.trend)
-    assert [e.kind for e in again.events] == ["tool_bloat"]
+    assert [e.kind for e in again.events] == ["context.status", "tool_bloat"]
 
 
 @pytest.mark.requirement("D22", "A0.11", "A4.32")

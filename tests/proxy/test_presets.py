@@ -430,7 +430,6 @@ ACTS = [
     ("fb-research-256k", "tool_outputs", 96_000, "truncate_largest"),
     ("fb-research-256k", "history", 54_400, "window"),
     ("fb-voice-32k", "tool_outputs", 6_400, "truncate_largest"),
-    ("fb-voice-32k", "history", 8_400, "compact"),
     ("fb-longrun-128k", "tool_outputs", 38_400, "truncate_largest"),
     ("fb-longrun-128k", "history", 34_000, "window"),
     ("balanced", "total", 89_601, "evict"),
@@ -449,6 +448,18 @@ def test_a_preset_acts_at_its_threshold_and_not_one_token_before(name: str, scop
     assert (strategy, scope) in {(report.layer, report.scope) for report in reached.trail}
     there_is = strategy in {*cascade.STRATEGIES, *cascade.FLOWS}
     assert not there_is or (reached.action is Action.EDIT and reached.after < reached.before)
+
+
+@pytest.mark.requirement("A4.29", "D2")
+def test_voice_summarises_from_70_percent_of_its_history_on_where_four_turns_take_that_much() -> None:
+    def four_turns(total: int) -> Transcript:
+        most = [user(words(2_000, "ask")), assistant(words(3_000, "say")), user(words(96, "now"))]
+        return talk(user(words(total - in_bucket(talk(user(words(1)), most), "history") + 1, "task")), most)
+
+    before, reached = decided("fb-voice-32k", four_turns(8_399)), decided("fb-voice-32k", four_turns(8_400))
+
+    assert (before.action, before.trail) == (Action.PASS, ())
+    assert [report.layer for report in reached.trail if report.kept] == ["compact"]
 
 
 def test_every_preset_that_may_act_is_in_the_table() -> None:

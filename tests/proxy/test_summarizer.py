@@ -369,6 +369,37 @@ async def test_a_model_that_refuses_the_schema_is_asked_without_it_for_an_hour(s
 
 
 @pytest.mark.requirement("P13")
+@pytest.mark.parametrize("text", ["Notes in words that are no JSON at all.", "{ }", "```json\n{}\n```", ""])
+async def test_a_model_that_fills_in_no_schema_is_not_asked_by_one_again(text: str) -> None:
+    clock, model = Clock(), Model(((200, answer(text)), (200, answer())))
+    async with summarizing(clock=clock) as summarizer:
+
+        async def ask(**terms: str) -> str:
+            question = replace(SCHEMA, key="")
+            return said(await summarizer.ask(question, terms=replace(TERMS, **terms), send=model))  # type: ignore[arg-type]
+
+        await ask()
+        assert [await ask(), await ask(tenant="b")] == ["! no_schema"] * 2
+        assert len(model.bodies) == 1
+        await ask(upstream="elsewhere")
+        clock.at += LEARNED_FOR
+        await ask()
+    assert len(model.bodies) == 3
+
+
+@pytest.mark.requirement("P13")
+@pytest.mark.parametrize(
+    "text", ['{"goal": "to move"}', '```json\n{"goal": "to move"}\n```', "I'm sorry, I can't do that."]
+)
+async def test_a_model_that_fills_in_the_schema_or_declines_is_asked_by_it_again(text: str) -> None:
+    model = Model(((200, answer(text)),))
+    async with summarizing() as summarizer:
+        for _ in range(2):
+            await summarizer.ask(replace(SCHEMA, key=""), terms=TERMS, send=model)
+    assert len(model.bodies) == 2
+
+
+@pytest.mark.requirement("P13")
 async def test_a_reasoning_model_is_asked_in_the_form_that_it_takes_from_then_on() -> None:
     refusal = {"error": {"message": "no", "param": "max_tokens", "code": "unsupported_parameter"}}
     model = Model(((400, json.dumps(refusal).encode()), (200, answer())))

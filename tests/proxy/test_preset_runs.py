@@ -1,0 +1,197 @@
+"""Presets over long conversations: when they act, how often, and how many questions a model is asked for it."""
+
+import json
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import pytest
+
+from policies import Decision, Flow, Known, is_soft, plan, prepare
+from policies.budget import divide
+from policies.effects import Answers, Done, Failed, Offload, Reply, Save, Summarize, Summary, Together
+from policies.extraction.readings import Readings
+from policies.tokens import CHARS4
+from policies.trend import Trend
+from proxy.policy_files.presets import preset_policies
+from proxy.simulator.summaries import summarize
+from tests.policies.play import Said, assistant, remember, step, system, talk, user, words
+
+T = TypeVar("T")
+PRESETS = preset_policies()
+Grow = Callable[[random.Random, int], Iterable[Said]]
+
+
+@dataclass
+class Model:
+    """A summariser that answers every question, or none."""
+
+    fails: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    def drive(self, flow: Flow[T]) -> T:
+        reply: Reply | None = None
+        while True:
+            try:
+                asked = next(flow) if reply is None else flow.send(reply)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            match asked:
+                case Summarize():
+                    reply = self._answer(asked)
+                case Together():
+                    reply = Answers(tuple(map(self._answer, asked.effects)))
+                case Save():
+                    reply = Failed("store")
+                case _:
+                    assert isinstance(asked, Offload)
+                    reply = Done()
+
+    def _answer(self, asked: Summarize) -> Summary | Failed:
+        self.asked.append(asked.key)
+        if self.fails:
+            return Failed("status_500")
+        return Summary(summarize(asked.prompt, limit=asked.max_tokens, count=CHARS4.count))
+
+
+@dataclass
+class Run:
+    """A conversation that grows, planned request by request; after each answer what is worth it is prepared."""
+
+    name: str
+    window: int
+    grow: Grow
+    summarizer: str | None = None
+    fails: bool = False
+    batches: list[Decision] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    prepared: int = 0
+    used: int = 0
+
+    def __post_init__(self) -> None:
+        self.within, self.after = Model(self.fails), Model(self.fails)
+        self.settings = replace(PRESETS[self.name], summarizer=self.summarizer)
+        self.budget = divide(self.settings, window=self.window)
+        self.said: list[Said] = [system(words(200, "sys")), user(words(60, "task"))]
+        self.known, self.trend, self.readings, self.random = Known(), Trend(), Readings(), random.Random(7)
+
+    def go(self, requests: int) -> "Run":
+        for number in range(requests):
+            self.ask(float(number))
+            self.said += self.grow(self.random, number)
+        return self
+
+    def ask(self, at: float) -> None:
+        transcript, settings, budget = talk(*self.said), self.settings, self.budget
+        flow = plan(
+            transcript,
+            settings=settings,
+            budget=budget,
+            known=self.known,
+            counter=CHARS4,
+            trend=self.trend,
+            at=at,
+            readings=self.readings,
+        )
+        decision = self.within.drive(flow)
+        self.decisions.append(decision)
+        self.batches += [decision] if decision.is_new else []
+        self.used += decision.cut is not None and decision.cut.origin.startswith("prepared")
+        self.known, self.trend = remember(self.known, decision, transcript), decision.trend
+        length, known = len(transcript.chain), self.known
+        if decision.is_new or not is_soft(decision.raw_after, length, settings=settings, budget=budget, known=known):
+            return
+        ready = self.after.drive(
+            prepare(transcript, settings=settings, budget=budget, known=known, counter=CHARS4, readings=self.readings)
+        )
+        if ready is not None:
+            self.prepared += 1
+            self.known = replace(known, prepared=ready)
+
+
+def results(*tokens: int) -> Grow:
+    """A tool step each time, its result of one of these sizes."""
+    return lambda rng, n: step(words(rng.choice(tokens), f"w{n}x"), arguments=json.dumps({"n": n}))
+
+
+def turns(asked: int, answered: int) -> Grow:
+    """A turn of a chat each time."""
+    return lambda _, n: (assistant(words(answered, f"a{n}x")), user(words(asked, f"q{n}x")))
+
+
+# -- the threshold of a preset ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("A0.10", "D2", "D16", "A0.90", "A0.141")
+@pytest.mark.parametrize("sizes", [(4_000, 8_000, 12_000), (300, 500, 800, 1_500, 9_000)], ids=["large", "mixed"])
+def test_large_results_are_evicted_at_the_seeds_threshold_and_not_before(sizes: tuple[int, ...]) -> None:
+    run = Run("article-128k", 128_000, results(*sizes)).go(40 if min(sizes) > 1_000 else 90)
+    start = 0
+    for decision in run.decisions:
+        grown = decision.before - start  # what management left, and what came since
+        if decision.is_new:
+            assert grown >= 0.75 * 128_000
+            start = decision.before - decision.after
+        else:
+            assert grown < 0.75 * 128_000
+    assert len(run.batches) >= 5
+    assert all(decision.after <= 0.60 * 128_000 for decision in run.batches)
+
+
+@pytest.mark.requirement("D16", "A0.88", "A0.90")
+def test_a_full_bucket_only_warns_where_the_whole_is_enforced() -> None:
+    run = Run("article-128k", 128_000, results(4_000)).go(16)
+    told = {event.kind for decision in run.decisions for event in decision.events}
+    assert {"hard_violation", "burn_rate"} <= told
+    assert run.batches == []
+
+
+@pytest.mark.requirement("A0.10", "A0.134", "A1.12")
+def test_yellow_lists_what_eviction_would_begin_with_and_changes_nothing() -> None:
+    run = Run("article-128k", 128_000, results(8_000)).go(10)
+    yellow = next(decision for decision in run.decisions if decision.pressure.zone == "yellow")
+    events = {event.kind: event.facts for event in yellow.events}
+    assert yellow.pieces is None
+    assert yellow.pressure.status == "preparing"
+    assert int(events["eviction_candidates"]["count"]) > 4
+    assert str(events["eviction_candidates"]["largest"]).count(":") == 5
+    assert events["context.status"]["limit"] == 128_000
+    assert events["context.status"]["percent"] == round(100 * yellow.before / 128_000, 1) >= 50
+
+
+@pytest.mark.requirement("A0.10")
+def test_candidates_are_listed_again_when_a_managed_conversation_comes_back_to_yellow() -> None:
+    run = Run("balanced", 32_768, results(450)).go(110)
+    first = next(number for number, decision in enumerate(run.decisions) if decision.is_new)
+    later = [d for d in run.decisions[first + 1 :] if not d.is_new and any(e.kind == "zone_change" for e in d.events)]
+    assert later
+    for decision in later:
+        [listed] = [event.facts for event in decision.events if event.kind == "eviction_candidates"]
+        assert int(listed["tokens"]) <= decision.after
+
+
+@pytest.mark.requirement("A4.29", "D21")
+def test_the_window_of_four_turns_slides_from_the_fifth_on() -> None:
+    run = Run("fb-voice-32k", 32_000, turns(60, 90)).go(12)
+    for number, decision in enumerate(run.decisions):
+        assert decision.before < 0.70 * 12_000
+        assert decision.is_new == (number >= 4)
+        if decision.is_new:  # the head, the task, three whole turns and the newest question
+            messages = 2 + 2 * number
+            kept = [piece.index for piece in decision.pieces or () if piece.index is not None]
+            assert kept == [0, 1, *range(messages - 7, messages)]
+    assert {report.layer for decision in run.batches for report in decision.trail if report.kept} == {"window"}
+
+
+@pytest.mark.requirement("A0.75", "A0.78", "R.50")
+@pytest.mark.parametrize("name", ["fb-code-200k"])
+def test_with_a_model_that_fails_requests_get_as_small_as_without_one(name: str) -> None:
+    window = PRESETS[name].designed_for or 128_000
+
+    def tokens(summarizer: str | None) -> list[int]:
+        run = Run(name, window, results(2_000, 5_000), summarizer=summarizer, fails=True).go(24)
+        assert run.batches
+        return [decision.after for decision in run.decisions]
+
+    assert tokens("model") == tokens(None)
