@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from proxy.attempts import learn_from_answer
+from proxy.browsers import without_grants
 from proxy.call import Call
 from proxy.errors import (
     LoopDetected,
@@ -26,7 +27,6 @@ from proxy.errors import (
     UpstreamUnreachable,
 )
 from proxy.intake import ClientGone, Receive, read_body, while_connected
-from proxy.keys import credentials_in
 from proxy.outcome import Outcome
 from proxy.recall.rounds import Rounds
 from proxy.recall.streaming import Relaying
@@ -135,7 +135,7 @@ class Exchange:
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
         if [v for n, v in headers if n == b"content-encoding" and v.strip().lower() != b"identity"]:
             raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
-        outcome.caller = caller = runtime.keyring.identify(credentials_in(headers))
+        outcome.caller = caller = runtime.admit(self.scope)
         outcome.request = request = parse_chat(body)
         caller.require(request.model)
         call = Call(runtime, request, caller, headers, outcome)
@@ -232,7 +232,8 @@ class Exchange:
         return error if isinstance(error, ProxyError) else UpstreamUnreachable(str(error))
 
     def _headers(self, answer: Answer, outcome: Outcome) -> list[tuple[bytes, bytes]]:
-        named = [(n.lower(), n, v) for n, v in answer.headers]
+        granted = without_grants(answer.headers, self.scope, outcome.caller, self.runtime.config)
+        named = [(n.lower(), n, v) for n, v in granted]
         kept = [(n, v) for low, n, v in named if low not in NOT_RELAYED and not low.startswith(b"x-weir-")]
         own = outcome.headers()
         if any(low == b"x-request-id" for low, _, _ in named):

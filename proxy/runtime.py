@@ -1,17 +1,20 @@
 """What one process holds while it runs; made by ``app``, given to the routes."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from policies import ContextSettings, Mode
 from proxy.alerts import Alerts
+from proxy.browsers import refuse_spending_pages
+from proxy.caller import Caller
 from proxy.config import Config, ConfigError
 from proxy.custom import CustomFunctions
 from proxy.evaluation import OnlineEvaluation
 from proxy.health import HealthBook
 from proxy.hooks import Hooks
-from proxy.keys import Keyring
+from proxy.keys import Keyring, credentials_in
 from proxy.models import ModelRegistry
 from proxy.planning import Planner
 from proxy.preparation import Preparation
@@ -56,6 +59,12 @@ class Runtime:
     set_policies: dict[str, SetPolicy] = field(default_factory=dict)
     without_tools: set[str] = field(default_factory=set)
     _policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)
+
+    def admit(self, scope: MutableMapping[str, Any]) -> Caller:
+        """Who sends a request of ``/v1``. Raises InvalidAPIKey, and Forbidden for a page that may not spend for us."""
+        caller = self.keyring.identify(credentials_in(scope["headers"]))
+        refuse_spending_pages(scope, caller, self.config)
+        return caller
 
     def policy(self, name: str, mode: Mode | None = None) -> ContextSettings:
         """A policy by name, in another mode if one is given; the same object every time. KeyError if unknown."""

@@ -9,11 +9,11 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 from urllib.parse import unquote
 
+from proxy.browsers import refuse_foreign_pages
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
 from proxy.intake import ClientGone, Receive
 from proxy.keys import credentials_in, presented, same_secret
 from proxy.relay import Send
-from proxy.routes.browsers import refuse_foreign_pages
 from proxy.routes.openapi import document
 from proxy.routes.question import Answer, Question, query_of
 from proxy.routes.respond import respond, respond_error

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping, Seque
 from contextlib import aclosing
 from typing import Any
 
+from proxy.browsers import without_grants
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.errors import LoopDetected, ProxyError, RequestTooLarge
@@ -76,7 +77,7 @@ class Passthrough:
         if came_through(headers, runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
         sent = {n.decode("latin-1"): v.decode("latin-1") for n, v in headers}
-        caller = runtime.keyring.identify(sent)
+        caller = runtime.admit(scope)
         length = int(sent["content-length"]) if sent.get("content-length", "").isdigit() else None
         if length is not None and length > runtime.config.limits.body:
             raise RequestTooLarge(f"The request body is larger than {runtime.config.limits.body} bytes.")
@@ -128,7 +129,8 @@ class Passthrough:
             span.failed(error.code)
             raise
         span.arrived(answer.status)
-        headers = [(n, v) for n, v in answer.headers if n.lower() not in NOT_RELAYED]
+        granted = without_grants(answer.headers, scope, caller, self._runtime.config)
+        headers = [(n, v) for n, v in granted if n.lower() not in NOT_RELAYED]
         if not any(name.lower() == b"x-request-id" for name, _ in headers):
             headers.append((b"x-request-id", request_id.encode()))
         held, failed = bytearray(), None
