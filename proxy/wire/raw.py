@@ -5,6 +5,7 @@ taken apart into raw slices, and only the slice of a managed field is replaced i
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -16,6 +17,9 @@ Raw = msgspec.Raw | bytes
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 _SCANNER = json.JSONDecoder()
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _BLANK = " \t\n\r"
 _BLANK_BYTES = b" \t\n\r"
 
@@ -46,6 +50,17 @@ def split_array(raw: Raw) -> Sequence[Raw] | None:
             return _scan_array(text)
         except (ValueError, RecursionError):
             return None
+
+
+def nests_beyond(raw: Raw, levels: int) -> bool:
+    """Whether there is an object or array in more than ``levels`` levels of JSON that was found to be valid."""
+    text = bytes(raw)
+    if text.count(b"{") + text.count(b"[") <= levels:
+        return False
+    brackets = _STRING.sub(b"", text).translate(_ONE_KIND, _NO_BRACKETS)
+    for _ in range(levels):
+        brackets = brackets.replace(b"[]", b"")  # the innermost ones
+    return bool(brackets)
 
 
 def _split_leniently(body: bytes, error: Exception) -> Mapping[str, Raw]:
