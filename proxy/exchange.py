@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from proxy.admission import Stay
 from proxy.attempts import learn_from_answer
 from proxy.browsers import without_grants
 from proxy.call import Call
+from proxy.caller import Caller
 from proxy.errors import (
     LoopDetected,
     ProxyError,
@@ -26,7 +28,7 @@ from proxy.errors import (
     UnsupportedEncoding,
     UpstreamUnreachable,
 )
-from proxy.intake import ClientGone, Receive, read_body, while_connected
+from proxy.intake import ClientGone, Receive, declared_length, read_body, while_connected
 from proxy.outcome import Outcome
 from proxy.recall.rounds import Rounds
 from proxy.recall.streaming import Relaying
@@ -44,6 +46,8 @@ from proxy.wire.chat import parse_chat
 
 ROUTE = "/v1/chat/completions"
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 _PROCESS = secrets.token_hex(8)
 _NUMBERS = itertools.count(1)
@@ -108,9 +112,11 @@ class Exchange:
         metrics.active += 1
         outcome = Outcome(id=self.id, started=self.started, trace=trace, query=query, sent_with=headers)
         try:
-            body = await read_body(self.receive, limit=self.runtime.config.limits.body)
-            self.task = asyncio.current_task()
-            await while_connected(self.scope, self.receive, self._answer(body, headers, outcome))
+            outcome.caller = caller = self._admit(headers)
+            with self.runtime.admission.enter(caller) as stay:
+                body = await self._read(headers, stay)
+                self.task = asyncio.current_task()
+                await while_connected(self.scope, self.receive, self._answer(body, caller, headers, outcome))
         except ClientGone:
             outcome.gone()
         except asyncio.CancelledError:
@@ -129,13 +135,23 @@ class Exchange:
             metrics.active -= 1
             settle(self.runtime, outcome)
 
-    async def _answer(self, body: bytes, headers: Sequence[tuple[bytes, bytes]], outcome: Outcome) -> None:
-        runtime = self.runtime
-        if came_through(headers, runtime.instance):
+    def _admit(self, headers: Headers) -> Caller:
+        """Whose request it is, by its headers alone."""
+        if came_through(headers, self.runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
         if [v for n, v in headers if n == b"content-encoding" and v.strip().lower() != b"identity"]:
             raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
-        outcome.caller = caller = runtime.admit(self.scope)
+        return self.runtime.admit(self.scope)
+
+    async def _read(self, headers: Headers, stay: Stay) -> bytes:
+        limit, length = self.runtime.config.limits.body, declared_length(headers)
+        if length is None or length > limit:
+            return await read_body(self.receive, limit=limit, hold=stay.hold)
+        await stay.hold(length)
+        return await read_body(self.receive, limit=limit)
+
+    async def _answer(self, body: bytes, caller: Caller, headers: Headers, outcome: Outcome) -> None:
+        runtime = self.runtime
         outcome.request = request = parse_chat(body)
         caller.require(request.model)
         call = Call(runtime, request, caller, headers, outcome)
@@ -245,6 +261,7 @@ class Exchange:
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
+            *error.headers(),
             *outcome.headers(),
         ]
         await self.send({"type": "http.response.start", "status": error.status, "headers": headers})

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from typing import Any
 
 from proxy.errors import RequestTooLarge
@@ -15,8 +15,17 @@ class ClientGone(Exception):
     """The client closed its connection before it had its answer."""
 
 
-async def read_body(receive: Receive, *, limit: int) -> bytes:
-    """The whole body. Raises RequestTooLarge above ``limit`` bytes, ClientGone if the client leaves meanwhile."""
+def declared_length(headers: Sequence[tuple[bytes, bytes]]) -> int | None:
+    """How many bytes a request's body has, None where its headers do not say."""
+    given = next((value for name, value in headers if name == b"content-length"), b"")
+    return int(given) if given.isdigit() else None
+
+
+async def read_body(receive: Receive, *, limit: int, hold: Callable[[int], Awaitable[None]] | None = None) -> bytes:
+    """The whole body. Raises RequestTooLarge above ``limit`` bytes, ClientGone if the client leaves meanwhile.
+
+    ``hold`` is told of each part that comes, and may take its time.
+    """
     parts: list[bytes] = []
     size = 0
     while True:
@@ -27,6 +36,8 @@ async def read_body(receive: Receive, *, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise RequestTooLarge(f"The request body is larger than the {limit} bytes that are allowed here.")
+        if hold is not None:
+            await hold(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -23,7 +23,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from proxy.errors import InvalidRequest, ProxyError, RequestTooLarge, ShuttingDown
+from proxy.errors import Busy, InvalidRequest, ProxyError, RequestTooLarge, ShuttingDown
 
 App = Callable[..., Awaitable[None]]
 Message = Any
@@ -42,6 +42,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WHOLE = 1 << 20
 _READ_AHEAD = 1 << 16
 _PIPELINED = 8
+_PROBED = frozenset({"/healthz", "/readyz", "/metrics"})  # who asks there would end a process that is only busy
 _PROBES = (0.02, 0.2, 0.5)
 
 
@@ -63,7 +64,7 @@ class ServerLimits:
     header_bytes: int = 64 * 1024
     header_fields: int = 100
     body_bytes: int = 32 * 1024 * 1024
-    concurrency: int | None = None
+    concurrency: int | None = 1024
     notice: float = 0.0
     grace: float = 30.0
     farewell: float = 2.0
@@ -529,7 +530,8 @@ class Protocol(HttpToolsProtocol):
         )
         self.cycle = cycle
         limit = self.limits.concurrency
-        app = self.app if limit is None or len(self.tasks) < limit else _busy
+        has_room = limit is None or len(self.tasks) < limit or path in _PROBED
+        app = self.app if has_room else _busy
         if self.running is None or self.running.response_complete:
             self._begin(cycle, app)
         else:
@@ -667,7 +669,7 @@ async def _answer(send: Callable[[Message], Awaitable[None]], status: int, error
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         (b"x-request-id", uuid.uuid4().hex.encode()),
-        (b"retry-after", b"1"),
+        *error.headers(),
         (b"connection", b"close"),
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -676,7 +678,7 @@ async def _answer(send: Callable[[Message], Awaitable[None]], status: int, error
 
 async def _busy(_scope: Any, _receive: Any, send: Any) -> None:
     """Answers in the application's place when too many requests are open."""
-    await _answer(send, 503, ShuttingDown("Weir has as many requests open as it may have. Please try again."))
+    await _answer(send, 503, Busy("Weir has as many requests open as it may have. Please try again."))
 
 
 class ServerConfig(uvicorn.Config):

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from typing import Any
 
 from proxy.browsers import without_grants
@@ -46,7 +46,8 @@ class Passthrough:
         metrics = self._runtime.telemetry.metrics
         trace, outcome, refused = self._trace(scope, request_id), "relayed", None
         try:
-            await self._relay(scope, receive, send, request_id, trace)
+            with ExitStack() as inside:
+                await self._relay(scope, receive, send, request_id, trace, inside)
         except ClientGone:
             outcome = "client_disconnect"
         except Cut:
@@ -71,18 +72,26 @@ class Passthrough:
         )
 
     async def _relay(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, request_id: str, trace: Trace
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Receive,
+        send: Send,
+        request_id: str,
+        trace: Trace,
+        inside: ExitStack,
     ) -> None:
         runtime, headers = self._runtime, scope["headers"]
         if came_through(headers, runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
         sent = {n.decode("latin-1"): v.decode("latin-1") for n, v in headers}
         caller = runtime.admit(scope)
+        stay = inside.enter_context(runtime.admission.enter(caller))
         length = int(sent["content-length"]) if sent.get("content-length", "").isdigit() else None
         if length is not None and length > runtime.config.limits.body:
             raise RequestTooLarge(f"The request body is larger than {runtime.config.limits.body} bytes.")
         has_body = bool(length) or "transfer-encoding" in sent
         if not has_body or (length is not None and length <= MOST_HELD):
+            await stay.hold(length or 0)
             body = await read_body(receive, limit=runtime.config.limits.body)
             model = _model_in(body) if has_body and (trace.recorded or self._has_to_look(caller)) else ""
             if model:

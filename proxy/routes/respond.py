@@ -30,4 +30,4 @@ async def respond_json(send: Send, value: object, *, status: int = 200) -> None:
 async def respond_error(send: Send, error: ProxyError, *, request_id: str | None = None, headers: Headers = ()) -> None:
     """Send an error in OpenAI's shape."""
     own = [(b"x-request-id", request_id.encode())] if request_id else []
-    await respond(send, error.body(), status=error.status, headers=[*headers, *own])
+    await respond(send, error.body(), status=error.status, headers=[*headers, *error.headers(), *own])
