@@ -278,7 +278,7 @@ async def _assemble(
     )
     windows.restore(await store.calibrations() if store is not None else [])
     planner = Planner(
-        transcripts=Transcripts(most=config.limits.messages),
+        transcripts=Transcripts(most=config.limits.messages, depth=config.limits.depth),
         conversations=Conversations(store, shared=config.listen.workers > 1, clock=clock),
         store=store,
         settler=settler,

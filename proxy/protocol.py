@@ -220,6 +220,17 @@ class Cycle(RequestResponseCycle):
         lines.append(b"\r\n")
         self.transport.write(b"".join(lines))
 
+    async def run_asgi(self, app: App) -> None:
+        """Runs the application. One that returns in the middle of its answer has cut it off, and says so itself."""
+
+        async def running(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+            if self.response_started and not self.response_complete and not self.disconnected:
+                self.disconnected = True
+                self.transport.close()
+
+        await super().run_asgi(running)
+
     async def send_500_response(self) -> None:
         """Answers for an application that raised before its answer began."""
         await _answer(self.send, 500, ProxyError("Internal server error."))

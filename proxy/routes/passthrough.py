@@ -1,6 +1,7 @@
 """Every other ``/v1/*``, any method: relayed untouched, streaming both ways."""
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping, Sequence
 from contextlib import ExitStack, aclosing
@@ -23,6 +24,8 @@ from proxy.upstream.client import came_through
 from proxy.upstream.upstreams import Answer
 from proxy.wire.names import name_from
 from proxy.wire.raw import read_value, split_object
+
+log = logging.getLogger("weir")
 
 PREFIX = b"/v1"
 MOST_HELD = 1024 * 1024
@@ -52,6 +55,7 @@ class Passthrough:
             outcome = "client_disconnect"
         except Cut:
             outcome = "stream_broken"
+            log.warning("a relayed answer broke off before its end")
         except ProxyError as error:
             outcome, refused = error.code, error.status
             await respond_error(send, error, request_id=request_id)

@@ -7,6 +7,7 @@ taken apart into raw slices, and only the slice of a managed field is replaced i
 import json
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -52,11 +53,20 @@ def split_array(raw: Raw) -> Sequence[Raw] | None:
             return None
 
 
-def nests_beyond(raw: Raw, levels: int) -> bool:
-    """Whether there is an object or array in more than ``levels`` levels of JSON that was found to be valid."""
+def nests_beyond(raw: Raw, levels: int, *, read: object = None) -> bool:
+    """Whether objects and arrays of valid JSON stand in one another more than ``levels`` deep.
+
+    ``read`` is what it says, where that is known already: most brackets of a conversation stand in texts.
+    """
     text = bytes(raw)
     if text.count(b"{") + text.count(b"[") <= levels:
         return False
+    if read:
+        within: list[Any] = [read]
+        for _ in range(levels):
+            items = (each.values() if isinstance(each, dict) else each for each in within)
+            within = [item for each in items for item in each if isinstance(item, dict | list)]
+        return bool(within)
     brackets = _STRING.sub(b"", text).translate(_ONE_KIND, _NO_BRACKETS)
     for _ in range(levels):
         brackets = brackets.replace(b"[]", b"")  # the innermost ones
