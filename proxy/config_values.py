@@ -214,7 +214,7 @@ class TelemetrySettings:
 class Limits:
     """What one client may cost; bytes, counts and seconds."""
 
-    body: Size = 32 * 2**20
+    body: Size = 64 * 2**20
     headers: Size = 64 * 2**10
     header_fields: Count = 100
     messages: Count = 20_000

@@ -189,6 +189,15 @@ class RequestTooLarge(ProxyError):
     status = 413
     code = "request_too_large"
 
+    @classmethod
+    def of_body(cls, limit: int) -> "RequestTooLarge":
+        """The error for a body above ``limits.body``, which says what can be done."""
+        size = f"{limit / 2**20:.4g} MiB" if limit >= 2**20 else f"{limit} bytes"
+        return cls(
+            f"The request's body is larger than {size}, the most that this proxy reads (limits.body). Where it is "
+            "images or files, leave out those of old turns; or ask the operator for a larger limits.body."
+        )
+
 
 class RateLimited(ProxyError):
     """One key or address takes more than its share; it may try again after ``retry_after`` seconds."""

@@ -24,6 +24,7 @@ from proxy.caller import Caller
 from proxy.errors import (
     LoopDetected,
     ProxyError,
+    RequestTooLarge,
     ShuttingDown,
     UnsupportedEncoding,
     UpstreamUnreachable,
@@ -145,7 +146,9 @@ class Exchange:
 
     async def _read(self, headers: Headers, stay: Stay) -> bytes:
         limit, length = self.runtime.config.limits.body, declared_length(headers)
-        if length is None or length > limit:
+        if length is not None and length > limit:
+            raise RequestTooLarge.of_body(limit)
+        if length is None:
             return await read_body(self.receive, limit=limit, hold=stay.hold)
         await stay.hold(length)
         return await read_body(self.receive, limit=limit)

@@ -63,7 +63,7 @@ class ServerLimits:
     linger: float = 2.0
     header_bytes: int = 64 * 1024
     header_fields: int = 100
-    body_bytes: int = 32 * 1024 * 1024
+    body_bytes: int = 64 * 1024 * 1024
     concurrency: int | None = 1024
     notice: float = 0.0
     grace: float = 30.0
@@ -557,7 +557,7 @@ class Protocol(HttpToolsProtocol):
         if self.coded and (version == "1.0" or self.length is not None):
             self._reject(400, InvalidRequest("The request's length is ambiguous."))
         if self.length is not None and self.length > self.limits.body_bytes:
-            self._reject(413, _too_large(self.limits))
+            self._reject(413, RequestTooLarge.of_body(self.limits.body_bytes))
         if self.running is not None and not self.running.response_complete:
             size = sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url)
             if size > self.limits.header_bytes or len(self.pipeline) >= _PIPELINED:
@@ -571,7 +571,7 @@ class Protocol(HttpToolsProtocol):
         """A part of the body; above the cap it is refused, whatever was declared."""
         self.body_bytes += len(body)
         if self.body_bytes > self.limits.body_bytes:
-            self._reject(413, _too_large(self.limits))
+            self._reject(413, RequestTooLarge.of_body(self.limits.body_bytes))
         cycle = self.cycle
         if cycle.response_complete or cycle.disconnected:
             return
@@ -654,10 +654,6 @@ def _disconnect(cycle: Cycle) -> None:
         if cycle.gone is not None:
             callback, cycle.gone = cycle.gone, None
             callback()
-
-
-def _too_large(limits: ServerLimits) -> RequestTooLarge:
-    return RequestTooLarge(f"The request's body is larger than the limit of {limits.body_bytes} bytes.")
 
 
 def _refusal(status: int, error: ProxyError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:

@@ -92,7 +92,7 @@ class Passthrough:
         stay = inside.enter_context(runtime.admission.enter(caller))
         length = int(sent["content-length"]) if sent.get("content-length", "").isdigit() else None
         if length is not None and length > runtime.config.limits.body:
-            raise RequestTooLarge(f"The request body is larger than {runtime.config.limits.body} bytes.")
+            raise RequestTooLarge.of_body(runtime.config.limits.body)
         has_body = bool(length) or "transfer-encoding" in sent
         if not has_body or (length is not None and length <= MOST_HELD):
             await stay.hold(length or 0)
@@ -232,7 +232,7 @@ async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
-            raise RequestTooLarge(f"The request body is larger than the {limit} bytes that are allowed here.")
+            raise RequestTooLarge.of_body(limit)
         if part:
             yield part
         if not message.get("more_body", False):
