@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.routing import Route, Router
 
+from proxy.admission import Admission
 from proxy.alerts import Alerts
 from proxy.caller import Caller
 from proxy.config import Config, UpstreamSettings
@@ -19,6 +20,7 @@ from proxy.conversation import Conversations
 from proxy.errors import NotFound, UpgradeRequired
 from proxy.evaluation import OnlineEvaluation
 from proxy.exchange import ROUTE
+from proxy.guesses import Guesses
 from proxy.health import HealthBook
 from proxy.hooks import Hooks, Plugin
 from proxy.intake import Receive
@@ -40,7 +42,7 @@ from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
 from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import ABOUT, About, Metrics, Telemetry
-from proxy.telemetry.instruments import FIDELITY, HEALTH, STORE_WAITING, TASKS, WINDOWS_LEARNED
+from proxy.telemetry.instruments import FIDELITY, HEALTH, STORE_WAITING, TASKS, UNAUTHORISED, WINDOWS_LEARNED
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
@@ -271,7 +273,7 @@ async def _assemble(
     )
     windows.restore(await store.calibrations() if store is not None else [])
     planner = Planner(
-        transcripts=Transcripts(most=config.limits.messages),
+        transcripts=Transcripts(most=config.limits.messages, depth=config.limits.depth),
         conversations=Conversations(store, clock=clock),
         store=store,
         settler=settler,
@@ -299,7 +301,10 @@ async def _assemble(
         telemetry=telemetry,
         alerts=Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock),
         instance=instance,
+        admission=Admission(config.limits),
+        guesses=Guesses(),
     )
+    telemetry.metrics.watch(UNAUTHORISED, runtime.guesses.read)
     telemetry.metrics.watch(HEALTH, health.read)
     telemetry.metrics.watch(STORE_WAITING, settler.waiting)
     loop = asyncio.get_running_loop()

@@ -27,7 +27,12 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _TAG_BOOL = "tag:yaml.org,2002:bool"  # YAML 1.1 also reads on, off, yes and no as one; here they are words
 _TAG_TIME = "tag:yaml.org,2002:timestamp"
-_DEEPEST = 32
+DEEPEST = 32
+_LARGEST = 2**20
+_MOST_READ = 4 * _LARGEST  # characters once every alias stands for what it means, each value counting as 16 at least
+_OF_A_VALUE = 16
+_LONGEST_NUMBER = 64
+_NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 
 
 class ConfigError(ValueError):
@@ -96,7 +101,8 @@ def nearest(word: str, known: Sequence[str]) -> str:
 def read_document(path: Path, *, env: Mapping[str, str]) -> Document:
     """The file's data and places; ConfigError if it cannot be read, is no YAML, or names an unset variable."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            text = file.read(_LARGEST + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "not UTF-8"
         raise ConfigError(f"{path}: cannot be read: {reason}") from fault
@@ -105,7 +111,10 @@ def read_document(path: Path, *, env: Mapping[str, str]) -> Document:
 
 def parse_document(text: str, *, name: str, env: Mapping[str, str]) -> Document:
     """The data and places of one YAML text, called ``name`` in every message."""
+    if len(text) > _LARGEST:
+        raise ConfigError(f"{name}: larger than 1 MiB")
     try:
+        _judge(text, name)
         node = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as fault:
         line = fault.problem_mark.line + 1 if fault.problem_mark else 1
@@ -125,6 +134,42 @@ def parse_document(text: str, *, name: str, env: Mapping[str, str]) -> Document:
     return Document(name=name, data=data, places=reader.places)
 
 
+def _judge(text: str, name: str) -> None:
+    """Nothing, or ConfigError for a text that is not to be composed.
+
+    libyaml's composer recurses once a level until the stack is full, and its scanner looks at every open bracket for
+    each new one; its parser, which gives these events one by one, does neither. Aliases are followed by who reads.
+    """
+    open_: list[tuple[str | None, int]] = []
+    sizes: dict[str, int] = {}
+    read = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        before, anchor = read, getattr(event, "anchor", None)
+        if isinstance(event, yaml.CollectionStartEvent):
+            if len(open_) > DEEPEST:
+                raise _refused(name, event, f"nested more than {DEEPEST} levels deep")
+            open_.append((anchor, read))
+            read += _OF_A_VALUE
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_.pop()
+        elif isinstance(event, yaml.ScalarEvent):
+            read += _OF_A_VALUE + len(event.value)
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == each for each, _ in open_):
+                raise _refused(name, event, f"*{anchor} stands within itself")
+            read += sizes.get(anchor or "", 0)
+        if anchor is not None and not isinstance(event, yaml.AliasEvent):
+            sizes[anchor] = read - before
+        if read > _MOST_READ:
+            raise _refused(name, event, "too much to read, with what its aliases stand for")
+
+
+def _refused(name: str, event: yaml.Event, words: str) -> ConfigError:
+    line = event.start_mark.line + 1 if event.start_mark else 1
+    return ConfigError(f"{name}:{line}: {words}")
+
+
 class _Reader:
     """Walks YAML nodes once and collects values, places and problems."""
 
@@ -136,7 +181,7 @@ class _Reader:
         self.problems: list[str] = []
 
     def value(self, node: yaml.Node, path: KeyPath) -> object:
-        if len(path) > _DEEPEST:
+        if len(path) > DEEPEST:
             raise ConfigError(f"{self._name}:{node.start_mark.line + 1}: {dotted(path[:3])}…: nested too deeply")
         if path:
             self.places.setdefault(path, self._at(node))
@@ -171,6 +216,8 @@ class _Reader:
         if node.tag == _TAG_TIME or (node.tag == _TAG_BOOL and text.lower() not in {"true", "false"}):
             return text
         try:
+            if node.tag in _NUMBERS and len(text) > _LONGEST_NUMBER:
+                raise ValueError(text)  # noqa: TRY301 - 1:0:0:0… is one, and takes quadratic time
             return typing.cast("object", self._scalars.construct_object(node))
         except (yaml.YAMLError, ValueError):
             self.problems.append(f"{self._at(node)}: {dotted(path)}: not a plain value")

@@ -241,7 +241,7 @@ class TelemetrySettings:
 class Limits:
     """What one client may cost; bytes, counts and seconds."""
 
-    body: Size = 32 * 2**20
+    body: Size = 64 * 2**20
     headers: Size = 64 * 2**10
     header_fields: Count = 100
     messages: Count = 20_000
@@ -250,7 +250,9 @@ class Limits:
     body_timeout: Seconds = 60.0
     stall_timeout: Seconds = 60.0
     concurrency: Count = 1024
-    concurrency_per_key: Count = 256
+    concurrency_per_key: Count | None = None
+    bytes_in_flight: Size = 512 * 2**20
+    bytes_in_flight_per_key: Size | None = None
     grace: Seconds = 30.0
 
 

@@ -15,6 +15,8 @@
     ├── ModelNotAllowed         403 model_not_allowed
     ├── ContextLengthExceeded   400 context_length_exceeded what may not be removed does not fit
     ├── RequestTooLarge         413 request_too_large
+    ├── RateLimited             429 rate_limit_exceeded     too much of one key at once, too many wrong keys
+    │   └── Busy                503 rate_limit_exceeded     too much of all keys at once
     ├── UpstreamUnreachable     502 upstream_unreachable
     ├── UpstreamTimeout         504 upstream_timeout
     ├── UpstreamEmpty           502 upstream_empty
@@ -36,12 +38,17 @@ class ProxyError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
     kind: ClassVar[str] = "invalid_request_error"
+    retry_after: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None, weir: Mapping[str, object] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.weir = weir
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What is said beside the body."""
+        return [] if self.retry_after is None else [(b"retry-after", b"%d" % self.retry_after)]
 
     def body(self) -> bytes:
         """The JSON body in OpenAI's shape, ``{"error": {"message", "type", "param", "code"}}``."""
@@ -170,6 +177,10 @@ class MethodNotAllowed(InvalidRequest):
         super().__init__(message)
         self.allowed = allowed
 
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The methods that it does answer (RFC 9110, 15.5.6)."""
+        return [*super().headers(), (b"allow", ", ".join(self.allowed).encode())]
+
 
 class UpgradeRequired(InvalidRequest):
     """A handshake for another protocol than HTTP/1.1; still ``invalid_request``, with status 426."""
@@ -188,6 +199,33 @@ class RequestTooLarge(ProxyError):
 
     status = 413
     code = "request_too_large"
+
+    @classmethod
+    def of_body(cls, limit: int) -> "RequestTooLarge":
+        """The error for a body above ``limits.body``, which says what can be done."""
+        size = f"{limit / 2**20:.4g} MiB" if limit >= 2**20 else f"{limit} bytes"
+        return cls(
+            f"The request's body is larger than {size}, the most that this proxy reads (limits.body). Where it is "
+            "images or files, leave out those of old turns; or ask the operator for a larger limits.body."
+        )
+
+
+class RateLimited(ProxyError):
+    """One key or address takes more than its share; it may try again after ``retry_after`` seconds."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+    kind = "requests"  # OpenAI's word
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Busy(RateLimited):
+    """All keys together take all there is."""
+
+    status = 503
 
 
 class UpstreamUnreachable(ProxyError):

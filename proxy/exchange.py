@@ -17,7 +17,9 @@ from functools import partial
 from typing import Any
 
 from proxy.attempts import learn_from_answer
+from proxy.browsers import without_grants
 from proxy.call import Call
+from proxy.caller import Caller
 from proxy.destination import CHAT, Route, for_chat
 from proxy.errors import (
     LoopDetected,
@@ -26,8 +28,7 @@ from proxy.errors import (
     UnsupportedEncoding,
     UpstreamUnreachable,
 )
-from proxy.intake import ClientGone, Receive, read_body, while_connected
-from proxy.keys import credentials_in
+from proxy.intake import ClientGone, Receive, read_held, while_connected
 from proxy.outcome import Outcome
 from proxy.recall.rounds import Rounds
 from proxy.recall.streaming import Relaying
@@ -45,6 +46,8 @@ from proxy.wire.chat import parse_chat
 
 ROUTE = "/v1/chat/completions"
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 _PROCESS = secrets.token_hex(8)
 _NUMBERS = itertools.count(1)
@@ -110,9 +113,11 @@ class Exchange:
         metrics.active += 1
         outcome = Outcome(id=self.id, started=self.started, trace=trace, query=query, sent_with=headers)
         try:
-            body = await read_body(self.receive, limit=self.runtime.config.limits.body)
-            self.task = asyncio.current_task()
-            await while_connected(self.scope, self.receive, self._answer(body, headers, outcome))
+            outcome.caller = caller = self._admit(headers)
+            with self.runtime.admission.enter(caller) as stay:
+                body = await read_held(self.receive, headers, limit=self.runtime.config.limits.body, hold=stay.hold)
+                self.task = asyncio.current_task()
+                await while_connected(self.scope, self.receive, self._answer(body, caller, headers, outcome))
         except ClientGone:
             outcome.gone()
         except asyncio.CancelledError:
@@ -131,13 +136,16 @@ class Exchange:
             metrics.active -= 1
             settle(self.runtime, outcome)
 
-    async def _answer(self, body: bytes, headers: Sequence[tuple[bytes, bytes]], outcome: Outcome) -> None:
-        runtime = self.runtime
-        if came_through(headers, runtime.instance):
+    def _admit(self, headers: Headers) -> Caller:
+        """Whose request it is, by its headers alone."""
+        if came_through(headers, self.runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
         if [v for n, v in headers if n == b"content-encoding" and v.strip().lower() != b"identity"]:
             raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
-        outcome.caller = caller = runtime.keyring.identify(credentials_in(headers))
+        return self.runtime.admit(self.scope)
+
+    async def _answer(self, body: bytes, caller: Caller, headers: Headers, outcome: Outcome) -> None:
+        runtime = self.runtime
         outcome.request = request = parse_chat(body)
         outcome.destination, request = for_chat(runtime.config, caller, self.route, request, query=outcome.query)
         outcome.request = request
@@ -235,7 +243,8 @@ class Exchange:
         return error if isinstance(error, ProxyError) else UpstreamUnreachable(str(error))
 
     def _headers(self, answer: Answer, outcome: Outcome) -> list[tuple[bytes, bytes]]:
-        named = [(n.lower(), n, v) for n, v in answer.headers]
+        granted = without_grants(answer.headers, self.scope, outcome.caller, self.runtime.config)
+        named = [(n.lower(), n, v) for n, v in granted]
         kept = [(n, v) for low, n, v in named if low not in NOT_RELAYED and not low.startswith(b"x-weir-")]
         own = outcome.headers()
         if any(low == b"x-request-id" for low, _, _ in named):
@@ -247,6 +256,7 @@ class Exchange:
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
+            *error.headers(),
             *outcome.headers(),
         ]
         await self.send({"type": "http.response.start", "status": error.status, "headers": headers})

@@ -2,21 +2,32 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from typing import Any
 
 from proxy.errors import RequestTooLarge
 from proxy.protocol import DISCONNECT
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Headers = Sequence[tuple[bytes, bytes]]
+Hold = Callable[[int], Awaitable[None]]
 
 
 class ClientGone(Exception):
     """The client closed its connection before it had its answer."""
 
 
-async def read_body(receive: Receive, *, limit: int) -> bytes:
-    """The whole body. Raises RequestTooLarge above ``limit`` bytes, ClientGone if the client leaves meanwhile."""
+def declared_length(headers: Headers) -> int | None:
+    """How many bytes a request's body has, None where its headers do not say."""
+    given = next((value for name, value in headers if name == b"content-length"), b"")
+    return int(given) if given.isdigit() else None
+
+
+async def read_body(receive: Receive, *, limit: int, hold: Hold | None = None) -> bytes:
+    """The whole body. Raises RequestTooLarge above ``limit`` bytes, ClientGone if the client leaves meanwhile.
+
+    ``hold`` is told of each part that comes, and may take its time.
+    """
     parts: list[bytes] = []
     size = 0
     while True:
@@ -26,10 +37,23 @@ async def read_body(receive: Receive, *, limit: int) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
-            raise RequestTooLarge(f"The request body is larger than the {limit} bytes that are allowed here.")
+            raise RequestTooLarge.of_body(limit)
+        if hold is not None:
+            await hold(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def read_held(receive: Receive, headers: Headers, *, limit: int, hold: Hold) -> bytes:
+    """The whole body, counted by ``hold`` before it is read where its length is known, else part by part."""
+    length = declared_length(headers)
+    if length is None:
+        return await read_body(receive, limit=limit, hold=hold)
+    if length > limit:
+        raise RequestTooLarge.of_body(limit)
+    await hold(length)
+    return await read_body(receive, limit=limit)
 
 
 async def while_connected(scope: MutableMapping[str, Any], receive: Receive, work: Coroutine[Any, Any, None]) -> None:

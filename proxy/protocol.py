@@ -23,7 +23,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from proxy.errors import InvalidRequest, ProxyError, RequestTooLarge, ShuttingDown
+from proxy.errors import Busy, InvalidRequest, ProxyError, RequestTooLarge, ShuttingDown
 
 App = Callable[..., Awaitable[None]]
 Message = Any
@@ -42,6 +42,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WHOLE = 1 << 20
 _READ_AHEAD = 1 << 16
 _PIPELINED = 8
+_PROBED = frozenset({"/healthz", "/readyz", "/metrics"})  # who asks there would end a process that is only busy
 _PROBES = (0.02, 0.2, 0.5)
 
 
@@ -62,8 +63,8 @@ class ServerLimits:
     linger: float = 2.0
     header_bytes: int = 64 * 1024
     header_fields: int = 100
-    body_bytes: int = 32 * 1024 * 1024
-    concurrency: int | None = None
+    body_bytes: int = 64 * 1024 * 1024
+    concurrency: int | None = 1024
     notice: float = 0.0
     grace: float = 30.0
     farewell: float = 2.0
@@ -218,6 +219,17 @@ class Cycle(RequestResponseCycle):
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
         self.transport.write(b"".join(lines))
+
+    async def run_asgi(self, app: App) -> None:
+        """Runs the application. One that returns in the middle of its answer has cut it off, and says so itself."""
+
+        async def running(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+            if self.response_started and not self.response_complete and not self.disconnected:
+                self.disconnected = True
+                self.transport.close()
+
+        await super().run_asgi(running)
 
     async def send_500_response(self) -> None:
         """Answers for an application that raised before its answer began."""
@@ -529,7 +541,8 @@ class Protocol(HttpToolsProtocol):
         )
         self.cycle = cycle
         limit = self.limits.concurrency
-        app = self.app if limit is None or len(self.tasks) < limit else _busy
+        has_room = limit is None or len(self.tasks) < limit or path in _PROBED
+        app = self.app if has_room else _busy
         if self.running is None or self.running.response_complete:
             self._begin(cycle, app)
         else:
@@ -544,7 +557,7 @@ class Protocol(HttpToolsProtocol):
         if self.coded and (version == "1.0" or self.length is not None):
             self._reject(400, InvalidRequest("The request's length is ambiguous."))
         if self.length is not None and self.length > self.limits.body_bytes:
-            self._reject(413, _too_large(self.limits))
+            self._reject(413, RequestTooLarge.of_body(self.limits.body_bytes))
         if self.running is not None and not self.running.response_complete:
             size = sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url)
             if size > self.limits.header_bytes or len(self.pipeline) >= _PIPELINED:
@@ -558,7 +571,7 @@ class Protocol(HttpToolsProtocol):
         """A part of the body; above the cap it is refused, whatever was declared."""
         self.body_bytes += len(body)
         if self.body_bytes > self.limits.body_bytes:
-            self._reject(413, _too_large(self.limits))
+            self._reject(413, RequestTooLarge.of_body(self.limits.body_bytes))
         cycle = self.cycle
         if cycle.response_complete or cycle.disconnected:
             return
@@ -643,10 +656,6 @@ def _disconnect(cycle: Cycle) -> None:
             callback()
 
 
-def _too_large(limits: ServerLimits) -> RequestTooLarge:
-    return RequestTooLarge(f"The request's body is larger than the limit of {limits.body_bytes} bytes.")
-
-
 def _refusal(status: int, error: ProxyError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """A whole answer, with ``Connection: close``."""
     body = error.body()
@@ -667,7 +676,7 @@ async def _answer(send: Callable[[Message], Awaitable[None]], status: int, error
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         (b"x-request-id", uuid.uuid4().hex.encode()),
-        (b"retry-after", b"1"),
+        *error.headers(),
         (b"connection", b"close"),
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -676,7 +685,7 @@ async def _answer(send: Callable[[Message], Awaitable[None]], status: int, error
 
 async def _busy(_scope: Any, _receive: Any, send: Any) -> None:
     """Answers in the application's place when too many requests are open."""
-    await _answer(send, 503, ShuttingDown("Weir has as many requests open as it may have. Please try again."))
+    await _answer(send, 503, Busy("Weir has as many requests open as it may have. Please try again."))
 
 
 class ServerConfig(uvicorn.Config):

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from policies import ContextSettings
 from proxy.config import Config, ConfigError, environment
-from proxy.config_file import parse_document, read_document
+from proxy.config_file import DEEPEST, parse_document, read_document
 from proxy.policy_files.presets import policy_from, preset_directory, preset_documents, preset_policies
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, digest_of
+from proxy.wire.raw import nests_beyond
 
 log = logging.getLogger("weir.reload")
 
@@ -44,11 +45,12 @@ class SetPolicy:
 
 def read_policy(name: str, text: str) -> Mapping[str, object]:
     """The keys of a policy written as JSON or YAML; ConfigError. Variables of the environment are not read."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         data = json.loads(text)
         if not isinstance(data, dict):
             raise ConfigError(f"{name}: should be a mapping of keys to values")
-        return data
+        if not nests_beyond(text.encode(), DEEPEST):
+            return data
     return parse_document(text, name=name, env={}).data
 
 

@@ -1,17 +1,23 @@
 """What one process holds while it runs; made by ``app``, given to the routes."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from policies import ContextSettings, Mode
+from proxy.admission import Admission
 from proxy.alerts import Alerts
+from proxy.browsers import refuse_spending_pages
+from proxy.caller import Caller
 from proxy.config import Config, ConfigError
 from proxy.custom import CustomFunctions
+from proxy.errors import InvalidAPIKey, ProxyError
 from proxy.evaluation import OnlineEvaluation
+from proxy.guesses import Guesses
 from proxy.health import HealthBook
 from proxy.hooks import Hooks
-from proxy.keys import Keyring
+from proxy.keys import Keyring, credentials_in, presented
 from proxy.models import ModelRegistry
 from proxy.planning import Planner
 from proxy.preparation import Preparation
@@ -49,6 +55,8 @@ class Runtime:
     telemetry: Telemetry
     alerts: Alerts
     instance: str
+    admission: Admission
+    guesses: Guesses
     health: HealthBook = field(default_factory=HealthBook)
     custom: CustomFunctions = field(default_factory=CustomFunctions)
     hooks: Hooks = field(default_factory=Hooks)
@@ -56,6 +64,24 @@ class Runtime:
     set_policies: dict[str, SetPolicy] = field(default_factory=dict)
     without_tools: set[str] = field(default_factory=set)
     _policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)
+
+    def admit(self, scope: MutableMapping[str, Any]) -> Caller:
+        """Who sends a request of ``/v1``. Raises as :meth:`identify`, and Forbidden for a page without its own key."""
+        caller = self.identify(scope)
+        refuse_spending_pages(scope, caller, self.config)
+        return caller
+
+    def identify(self, scope: MutableMapping[str, Any]) -> Caller:
+        """Who sends a request. Raises InvalidAPIKey, RateLimited for one wrong key too many from an address."""
+        headers = credentials_in(scope["headers"])
+        try:
+            return self.keyring.identify(headers)
+        except InvalidAPIKey as error:
+            raise self.unauthorised(scope, error, guessed=bool(presented(headers))) from None
+
+    def unauthorised(self, scope: MutableMapping[str, Any], error: ProxyError, *, guessed: bool = True) -> ProxyError:
+        """What is answered to a request without a right key, or with a wrong admin token."""
+        return self.guesses.answer((scope.get("client") or ("",))[0], error, guessed=guessed)
 
     def policy(self, name: str, mode: Mode | None = None) -> ContextSettings:
         """A policy by name, in another mode if one is given; the same object every time. KeyError if unknown."""

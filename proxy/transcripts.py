@@ -19,7 +19,7 @@ from policies import Body, Message
 from policies.buckets import Summed, tokens_by_role
 from policies.messages import ToolDefinition, Tools, chain_of, extend_chain, head_length
 from proxy.counting import count_messages, count_tools, tool_texts
-from proxy.errors import RequestTooLarge
+from proxy.errors import InvalidJSON, RequestTooLarge
 from proxy.tokenizer import TextCounter
 from proxy.wire.chat import (
     TOOL_FIELDS,
@@ -33,7 +33,7 @@ from proxy.wire.chat import (
     tool_description,
 )
 from proxy.wire.parts import named_files
-from proxy.wire.raw import Raw, read_value
+from proxy.wire.raw import Raw, nests_beyond, read_value
 
 MOST_MESSAGES = 300_000
 MOST_TOOL_SETS = 4_096
@@ -42,6 +42,8 @@ MOST_ARRAYS = 8_192
 ARRAYS_PER_PREFIX = 3
 MOST_FILES = 4_096
 LONGEST_NAMING = 64 * 1024  # bytes of a message in which a file is named: one that holds a file's content is longer
+COUNTED_FIELDS = (*TOOL_FIELDS, "response_format")
+JUDGED_LATER = frozenset({"messages", *COUNTED_FIELDS})  # where they are read, which is once
 _MEDIA = attrgetter("media")
 SMALLEST_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
 
@@ -74,8 +76,9 @@ class _Array(NamedTuple):
 class Transcripts:
     """Reads requests; what it has seen it keeps in memory, bounded, the oldest leaving first."""
 
-    def __init__(self, *, most: int = 20_000) -> None:
+    def __init__(self, *, most: int = 20_000, depth: int = 128) -> None:
         self._most = most
+        self._depth = depth
         self._seen: OrderedDict[tuple[bytes, str], tuple[Message, bool]] = OrderedDict()
         self._arrays: OrderedDict[tuple[bytes, str], tuple[_Array, ...]] = OrderedDict()
         self._tools: OrderedDict[tuple[bytes, str], int] = OrderedDict()
@@ -99,10 +102,14 @@ class Transcripts:
     async def read(
         self, request: ChatRequest, *, tenant: str, model: str, counter: TextCounter, image_tokens: int | None = None
     ) -> Reading:
-        """The transcript of a request whose ``messages`` is an array. Raises RequestTooLarge for too many.
+        """The transcript of a request whose ``messages`` is an array. Raises RequestTooLarge for too many, InvalidJSON
+        for one that is nested too deeply.
 
         ``image_tokens`` is what every image costs, None for the model's formula.
         """
+        for name, part in request.fields.items():
+            if name not in JUDGED_LATER:
+                self._judge_depth(part, name)
         raws = request.messages or MessageArray(b"[]")
         seed = xxhash.xxh3_64_intdigest(tenant.encode())
         kind = f"{counter.name}/{model}" if image_tokens is None else f"{counter.name}/{model}/{image_tokens}"
@@ -169,8 +176,11 @@ class Transcripts:
         """What is known of each message, those never seen before being read and counted now."""
         keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
         seen = self._seen
-        new = [(key, read_message(raw)) for key, raw in zip(keys, raws, strict=True) if key not in seen]
+        unseen = [(key, raw) for key, raw in zip(keys, raws, strict=True) if key not in seen]
+        new = [(key, read_message(raw)) for key, raw in unseen]
         if new:
+            for (_, raw), (_, value) in zip(unseen, new, strict=True):
+                self._judge_depth(raw, "messages", within=2, read=value)
             counts = await count_messages([value for _, value in new], counter, model=model, image_tokens=image_tokens)
             for (key, value), counted in zip(new, counts, strict=True):
                 tokens = counted + sum(files.get(name, 0) for name in named_files(value)) if files else counted
@@ -179,6 +189,10 @@ class Transcripts:
         while len(seen) > MOST_MESSAGES:
             seen.popitem(last=False)
         return entries
+
+    def _judge_depth(self, raw: Raw, field: str, *, within: int = 1, read: object = None) -> None:
+        if nests_beyond(raw, self._depth - within, read=read):
+            raise InvalidJSON(f"The request is nested more than {self._depth} levels deep (limits.depth).", param=field)
 
     def _read_tools(self, request: ChatRequest, *, seed: int, kind: str, model: str, counter: TextCounter) -> Tools:
         """The definitions one by one, each with what leaving it out saves, and the names that the request asks for."""
@@ -195,12 +209,15 @@ class Transcripts:
         return Tools(defined, chosen_tools(request))
 
     def _count_tools(self, request: ChatRequest, *, seed: int, kind: str, model: str, counter: TextCounter) -> int:
-        parts = [request.fields[name] for name in (*TOOL_FIELDS, "response_format") if name in request.fields]
+        names = [name for name in COUNTED_FIELDS if name in request.fields]
+        parts = [request.fields[name] for name in names]
         if not parts:
             return 0
         key = (b"".join(xxhash.xxh3_128_digest(part, seed) for part in parts), kind)
         known = self._tools.get(key)
         if known is None:
+            for name, part in zip(names, parts, strict=True):
+                self._judge_depth(part, name)
             known = count_tools(
                 request.value("tools"),
                 request.value("functions"),

@@ -9,11 +9,12 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 from urllib.parse import unquote
 
+from proxy.browsers import refuse_foreign_pages
+from proxy.caller import Caller
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
 from proxy.intake import ClientGone, Receive
 from proxy.keys import credentials_in, presented, same_secret
 from proxy.relay import Send
-from proxy.routes.browsers import refuse_foreign_pages
 from proxy.routes.openapi import document
 from proxy.routes.question import Answer, Question, query_of
 from proxy.routes.respond import respond, respond_error
@@ -61,13 +62,14 @@ class Management:
             route, _ = _of_method(method, found)
             query_of(scope.get("query_string", b""), route.query)
             return Answer(await asyncio.to_thread(document))
-        tenant = self._tenant(headers)
+        caller = self._caller(scope, headers)
         route, named = _of_method(method, found) if found else _nothing_at(path)
-        if route.asker == "operator" and tenant is not None:
-            raise Forbidden("This is for the operator: send the admin token (auth.admin_token).")
+        if route.asker == "operator" and caller is not None:
+            error = Forbidden("This is for the operator: send the admin token (auth.admin_token).")
+            raise error if caller.name is not None else self._runtime.unauthorised(scope, error)
         question = Question(
             runtime=self._runtime,
-            tenant=tenant,
+            tenant=None if caller is None else caller.tenant,
             path=named,
             query=query_of(scope.get("query_string", b""), route.query),
             receive=receive,
@@ -79,12 +81,12 @@ class Management:
         assert route.answer is not None  # noqa: S101 - only the document has none, and was given above
         return await route.answer(question)
 
-    def _tenant(self, headers: Mapping[str, str]) -> str | None:
-        """The tenant that asks, None for the operator with the admin token."""
+    def _caller(self, scope: MutableMapping[str, Any], headers: Mapping[str, str]) -> Caller | None:
+        """Who asks, None for the operator with the admin token."""
         token = self._runtime.config.admin_token
         if token is not None and same_secret(presented(headers), token.get_secret_value()):
             return None
-        return self._runtime.keyring.identify(headers).tenant
+        return self._runtime.identify(scope)
 
 
 async def _refuse(send: Send, error: ProxyError) -> None:

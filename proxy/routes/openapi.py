@@ -73,6 +73,7 @@ FAULTS: Mapping[int, str] = MappingProxyType(
         404: "There is no such thing, or it is another caller's.",
         409: "A request of the same conversation came first; try again.",
         413: "The body is too large.",
+        429: "Too many wrong keys came from this address; Retry-After says how long to wait.",
         500: "The database cannot be read or written now; try again.",
     }
 )
@@ -225,7 +226,7 @@ def _faults_of(route: ManagementRoute) -> list[int]:
     """The statuses of errors that a route may answer with."""
     if route.asker == "anyone":
         return [400, 403]
-    found = [400, 401, 403, 404, 500]
+    found = [400, 401, 403, 404, 429, 500]
     if route.method in {"POST", "PUT"}:
         found.append(413)
     if route.method == "POST":

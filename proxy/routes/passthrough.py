@@ -1,17 +1,19 @@
 """Every other ``/v1/*``, any method: relayed untouched, streaming both ways."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.browsers import without_grants
 from proxy.caller import Caller
 from proxy.destination import Destination, Route, admit, for_models, for_relay, is_decided_by_model, unread
 from proxy.errors import LoopDetected, ProxyError, RequestTooLarge
-from proxy.intake import ClientGone, Receive, read_body, while_connected
+from proxy.intake import ClientGone, Receive, declared_length, read_held, while_connected
 from proxy.outcome import CLIENT_CLOSED, address_of, provider_of
 from proxy.relay import Cut, Send, relay_stream
 from proxy.relayed import NO_POLICY, settle_relayed
@@ -27,14 +29,14 @@ from proxy.upstream.upstreams import Answer
 from proxy.wire.names import name_from
 from proxy.wire.raw import read_value, split_object
 
+log = logging.getLogger("weir")
+
 MOST_HELD = 1024 * 1024
 MOST_READ = 64 * 1024
 NOTHING = frozenset[bytes]()
 ROUTES = frozenset({*OPERATIONS, "/v1/models", "/v1/files", "/v1/batches", "/v1/moderations"})
 OTHER_ROUTE = "/v1/{rest}"
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
-
-
 RELAYED = (b"x-weir-actions", b"relayed")
 
 
@@ -70,11 +72,13 @@ class Passthrough:
         relay = Relay(request_id, self._trace(scope, request_id), time.perf_counter())
         refused = None
         try:
-            await self._relay(scope, receive, send, relay, route)
+            with ExitStack() as inside:
+                await self._relay(scope, receive, send, relay, route, inside)
         except ClientGone:
             relay.error = "client_disconnect"
         except Cut:
             relay.error = "stream_broken"
+            log.warning("a relayed answer broke off before its end")
         except ProxyError as error:
             relay.error, relay.status, refused = error.code, error.status, error.status
             await respond_error(send, error, request_id=request_id)
@@ -129,26 +133,33 @@ class Passthrough:
         )
 
     async def _relay(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, relay: Relay, route: Route
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Receive,
+        send: Send,
+        relay: Relay,
+        route: Route,
+        inside: ExitStack,
     ) -> None:
         runtime, headers = self._runtime, scope["headers"]
         if came_through(headers, runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
         sent = {n.decode("latin-1"): v.decode("latin-1") for n, v in headers}
         config = runtime.config
-        relay.caller = caller = runtime.keyring.identify(sent)
+        relay.caller = caller = runtime.admit(scope)
         admit(caller, route)
-        length = int(sent["content-length"]) if sent.get("content-length", "").isdigit() else None
-        if length is not None and length > config.limits.body:
-            raise RequestTooLarge(f"The request body is larger than {config.limits.body} bytes.")
+        stay = inside.enter_context(runtime.admission.enter(caller))
+        length = declared_length(headers)
         has_body, query = bool(length) or "transfer-encoding" in sent, scope.get("query_string", b"")
         decides = route.kind != "models" and is_decided_by_model(config, caller, route)
         if has_body and not decides and (length is None or length > MOST_HELD):
+            if length is not None and length > config.limits.body:
+                raise RequestTooLarge.of_body(config.limits.body)
             relay.destination = unread(config, caller, route)
             parts = _parts(receive, config.limits.body)
             await self._forward(scope, send, relay, parts, length=length)
             return
-        read = await read_body(receive, limit=config.limits.body)
+        read = await read_held(receive, headers, limit=config.limits.body, hold=stay.hold)
         body = read if has_body else None
         if route.kind == "models":
             relay.destination = for_models(config, caller, route)
@@ -188,7 +199,8 @@ class Passthrough:
             raise
         relay.status, relay.reported = answer.status, Reported(answer.headers)
         span.arrived(answer.status)
-        named = ((n.lower(), n, v) for n, v in answer.headers)
+        granted = without_grants(answer.headers, scope, relay.caller, self._runtime.config)
+        named = ((n.lower(), n, v) for n, v in granted)
         headers = [(n, v) for low, n, v in named if low not in NOT_RELAYED and not low.startswith(b"x-weir-")]
         headers.append(RELAYED)
         if not any(name.lower() == b"x-request-id" for name, _ in headers):
@@ -281,7 +293,7 @@ async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
-            raise RequestTooLarge(f"The request body is larger than the {limit} bytes that are allowed here.")
+            raise RequestTooLarge.of_body(limit)
         if part:
             yield part
         if not message.get("more_body", False):

@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 
-from proxy.config import ConfigError
+from proxy.config import Config, ConfigError
 from proxy.config_file import Document
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.intake import read_body
@@ -46,8 +46,7 @@ async def put(question: Question) -> Answer:
         text = (await read_body(question.receive, limit=LARGEST)).decode("utf-8")
         if not text.strip():
             raise InvalidRequest("The body must be a policy, in YAML or JSON: preset: balanced.", param="body")
-        body = read_policy(name, text)
-        runtime.config.with_policy(name, body)
+        body = await asyncio.to_thread(_read, runtime.config, name, text)
     except UnicodeDecodeError:
         raise InvalidRequest("The policy is not UTF-8.", param="body") from None
     except ConfigError as error:
@@ -60,6 +59,13 @@ async def put(question: Question) -> Answer:
     runtime.set_policy(policy)
     runtime.logger.info("policy %s was set over HTTP by the admin, before it was from: %s", name, before)
     return as_json({**_whole(runtime, name), "kept": kept}, status=200 if known else 201)
+
+
+def _read(config: Config, name: str, text: str) -> Mapping[str, object]:
+    """The keys of a policy that can be used. ConfigError."""
+    body = read_policy(name, text)
+    config.with_policy(name, body)
+    return body
 
 
 async def delete(question: Question) -> Answer:

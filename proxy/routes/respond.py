@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from proxy.errors import MethodNotAllowed, ProxyError
+from proxy.errors import ProxyError
 from proxy.relay import Send
 from proxy.telemetry import ABOUT, Metrics
 
@@ -55,6 +55,4 @@ async def respond_json(send: Send, value: object, *, status: int = 200) -> None:
 async def respond_error(send: Send, error: ProxyError, *, request_id: str | None = None, headers: Headers = ()) -> None:
     """Send an error in OpenAI's shape."""
     own = [(b"x-request-id", request_id.encode())] if request_id else []
-    if isinstance(error, MethodNotAllowed):
-        own.append((b"allow", ", ".join(error.allowed).encode()))
-    await respond(send, error.body(), status=error.status, headers=[*headers, *own])
+    await respond(send, error.body(), status=error.status, headers=[*headers, *error.headers(), *own])

@@ -84,9 +84,11 @@ class Fault(TypedDict):
     """What is wrong; param names the parameter or field, weir says what there is."""
 
     message: str
-    type: Literal["invalid_request_error", "authentication_error", "permission_error"]
+    type: Literal["invalid_request_error", "authentication_error", "permission_error", "requests"]
     param: str | None
-    code: Literal["invalid_request", "invalid_json", "invalid_api_key", "request_too_large", "internal"]
+    code: Literal[
+        "invalid_request", "invalid_json", "invalid_api_key", "request_too_large", "rate_limit_exceeded", "internal"
+    ]
     weir: NotRequired[dict[str, Any]]
 
 

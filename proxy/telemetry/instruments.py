@@ -248,6 +248,13 @@ SUMMARIZER_COST = Instrument(
     (names.TENANT,),
 )
 DEGRADED = Instrument("weir.degraded", "counter", "{request}", "Requests managed with a part missing", (names.REASON,))
+UNAUTHORISED = Instrument(
+    "weir.unauthorised",
+    "counter",
+    "{request}",
+    "Requests without a right key: it was missing, unknown, or one of too many (held_off)",
+    (names.REASON,),
+)
 COST = Instrument(
     "weir.cost",
     "counter",

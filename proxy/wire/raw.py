@@ -5,7 +5,9 @@ taken apart into raw slices, and only the slice of a managed field is replaced i
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -16,6 +18,9 @@ Raw = msgspec.Raw | bytes
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 _SCANNER = json.JSONDecoder()
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _BLANK = " \t\n\r"
 _BLANK_BYTES = b" \t\n\r"
 
@@ -46,6 +51,26 @@ def split_array(raw: Raw) -> Sequence[Raw] | None:
             return _scan_array(text)
         except (ValueError, RecursionError):
             return None
+
+
+def nests_beyond(raw: Raw, levels: int, *, read: object = None) -> bool:
+    """Whether objects and arrays of valid JSON stand in one another more than ``levels`` deep.
+
+    ``read`` is what it says, where that is known already: most brackets of a conversation stand in texts.
+    """
+    text = bytes(raw)
+    if text.count(b"{") + text.count(b"[") <= levels:
+        return False
+    if read:
+        within: list[Any] = [read]
+        for _ in range(levels):
+            items = (each.values() if isinstance(each, dict) else each for each in within)
+            within = [item for each in items for item in each if isinstance(item, dict | list)]
+        return bool(within)
+    brackets = _STRING.sub(b"", text).translate(_ONE_KIND, _NO_BRACKETS)
+    for _ in range(levels):
+        brackets = brackets.replace(b"[]", b"")  # the innermost ones
+    return bool(brackets)
 
 
 def _split_leniently(body: bytes, error: Exception) -> Mapping[str, Raw]:

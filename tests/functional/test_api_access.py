@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from proxy.config import Flags, load_config
+from proxy.guesses import Guesses
 from proxy.keys import same_secret
 from proxy.routes.management import Management
 from proxy.routes.table import PREFIX, ROUTES, ManagementRoute
@@ -89,6 +90,7 @@ async def test_every_route_asks_for_a_key_and_for_the_right_one(keyed: Api) -> N
             wanted |= {MINE: 403, THEIRS: 403}
         if route.asker == "caller":
             wanted |= {ADMIN: 403}
+        keyed.target.runtime.guesses = Guesses()
         for key, status in wanted.items():
             path = asked(route) + ("?q=x" if route.pattern == "search" else "")
             answer = await keyed.ask(route.method, path, body_of(route), key=key)

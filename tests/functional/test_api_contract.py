@@ -9,6 +9,7 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
+from proxy.guesses import MOST_WRONG, Guesses
 from proxy.routes.table import PREFIX, ROUTES
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
@@ -133,6 +134,7 @@ async def test_every_live_answer_is_what_the_document_says(api: Api) -> None:
 async def errors(api: Api, contract: Contract) -> None:
     """Every refusal of every route, each as the document says."""
     for route in ROUTES:
+        api.target.runtime.guesses = Guesses()
         path = route.pattern.format(id="nobody", version="1", ref="0123456789ab", name="none")
         wrong = await api.ask(route.method, f"{path}?nonsense=1", key=ADMIN if route.asker == "operator" else "sk-test")
         assert wrong.status_code == 400
@@ -147,6 +149,10 @@ async def errors(api: Api, contract: Contract) -> None:
             )
             assert answer.status_code == status, (route.pattern, answer.text)
             contract.check(route.method, answer)
+    for _ in range(MOST_WRONG + 1):
+        answer = await api.ask("GET", "usage", key="weir-sk-unknown")
+    assert answer.status_code == 429
+    contract.check("GET", answer)
     for method, path, body, status in (
         ("GET", "conversations/nobody", None, 404),
         ("POST", "conversations/full/pin", {"ref": 5}, 400),

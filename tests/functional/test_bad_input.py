@@ -1,7 +1,7 @@
 """Bad input gets a clear error or an untouched relay; never a 500, never a lost message."""
 
+import asyncio
 import gzip
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -90,19 +90,19 @@ async def test_odd_values_are_relayed_untouched(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.requirement("R.16")
-async def test_a_body_of_50_mb_is_refused_before_it_is_read() -> None:
-    async with (
-        serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator,
-        weir(simulator.base_url) as target,
-        aiohttp.ClientSession() as session,
-    ):
-        for address in ("/chat/completions", "/embeddings"):
-            try:
-                async with session.post(target.base_url + address, data=io.BytesIO(b"x" * 50_000_000)) as answer:
-                    error = (await answer.json())["error"]
-                    assert (answer.status, error["code"]) == (413, "request_too_large")
-            except aiohttp.ClientOSError:
-                continue  # the connection was closed while the client still wrote
+async def test_a_body_of_70_mb_is_refused_before_it_is_read_and_told_what_to_do() -> None:
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator, weir(simulator.base_url) as target:
+        port = int(target.root.rpartition(":")[2])
+        for address in ("chat/completions", "embeddings"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"POST /v1/{address} HTTP/1.1\r\nHost: weir\r\nContent-Length: 70000000\r\n\r\n".encode())
+            answer = await asyncio.wait_for(reader.read(), 20)
+            writer.close()
+            assert answer.startswith(b"HTTP/1.1 413 ")
+            error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+            assert error["code"] == "request_too_large"
+            for words in ("larger than 64 MiB", "limits.body", "images"):
+                assert words in error["message"]
         assert simulator.ledger == []
 
 
@@ -252,3 +252,44 @@ async def test_the_management_api_says_which_parameter_is_wrong(path: str, param
     ):
         error = (await answer.json())["error"]
         assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", param)
+
+
+def nested(levels: int) -> str:
+    return '{"a":' * levels + "1" + "}" * levels
+
+
+@pytest.mark.requirement("R.18", "S.14")
+async def test_what_is_nested_too_deeply_is_refused_wherever_it_stands(tmp_path: Path) -> None:
+    texts = json.dumps("{[" * 5_000 + '\\"' + nested(500))
+    call = '{{"role":"assistant","content":null,"tool_calls":[{}]}}'
+    places = {
+        "messages": '{{"model":"sim","messages":[{{"role":"user","content":"x","more":{}}}]}}',
+        "tools": '{{"model":"sim","messages":[{{"role":"user","content":"x"}}],"tools":{}}}',
+        "metadata": '{{"model":"sim","messages":[{{"role":"user","content":"x"}}],"metadata":{}}}',
+    }
+    around = {"messages": 3, "tools": 1, "metadata": 1}
+    async with serve_simulator(SimulatorSettings(window=100_000, strict=False), counter=COUNTER) as simulator:
+        yaml = f'upstreams: {{main: {{base_url: "{simulator.base_url}"}}}}\nlimits: {{depth: 40}}\n'
+        async with (
+            weir("", yaml=yaml, folder=tmp_path, window=100_000) as target,
+            aiohttp.ClientSession() as session,
+        ):
+
+            async def send(body: str) -> tuple[int, Any]:
+                async with session.post(f"{target.base_url}/chat/completions", data=body.encode()) as answer:
+                    return answer.status, await answer.json()
+
+            for field, body in places.items():
+                for _ in range(2):  # refused again: it is not remembered as good
+                    status, told = await send(body.format(nested(41 - around[field])))
+                    assert (status, told["error"]["code"], told["error"]["param"]) == (400, "invalid_json", field)
+                    assert "limits.depth" in told["error"]["message"]
+                assert simulator.ledger == [], field
+            assert "nested" in (await send(places["messages"].format(nested(700))))[1]["error"]["message"]
+            for number, (field, body) in enumerate(places.items()):
+                status, told = await send(body.format(nested(40 - around[field])))
+                assert "nested" not in json.dumps(told), (field, told)
+                assert len(simulator.ledger) == number + 1
+            long = f'{{"model":"sim","messages":[{{"role":"user","content":{texts}}},{call.format("{}")}]}}'
+            await send(long)
+            assert simulator.ledger[-1].body == long.encode(), "brackets in texts are no levels"

@@ -1,0 +1,151 @@
+"""YAML and JSON that is made to crash or to hold up whoever reads it: set over HTTP, reloaded, or linted."""
+
+import asyncio
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from proxy.config import ConfigError
+from proxy.config_file import parse_document
+from proxy.reload import read_policy
+from proxy.simulator.serving import serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, opening
+
+ADMIN = "admin-0123456789"
+CONFIG = 'upstreams: {{main: {{base_url: "{upstream}"}}}}\nauth: {{admin_token: {admin}}}\nwindow: {window}\n'
+
+
+def bomb(letters: str) -> str:
+    """Ten times as many values with each letter."""
+    lines = [f"{letters[0]}: &{letters[0]} [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]" for a, b in zip(letters, letters[1:], strict=False)]
+    return "\n".join(lines) + "\n"
+
+
+NESTED = "nested more than 32 levels deep"
+HOSTILE = {
+    "braces": ("about: x\nbuckets: " + "{" * 100_000, 2, NESTED),
+    "brackets": ("about: x\n\nlayers: " + "[" * 100_000, 3, NESTED),
+    "dashes": ("- " * 60_000, 1, NESTED),
+    "a list of lists": ("about:\n  " + "- " * 60_000, 2, NESTED),
+    "keys that are mappings": ("? " * 60_000, 1, NESTED),
+    "indented": ("".join(" " * depth + "a:\n" for depth in range(40)), 34, NESTED),
+    "aliases": (bomb("abcdefghij"), 6, "aliases"),
+    "an alias of itself": ("about: x\na: &a [1, *a]\n", 2, "itself"),
+    "a long text, over and over": (f"a: &a {'x' * 2000}\nb: [{', '.join(['*a'] * 10_000)}]\n", 2, "aliases"),
+    "as JSON": ('{"about": "x",\n"buckets": ' + '{"a":' * 40_000 + "1" + "}" * 40_000 + "}", 2, NESTED),
+}
+
+
+async def test_over_http_each_is_answered_400_with_its_line(tmp_path: Path) -> None:
+    arguments = ["--upstream", "http://127.0.0.1:9/v1", "--store", f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"]
+    env = {"WEIR_ADMIN_TOKEN": ADMIN}
+    headers = {"authorization": f"Bearer {ADMIN}"}
+    async with (
+        WeirProcess(arguments, free_port(), env=env) as weir,
+        aiohttp.ClientSession(headers=headers) as session,
+    ):
+        for name, (text, line, words) in HOSTILE.items():
+            async with session.put(f"{weir.root}/weir/policies/mine", data=text.encode()) as answer:
+                assert answer.status == 400, name
+                problem = (await answer.json())["error"]["weir"]["problems"][0]
+                assert problem.startswith(f"mine:{line}: "), (name, problem)
+                assert words in problem, name
+        async with session.put(f"{weir.root}/weir/policies/mine", data=b"preset: balanced") as answer:
+            assert answer.status == 201
+        assert weir.process is not None
+        assert weir.process.returncode is None
+
+
+@pytest.mark.requirement("R.79")
+async def test_a_reloaded_file_of_that_kind_leaves_the_old_one_in_force(tmp_path: Path) -> None:
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        path = tmp_path / "weir.yaml"
+
+        def write(window: int, more: str = "") -> None:
+            text = CONFIG.format(upstream=simulator.base_url, admin=ADMIN, window=window)
+            path.write_text(f'{text}store: {{url: "sqlite+aiosqlite:///{tmp_path / "w.db"}"}}\n{more}')
+
+        write(8192)
+        async with WeirProcess(["--config", str(path)], free_port()) as weir:
+            assert await limit_in_force(weir) > 4_096
+            assert weir.process is not None
+            for name in ("brackets", "a list of lists", "aliases"):
+                said = len(refusals(weir))
+                write(4096, HOSTILE[name][0])
+                weir.process.send_signal(signal.SIGHUP)
+                for _ in range(400):
+                    if len(refusals(weir)) > said:
+                        break
+                    await asyncio.sleep(0.05)
+                assert len(refusals(weir)) > said, name
+                assert weir.process.returncode is None, name
+            assert await limit_in_force(weir) > 4_096
+
+
+async def limit_in_force(weir: WeirProcess) -> int:
+    ask = weir.client().chat.completions.with_raw_response.create
+    raw = await ask(model="sim", messages=opening(), max_tokens=100)
+    return int(raw.headers["x-weir-tokens"].partition("limit=")[2])
+
+
+def refusals(weir: WeirProcess) -> list[str]:
+    return [line for line in weir.log if "the new configuration is not used" in line]
+
+
+async def test_lint_names_the_line_and_fails(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(HOSTILE["a list of lists"][0])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "proxy", "policy", "lint", str(path), cwd=ROOT, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 2, said
+    assert f"mine.yaml:2: {NESTED}" in said.decode()
+
+
+def test_what_is_too_large_is_refused_unread(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mine: larger than 1 MiB"):
+        parse_document("a: 1\n" + "# x\n" * 300_000, name="mine", env={})
+
+
+def test_numbers_that_take_for_ever_to_compute_are_no_values() -> None:
+    for number in ("1" + ":0" * 200_000, "9" * 5_000, "0x" + "f" * 200_000):
+        with pytest.raises(ConfigError, match=r"mine:1: a: not a plain value"):
+            parse_document(f"a: {number}\n", name="mine", env={})
+    assert parse_document("a: [12, 1.5, 0x1f, -3]\n", name="mine", env={}).data == {"a": [12, 1.5, 31, -3]}
+
+
+def test_aliases_that_people_write_are_read_as_before() -> None:
+    text = "a: &a {cap: 0.1, on_overflow: warn}\nb: *a\nc: [*a, *a]\nd: &d word\ne: *d\n"
+    own = {"cap": 0.1, "on_overflow": "warn"}
+    assert parse_document(text, name="mine", env={}).data == {
+        "a": own, "b": own, "c": [own, own], "d": "word", "e": "word",
+    }  # fmt: skip
+    assert read_policy("mine", '{"about": "\\u00e9", "zones": {"orange_at": 0.7}}') == {
+        "about": "é", "zones": {"orange_at": 0.7},
+    }  # fmt: skip
+
+
+async def test_a_policy_that_is_set_is_not_read_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from proxy.routes import policies
+    from tests.functional.api import ADMIN as OF_THE_API
+    from tests.functional.api import serving
+
+    threads: list[threading.Thread] = []
+
+    def reading(name: str, text: str) -> object:
+        threads.append(threading.current_thread())
+        return read_policy(name, text)
+
+    monkeypatch.setattr(policies, "read_policy", reading)
+    async with serving(tmp_path) as api:
+        answer = await api.ask("PUT", "policies/mine", b"preset: balanced", key=OF_THE_API)
+        assert answer.status_code == 201
+    assert threads
+    assert threading.main_thread() not in threads
