@@ -13,7 +13,6 @@ from proxy.config import Config, UpstreamSettings
 from proxy.destination import MODELS_PATH, Route, by_weir, for_models
 from proxy.errors import NotFound, ProxyError
 from proxy.intake import Receive
-from proxy.keys import credentials_in
 from proxy.relay import Send
 from proxy.relayed import NO_POLICY, settle_relayed
 from proxy.routes.passthrough import Passthrough
@@ -43,7 +42,7 @@ class ModelList:
         """Answer one request."""
         runtime, headers = self._runtime, scope["headers"]
         try:
-            caller = runtime.keyring.identify(credentials_in(headers))
+            caller = runtime.admit(scope)
             looped = came_through(headers, runtime.instance)
             body = None if looped else await self._own(runtime.config, caller, headers, route)
         except ProxyError as error:
