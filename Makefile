@@ -2,18 +2,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test check demo rows lock bench clean
+.PHONY: run test check demo rows lock lock-diff audit bench clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Weir needs Python 3.11 or newer; set PYTHON=/path/to/python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes --only-binary :all: --no-deps -r requirements.lock
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 $(VENV)/.installed-dev: requirements-dev.lock $(VENV)/.installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes --only-binary :all: --no-deps -r requirements-dev.lock
 	touch $@
 
 run: $(VENV)/.installed  ## start Weir on 127.0.0.1:8400
@@ -26,6 +26,7 @@ test: $(VENV)/.installed-dev  ## every test, in as many processes as there are c
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: $(VENV)/.installed-dev  ## linters, types, import contracts, docs
+	$(BIN)/python -m pip check -q
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -38,9 +39,21 @@ rows: $(VENV)/.installed-dev  ## requirement rows that no test carries
 bench: $(VENV)/.installed-dev  ## speed against a relay that does nothing
 	$(BIN)/python -m benchmarks.speed
 
-lock:  ## resolve the locks anew (needs uv)
-	uv pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra build --extra postgres pyproject.toml -o requirements.lock
-	uv pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+# A release that is stolen or broken is mostly noticed within days: nothing younger than a week gets into a lock.
+OLD_ENOUGH = --exclude-newer "$$(date -u -d '7 days ago' +%Y-%m-%dT00:00:00Z)"
+COMPILE = uv pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header $(OLD_ENOUGH)
+
+lock:  ## resolve the locks anew (needs uv), then say what that brings in
+	$(COMPILE) --extra build --extra postgres pyproject.toml -o requirements.lock
+	$(COMPILE) --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+	@$(MAKE) -s lock-diff
+
+lock-diff: $(VENV)/.installed  ## what the locks bring in that those of the last commit did not
+	@for lock in requirements.lock requirements-dev.lock; do \
+		git show HEAD:$$lock > $(VENV)/$$lock && $(BIN)/python tools/contents.py $(VENV)/$$lock $$lock || exit 1; done
+
+audit:  ## known advisories against the locks (needs pip-audit); 75: not run
+	@$(PYTHON) tools/audit.py requirements.lock requirements-dev.lock
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
