@@ -7,6 +7,7 @@ import importlib.metadata
 import io
 import logging
 import os
+import resource
 import shlex
 import socket
 import sys
@@ -40,6 +41,7 @@ log = logging.getLogger("weir")
 DISTRIBUTION = "weir-proxy"
 HOOKS = "weir.hooks"
 SIMULATED_WINDOW = 8192
+OWN_FILES = 64  # descriptors beside those of requests: the database, libraries, listeners, exporters
 COLLECT_AFTER = (2_000, 10, 10)
 
 
@@ -226,7 +228,14 @@ def _check_store(config: Config) -> Keyring:
 
 
 def _limits(config: Config) -> ServerLimits:
-    limits = config.limits
+    limits, affordable = config.limits, _affordable_requests()
+    if affordable < limits.concurrency:
+        log.warning(
+            "this process may open so few files that it answers %d requests at once, not the %d of limits.concurrency; "
+            "ulimit -n allows more",
+            affordable,
+            limits.concurrency,
+        )
     return ServerLimits(
         header_timeout=limits.header_timeout,
         body_timeout=limits.body_timeout,
@@ -234,9 +243,22 @@ def _limits(config: Config) -> ServerLimits:
         header_bytes=limits.headers,
         header_fields=limits.header_fields,
         body_bytes=limits.body,
-        concurrency=limits.concurrency,
+        concurrency=min(limits.concurrency, affordable),
         grace=limits.grace,
     )
+
+
+def _affordable_requests() -> int:
+    """Requests at once for which there are descriptors: a client's connection and an upstream's each.
+
+    The soft limit is raised to the hard one first: 1,024 is the default for programs that call select(2).
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, (soft - OWN_FILES) // 2)
 
 
 @contextlib.contextmanager

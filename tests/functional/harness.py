@@ -103,11 +103,12 @@ async def weir(
 
 @dataclass(slots=True)
 class WeirProcess:
-    """A Weir in a process of its own, for restarts and ``kill -9``."""
+    """A Weir in a process of its own, for restarts and ``kill -9``; ``within`` is a command that starts it."""
 
     arguments: list[str]
     port: int
     env: Mapping[str, str] = field(default_factory=dict)
+    within: tuple[str, ...] = ()
     process: asyncio.subprocess.Process | None = None
     log: list[str] = field(default_factory=list)
     reader: asyncio.Task[None] | None = None
@@ -138,6 +139,7 @@ class WeirProcess:
     async def start(self) -> None:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "WEIR_", "OTEL_"))}
         self.process = await asyncio.create_subprocess_exec(
+            *self.within,
             sys.executable,
             "-m",
             "proxy",

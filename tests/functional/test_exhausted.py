@@ -1,0 +1,69 @@
+"""A process that may open few files, or have little memory, answers what it can and refuses the rest in words."""
+
+import asyncio
+import io
+import json
+from collections import Counter
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from proxy.simulator.serving import serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from tests.functional.harness import COUNTER, WeirProcess, free_port, opening
+
+
+async def post(http: aiohttp.ClientSession, target: WeirProcess, body: bytes, key: str = "sk-test") -> int | str:
+    """The status of an answer, or what became of the connection."""
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    try:
+        async with http.post(f"{target.base_url}/chat/completions", data=io.BytesIO(body), headers=headers) as answer:
+            await answer.read()
+            assert answer.status in (200, 400, 413) or "retry-after" in answer.headers
+            return answer.status
+    except aiohttp.ClientError as error:
+        return type(error).__name__
+
+
+def asking(content: str = "Hello.") -> bytes:
+    messages = [*opening(), {"role": "user", "content": content}]
+    return json.dumps({"model": "sim", "messages": messages, "max_tokens": 64}).encode()
+
+
+def unpooled() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout(60)
+    )
+
+
+@pytest.mark.requirement("R.27")
+async def test_without_descriptors_requests_are_refused_and_the_process_recovers(tmp_path: Path) -> None:
+    arguments = ["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
+    async with serve_simulator(SimulatorSettings(latency=1.0), counter=COUNTER) as simulator:
+        target = WeirProcess(
+            ["--upstream", simulator.base_url, *arguments], free_port(), within=("prlimit", "--nofile=128:128")
+        )
+        async with target, unpooled() as http:
+            found = Counter(await asyncio.gather(*(post(http, target, asking()) for _ in range(50))))
+            assert set(found) == {200, 503}
+            assert found[200] >= 20
+            assert [await post(http, target, asking()) for _ in range(3)] == [200] * 3
+            assert any("limits.concurrency" in line for line in target.log)
+
+
+@pytest.mark.requirement("R.28")
+async def test_with_little_memory_bodies_wait_or_are_refused_and_the_process_lives(tmp_path: Path) -> None:
+    config = tmp_path / "weir.yaml"
+    config.write_text("limits: {bytes_in_flight: 48MiB, bytes_in_flight_per_key: 48MiB}\n")
+    async with serve_simulator(SimulatorSettings(ledger_bytes=1024), counter=COUNTER) as simulator:
+        arguments = ["--config", str(config), "--upstream", simulator.base_url, "--window", "8192"]
+        arguments += ["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
+        async with WeirProcess(arguments, free_port(), within=("prlimit", "--as=3000000000")) as target:
+            body = asking("data:image/png;base64," + "A" * 20_000_000)
+            async with unpooled() as http:
+                found = Counter(await asyncio.gather(*(post(http, target, body, f"sk-{n}") for n in range(12))))
+                assert set(found) <= {200, 400, 413, 429, 503}
+                assert await post(http, target, asking()) == 200
+            assert target.process is not None
+            assert target.process.returncode is None
