@@ -62,7 +62,7 @@ def other_models(fields: Mapping[str, Raw]) -> Iterator[str]:
         for each in value if isinstance(value, list) else () if value is None else (value,):
             yield _name_of(each, name)
     raw = bytes(fields.get("tools", b""))
-    tools = read_value(raw) if b"model" in raw or b"\\u" in raw else None
+    tools = read_value(raw) if b'"model"' in raw or b"\\u" in raw else None
     for tool in tools if isinstance(tools, list) else ():
         if isinstance(tool, dict) and MODEL in tool:
             yield _name_of(tool, "tools")

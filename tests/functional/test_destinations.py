@@ -263,6 +263,16 @@ async def test_a_key_with_models_gets_them_everywhere_whole_and_with_the_operato
         assert [*dict.fromkeys(each.target for each in run.one.asked)] == [f"/v1{target}" for target in targets]
 
 
+@pytest.mark.requirement("P7", "S.14")
+async def test_a_body_too_large_to_be_judged_is_refused_and_none_of_it_goes_up(tmp_path: Path) -> None:
+    async with scene(tmp_path, ONE + "limits: {{body: 64KiB}}\n") as run:
+        for chunked in (True, False):
+            body = {"input": "x" * 70_000, "model": MINE}
+            answer = await run.ask("/v1/responses", body=body, chunked=chunked)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+        assert not run.asked()
+
+
 @pytest.mark.requirement("P7")
 async def test_what_names_no_model_is_for_keys_that_may_relay(tmp_path: Path) -> None:
     async with scene(tmp_path) as run:
