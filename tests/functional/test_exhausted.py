@@ -4,6 +4,8 @@ import asyncio
 import io
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -31,10 +33,13 @@ def asking(content: str = "Hello.") -> bytes:
     return json.dumps({"model": "sim", "messages": messages, "max_tokens": 64}).encode()
 
 
-def unpooled() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout(60)
-    )
+@asynccontextmanager
+async def unpooled() -> AsyncIterator[aiohttp.ClientSession]:
+    """A client whose connections are gone when it ends: a refused body may leave one that is still closing."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(60)) as http:
+        yield http
+    await asyncio.sleep(0.25)
 
 
 @pytest.mark.requirement("R.27")
