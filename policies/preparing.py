@@ -4,15 +4,18 @@ It covers what the next batch will cover. Nothing in the conversation changes un
 where the history that it covers is still there, and forgotten where it is not.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from policies.bounds import Bounds, bounds_for
+from policies.bounds import NO_LAYER, Bounds, bounds_for
+from policies.buckets import charged
 from policies.budget import Budget
-from policies.cascade import run_layers
+from policies.cascade import PAID, LayerReport, run_layers
 from policies.draft import Draft
 from policies.effects import Done, Failed, Flow, Offload, Reply
 from policies.extraction.readings import Readings
+from policies.growth import UNKNOWN
 from policies.ledger import Prepared
 from policies.messages import Transcript
 from policies.narration import may_ask, tell, told_before
@@ -20,12 +23,15 @@ from policies.replay import Known, replay
 from policies.settings import ContextSettings, Layer
 from policies.tails import tail_start
 from policies.tokens import TokenCounter
+from policies.trend import Trend
 from policies.triggers import layers_of, limit_for
 
 LEAST_NEW = 0.5
 """What was prepared is prepared anew once it lacks this share of what a batch would summarise anew."""
-ENOUGH = 0.5
-"""No summary is prepared where what costs nothing gets a request so far down to low water."""
+SOON = 3
+"""Requests before a batch from which on it is prepared: what it will do is not known long before."""
+ASKING = PAID - {"rollover"}
+"""Strategies that ask a model."""
 
 
 def prepare(
@@ -38,7 +44,10 @@ def prepare(
     summarizer_input: int | None = None,
     readings: Readings | None = None,
 ) -> Flow[Prepared | None]:
-    """What the next batch will need of a model; None if enough of it is there, or the model gave nothing."""
+    """What the next batch will need of a model, without a text if the model gave none; None if nothing is needed.
+
+    Where single messages will be put in shorter words that is asked, too: the answers are kept by what they are about.
+    """
     layer = compaction_layer(settings)
     if layer is None:
         return None
@@ -53,8 +62,14 @@ def prepare(
     )
     draft = replay(bounds.transcript, known, bounds.protection)
     bounds = replace(bounds, layer=layer, warm=True, standing=draft.pieces)
-    if layer.params.get("prepared") is not True and _is_free(draft, bounds):
-        return None
+    if layer.params.get("prepared") is not True:
+        batch = _next_batch(draft, bounds)
+        if batch is None:
+            return None
+        early, compacts = batch
+        if not compacts:  # what it asks is asked now: the answers are kept by what they are about
+            yield from run_layers(draft, replace(bounds, early=early))
+            return None
     start = tail_start(draft, bounds, int(bounds.shape.tail * bounds.room))
     head = transcript.head
     gone = [i for i in range(head, start) if i not in bounds.protection.verbatim]
@@ -65,7 +80,7 @@ def prepare(
         return None
     told = yield from tell(bounds, gone, before=before, key=transcript.chain[start - head - 1].hex())
     if told.origin != "model":
-        return None
+        return Prepared(start - head, transcript.chain[start - head - 1], "")
     proposal = told.proposal.to_json() if told.proposal is not None else ""
     calls = told.calls + before.calls  # what was prepared before and never used is in it too
     return Prepared(start - head, transcript.chain[start - head - 1], told.text, proposal, told.purpose, calls)
@@ -76,23 +91,69 @@ def _tokens_from(transcript: Transcript, indices: Sequence[int], covers: int) ->
     return sum(transcript.messages[i].tokens for i in indices if i - transcript.head >= covers)
 
 
-def _is_free(draft: Draft, bounds: Bounds) -> bool:
-    """Whether the layers that ask no model would be enough if the batch came now."""
-    flow = run_layers(draft, replace(bounds, free_only=True, early=0.0))
+def _next_batch(draft: Draft, bounds: Bounds) -> tuple[float, bool] | None:
+    """When the next batch that may ask a model is due, as the share of the layers' triggers that is reached now, and
+    whether it compacts; None where what costs nothing will be enough.
+
+    Each trigger up to that of compaction is tried in turn, as if it were reached now and no model answered.
+    """
+    last = bounds.layer
+    scopes = {last.scope, "total"}
+    asking = [layer for layer in layers_of(bounds.settings) if layer.strategy in ASKING and layer.at != 0]
+    limits = sorted(
+        {
+            (limit_for(layer, bounds.settings, bounds.budget), layer.scope)
+            for layer in layers_of(bounds.settings)
+            if layer.scope in scopes | {each.scope for each in asking} and layer.at != 0
+        }
+    )
+    for limit, scope in limits:
+        inside = in_scope(draft, bounds, scope)
+        if limit <= 0 or inside <= 0:
+            continue
+        early = min(1.0, inside / (limit + 1))
+        trail = _tried(draft, replace(bounds, layer=NO_LAYER, early=early))
+        kept = [report for report in trail if report.kept and report.scope == scope]
+        if any(report.layer == "compact" for report in trail if report.scope == scope):
+            return early, True
+        if kept:
+            return (early, False) if any(report.layer in ASKING for report in kept) else None
+    return None
+
+
+def _tried(draft: Draft, bounds: Bounds) -> tuple[LayerReport, ...]:
+    """What the layers do where no model answers; what they save may be little now, and more when they are due."""
+    layers = tuple(replace(layer, min_savings=0) for layer in bounds.settings.layers)
+    flow = run_layers(draft, replace(bounds, settings=replace(bounds.settings, layers=layers)))
     reply: Reply | None = None
     while True:
         try:
             asked = next(flow) if reply is None else flow.send(reply)
         except StopIteration as end:
-            done, _ = end.value
-            return bool(done.tokens <= bounds.low_water + ENOUGH * (draft.tokens - bounds.low_water))
+            _, trail = end.value
+            return trail  # type: ignore[no-any-return]
         reply = Done() if isinstance(asked, Offload) else Failed("not_now")
 
 
-def is_soft(tokens: int, length: int, *, settings: ContextSettings, budget: Budget, known: Known) -> bool:
-    """Whether the next summary should be prepared now.
+def in_scope(draft: Draft, bounds: Bounds, scope: str) -> int:
+    """Tokens of a draft that count against a layer of this scope."""
+    return draft.tokens if scope == "total" else charged(draft.buckets(), bounds.settings.buckets).get(scope, 0)
 
-    ``tokens`` are the uncalibrated ones that the request had when it went up, ``length`` its messages after the head.
+
+def is_soft(
+    tokens: int,
+    length: int,
+    *,
+    settings: ContextSettings,
+    budget: Budget,
+    known: Known,
+    buckets: Mapping[str, int] | None = None,
+    trend: Trend = UNKNOWN,
+) -> bool:
+    """Whether the next summary should be prepared now: a batch that asks a model is near, and comes soon.
+
+    ``tokens`` are the uncalibrated ones that the request had when it went up, ``buckets`` the calibrated ones by
+    bucket, ``length`` its messages after the head; ``trend`` tells how fast the conversation grows.
     """
     rules = settings.summaries
     if settings.summarizer is None or settings.compaction != "proxy" or settings.when_full != "manage":
@@ -101,7 +162,25 @@ def is_soft(tokens: int, length: int, *, settings: ContextSettings, budget: Budg
         covered = max((cut.covers for cut in known.cuts), default=0)
         if length - covered > rules.prepare_messages:
             return True
-    return rules.prepare_at is not None and is_near(tokens, share=rules.prepare_at, settings=settings, budget=budget)
+    if rules.prepare_at is None:
+        return False
+    used = charged(buckets or {}, settings.buckets)
+    for layer in layers_of(settings):
+        if layer.strategy not in ASKING:
+            continue
+        limit = limit_for(layer, settings, budget) if layer.at != 0 else budget.room_for(budget.base(settings))
+        inside = tokens if layer.scope == "total" else int(used.get(layer.scope, 0) / budget.ratio)
+        soon = layer.at == 0 or inside + SOON * _growth(trend, layer.scope) > limit
+        if inside > rules.prepare_at * limit and soon:
+            return True
+    return False
+
+
+def _growth(trend: Trend, scope: str) -> float:
+    """Tokens that a request adds in a scope, the mean or the newest; without end where nothing is known of it."""
+    burns = {burn.bucket: burn.deltas for burn in trend.burn}
+    deltas = trend.deltas if scope == "total" else burns.get(scope, ())
+    return max(sum(deltas) / len(deltas), deltas[-1]) if deltas else math.inf
 
 
 def is_near(tokens: int, *, share: float, settings: ContextSettings, budget: Budget) -> bool:

@@ -63,8 +63,9 @@ class Thread:
     out. ``evicted`` are the calls whose results are out of the window, with the branch that evicted them. ``prefix``
     is what the provider's cache may hold, None where this process has sent nothing of it yet. ``has_notes`` says that
     the stored notes are among what is known, ``above`` that the last request's pressure was where states are saved,
-    ``read`` is how many of its messages were read for the batch to come, ``preparing`` is set once the summary is there
-    that is being prepared, None while none is, and ``health`` is what the store has of the conversation's health and
+    ``read`` is how many of its messages were read for the batch to come, ``failed`` how many there were when
+    one was prepared that was of no use, else 0, ``preparing`` is set once the summary is there that is being prepared,
+    None while none is, and ``health`` is what the store has of the conversation's health and
     nobody has taken over yet, as JSON.
     """
 
@@ -79,6 +80,7 @@ class Thread:
     has_notes: bool = False
     above: bool = False
     read: int = 0
+    failed: int = 0
     preparing: "asyncio.Event | None" = None
     health: str | None = None
 

@@ -70,19 +70,22 @@ def count_exchange(
     if sent is not None:
         metrics.pressure(sent.pressure.level, zone=sent.pressure.zone)
     if outcome.decision is not None and not outcome.observed:
-        _count_actions(metrics, outcome.decision)
+        prepared = outcome.planned is not None and outcome.planned.prepared
+        _count_actions(metrics, outcome.decision, prepared=prepared)
     if outcome.attempt is not None:
         billed = outcome.billed()
         _count_key(metrics, outcome, billed or NOTHING, sent, use)
         _count_cache(metrics, billed or NOTHING, use)
 
 
-def _count_actions(metrics: Metrics, decision: Decision) -> None:
+def _count_actions(metrics: Metrics, decision: Decision, *, prepared: bool) -> None:
     for report in decision.trail:
         if report.kept:
             metrics.action(report.layer, count=max(1, report.units))
     if decision.cut is not None and decision.cut.origin == PREPARED:
         metrics.preparation("used")
+    elif decision.cut is not None and prepared:
+        metrics.preparation("wasted")
 
 
 def _count_key(metrics: Metrics, outcome: Outcome, usage: Usage, sent: Sent | None, use: CacheUse | None) -> None:

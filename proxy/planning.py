@@ -77,9 +77,9 @@ class Planned:
     """What goes up, and everything that the rest of the exchange has to know of how it came about.
 
     ``sent`` are the uncalibrated tokens of what goes up; ``trend`` is the conversation's growth before this request.
-    ``evictions`` is what was newly taken out, or for an observed request would have been, ``asked_again`` the calls
-    in it whose results are out of the window, as (branch, hash). ``refused`` says why an observed request would have
-    been refused.
+    ``prepared`` says that a summary lay ready for it, ``evictions`` is what was newly taken out, or for an observed
+    request would have been, ``asked_again`` the calls in it whose results are out of the window, as (branch, hash).
+    ``refused`` says why an observed request would have been refused.
     """
 
     body: bytes
@@ -90,6 +90,7 @@ class Planned:
     sent: int | None = None
     degraded: list[str] = field(default_factory=list)
     trend: Trend = UNKNOWN
+    prepared: bool = False
     evictions: tuple[EvictionRow, ...] = ()
     asked_again: tuple[tuple[str, bytes], ...] = ()
     refused: str | None = None
@@ -306,6 +307,7 @@ class Planner:
                 except _PreparedMeanwhile:
                     continue
                 planned.decision, thread.trend = decision, decision.trend
+                planned.prepared = known.prepared is not None
                 evictions = evictions_of(planned.reading.transcript, decision, known, settings=job.settings)
                 if observed and decision.is_new:
                     thread.observe(decision.edits, decision.cut)

@@ -214,6 +214,9 @@ class Preparation:
         thread, job = work.thread, work.job
         if not work.prepare or thread.lock.locked() or len(thread.known.cuts) != work.cuts:
             return  # the batch is being made, or was: it does not wait for what has not begun
+        length = len(work.reading.transcript.chain)
+        if length < thread.failed * GROWN:
+            return  # what the model said of nearly the same history was of no use
         flow = prepare(
             work.reading.transcript,
             settings=job.settings,
@@ -226,6 +229,7 @@ class Preparation:
         thread.preparing = asyncio.Event()
         try:
             prepared = await _asked(flow, work.ask)
+            thread.failed = length if prepared is not None and not prepared.text else 0
             self._use(thread, prepared)
         finally:
             thread.preparing.set()
@@ -237,10 +241,10 @@ class Preparation:
     def _use(self, thread: Thread, prepared: Prepared | None) -> None:
         if prepared is None:
             return
-        is_needed = _still_needed(thread, prepared)
+        is_needed = bool(prepared.text) and _still_needed(thread, prepared)
         if is_needed:
             thread.known = replace(thread.known, prepared=prepared)
-        self._happened("prepared" if is_needed else "discarded")
+        self._happened("prepared" if is_needed else "wasted")
 
 
 async def _asked(flow: Flow[T], ask: Ask) -> T:
@@ -262,7 +266,13 @@ def _work(job: Job, planned: Planned, reason: str | None, trace: Trace) -> Work 
     settings, thread, length = job.settings, recognised.thread, len(planned.reading.transcript.chain)
     known = recognised.known()
     soft = not decision.is_new and is_soft(
-        decision.raw_after, length, settings=settings, budget=belief.budget, known=known
+        decision.raw_after,
+        length,
+        settings=settings,
+        budget=belief.budget,
+        known=known,
+        buckets=decision.buckets,
+        trend=decision.trend,
     )
     at, level = settings.checkpoints.save_at, decision.pressure.level
     above = at is not None and level > at

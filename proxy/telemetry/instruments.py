@@ -290,7 +290,7 @@ PREPARATIONS = Instrument(
     "weir.preparations",
     "counter",
     "{summary}",
-    "Summaries written after an answer for a batch to come: prepared, used by one, or discarded as too late",
+    "Summaries written after an answer for a batch to come: prepared, used by one, or wasted",
     (names.RESULT,),
 )
 WINDOWS_LEARNED = Instrument(

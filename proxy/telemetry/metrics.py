@@ -197,7 +197,7 @@ class Metrics:
             self._summarizer_cost.add(dollars, (tenant,))
 
     def preparation(self, result: str) -> None:
-        """A summary for a batch to come was ``prepared``, ``used`` by one, or ``discarded``."""
+        """A summary for a batch to come was ``prepared``, ``used`` by one, or ``wasted``."""
         self._preparations.add(1, (result,))
 
     def checkpoint(self, reason: str) -> None:

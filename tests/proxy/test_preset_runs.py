@@ -16,6 +16,7 @@ from policies.tokens import CHARS4
 from policies.trend import Trend
 from proxy.policy_files.presets import preset_policies
 from proxy.simulator.summaries import summarize
+from tests.functional.harness import prose
 from tests.policies.play import Said, assistant, remember, step, system, talk, user, words
 
 T = TypeVar("T")
@@ -25,10 +26,12 @@ Grow = Callable[[random.Random, int], Iterable[Said]]
 
 @dataclass
 class Model:
-    """A summariser that answers every question, or none."""
+    """A summariser that answers every question once, or none; ``kept`` are the answers, as the product keeps them."""
 
     fails: bool = False
+    kept: dict[tuple[str, str], Summary] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    known: int = 0
 
     def drive(self, flow: Flow[T]) -> T:
         reply: Reply | None = None
@@ -49,10 +52,15 @@ class Model:
                     reply = Done()
 
     def _answer(self, asked: Summarize) -> Summary | Failed:
-        self.asked.append(asked.key)
+        found = self.kept.get((asked.key, asked.prompt))
+        if found is not None:
+            self.known += 1
+            return found
+        self.asked.append(asked.purpose)
         if self.fails:
             return Failed("status_500")
-        return Summary(summarize(asked.prompt, limit=asked.max_tokens, count=CHARS4.count))
+        text = summarize(asked.prompt, limit=asked.max_tokens, count=CHARS4.count)
+        return self.kept.setdefault((asked.key, asked.prompt), Summary(text))
 
 
 @dataclass
@@ -70,7 +78,8 @@ class Run:
     used: int = 0
 
     def __post_init__(self) -> None:
-        self.within, self.after = Model(self.fails), Model(self.fails)
+        self.within = Model(self.fails)
+        self.after = Model(self.fails, self.within.kept)
         self.settings = replace(PRESETS[self.name], summarizer=self.summarizer)
         self.budget = divide(self.settings, window=self.window)
         self.said: list[Said] = [system(words(200, "sys")), user(words(60, "task"))]
@@ -100,12 +109,20 @@ class Run:
         self.used += decision.cut is not None and decision.cut.origin.startswith("prepared")
         self.known, self.trend = remember(self.known, decision, transcript), decision.trend
         length, known = len(transcript.chain), self.known
-        if decision.is_new or not is_soft(decision.raw_after, length, settings=settings, budget=budget, known=known):
+        if decision.is_new or not is_soft(
+            decision.raw_after,
+            length,
+            settings=settings,
+            budget=budget,
+            known=known,
+            buckets=decision.buckets,
+            trend=decision.trend,
+        ):
             return
         ready = self.after.drive(
             prepare(transcript, settings=settings, budget=budget, known=known, counter=CHARS4, readings=self.readings)
         )
-        if ready is not None:
+        if ready is not None and ready.text:
             self.prepared += 1
             self.known = replace(known, prepared=ready)
 
@@ -116,8 +133,8 @@ def results(*tokens: int) -> Grow:
 
 
 def turns(asked: int, answered: int) -> Grow:
-    """A turn of a chat each time."""
-    return lambda _, n: (assistant(words(answered, f"a{n}x")), user(words(asked, f"q{n}x")))
+    """A turn of a chat each time, in words that can be summed up."""
+    return lambda _, n: (assistant(prose(answered * 4 // 7, seed=2 * n)), user(prose(asked * 4 // 7, seed=2 * n + 1)))
 
 
 # -- the threshold of a preset ---------------------------------------------------------------------------------------
@@ -195,3 +212,43 @@ def test_with_a_model_that_fails_requests_get_as_small_as_without_one(name: str)
         return [decision.after for decision in run.decisions]
 
     assert tokens("model") == tokens(None)
+
+
+# -- what a model is asked -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("D7", "D14", "A0.140")
+@pytest.mark.parametrize(
+    ("name", "window", "grow", "requests"),
+    [
+        ("balanced", 32_768, results(450), 120),
+        ("article-128k", 128_000, results(4_000, 8_000, 12_000), 32),
+        ("baseagent-200k", 200_000, results(2_000, 5_000), 60),
+    ],
+)
+def test_where_batches_only_evict_no_model_is_asked_at_any_time(
+    name: str, window: int, grow: Grow, requests: int
+) -> None:
+    run = Run(name, window, grow, summarizer="model").go(requests)
+    assert len(run.batches) >= 2
+    assert (run.within.asked, run.after.asked) == ([], [])
+
+
+@pytest.mark.requirement("D14", "A2.11", "A2.27")
+@pytest.mark.parametrize(
+    ("name", "window", "requests"),
+    [("balanced", 16_384, 70), ("interceptor-summarize", 16_384, 70), ("turn-atomic", 32_768, 24)],
+)
+def test_what_is_prepared_is_used_and_no_request_waits_for_a_model(name: str, window: int, requests: int) -> None:
+    run = Run(name, window, turns(150, 250), summarizer="model").go(requests)
+    assert run.used >= 2
+    assert run.prepared - run.used <= 1, "the last one may be for a batch that has not come yet"
+    assert run.within.asked == []
+
+
+@pytest.mark.requirement("D14", "A0.66")
+def test_messages_that_a_batch_will_put_in_shorter_words_are_asked_about_after_the_answer_before() -> None:
+    run = Run("article-128k", 32_000, turns(400, 900), summarizer="model").go(36)
+    assert any(report.layer == "progressive" and report.kept for d in run.batches for report in d.trail)
+    assert run.within.known >= 0.8 * len(run.after.asked) > 0, "what was asked after an answer is used"
+    assert len(run.within.asked) <= 0.25 * len(run.after.asked)

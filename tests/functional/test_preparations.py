@@ -1,0 +1,62 @@
+"""What is prepared after answers is used, and a model that is of no use is left alone: served, and counted."""
+
+import re
+
+import pytest
+
+from proxy.simulator.serving import serve_simulator
+from proxy.simulator.settings import SimulatorSettings, SummaryMode
+from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, weir
+
+
+def simulated(mode: SummaryMode = SummaryMode.OK) -> SimulatorSettings:
+    return SimulatorSettings(window=16_384, windows={"notes": 32_768}, summary_model="notes", summary_mode=mode)
+
+
+async def talked(target: RunningWeir, turns: int, *, earlier: int = 0) -> Talk:
+    """A chat in which everything that is worth preparing is prepared before the next question."""
+    talk = Talk(target.client())
+    talk.grow(earlier)
+    for _ in range(turns):
+        await talk.chat(1)
+        await target.runtime.preparation.settled()
+    return talk
+
+
+def counted(target: RunningWeir) -> dict[str, int]:
+    text = target.runtime.telemetry.metrics.render().decode()
+    found = re.findall(r'weir_preparations_total\{weir_result="(\w+)"\} (\d+)', text)
+    return {result: int(number) for result, number in found}
+
+
+@pytest.mark.requirement("D14", "A2.11", "A2.27")
+@pytest.mark.parametrize(
+    ("policy", "window", "earlier", "turns"), [("balanced", 8_192, 12, 12), ("turn-atomic", 16_384, 8, 8)]
+)
+async def test_what_is_prepared_is_used_by_the_batch_and_counted(
+    policy: str, window: int, earlier: int, turns: int
+) -> None:
+    async with (
+        serve_simulator(simulated(), counter=COUNTER) as simulator,
+        weir(simulator.base_url, window=window, policy=policy, summarizer="notes") as target,
+    ):
+        talk = await talked(target, turns, earlier=earlier)
+        results = counted(target)
+    assert any("compact" in action for action in talk.actions())
+    assert results["used"] >= 1
+    assert results["prepared"] - results["used"] <= 1, "the last one may be for a batch that has not come yet"
+    assert results.get("wasted", 0) <= 0.2 * results["prepared"]
+
+
+@pytest.mark.requirement("D14", "P6", "R.50")
+@pytest.mark.parametrize("mode", [SummaryMode.EMPTY, SummaryMode.REFUSAL])
+async def test_a_model_that_is_of_no_use_is_not_asked_after_every_answer(mode: SummaryMode) -> None:
+    async with (
+        serve_simulator(simulated(mode), counter=COUNTER) as simulator,
+        weir(simulator.base_url, window=65_536, policy="turn-atomic", summarizer="notes") as target,
+    ):
+        await talked(target, 15, earlier=8)
+        results, asked = counted(target), len(answered(simulator, "notes"))
+    assert results.keys() == {"wasted"}
+    assert results["wasted"] <= 5, "the history grew by a fifth between two"
+    assert asked <= 2 * results["wasted"]
