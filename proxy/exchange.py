@@ -25,6 +25,7 @@ from proxy.errors import (
     UnsupportedEncoding,
     UpstreamUnreachable,
 )
+from proxy.heard import Listener
 from proxy.intake import ClientGone, Receive, read_body, while_connected
 from proxy.keys import credentials_in
 from proxy.outcome import Outcome
@@ -141,6 +142,8 @@ class Exchange:
         call = Call(runtime, request, caller, headers, outcome)
         planned = await call.plan()
         outcome.planned = planned
+        if planned.listens:
+            outcome.listener = self.send = Listener(self.send)
         outcome.ready = time.perf_counter()
         received = await call.send(planned)
         rounds, metrics = call.rounds(), runtime.telemetry.metrics

@@ -18,6 +18,7 @@ from proxy.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.evictions import CUT
+from proxy.heard import Listener
 from proxy.hooks import Turn
 from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
@@ -81,6 +82,7 @@ class Outcome:
     recalls: list[Recalled] = field(default_factory=list)
     rounds: list[Usage] = field(default_factory=list)
     refusal: Mapping[str, object] = field(default_factory=dict)
+    listener: Listener | None = None
 
     @property
     def observed(self) -> bool:

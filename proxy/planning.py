@@ -79,7 +79,7 @@ class Planned:
     ``sent`` are the uncalibrated tokens of what goes up; ``trend`` is the conversation's growth before this request.
     ``evictions`` is what was newly taken out, or for an observed request would have been, ``asked_again`` the calls
     in it whose results are out of the window, as (branch, hash). ``refused`` says why an observed request would have
-    been refused.
+    been refused, ``listens`` whether the answer will tell the conversation from others.
     """
 
     body: bytes
@@ -93,6 +93,7 @@ class Planned:
     evictions: tuple[EvictionRow, ...] = ()
     asked_again: tuple[tuple[str, bytes], ...] = ()
     refused: str | None = None
+    listens: bool = False
 
     @property
     def has_media(self) -> bool:
@@ -185,15 +186,16 @@ class Planner:
         transcript = planned.reading.transcript
         try:
             planned.recognised = await self.conversations.recognise(
-                job.tenant, transcript.chain, transcript.messages, name=job.name
+                job.tenant, transcript.chain, transcript.messages, name=job.name, resumes=job.resumes
             )
         except StoreError as error:
             log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
             planned.degraded.append("store")
             planned.recognised = self.conversations.begin(job.tenant, transcript.chain, name=job.name)
-        if (wanted := job.resumes) is not None:
-            await self._resume(job, planned, wanted)
         thread = planned.recognised.thread
+        if job.is_refused_state(thread, transcript) and self.store is not None:
+            planned.degraded.append("resume")
+        planned.listens = self.conversations.listens(thread, transcript)
         if (about := ABOUT.get()) is not None:
             about.conversation = thread.branch.name
         planned.trend = thread.trend
@@ -201,27 +203,6 @@ class Planner:
         for _, call in planned.asked_again:
             del thread.evicted[call]
         planned.belief = await job.believe()
-
-    async def _resume(self, job: "Job", planned: Planned, wanted: str) -> None:
-        """Have a conversation that begins go on from the newest checkpoint of the one that is ``wanted``."""
-        assert planned.reading and planned.recognised  # noqa: S101, PT018 - set by _identify
-        transcript, begun = planned.reading.transcript, planned.recognised
-        if self.store is None or any(m.role == "assistant" for m in transcript.messages):
-            return
-        if begun.thread.known.resumed is not None and begun.length == len(transcript.chain):
-            return
-        try:
-            found = await self.store.latest_checkpoint(job.tenant, wanted)
-        except StoreError as error:
-            log.error("a checkpoint cannot be read, the conversation starts without: %s", error)
-            found = None
-        if found is None:
-            if job.resume is not None:
-                planned.degraded.append("resume")
-            return
-        planned.recognised = self.conversations.begin(job.tenant, transcript.chain, name=job.name)
-        thread = planned.recognised.thread
-        thread.known = replace(thread.known, resumed=found[1].body)
 
     async def _recall(self, job: "Job", planned: Planned) -> str | None:
         """What was removed and the newest user message asks for, None where there is nothing of the kind."""
@@ -446,6 +427,11 @@ class Job:
             return None
         return self.resume or (self.name if self.settings.resume == "auto" else None)
 
+    def is_refused_state(self, thread: Thread, transcript: Transcript) -> bool:
+        """Whether a conversation that begins was to go on from another one, and does not."""
+        begins = all(m.role != "assistant" for m in transcript.messages)
+        return self.resume is not None and self.resumes is not None and thread.known.resumed is None and begins
+
     def is_sure(self, planned: Planned) -> bool:
         """Whether the window is known well enough to refuse a request without asking the upstream."""
         return planned.belief is not None and planned.belief.facts.source not in ("last_resort", "unknown")
@@ -522,6 +508,7 @@ def _figures(decision: Decision, job: Job, budget: Budget) -> dict[str, object]:
 def _empty_change(thread: Thread, reading: Reading, now: float) -> Change:
     """A change of the thread's branch that holds nothing yet."""
     transcript, branch = reading.transcript, thread.branch
+    ends = thread.ends(transcript)
     return Change(
         tenant=branch.tenant,
         conversation=branch.conversation,
@@ -529,7 +516,7 @@ def _empty_change(thread: Thread, reading: Reading, now: float) -> Change:
         branch=branch.branch,
         expected=branch.version,
         at=now,
-        chain_end=transcript.chain[-1] if transcript.chain else b"",
+        chain_end=ends[0] if ends else b"",
         length=len(transcript.chain),
     )
 

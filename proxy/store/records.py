@@ -167,6 +167,8 @@ class ExchangeRow:
         health: what it made of the conversation's health; written beside it, not read back with the row.
         events: what the planner had to say of it, ``refusal`` the figures of why it was refused; both are for the
             audit and not read back with the row.
+        ends: the hashes, each with the number of messages up to it, that the next request finds the branch by; empty
+            for ``chain_end`` alone. Not read back with the row.
     """
 
     id: str
@@ -208,6 +210,7 @@ class ExchangeRow:
     health: Checkup | None = None
     events: tuple[Event, ...] = ()
     refusal: Mapping[str, object] = field(default_factory=dict)
+    ends: tuple[tuple[bytes, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
