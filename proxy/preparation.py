@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from policies import (
+    Decision,
     Flow,
     is_near,
     is_soft,
@@ -181,6 +182,7 @@ class Preparation:
         here = known.at(len(transcript.chain))  # the state of a longer run, begun anew since, is none of this one
         if here.checkpoint is not None and here.checkpoint_length >= len(transcript.chain):
             return
+        thread.read = len(transcript.chain)
         state = await asyncio.to_thread(
             state_of,
             transcript,
@@ -254,6 +256,13 @@ def _still_needed(thread: Thread, prepared: Prepared) -> bool:
     return all(cut.covers < prepared.covers for cut in thread.known.cuts)
 
 
+def _lacks_state(decision: Decision, thread: Thread, length: int) -> bool:
+    """Whether a batch took something out of the window and saved no state, now or, where that failed, earlier."""
+    if decision.is_new and decision.checkpoint is None:
+        return bool(decision.removed)
+    return thread.known.triggered and thread.known.checkpoint is None and length > thread.read * GROWN
+
+
 def _work(job: Job, planned: Planned, reason: str | None, trace: Trace) -> Work | None:
     """What is worth doing after a request, None for nothing."""
     decision, recognised, belief = planned.decision, planned.recognised, planned.belief
@@ -268,8 +277,11 @@ def _work(job: Job, planned: Planned, reason: str | None, trace: Trace) -> Work 
     above = at is not None and level > at
     save = reason or ("safety" if above and not thread.above else None)
     thread.above = above
+    if save is None and _lacks_state(decision, thread, length):
+        save = "batch"
     named = thread.branch.name != thread.branch.conversation
-    read = recognised.length > 0 and (named or decision.pressure.zone in NEARLY_FULL or known.triggered)
+    near_batch = decision.pressure.zone in NEARLY_FULL or known.triggered
+    read = (named and length > 1) or (recognised.length > 0 and near_batch)
     near = is_near(decision.raw_after, share=WARM_AT, settings=settings, budget=belief.budget)
     warm = near and not decision.is_new and length > thread.read * GROWN
     if not (soft or save or read or warm):

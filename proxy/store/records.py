@@ -117,12 +117,12 @@ class Change:
     """A batch of edits: all of it is stored, or nothing.
 
     ``expected`` is the version that the plan was made on; ``covered`` are the refs that the new cut covers,
-    in order; ``checkpoint`` is the structured state as JSON text, saved for a ``reason`` (``compaction``, ``rollover``,
-    ``resume``, ``safety``, ``critical``, ``milestone``, ``before_model``, ``rollback``, ``closed``) in window
-    ``window_id``; the newest ``keep`` versions stay. ``resumed`` is the checkpoint of another conversation that the
-    branch goes on from, stored with it. ``chain_end`` is the hash after all ``length`` messages of the request, by
-    which the next one will find what is stored here. ``request`` is the id of that request, ``figures`` what the audit
-    is to say of the decision, and ``audited`` what it is to say beside that.
+    in order; ``checkpoint`` is the structured state as JSON text, saved for a ``reason`` (``compaction``,
+    ``rollover``, ``batch``, ``resume``, ``safety``, ``critical``, ``milestone``, ``before_model``, ``rollback``,
+    ``closed``) in the window ``window_id``; the newest ``keep`` versions stay. ``resumed`` is the checkpoint of
+    another conversation that the branch goes on from, stored with it. ``chain_end`` is the hash after all ``length``
+    messages of the request, by which the next one will find what is stored here. ``request`` is the id of that
+    request, ``figures`` what the audit is to say of the decision, and ``audited`` what it is to say beside that.
     """
 
     tenant: str
