@@ -276,6 +276,29 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClientEdits:
+    """What a client asks to have taken out of its own requests (Anthropic's ``context_management``); tokens.
+
+    Attributes:
+        results_at: size of a request above which its old tool results go, ``results_over`` the number of results; None
+            for no such rule.
+        keep: newest results that stay.
+        at_least: results go only if so much goes with them.
+        exclude: tools whose results stay.
+        thinking: newest steps of earlier turns whose thinking stays; None for all.
+        compact_at: size of a request above which its history is summarised; None never.
+    """
+
+    results_at: int | None = None
+    results_over: int | None = None
+    keep: int = 3
+    at_least: int = 0
+    exclude: frozenset[str] = frozenset()
+    thinking: int | None = None
+    compact_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
     """One policy, complete.
 

@@ -23,8 +23,8 @@ from proxy.stages import stage_of, strategy_of
 from proxy.telemetry import Plan
 from proxy.telemetry.spans import NULL_SPAN
 from proxy.tokenizer import TextCounter
-from proxy.wire.chat import ChatRequest
-from proxy.wire.knobs import wants_no_editing
+from proxy.wire.chat import ChatRequest, without_field
+from proxy.wire.knobs import EDITS, client_edits, wants_no_editing
 from proxy.wire.names import PARENT_HEADER, RESUME_HEADER, conversation_in, name_from
 
 MOST_RETRIES = 2
@@ -56,6 +56,12 @@ class Call:
         self.outcome.upstream = upstream = runtime.config.upstream(request.model)
         if settings.mode is Mode.OFF or not request.messages or wants_no_editing(request.fields):
             return Planned(request.body)
+        edits = client_edits(request.fields)
+        if edits is not None and upstream.kind == "openai" and not settings.observes:
+            self.request = request = without_field(request, EDITS)
+            self.outcome.request = request
+        else:  # litellm translates it for a provider that may do it itself
+            edits = None
         counter = self._counter(settings)
         pruned = set[str]()
         replies = Replies(runtime, request, caller, settings, self.outcome.trace, pruned)
@@ -82,6 +88,7 @@ class Call:
             summarizer_input=summarizer_input(runtime, settings, caller),
             resume=conversation_in(self.headers, RESUME_HEADER),
             parent=conversation_in(self.headers, PARENT_HEADER),
+            edits=edits,
             id=self.outcome.id,
         )
         self.outcome.job = self.job

@@ -17,6 +17,7 @@ from policies import (
     BucketExceeded,
     Budget,
     BudgetUnreachable,
+    ClientEdits,
     ContextSettings,
     Decision,
     EditKind,
@@ -262,6 +263,7 @@ class Planner:
                 readings=self.readings,
                 limits=limits,
                 recalled=recalled,
+                edits=job.edits,
             )
             asked = step(flow)
             if isinstance(asked, Returned):
@@ -401,8 +403,8 @@ class Job:
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
     ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
-    evaluated; ``pruned`` are the tools that the conversation's requests go without, for questions in place; ``id`` is
-    the request's.
+    evaluated; ``pruned`` are the tools that the conversation's requests go without, for questions in place; ``edits``
+    is what the client asks to have taken out of it, ``id`` the request's.
     """
 
     request: ChatRequest
@@ -418,6 +420,7 @@ class Job:
     summarizer_input: int | None = None
     resume: str | None = None
     parent: str | None = None
+    edits: ClientEdits | None = None
     id: str = ""
 
     @property

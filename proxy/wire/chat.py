@@ -144,6 +144,12 @@ def rewritten(request: ChatRequest, *, messages: Sequence[Raw] | None, pruned: C
     return replace_fields(request.body, request.fields, new)
 
 
+def without_field(request: ChatRequest, name: str) -> ChatRequest:
+    """The request without one of its fields; the values of the others keep their bytes."""
+    kept = {key: bytes(raw) for key, raw in request.fields.items() if key != name}
+    return parse_chat(b"{" + b",".join(write_value(key) + b":" + raw for key, raw in kept.items()) + b"}")
+
+
 def _array(items: Sequence[Raw]) -> bytes:
     return b"[" + b",".join(items) + b"]"
 
