@@ -115,7 +115,7 @@ def plan(
     """
     limits = limits or limits_for(settings, budget)
     known = known.at(len(transcript.chain)) if known.triggered or known.checkpoint is not None else known
-    if settings.memory.tags or settings.memory.names:
+    if settings.memory.is_declared:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
     grown = measure(transcript, limits=limits, trend=trend, at=at)
     asked = recalled is not None or (known.resumed is not None and not known.cuts) or _is_wanted(settings, known)

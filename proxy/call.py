@@ -25,7 +25,7 @@ from proxy.telemetry.spans import NULL_SPAN
 from proxy.tokenizer import TextCounter
 from proxy.wire.chat import ChatRequest, without_field
 from proxy.wire.knobs import EDITS, client_edits, wants_no_editing
-from proxy.wire.names import PARENT_HEADER, RESUME_HEADER, conversation_in, name_from
+from proxy.wire.names import MEMORY_HEADER, PARENT_HEADER, RESUME_HEADER, conversation_in, name_from
 
 MOST_RETRIES = 2
 
@@ -56,6 +56,8 @@ class Call:
         self.outcome.upstream = upstream = runtime.config.upstream(request.model)
         if settings.mode is Mode.OFF or not request.messages or wants_no_editing(request.fields):
             return Planned(request.body)
+        if (tag := conversation_in(self.headers, MEMORY_HEADER)) is not None:
+            settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
         edits = client_edits(request.fields)
         if edits is not None and upstream.kind == "openai" and not settings.observes:
             self.request = request = without_field(request, EDITS)

@@ -60,8 +60,8 @@ from proxy.wire.chat import (
     tool_definitions,
     tool_description,
     unmarked,
-    with_messages,
 )
+from proxy.wire.markers import breakpoint_for
 from proxy.wire.raw import read_value
 
 log = logging.getLogger("weir.planning")
@@ -298,8 +298,10 @@ class Planner:
                 await thread.preparing.wait()
             if thread.known.prepared is not known.prepared:
                 raise _PreparedMeanwhile
-        keep = job.settings.checkpoints.keep
-        version = await self.save(thread, planned.reading, effect, keep=keep, request=job.id)
+        rules = job.settings.checkpoints
+        if not rules.enabled:
+            return Failed("off")
+        version = await self.save(thread, planned.reading, effect, keep=rules.keep, request=job.id)
         return Failed("store") if version is None else Saved(version)
 
     async def save(self, thread: Thread, reading: Reading, effect: Save, *, keep: int, request: str = "") -> int | None:
@@ -380,18 +382,21 @@ class Planner:
         if reading is None or request.messages is None:
             return
         pieces = decision.pieces if decision is not None and not job.settings.observes else None
+        marker = {} if job.settings.observes else breakpoint_for(job.settings.cache_breakpoint, request.body)
+        marked = partial(rewritten, request, head=reading.transcript.head, marker=marker)
         if pieces is not None and decision is not None:
             planned.sent = decision.raw_after
             same = not reading.marked and _is_as_it_came(pieces, len(reading.transcript.messages))
             messages = (
                 None if same else render(pieces, request.messages, reading.marked, role=job.settings.summaries.role)
             )
-            planned.body = rewritten(request, messages=messages, pruned=decision.pruned)
+            planned.body = marked(messages=messages, pruned=decision.pruned)
         elif reading.marked:
             raws = request.messages
-            planned.body = with_messages(
-                request, [unmarked(raw) if i in reading.marked else raw for i, raw in enumerate(raws)]
-            )
+            bare = [unmarked(raw) if i in reading.marked else raw for i, raw in enumerate(raws)]
+            planned.body = marked(messages=bare, pruned=())
+        elif marker:
+            planned.body = marked(messages=None, pruned=())
 
 
 class _PreparedMeanwhile(Exception):
@@ -527,7 +532,7 @@ def _empty_change(thread: Thread, reading: Reading, now: float) -> Change:
 def _change(job: Job, decision: Decision, reading: Reading, thread: Thread, now: float) -> Change:
     transcript, cut = reading.transcript, decision.cut
     nothing = _empty_change(thread, reading, now)
-    state = decision.checkpoint
+    state = decision.checkpoint if job.settings.checkpoints.enabled else None
     return replace(
         nothing,
         edits=decision.edits,

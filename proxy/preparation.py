@@ -151,13 +151,15 @@ class Preparation:
         thread, settings = work.thread, work.job.settings
         known = work.recognised.known()
         transcript = work.reading.transcript
-        found = await asyncio.to_thread(notes_of, transcript, settings=settings, known=known)
-        if wants_notes(transcript, settings=settings, known=known):
+        found: tuple[Note, ...] = ()
+        if settings.notes.enabled:
+            found = await asyncio.to_thread(notes_of, transcript, settings=settings, known=known)
+        if settings.notes.enabled and wants_notes(transcript, settings=settings, known=known):
             reads = work.job.summarizer_input or work.belief.budget.hard_limit
             flow = write_notes(transcript, known=known, counter=work.job.counter, max_input=reads)
             found += await _asked(flow, work.ask)
         await self._keep_notes(thread, found)
-        if settings.checkpoints.milestones and work.save is None:
+        if settings.checkpoints.enabled and settings.checkpoints.milestones and work.save is None:
             milestone = await asyncio.to_thread(milestone_of, transcript, settings=settings, known=known)
             if milestone is not None:
                 await self._save_state(work, "milestone")
@@ -279,9 +281,12 @@ def _work(job: Job, planned: Planned, reason: str | None, trace: Trace) -> Work 
     thread.above = above
     if save is None and _lacks_state(decision, thread, length):
         save = "batch"
+    if not settings.checkpoints.enabled:
+        save = None
     named = thread.branch.name != thread.branch.conversation
     near_batch = decision.pressure.zone in NEARLY_FULL or known.triggered
     read = (named and length > 1) or (recognised.length > 0 and near_batch)
+    read = read and (settings.checkpoints.enabled or settings.notes.enabled)
     near = is_near(decision.raw_after, share=WARM_AT, settings=settings, budget=belief.budget)
     warm = near and not decision.is_new and length > thread.read * GROWN
     if not (soft or save or read or warm):

@@ -81,7 +81,9 @@ def _listened(runtime: Runtime, planned: Planned, outcome: Outcome) -> tuple[byt
 def _check_up(runtime: Runtime, outcome: Outcome, sent: Sent | None, *, at: float) -> Checkup | None:
     """What the request makes of its conversation's health, told to trace, metrics and sinks; None if nothing new."""
     planned, settings = outcome.planned, outcome.settings
-    if sent is None or settings is None or planned is None or not runtime.health.is_news(planned):
+    if sent is None or settings is None or planned is None or not settings.health.enabled:
+        return None
+    if not runtime.health.is_news(planned):
         return None
     reading, recognised, belief = planned.reading, planned.recognised, planned.belief
     if reading is None or recognised is None or belief is None:
