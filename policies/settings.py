@@ -259,6 +259,8 @@ class Recall:
         max_tokens: most tokens of one answer, and never more than the room that is left.
         auto: put what was removed and what the newest user message asks for in front of it.
         auto_tokens: most tokens of that.
+        embeddings: model whose vectors of removed texts are kept with them, so that they are found by what they are
+            about, too; None for words alone.
     """
 
     tool: bool = False
@@ -267,6 +269,7 @@ class Recall:
     max_tokens: int = 4_000
     auto: bool = False
     auto_tokens: int = 1_000
+    embeddings: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

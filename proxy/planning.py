@@ -43,6 +43,7 @@ from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.evictions import asked_again, evicted_calls, evictions_of
 from proxy.perform import Ask, Returned, drive, step
 from proxy.recall.automatic import remembered
+from proxy.recall.likeness import by_likeness
 from proxy.settle import Settler
 from proxy.shared_readings import SharedReadings
 from proxy.stages import figures_of
@@ -223,6 +224,13 @@ class Planner:
                 counter=job.counter,
                 max_tokens=job.settings.recall.auto_tokens,
                 visible_refs=_visible(transcript, thread.known),
+                alike=by_likeness(
+                    self.store,
+                    job.tenant,
+                    thread.branch.conversation,
+                    job.settings.recall.embeddings,
+                    None if job.settings.observes else job.ask,
+                ),
             )
         except StoreError as error:
             log.warning("nothing is recalled, the archive cannot be read: %s", error)

@@ -24,7 +24,7 @@ from policies import (
     wants_notes,
     write_notes,
 )
-from policies.effects import Save
+from policies.effects import Embed, Save, Vectors
 from policies.ledger import Prepared
 from policies.notes import Note
 from proxy.background import Background
@@ -43,6 +43,7 @@ AT_ONCE = 2
 MOST_WAITING = 64
 WARM_AT = 0.9
 GROWN = 1.2
+MOST_EMBEDDED = 256
 NEARLY_FULL = frozenset({"orange", "red", "critical"})
 """Zones in which a conversation without a name is read for its state: before them a batch is far, and reading costs."""
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class Work:
     read: bool
     warm: bool
     cuts: int
+    embed: bool = False
     about: About | None = None
     trace: Trace = NULL_TRACE
 
@@ -133,7 +135,7 @@ class Preparation:
     async def _do_all(self, work: Work) -> str | None:
         """Do what is worth doing; the last failure in a word comes back, None without one."""
         failed: str | None = None
-        for do in (self._prepare, self._read, self._save, self._warm):
+        for do in (self._prepare, self._read, self._save, self._warm, self._embed):
             try:
                 await do(work)
             except StoreError as error:
@@ -213,6 +215,18 @@ class Preparation:
             state_of, transcript, settings=job.settings, known=known, counter=job.counter, readings=readings
         )
 
+    async def _embed(self, work: Work) -> None:
+        """Keep vectors of what was taken out of the window, where the policy names a model for them."""
+        model, branch = work.job.settings.recall.embeddings, work.thread.branch
+        if model is None or not work.embed or self._store is None:
+            return
+        texts = await self._store.lacking_vectors(branch.tenant, branch.conversation, model, limit=MOST_EMBEDDED)
+        if not texts:
+            return
+        reply = await work.ask(Embed(tuple(texts.values()), model))
+        if isinstance(reply, Vectors):
+            await self._store.add_vectors(branch.tenant, model, dict(zip(texts, reply.rows, strict=True)))
+
     async def _prepare(self, work: Work) -> None:
         """Have a model write what the next batch will need of it."""
         thread, job = work.thread, work.job
@@ -289,6 +303,9 @@ def _work(job: Job, planned: Planned, reason: str | None, trace: Trace) -> Work 
     read = read and (settings.checkpoints.enabled or settings.notes.enabled)
     near = is_near(decision.raw_after, share=WARM_AT, settings=settings, budget=belief.budget)
     warm = near and not decision.is_new and length > thread.read * GROWN
-    if not (soft or save or read or warm):
+    embed = settings.recall.embeddings is not None and decision.is_new
+    if not (soft or save or read or warm or embed):
         return None
-    return Work(job, planned.reading, recognised, belief, soft, save, read, warm, len(known.cuts), ABOUT.get(), trace)
+    return Work(
+        job, planned.reading, recognised, belief, soft, save, read, warm, len(known.cuts), embed, ABOUT.get(), trace
+    )
