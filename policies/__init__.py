@@ -11,7 +11,7 @@ from policies.preparing import is_near, is_soft, prepare
 from policies.pressure import Pressure
 from policies.replay import Known
 from policies.saving import milestone_of, notes_of, state_of, wants_notes, write_notes
-from policies.settings import ContextSettings, Mode
+from policies.settings import ClientEdits, ContextSettings, Mode
 from policies.tokens import TokenCounter
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "BucketExceeded",
     "Budget",
     "BudgetUnreachable",
+    "ClientEdits",
     "ContextSettings",
     "Cut",
     "Decision",

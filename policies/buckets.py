@@ -1,6 +1,7 @@
 """Whose tokens are whose: every token of a request is in exactly one bucket, and counts against one cap."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ from policies.settings import Bucket, ContextSettings, Memory
 
 BLOAT = 0.30
 BLOAT_OVER_CAP = 1.25
+MATCHED = 1_000
+"""Characters of a message that a pattern of memory is matched against."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def _bucket_of(role: str) -> str:
 
 
 def find_memory(transcript: Transcript, memory: Memory) -> frozenset[int]:
-    """Indices of the messages that carry memory: by a tag at the beginning of the text or by the message's name.
+    """Indices of the messages that carry memory: by the beginning of the text or the message's name.
 
     What a tool returns is never memory, whatever it says.
     """
@@ -63,7 +66,9 @@ def find_memory(transcript: Transcript, memory: Memory) -> frozenset[int]:
         if message.is_result:
             continue
         body = transcript.read(index)
-        if body.name in memory.names or (memory.tags and body.text.lstrip().startswith(memory.tags)):
+        text = body.text.lstrip()
+        by_text = text.startswith(memory.tags) or any(re.match(p, text[:MATCHED]) for p in memory.patterns)
+        if by_text or body.name in memory.names:
             found.add(index)
     return frozenset(found)
 

@@ -15,14 +15,14 @@ from policies.buckets import charged
 from policies.condensed import Condensed
 from policies.draft import Draft
 from policies.effects import Flow
-from policies.settings import Layer, amount
+from policies.settings import ClientEdits, Layer, amount
 from policies.strategies.clip import clip
 from policies.strategies.compact import compact
 from policies.strategies.custom import custom
 from policies.strategies.dedupe import dedupe
 from policies.strategies.delegate import delegate
 from policies.strategies.drop_oldest import drop_oldest
-from policies.strategies.evict import evict, evict_marked
+from policies.strategies.evict import clear_results, evict, evict_marked
 from policies.strategies.ingest_cap import ingest_cap
 from policies.strategies.progressive import progressive
 from policies.strategies.prune import prune
@@ -157,6 +157,25 @@ def run_wanted(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerRep
     done = yield from compact(draft, replace(bounds, layer=layer, trigger=min(bounds.trigger, draft.tokens)))
     kept = done.tokens < draft.tokens
     return done if kept else draft, (report_on(layer, draft, done, kept=kept),)
+
+
+def run_client_edits(draft: Draft, bounds: Bounds, edits: ClientEdits) -> Flow[tuple[Draft, tuple[LayerReport, ...]]]:
+    """The draft after what its client asked to have taken out of it, and what each part of that did."""
+    reports: list[LayerReport] = []
+    if edits.thinking is not None:
+        layer = Layer(strategy="reasoning", params={"ttl": edits.thinking})
+        done = reasoning(draft, replace(bounds, layer=layer))
+        if done.tokens < draft.tokens:
+            reports.append(report_on(layer, draft, done, kept=True))
+            draft = done
+    done = clear_results(draft, bounds, edits)
+    if done is not draft:
+        reports.append(report_on(Layer(strategy="evict"), draft, done, kept=True))
+        draft = done
+    if edits.compact_at is not None and draft.tokens > bounds.budget.room_for(edits.compact_at):
+        draft, wanted = yield from run_wanted(draft, bounds)
+        reports += wanted
+    return draft, tuple(reports)
 
 
 def run_rungs(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerReport, ...]]]:

@@ -72,6 +72,15 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
+class Embed:
+    """Ask for the vectors of these texts by an embeddings ``model``; the reply is :class:`Vectors`."""
+
+    texts: tuple[str, ...]
+    model: str
+    seconds: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
 class Trim:
     """Ask an operator's own function for fewer messages; the reply is :class:`Trimmed`.
 
@@ -133,6 +142,13 @@ class Alike:
 
 
 @dataclass(frozen=True, slots=True)
+class Vectors:
+    """The vectors of the texts that were asked about, in their order."""
+
+    rows: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Kept:
     """A message that an operator's function gave back: which one it was, and its content where that is another."""
 
@@ -147,8 +163,8 @@ class Trimmed:
     messages: tuple[Kept, ...]
 
 
-Effect = Offload | Save | Summarize | Together | Compare | Trim
-Reply = Done | Saved | Summary | Answers | Alike | Trimmed | Failed
+Effect = Offload | Save | Summarize | Together | Compare | Embed | Trim
+Reply = Done | Saved | Summary | Answers | Alike | Vectors | Trimmed | Failed
 
 T = TypeVar("T")
 Flow = Generator[Effect, Reply, T]

@@ -10,7 +10,7 @@ from enum import StrEnum
 from policies.bounds import Bounds, bounds_for, ingest_cap_for
 from policies.buckets import charged, find_memory, is_over, refuses
 from policies.budget import Budget
-from policies.cascade import LayerReport, is_due, report_on, run_layers, run_rungs, run_wanted
+from policies.cascade import LayerReport, is_due, report_on, run_client_edits, run_layers, run_rungs, run_wanted
 from policies.checkpoint import Checkpoint
 from policies.draft import Draft, untouched
 from policies.effects import Flow, Offload
@@ -25,7 +25,7 @@ from policies.pressure import Pressure
 from policies.protection import protect
 from policies.replay import Known, replay
 from policies.resuming import recall, resume
-from policies.settings import ContextSettings, Layer
+from policies.settings import ClientEdits, ContextSettings, Layer
 from policies.strategies.clip import clip, shorten_standing
 from policies.strategies.drop_oldest import drop_oldest
 from policies.strategies.ingest_cap import ingest_cap
@@ -101,6 +101,7 @@ def plan(
     readings: Readings | None = None,
     limits: Limits | None = None,
     recalled: str | None = None,
+    edits: ClientEdits | None = None,
 ) -> Flow[Decision]:
     """What to do with one request.
 
@@ -108,17 +109,19 @@ def plan(
     seconds of any clock. ``ceiling`` (uncalibrated tokens) is set after an upstream refused what the budget allowed,
     ``summarizer_input`` is the most that the summariser reads at once, ``readings`` what earlier compactions
     have read, ``limits`` those of these settings in this budget if they are known already,
-    ``recalled`` what the archive has on the newest user message. Raises BudgetUnreachable
+    ``recalled`` what the archive has on the newest user message, ``edits`` what the client asks to have taken out.
+    Raises BudgetUnreachable
     if the protected content alone does not fit, BucketExceeded if the policy refuses a full bucket,
     InvalidConversation if a layer made an array that an upstream would reject.
     """
     limits = limits or limits_for(settings, budget)
     known = known.at(len(transcript.chain)) if known.triggered or known.checkpoint is not None else known
-    if settings.memory.tags or settings.memory.names:
+    if settings.memory.is_declared:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
     grown = measure(transcript, limits=limits, trend=trend, at=at)
     asked = recalled is not None or (known.resumed is not None and not known.cuts) or _is_wanted(settings, known)
-    if not known.triggered and not asked and ceiling is None and _is_quiet(transcript, grown, limits=limits):
+    quiet = not known.triggered and not asked and ceiling is None and not _may_edit(transcript, grown, edits, budget)
+    if quiet and _is_quiet(transcript, grown, limits=limits):
         return _passed(transcript, grown, limits=limits)
     bounds = bounds_for(
         transcript,
@@ -139,6 +142,10 @@ def plan(
     if (known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):
         yield Offload()
         draft = ingest_cap(draft, bounds, new_only=True)
+    if edits is not None and not _is_repeat(draft, bounds):
+        yield Offload()
+        draft, done = yield from run_client_edits(draft, bounds, edits)
+        trail += done
     bounds = _hurried(bounds, grown, draft, limits=limits)
     if settings.when_full == "manage" and is_due(draft, bounds) and not _is_repeat(draft, bounds):
         yield Offload()
@@ -233,6 +240,16 @@ def _is_wanted(settings: ContextSettings, known: Known) -> bool:
 def _is_warm(settings: ContextSettings, trend: Trend, at: float | None) -> bool:
     """Whether the provider may still have the conversation's prefix in its cache."""
     return trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
+
+
+def _may_edit(transcript: Transcript, grown: Growth, edits: ClientEdits | None, budget: Budget) -> bool:
+    """Whether what the client asks to have taken out of a request may be due in it."""
+    if edits is None:
+        return False
+    limits = [budget.room_for(at) for at in (edits.results_at, edits.compact_at) if at is not None]
+    if edits.thinking is not None or grown.tokens > min(limits, default=grown.tokens):
+        return True
+    return edits.results_over is not None and sum(m.is_result for m in transcript.messages) > edits.results_over
 
 
 def _is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:

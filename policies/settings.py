@@ -152,10 +152,17 @@ class Ingest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """How a message that carries memory is recognised: by a tag that its text begins with, or by its ``name``."""
+    """How a message that carries memory is recognised: by a tag that its text begins with, by its ``name``, or by a
+    regular expression that matches where the text begins."""
 
     tags: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether any message can be one."""
+        return bool(self.tags or self.names or self.patterns)
 
 
 PROMPTS = ("structured", "handoff", "plain")
@@ -194,12 +201,14 @@ class Checkpoints:
     """When the structured state of a conversation is saved beside its summaries.
 
     Attributes:
+        enabled: whether it is saved at all, a summary's own state included.
         save_at: save once when pressure rises over this share of the base; None never.
         milestones: save when a subtask is done, something is decided, or something blocks.
         keep: newest versions that are kept of one conversation.
         window_tokens: most tokens of what a new window starts from.
     """
 
+    enabled: bool = True
     save_at: float | None = 0.85
     milestones: bool = True
     keep: int = 100
@@ -211,6 +220,7 @@ class NoteTaking:
     """Notes that a conversation's own tools or the background take of it.
 
     Attributes:
+        enabled: whether any are taken.
         tools: names of tools whose newest call holds the whole list of what is to do, or a note.
         fences: words after which a fenced block in an answer is a note.
         extract: have the summariser take notes in the background.
@@ -218,6 +228,7 @@ class NoteTaking:
         max_tokens: most tokens of the notes in a summary or in a new window.
     """
 
+    enabled: bool = True
     tools: tuple[str, ...] = (
         "TodoWrite",
         "todo_write",
@@ -248,6 +259,8 @@ class Recall:
         max_tokens: most tokens of one answer, and never more than the room that is left.
         auto: put what was removed and what the newest user message asks for in front of it.
         auto_tokens: most tokens of that.
+        embeddings: model whose vectors of removed texts are kept with them, so that they are found by what they are
+            about, too; None for words alone.
     """
 
     tool: bool = False
@@ -256,6 +269,7 @@ class Recall:
     max_tokens: int = 4_000
     auto: bool = False
     auto_tokens: int = 1_000
+    embeddings: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +287,29 @@ class Evaluation:
     questions: int = 8
     model: str | None = None
     judge: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientEdits:
+    """What a client asks to have taken out of its own requests (Anthropic's ``context_management``); tokens.
+
+    Attributes:
+        results_at: size of a request above which its old tool results go, ``results_over`` the number of results; None
+            for no such rule.
+        keep: newest results that stay.
+        at_least: results go only if so much goes with them.
+        exclude: tools whose results stay.
+        thinking: newest steps of earlier turns whose thinking stays; None for all.
+        compact_at: size of a request above which its history is summarised; None never.
+    """
+
+    results_at: int | None = None
+    results_over: int | None = None
+    keep: int = 3
+    at_least: int = 0
+    exclude: frozenset[str] = frozenset()
+    thinking: int | None = None
+    compact_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +346,8 @@ class ContextSettings:
             then changes nothing), or ``off``: only layers that neither summarise nor begin a new window.
         resume: how a new conversation goes on from a checkpoint: only where the header ``x-weir-resume`` names one
             (``header``), also where it has the name of one that was (``auto``), or never (``off``).
+        cache_breakpoint: have the provider keep tools and system prompt for so long, by a marker behind them, in
+            requests whose client sets none (``off`` adds nothing).
     """
 
     name: str = "balanced"
@@ -353,6 +392,7 @@ class ContextSettings:
     evaluate: Evaluation = Evaluation()
     compaction: Literal["proxy", "provider", "off"] = "proxy"
     resume: Literal["header", "auto", "off"] = "header"
+    cache_breakpoint: Literal["off", "5m", "1h"] = "off"
 
     @property
     def observes(self) -> bool:

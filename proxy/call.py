@@ -24,9 +24,9 @@ from proxy.stages import stage_of, strategy_of
 from proxy.telemetry import Plan
 from proxy.telemetry.spans import NULL_SPAN
 from proxy.tokenizer import TextCounter
-from proxy.wire.chat import ChatRequest
-from proxy.wire.knobs import wants_no_editing
-from proxy.wire.names import PARENT_HEADER, RESUME_HEADER, conversation_in, name_from
+from proxy.wire.chat import ChatRequest, without_field
+from proxy.wire.knobs import EDITS, client_edits, wants_no_editing
+from proxy.wire.names import MEMORY_HEADER, PARENT_HEADER, RESUME_HEADER, conversation_in, name_from
 
 MOST_RETRIES = 2
 
@@ -61,6 +61,14 @@ class Call:
             runtime.hooks.turn_start(turn)
         if settings.mode is Mode.OFF or not request.messages or wants_no_editing(request.fields):
             return Planned(request.body)
+        if (tag := conversation_in(self.headers, MEMORY_HEADER)) is not None:
+            settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
+        edits = client_edits(request.fields)
+        if edits is not None and self.destination.upstream.kind == "openai" and not settings.observes:
+            self.request = request = without_field(request, EDITS)
+            self.outcome.request = request
+        else:  # litellm translates it for a provider that may do it itself
+            edits = None
         counter = self._counter(settings)
         pruned = set[str]()
         replies = Replies(runtime, request, caller, settings, self.outcome.trace, pruned)
@@ -87,6 +95,7 @@ class Call:
             summarizer_input=summarizer_input(runtime, settings, caller),
             resume=conversation_in(self.headers, RESUME_HEADER),
             parent=conversation_in(self.headers, PARENT_HEADER),
+            edits=edits,
             id=self.outcome.id,
         )
         self.outcome.job = self.job

@@ -4,6 +4,10 @@ State is addressed by content. The canonical digests of the messages after the h
 the tenant, and the longest prefix that an earlier request ended at is the conversation. So two chats with the
 same opening never mix, an edited history falls back to the last prefix that still holds, and a fork goes its
 own way with the shared past. Names only label.
+
+What a conversation has resumed belongs to it alone, and its words may be anybody's. So it is never found by its chain
+alone but behind doors: every hash of it is mixed with something that tells it from others. That is what it resumes
+together with its name, its name alone, or the first answer that it was given.
 """
 
 import asyncio
@@ -14,9 +18,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import TypeVar
 
-from policies import Cut, Edit, EditKind, Known, Message
+from policies import Cut, Edit, EditKind, Known, Message, Transcript
+from policies.messages import HASH_SIZE, extend_chain
 from policies.notes import Note
 from policies.trend import Trend
 from proxy.store import StaleVersion, Store, StoreError
@@ -29,7 +35,13 @@ REWRITTEN_END = 4  # aider's two messages about files, its rules behind the newe
 MOST_ENDS = 400_000
 MOST_BRANCHES = 20_000
 MOST_REMOVED = 10_000
+MOST_ANSWERS = 8
+NEAR = 32
+"""How far from its end a request's chain is looked for behind the doors of the store."""
+RESUME, NAME, ANSWER = "resume", "name", "answer"
 
+Door = tuple[str, ...]
+"""What a request has to come with, so that it finds a conversation that resumed another: a kind, and its values."""
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -65,8 +77,8 @@ class Thread:
     the stored notes are among what is known, ``above`` that the last request's pressure was where states are saved,
     ``read`` is how many of its messages were read for the batch to come, ``failed`` how many there were when
     one was prepared that was of no use, else 0, ``preparing`` is set once the summary is there that is being prepared,
-    None while none is, and ``health`` is what the store has of the conversation's health and
-    nobody has taken over yet, as JSON.
+    None while none is, and ``health`` is what the store has of the conversation's health and nobody has taken over yet,
+    as JSON. ``doors`` are what a resumed one is kept behind.
     """
 
     branch: Branch
@@ -83,6 +95,12 @@ class Thread:
     failed: int = 0
     preparing: "asyncio.Event | None" = None
     health: str | None = None
+    doors: tuple[Door, ...] = ()
+
+    def ends(self, transcript: Transcript) -> tuple[bytes, ...]:
+        """The hashes that the next request finds the thread by, once this one was sent."""
+        end = transcript.chain[-1:]
+        return end if self.known.resumed is None else tuple(_behind(door, link) for link in end for door in self.doors)
 
     def ledger(self, *, observed: bool) -> Known:
         """What a plan starts from: what is known, or for an observed one what would be."""
@@ -137,10 +155,21 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """The thread that a request belongs to, and how many of its messages an earlier one has sent."""
+    """The thread that a request belongs to, how many of its messages an earlier one has sent, and behind which door it
+    was found, None for in the open."""
 
     thread: Thread
     length: int
+    door: Door | None = None
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the thread goes on from another conversation's checkpoint."""
+        return self.thread.known.resumed is not None
+
+    def is_repeat(self, chain: Sequence[bytes]) -> bool:
+        """Whether the thread is resumed already, and nothing has come after this chain."""
+        return self.is_resumed and self.thread.branch.longest <= len(chain)
 
     def known(self, *, observed: bool = False) -> Known:
         """What to replay on this request; for an observed one what would be replayed."""
@@ -187,21 +216,56 @@ class Conversations:
         self._ends: OrderedDict[bytes, tuple[str, bool]] = OrderedDict()
         self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._has_resumed = False
 
     async def recognise(
-        self, tenant: str, chain: Sequence[bytes], messages: Sequence[Message], *, name: str | None
+        self,
+        tenant: str,
+        chain: Sequence[bytes],
+        messages: Sequence[Message],
+        *,
+        name: str | None,
+        resumes: str | None = None,
     ) -> Recognised:
-        """The thread that ``chain`` continues, or a new one. Raises StoreError only if nothing was found in memory."""
-        answered = any(m.role == "assistant" for m in messages)
+        """The thread that ``chain`` continues, or a new one, which goes on from the conversation that it ``resumes``.
+
+        Raises StoreError only if nothing was found in memory.
+        """
+        opening = _opening(chain, messages)
+        doors, answered = _doors(chain, opening, name, resumes), opening < len(chain)
         found = self._in_memory(chain, messages)
-        strays = found is None or found.length < min(found.thread.branch.longest, len(chain))
-        if self._store is not None and (self._shared or (answered and strays)):
-            found = await self._in_store(tenant, chain, found)
+        mine = self._behind_doors(doors, chain, messages, opening, found, name) if self._has_resumed else None
+        if self._store is not None:
+            strays = found is None or found.length < min(found.thread.branch.longest, len(chain))
+            if mine is None and (self._shared or (answered and strays)):
+                found = await self._in_store(tenant, chain, found)
+            if mine is None or self._shared:
+                mine = await self._behind_stored_doors(tenant, doors, chain, opening, found, mine, name)
+        found = mine or found
+        if resumes is not None and not answered and not (found is not None and found.is_repeat(chain)):
+            found = await self._resume(tenant, name, resumes) or found
         recognised = (
-            await self._begin(tenant, name) if found is None else await self._continue(found, chain, messages, name)
+            await self._begin(tenant, name) if found is None else await self._continue(found, chain, opening, name)
         )
-        self._remember(recognised.thread, chain)
+        own = [door for door in doors if door[0] != ANSWER or door == recognised.door]
+        self._remember(recognised.thread, chain, doors=own)
         return recognised
+
+    def listens(self, thread: Thread, transcript: Transcript) -> bool:
+        """Whether the answer to a request will tell its conversation from another with the same opening."""
+        resumed = self._has_resumed or thread.known.resumed is not None
+        return resumed and _opening(transcript.chain, transcript.messages) == len(transcript.chain)
+
+    def answered(self, thread: Thread, transcript: Transcript, answers: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Know the thread by each of the answers (digests) that it was given; the hashes that it is found by."""
+        said = (Message(role="assistant", digest=digest, tokens=0) for digest in answers)
+        ends = [extend_chain(transcript.chain[-1:], (message,))[-1] for message in said]
+        if thread.known.resumed is not None:
+            thread.doors = _known_doors((*thread.doors, *((ANSWER, end.hex()) for end in ends)))
+            ends = [_behind(door, end) for end in ends for door in thread.doors]
+        for end in ends:
+            self._ends[end] = (thread.branch.branch, True)
+        return tuple(ends)
 
     def begin(self, tenant: str, chain: Sequence[bytes], *, name: str | None) -> Recognised:
         """A new thread, known to memory only for now."""
@@ -210,7 +274,7 @@ class Conversations:
         self._remember(recognised.thread, chain)
         return recognised
 
-    async def announce(self, recognised: Recognised, chain: Sequence[bytes], *, request: str, model: str) -> None:
+    async def announce(self, recognised: Recognised, transcript: Transcript, *, request: str, model: str) -> None:
         """Have other processes know the request by the time that its client can send the next one to them.
 
         Raises StoreError. Where nobody else writes the store, what is written after the answer is early enough.
@@ -218,7 +282,7 @@ class Conversations:
         if self._store is None or not self._shared:
             return
         thread = recognised.thread
-        branch = thread.branch
+        branch, chain = thread.branch, transcript.chain
         arrival = Arrival(
             id=request,
             tenant=branch.tenant,
@@ -230,6 +294,7 @@ class Conversations:
             model=model,
             chain_end=chain[-1] if chain else b"",
             length=len(chain),
+            ends=tuple((end, len(chain)) for end in thread.ends(transcript)),
             trend=thread.trend,
         )
         home = await self._store.arrive(arrival)
@@ -329,18 +394,79 @@ class Conversations:
         of = (conversation.tenant, conversation.id)
         return [t for t in self._threads.values() if (t.branch.tenant, t.branch.conversation) == of]
 
-    def _in_memory(self, chain: Sequence[bytes], messages: Sequence[Message]) -> Recognised | None:
+    def _in_memory(
+        self, chain: Sequence[bytes], messages: Sequence[Message], door: Door | None = None
+    ) -> Recognised | None:
         """The thread of the longest prefix that a request ended at, or came near to before a user message that is
         another one now: clients rewrite the newest user message from turn to turn."""
         head = len(messages) - len(chain)
         for length in range(len(chain), 0, -1):
-            branch, is_end = self._ends.get(chain[length - 1], ("", False))
+            link = chain[length - 1] if door is None else _behind(door, chain[length - 1])
+            branch, is_end = self._ends.get(link, ("", False))
             if branch not in self._threads:
                 continue
             if is_end or (length < len(chain) and messages[head + length].role == "user"):
                 self._threads.move_to_end(branch)
-                return Recognised(self._threads[branch], length)
+                return Recognised(self._threads[branch], length, door)
         return None
+
+    def _behind_doors(
+        self,
+        doors: Sequence[Door],
+        chain: Sequence[bytes],
+        messages: Sequence[Message],
+        opening: int,
+        found: Recognised | None,
+        name: str | None,
+    ) -> Recognised | None:
+        """The resumed thread that a request goes on with rather than with what was ``found`` in the open."""
+        for door in doors:
+            if _may_try(door, chain, opening, found, name):
+                mine = self._in_memory(chain, messages, door)
+                if mine is not None and (found is None or mine.length >= found.length):
+                    return mine
+        return None
+
+    async def _behind_stored_doors(
+        self,
+        tenant: str,
+        doors: Sequence[Door],
+        chain: Sequence[bytes],
+        opening: int,
+        found: Recognised | None,
+        mine: Recognised | None,
+        name: str | None,
+    ) -> Recognised | None:
+        """The same of what is stored, if it knows more; not asked where an answer was shared in the open."""
+        for door in doors:
+            asked = found is None or (door[0] != ANSWER and found.length <= opening)
+            if not asked or not _may_try(door, chain, opening, found, name):
+                continue
+            near = (*chain[: opening + 1], *chain[max(opening + 1, len(chain) - NEAR) :])
+            try:
+                stored = await self._in_store(tenant, [_behind(door, link) for link in near], mine)
+            except StoreError:
+                if found is None:
+                    raise
+                return None
+            if stored is not None and (found is None or stored.length >= found.length):
+                return stored if stored is mine else replace(stored, door=door)
+        return mine
+
+    async def _resume(self, tenant: str, name: str | None, resumes: str) -> Recognised | None:
+        """A new thread that goes on from the newest checkpoint of the conversation it ``resumes``, if it has one."""
+        if self._store is None:
+            return None
+        try:
+            found = await self._store.latest_checkpoint(tenant, resumes)
+        except StoreError as error:
+            log.error("a checkpoint cannot be read, the conversation starts without: %s", error)
+            return None
+        if found is None:
+            return None
+        begun = await self._begin(tenant, name)
+        begun.thread.known = replace(begun.thread.known, resumed=found[1].body)
+        return begun
 
     async def _in_store(self, tenant: str, chain: Sequence[bytes], found: Recognised | None) -> Recognised | None:
         assert self._store is not None  # noqa: S101 - the caller looked
@@ -361,15 +487,14 @@ class Conversations:
     async def _begin(self, tenant: str, name: str | None) -> Recognised:
         return _new_thread(tenant, await self._conversation_named(tenant, name) if name else None, name)
 
-    async def _continue(
-        self, found: Recognised, chain: Sequence[bytes], messages: Sequence[Message], name: str | None
-    ) -> Recognised:
+    async def _continue(self, found: Recognised, chain: Sequence[bytes], opening: int, name: str | None) -> Recognised:
         thread, length = found.thread, found.length
-        diverges = length < len(chain) and thread.branch.longest - length > REWRITTEN_END
+        more = thread.branch.longest - length if length < len(chain) else 0
+        two_answers = found.is_resumed and length <= opening + 1  # of two that resumed alike each has its own
+        diverges = more > (0 if two_answers else REWRITTEN_END)
         renamed = name is not None and name != thread.branch.name
-        head = len(messages) - len(chain)
-        shared_answer = any(m.role == "assistant" for m in messages[head : head + length])
-        if not shared_answer and length < len(chain) and thread.branch.longest > length:
+        asked_for = found.door is not None and found.door[0] == RESUME
+        if length <= opening and more > 0 and not asked_for:
             begun = await self._begin(thread.branch.tenant, name)
             return Recognised(begun.thread, 0)
         if not diverges and not renamed:
@@ -396,12 +521,12 @@ class Conversations:
             edits=(),
             cuts=(),
         )
-        known = _inherited(thread.known, chain)
+        known = _inherited(thread.known, chain, length)
         if known.triggered and name is None:
             branch = await self._store_fork(thread.branch, branch, known)
         forked = Thread(branch, known, parent=thread.branch.branch, trend=thread.trend, evicted=dict(thread.evicted))
-        forked.prefix = thread.prefix
-        forked.shadow = None if thread.shadow is None else _inherited(thread.shadow, chain)
+        forked.prefix, forked.doors = thread.prefix, thread.doors
+        forked.shadow = None if thread.shadow is None else _inherited(thread.shadow, chain, length)
         return Recognised(forked, length)
 
     async def _store_fork(self, parent: Branch, branch: Branch, known: Known) -> Branch:
@@ -431,21 +556,72 @@ class Conversations:
         except StoreError:
             return None
 
-    def _remember(self, thread: Thread, chain: Sequence[bytes]) -> None:
+    def _remember(self, thread: Thread, chain: Sequence[bytes], *, doors: Sequence[Door] = ()) -> None:
         branch = thread.branch
         if branch.longest != len(chain):
             thread.branch = branch = replace(branch, longest=len(chain))
         self._threads[branch.branch] = thread
         self._threads.move_to_end(branch.branch)
         self._names[(branch.tenant, branch.name)] = branch.conversation
-        for link in chain[-1 - REWRITTEN_END : -1]:
-            self._ends.setdefault(link, (branch.branch, False))
-        if chain:
-            self._ends[chain[-1]] = (branch.branch, True)
-            self._ends.move_to_end(chain[-1])
+        lines: list[Sequence[bytes]] = [chain[-1 - REWRITTEN_END :]]
+        if thread.known.resumed is not None:
+            self._has_resumed = True
+            thread.doors = _known_doors((*thread.doors, *doors))
+            lines = [[_behind(door, link) for link in lines[0]] for door in thread.doors]
+        for line in lines:
+            for link in line[:-1]:
+                self._ends.setdefault(link, (branch.branch, False))
+            if line:
+                self._ends[line[-1]] = (branch.branch, True)
+                self._ends.move_to_end(line[-1])
         _bound(self._ends, MOST_ENDS)
         _bound(self._threads, MOST_BRANCHES)
         _bound(self._names, MOST_BRANCHES)
+
+
+def _opening(chain: Sequence[bytes], messages: Sequence[Message]) -> int:
+    """How many messages of the chain stand before the first answer."""
+    head = len(messages) - len(chain)
+    return next((n for n in range(len(chain)) if messages[head + n].role == "assistant"), len(chain))
+
+
+def _doors(chain: Sequence[bytes], opening: int, name: str | None, resumes: str | None) -> list[Door]:
+    """What may tell a request's conversation from others, the surest first."""
+    doors: list[Door] = [] if resumes is None else [(RESUME, resumes, name or "")]
+    if name is not None:
+        doors.append((NAME, name))
+    if opening < len(chain):
+        doors.append((ANSWER, chain[opening].hex()))
+    if name is None:
+        doors.append((NAME, ""))
+    return doors
+
+
+def _may_try(door: Door, chain: Sequence[bytes], opening: int, found: Recognised | None, name: str | None) -> bool:
+    """Whether a request may go through a door where a conversation was ``found`` in the open.
+
+    An opening alone gets what was resumed only if it asks for it. A name is worth more than a conversation of another
+    name; the answer that one was given more than a conversation that has only the opening in common.
+    """
+    if door[0] == RESUME:
+        return True
+    if opening == len(chain):
+        return False
+    if found is None:
+        return True
+    return found.length <= opening if door[0] == ANSWER else name not in (None, found.thread.branch.name)
+
+
+def _known_doors(doors: Sequence[Door]) -> tuple[Door, ...]:
+    """Each door once; of those of answers the newest few."""
+    once = list(dict.fromkeys(doors))
+    answers = [door for door in once if door[0] == ANSWER]
+    return (*(door for door in once if door[0] != ANSWER), *answers[-MOST_ANSWERS:])
+
+
+def _behind(door: Door, link: bytes) -> bytes:
+    """A link of the chain as it is kept behind a door."""
+    return blake2b(link + repr(door).encode(), digest_size=HASH_SIZE).digest()
 
 
 def _merged(known: Known, edits: Sequence[Edit], cut: Cut | None) -> Known:
@@ -454,10 +630,10 @@ def _merged(known: Known, edits: Sequence[Edit], cut: Cut | None) -> Known:
     return replace(known, edits=dict(known.edits) | {e.key: e for e in edits}, cuts=cuts)
 
 
-def _inherited(known: Known, chain: Sequence[bytes]) -> Known:
-    """What a fork with this chain takes over: every edit, and the cuts whose prefix it shares."""
+def _inherited(known: Known, chain: Sequence[bytes], length: int) -> Known:
+    """What a fork takes over that shares ``length`` messages: every edit, and the cuts whose prefix it shares."""
     cuts = tuple(c for c in known.cuts if c.covers <= len(chain) and chain[c.covers - 1] == c.prefix)
-    same = known.checkpoint is not None and known.checkpoint_length <= len(chain)
+    same = known.checkpoint is not None and known.checkpoint_length <= length
     return Known(
         edits=known.edits,
         cuts=cuts,

@@ -28,6 +28,7 @@ from proxy.errors import (
     UnsupportedEncoding,
     UpstreamUnreachable,
 )
+from proxy.heard import Listener
 from proxy.intake import ClientGone, Receive, read_held, while_connected
 from proxy.outcome import Outcome
 from proxy.recall.rounds import Rounds
@@ -152,6 +153,8 @@ class Exchange:
         call = Call(runtime, request, outcome.destination, headers, outcome)
         planned = await call.plan()
         outcome.planned = planned
+        if planned.listens:
+            outcome.listener = self.send = Listener(self.send)
         outcome.ready = time.perf_counter()
         received = await call.send(planned)
         rounds, metrics = call.rounds(), runtime.telemetry.metrics

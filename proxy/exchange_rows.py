@@ -26,15 +26,18 @@ def row_of(
     checkup: Checkup | None,
     events: tuple[Event, ...],
     use: CacheUse | None,
+    answers: Sequence[bytes] = (),
 ) -> ExchangeRow:
     """The row of an exchange that was recognised and counted, ended ``at`` (s since the epoch) after ``duration`` s.
 
-    Of an observed request it says what would have been done.
+    Of an observed request it says what would have been done. ``answers`` are the chain's hashes after each answer that
+    tells the conversation from others.
     """
     assert planned.recognised is not None  # noqa: S101 - the caller looked at its branch
     assert planned.reading is not None  # noqa: S101 - whoever was recognised was read
     assert planned.belief is not None  # noqa: S101 - sent() looked
     thread, chain, decision = planned.recognised.thread, planned.reading.transcript.chain, planned.decision
+    ends = thread.ends(planned.reading.transcript)
     usage = outcome.seen.usage if outcome.seen is not None else None
     settings, pressure = outcome.settings_or_default(), decision.pressure if decision is not None else sent.pressure
     base = max(1, planned.belief.budget.base(settings))
@@ -51,6 +54,7 @@ def row_of(
         policy=settings.name,
         chain_end=chain[-1] if chain else b"",
         length=len(chain),
+        ends=(*((end, len(chain)) for end in ends), *((end, len(chain) + 1) for end in answers)),
         status=outcome.status or 0,
         outcome=outcome.label,
         tokens_before=sent.before,

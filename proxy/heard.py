@@ -1,7 +1,10 @@
-"""What a streamed answer said, put together again for the trace: only where message text may be captured."""
+"""What an answer said, put together again: for the trace, only where message text may be captured, and to know the
+conversation by that answer where its opening does not tell.
+"""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -11,6 +14,7 @@ from proxy.telemetry import Attempt
 
 MOST_HEARD = 256 * 1024
 MOST_CHOICES = 16
+MOST_LISTENED = 4 * 1024 * 1024
 
 
 async def heard(chunks: AsyncGenerator[bytes, None], span: Attempt) -> AsyncGenerator[bytes, None]:
@@ -24,6 +28,37 @@ async def heard(chunks: AsyncGenerator[bytes, None], span: Attempt) -> AsyncGene
                 yield chunk
     finally:
         span.said(choices_of(bytes(held)))
+
+
+@dataclass(slots=True)
+class Listener:
+    """Sends an answer on and keeps what went to the client of it, at most 4 MiB."""
+
+    send: Callable[[MutableMapping[str, Any]], Awaitable[None]]
+    held: bytearray = field(default_factory=bytearray)
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        """Send one piece on."""
+        if len(self.held) < MOST_LISTENED:
+            self.held += message.get("body", b"")
+        await self.send(message)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """What the answer's choices said, as a client that has a message of it sends it back."""
+        body = bytes(self.held)
+        found = _choices_in(body) if body.lstrip().startswith(b"{") else choices_of(body)
+        given = [choice["message"] for choice in found if isinstance(choice.get("message"), dict)]
+        return [{name: m[name] for name in ("role", "content", "tool_calls") if name in m} for m in given]
+
+
+def _choices_in(body: bytes) -> list[dict[str, Any]]:
+    """The choices of a whole completion, none where it cannot be read."""
+    try:
+        value = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return []
+    given = value.get("choices") if isinstance(value, dict) else None
+    return [c for c in given if isinstance(c, dict)][:MOST_CHOICES] if isinstance(given, list) else []
 
 
 def choices_of(stream: bytes) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from proxy.config import UpstreamSettings
 from proxy.destination import Destination
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.evictions import CUT
+from proxy.heard import Listener
 from proxy.hooks import Turn
 from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
@@ -82,6 +83,7 @@ class Outcome:
     recalls: list[Recalled] = field(default_factory=list)
     rounds: list[Usage] = field(default_factory=list)
     refusal: Mapping[str, object] = field(default_factory=dict)
+    listener: Listener | None = None
 
     @property
     def upstream(self) -> UpstreamSettings | None:

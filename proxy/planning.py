@@ -17,6 +17,7 @@ from policies import (
     BucketExceeded,
     Budget,
     BudgetUnreachable,
+    ClientEdits,
     ContextSettings,
     Decision,
     EditKind,
@@ -42,6 +43,7 @@ from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.evictions import asked_again, evicted_calls, evictions_of
 from proxy.perform import Ask, Returned, drive, step
 from proxy.recall.automatic import remembered
+from proxy.recall.likeness import by_likeness
 from proxy.settle import Settler
 from proxy.shared_readings import SharedReadings
 from proxy.stages import figures_of
@@ -59,8 +61,8 @@ from proxy.wire.chat import (
     tool_definitions,
     tool_description,
     unmarked,
-    with_messages,
 )
+from proxy.wire.markers import breakpoint_for
 from proxy.wire.raw import read_value
 
 log = logging.getLogger("weir.planning")
@@ -79,7 +81,8 @@ class Planned:
     ``sent`` are the uncalibrated tokens of what goes up; ``trend`` is the conversation's growth before this request.
     ``prepared`` says that a summary lay ready for it, ``evictions`` is what was newly taken out, or for an observed
     request would have been, ``asked_again`` the calls in it whose results are out of the window, as (branch, hash).
-    ``refused`` says why an observed request would have been refused.
+    ``refused`` says why an observed request would have been refused, ``listens`` whether the answer will tell the
+    conversation from others.
     """
 
     body: bytes
@@ -94,6 +97,7 @@ class Planned:
     evictions: tuple[EvictionRow, ...] = ()
     asked_again: tuple[tuple[str, bytes], ...] = ()
     refused: str | None = None
+    listens: bool = False
 
     @property
     def has_media(self) -> bool:
@@ -187,15 +191,16 @@ class Planner:
         transcript = planned.reading.transcript
         try:
             planned.recognised = await self.conversations.recognise(
-                job.tenant, transcript.chain, transcript.messages, name=job.name
+                job.tenant, transcript.chain, transcript.messages, name=job.name, resumes=job.resumes
             )
         except StoreError as error:
             log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
             planned.degraded.append("store")
             planned.recognised = self.conversations.begin(job.tenant, transcript.chain, name=job.name)
-        if (wanted := job.resumes) is not None:
-            await self._resume(job, planned, wanted)
         thread = planned.recognised.thread
+        if job.is_refused_state(thread, transcript) and self.store is not None:
+            planned.degraded.append("resume")
+        planned.listens = self.conversations.listens(thread, transcript)
         if (about := ABOUT.get()) is not None:
             about.conversation = thread.branch.name
         planned.trend = thread.trend
@@ -207,33 +212,12 @@ class Planner:
     async def _announce(self, job: "Job", planned: Planned) -> None:
         if planned.recognised is None or planned.reading is None:
             return
-        chain = planned.reading.transcript.chain
+        transcript = planned.reading.transcript
         try:
-            await self.conversations.announce(planned.recognised, chain, request=job.id, model=job.request.model)
+            await self.conversations.announce(planned.recognised, transcript, request=job.id, model=job.request.model)
         except StoreError as error:
             log.error("another process may not know this conversation's next request: %s", error)
             planned.degraded.append("store")
-
-    async def _resume(self, job: "Job", planned: Planned, wanted: str) -> None:
-        """Have a conversation that begins go on from the newest checkpoint of the one that is ``wanted``."""
-        assert planned.reading and planned.recognised  # noqa: S101, PT018 - set by _identify
-        transcript, begun = planned.reading.transcript, planned.recognised
-        if self.store is None or any(m.role == "assistant" for m in transcript.messages):
-            return
-        if begun.thread.known.resumed is not None and begun.length == len(transcript.chain):
-            return
-        try:
-            found = await self.store.latest_checkpoint(job.tenant, wanted)
-        except StoreError as error:
-            log.error("a checkpoint cannot be read, the conversation starts without: %s", error)
-            found = None
-        if found is None:
-            if job.resume is not None:
-                planned.degraded.append("resume")
-            return
-        planned.recognised = self.conversations.begin(job.tenant, transcript.chain, name=job.name)
-        thread = planned.recognised.thread
-        thread.known = replace(thread.known, resumed=found[1].body)
 
     async def _recall(self, job: "Job", planned: Planned) -> str | None:
         """What was removed and the newest user message asks for, None where there is nothing of the kind."""
@@ -253,6 +237,13 @@ class Planner:
                 counter=job.counter,
                 max_tokens=job.settings.recall.auto_tokens,
                 visible_refs=_visible(transcript, thread.known),
+                alike=by_likeness(
+                    self.store,
+                    job.tenant,
+                    thread.branch.conversation,
+                    job.settings.recall.embeddings,
+                    None if job.settings.observes else job.ask,
+                ),
             )
         except StoreError as error:
             log.warning("nothing is recalled, the archive cannot be read: %s", error)
@@ -293,6 +284,7 @@ class Planner:
                 readings=self.readings,
                 limits=limits,
                 recalled=recalled,
+                edits=job.edits,
             )
             asked = step(flow)
             if isinstance(asked, Returned):
@@ -328,8 +320,10 @@ class Planner:
                 await thread.preparing.wait()
             if thread.known.prepared is not known.prepared:
                 raise _PreparedMeanwhile
-        keep = job.settings.checkpoints.keep
-        version = await self.save(thread, planned.reading, effect, keep=keep, request=job.id)
+        rules = job.settings.checkpoints
+        if not rules.enabled:
+            return Failed("off")
+        version = await self.save(thread, planned.reading, effect, keep=rules.keep, request=job.id)
         return Failed("store") if version is None else Saved(version)
 
     async def save(self, thread: Thread, reading: Reading, effect: Save, *, keep: int, request: str = "") -> int | None:
@@ -410,18 +404,21 @@ class Planner:
         if reading is None or request.messages is None:
             return
         pieces = decision.pieces if decision is not None and not job.settings.observes else None
+        marker = {} if job.settings.observes else breakpoint_for(job.settings.cache_breakpoint, request.body)
+        marked = partial(rewritten, request, head=reading.transcript.head, marker=marker)
         if pieces is not None and decision is not None:
             planned.sent = decision.raw_after
             same = not reading.marked and _is_as_it_came(pieces, len(reading.transcript.messages))
             messages = (
                 None if same else render(pieces, request.messages, reading.marked, role=job.settings.summaries.role)
             )
-            planned.body = rewritten(request, messages=messages, pruned=decision.pruned)
+            planned.body = marked(messages=messages, pruned=decision.pruned)
         elif reading.marked:
             raws = request.messages
-            planned.body = with_messages(
-                request, [unmarked(raw) if i in reading.marked else raw for i, raw in enumerate(raws)]
-            )
+            bare = [unmarked(raw) if i in reading.marked else raw for i, raw in enumerate(raws)]
+            planned.body = marked(messages=bare, pruned=())
+        elif marker:
+            planned.body = marked(messages=None, pruned=())
 
 
 class _PreparedMeanwhile(Exception):
@@ -433,8 +430,8 @@ class Job:
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
     ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
-    evaluated; ``pruned`` are the tools that the conversation's requests go without, for questions in place; ``id`` is
-    the request's.
+    evaluated; ``pruned`` are the tools that the conversation's requests go without, for questions in place; ``edits``
+    is what the client asks to have taken out of it, ``id`` the request's.
     """
 
     request: ChatRequest
@@ -450,6 +447,7 @@ class Job:
     summarizer_input: int | None = None
     resume: str | None = None
     parent: str | None = None
+    edits: ClientEdits | None = None
     id: str = ""
 
     @property
@@ -458,6 +456,11 @@ class Job:
         if self.settings.resume == "off" or self.settings.observes:
             return None
         return self.resume or (self.name if self.settings.resume == "auto" else None)
+
+    def is_refused_state(self, thread: Thread, transcript: Transcript) -> bool:
+        """Whether a conversation that begins was to go on from another one, and does not."""
+        begins = all(m.role != "assistant" for m in transcript.messages)
+        return self.resume is not None and self.resumes is not None and thread.known.resumed is None and begins
 
     def is_sure(self, planned: Planned) -> bool:
         """Whether the window is known well enough to refuse a request without asking the upstream."""
@@ -535,6 +538,7 @@ def _figures(decision: Decision, job: Job, budget: Budget) -> dict[str, object]:
 def _empty_change(thread: Thread, reading: Reading, now: float) -> Change:
     """A change of the thread's branch that holds nothing yet."""
     transcript, branch = reading.transcript, thread.branch
+    ends = thread.ends(transcript)
     return Change(
         tenant=branch.tenant,
         conversation=branch.conversation,
@@ -542,7 +546,7 @@ def _empty_change(thread: Thread, reading: Reading, now: float) -> Change:
         branch=branch.branch,
         expected=branch.version,
         at=now,
-        chain_end=transcript.chain[-1] if transcript.chain else b"",
+        chain_end=ends[0] if ends else b"",
         length=len(transcript.chain),
     )
 
@@ -550,7 +554,7 @@ def _empty_change(thread: Thread, reading: Reading, now: float) -> Change:
 def _change(job: Job, decision: Decision, reading: Reading, thread: Thread, now: float) -> Change:
     transcript, cut = reading.transcript, decision.cut
     nothing = _empty_change(thread, reading, now)
-    state = decision.checkpoint
+    state = decision.checkpoint if job.settings.checkpoints.enabled else None
     return replace(
         nothing,
         edits=decision.edits,

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from policies import (
+    Decision,
     Flow,
     is_near,
     is_soft,
@@ -23,7 +24,7 @@ from policies import (
     wants_notes,
     write_notes,
 )
-from policies.effects import Save
+from policies.effects import Embed, Save, Vectors
 from policies.ledger import Prepared
 from policies.notes import Note
 from proxy.background import Background
@@ -42,6 +43,7 @@ AT_ONCE = 2
 MOST_WAITING = 64
 WARM_AT = 0.9
 GROWN = 1.2
+MOST_EMBEDDED = 256
 NEARLY_FULL = frozenset({"orange", "red", "critical"})
 """Zones in which a conversation without a name is read for its state: before them a batch is far, and reading costs."""
 T = TypeVar("T")
@@ -60,6 +62,7 @@ class Work:
     read: bool
     warm: bool
     cuts: int
+    embed: bool = False
     about: About | None = None
     trace: Trace = NULL_TRACE
 
@@ -132,7 +135,7 @@ class Preparation:
     async def _do_all(self, work: Work) -> str | None:
         """Do what is worth doing; the last failure in a word comes back, None without one."""
         failed: str | None = None
-        for do in (self._prepare, self._read, self._save, self._warm):
+        for do in (self._prepare, self._read, self._save, self._warm, self._embed):
             try:
                 await do(work)
             except StoreError as error:
@@ -150,13 +153,15 @@ class Preparation:
         thread, settings = work.thread, work.job.settings
         known = work.recognised.known()
         transcript = work.reading.transcript
-        found = await asyncio.to_thread(notes_of, transcript, settings=settings, known=known)
-        if wants_notes(transcript, settings=settings, known=known):
+        found: tuple[Note, ...] = ()
+        if settings.notes.enabled:
+            found = await asyncio.to_thread(notes_of, transcript, settings=settings, known=known)
+        if settings.notes.enabled and wants_notes(transcript, settings=settings, known=known):
             reads = work.job.summarizer_input or work.belief.budget.hard_limit
             flow = write_notes(transcript, known=known, counter=work.job.counter, max_input=reads)
             found += await _asked(flow, work.ask)
         await self._keep_notes(thread, found)
-        if settings.checkpoints.milestones and work.save is None:
+        if settings.checkpoints.enabled and settings.checkpoints.milestones and work.save is None:
             milestone = await asyncio.to_thread(milestone_of, transcript, settings=settings, known=known)
             if milestone is not None:
                 await self._save_state(work, "milestone")
@@ -181,6 +186,7 @@ class Preparation:
         here = known.at(len(transcript.chain))  # the state of a longer run, begun anew since, is none of this one
         if here.checkpoint is not None and here.checkpoint_length >= len(transcript.chain):
             return
+        thread.read = len(transcript.chain)
         state = await asyncio.to_thread(
             state_of,
             transcript,
@@ -208,6 +214,18 @@ class Preparation:
         await asyncio.to_thread(
             state_of, transcript, settings=job.settings, known=known, counter=job.counter, readings=readings
         )
+
+    async def _embed(self, work: Work) -> None:
+        """Keep vectors of what was taken out of the window, where the policy names a model for them."""
+        model, branch = work.job.settings.recall.embeddings, work.thread.branch
+        if model is None or not work.embed or self._store is None:
+            return
+        texts = await self._store.lacking_vectors(branch.tenant, branch.conversation, model, limit=MOST_EMBEDDED)
+        if not texts:
+            return
+        reply = await work.ask(Embed(tuple(texts.values()), model))
+        if isinstance(reply, Vectors):
+            await self._store.add_vectors(branch.tenant, model, dict(zip(texts, reply.rows, strict=True)))
 
     async def _prepare(self, work: Work) -> None:
         """Have a model write what the next batch will need of it."""
@@ -258,6 +276,13 @@ def _still_needed(thread: Thread, prepared: Prepared) -> bool:
     return all(cut.covers < prepared.covers for cut in thread.known.cuts)
 
 
+def _lacks_state(decision: Decision, thread: Thread, length: int) -> bool:
+    """Whether a batch took something out of the window and saved no state, now or, where that failed, earlier."""
+    if decision.is_new and decision.checkpoint is None:
+        return bool(decision.removed)
+    return thread.known.triggered and thread.known.checkpoint is None and length > thread.read * GROWN
+
+
 def _work(job: Job, planned: Planned, reason: str | None, trace: Trace) -> Work | None:
     """What is worth doing after a request, None for nothing."""
     decision, recognised, belief = planned.decision, planned.recognised, planned.belief
@@ -278,10 +303,19 @@ def _work(job: Job, planned: Planned, reason: str | None, trace: Trace) -> Work 
     above = at is not None and level > at
     save = reason or ("safety" if above and not thread.above else None)
     thread.above = above
+    if save is None and _lacks_state(decision, thread, length):
+        save = "batch"
+    if not settings.checkpoints.enabled:
+        save = None
     named = thread.branch.name != thread.branch.conversation
-    read = recognised.length > 0 and (named or decision.pressure.zone in NEARLY_FULL or known.triggered)
+    near_batch = decision.pressure.zone in NEARLY_FULL or known.triggered
+    read = (named and length > 1) or (recognised.length > 0 and near_batch)
+    read = read and (settings.checkpoints.enabled or settings.notes.enabled)
     near = is_near(decision.raw_after, share=WARM_AT, settings=settings, budget=belief.budget)
     warm = near and not decision.is_new and length > thread.read * GROWN
-    if not (soft or save or read or warm):
+    embed = settings.recall.embeddings is not None and decision.is_new
+    if not (soft or save or read or warm or embed):
         return None
-    return Work(job, planned.reading, recognised, belief, soft, save, read, warm, len(known.cuts), ABOUT.get(), trace)
+    return Work(
+        job, planned.reading, recognised, belief, soft, save, read, warm, len(known.cuts), embed, ABOUT.get(), trace
+    )

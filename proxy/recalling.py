@@ -117,6 +117,7 @@ class Recalling:
             settler=self.runtime.settler,
             ask=job.ask,
             model=job.settings.embeddings,
+            embeddings=job.settings.recall.embeddings,
         )
         return Rounds(
             offer=offer,

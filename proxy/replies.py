@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
 from policies import ContextSettings, Effect, Failed, Reply, Summarize
 from policies.advise import Prices
-from policies.effects import Compare, Trim
+from policies.effects import Compare, Embed, Trim, Vectors
 from policies.fidelity import JUDGE
 from policies.fidelity import PROMPTS as EVALUATING
 from proxy.caching import prices_of
@@ -18,7 +18,7 @@ from proxy.errors import UpstreamUnreachable
 from proxy.outcome import address_of, provider_of
 from proxy.perform import Performer
 from proxy.runtime import Runtime
-from proxy.similarity import by_shingles, by_vectors
+from proxy.similarity import LONGEST_EMBEDDED, by_shingles, by_vectors, embed
 from proxy.summaries.spent import Spent
 from proxy.summaries.summarizer import MOST_ANSWER, Compose, Terms, Told
 from proxy.tap import Usage
@@ -59,6 +59,8 @@ class Replies:
 
     async def __call__(self, effect: Effect) -> Reply:
         """The reply to one effect."""
+        if isinstance(effect, Embed):
+            return await self._embed(effect)
         return await Performer(self._summarize, self._compare, self._trim)(effect)
 
     async def _summarize(self, effect: Summarize) -> Reply:
@@ -180,9 +182,19 @@ class Replies:
         """How alike texts are, by the embeddings model that the policy names, else by their shingles."""
         if effect.model is None:
             return await asyncio.to_thread(by_shingles, effect)
-        upstream = self.runtime.config.upstream(effect.model)
-        destination = by_weir(upstream, self.caller, path=EMBEDDINGS_PATH, model=effect.model)
-        return await by_vectors(effect, model=effect.model, send=partial(self.runtime.upstreams.post, destination))
+        return await by_vectors(effect, model=effect.model, send=self._post_embeddings(effect.model))
+
+    async def _embed(self, effect: Embed) -> Reply:
+        """The vectors of texts."""
+        texts = [text[:LONGEST_EMBEDDED] for text in effect.texts]
+        send = self._post_embeddings(effect.model)
+        found = await embed(texts, model=effect.model, send=send, patience=effect.seconds)
+        return found if isinstance(found, Failed) else Vectors(tuple(tuple(row) for row in found))
+
+    def _post_embeddings(self, model: str) -> Callable[[bytes], Awaitable[tuple[int, bytes]]]:
+        upstream = self.runtime.config.upstream(model)
+        destination = by_weir(upstream, self.caller, path=EMBEDDINGS_PATH, model=model)
+        return partial(self.runtime.upstreams.post, destination)
 
     async def _trim(self, effect: Trim) -> Reply:
         """What an operator's function leaves of the request's messages."""

@@ -18,11 +18,13 @@ from proxy.health import sample_of
 from proxy.hooks import TurnEnd
 from proxy.metering import TENANT_SHOWN, count_exchange
 from proxy.outcome import Outcome, Sent, evicted_count, evictions_alone
+from proxy.planning import Planned
 from proxy.relayed import NO_POLICY, settle_relayed
 from proxy.runtime import Runtime
 from proxy.tap import Tap, Usage
 from proxy.telemetry import ExchangeLine, log_exchange
 from proxy.upstream.ending import Ending
+from proxy.wire.chat import digest_of
 from proxy.wire.names import name_from
 
 log = logging.getLogger("weir.settlement")
@@ -48,7 +50,18 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
     if outcome.turn is not None:
         runtime.hooks.turn_end(outcome.turn, _end(outcome, sent))
     if sent is not None and outcome.planned is not None and outcome.planned.branch is not None:
-        row = row_of(outcome, outcome.planned, sent, duration=duration, at=at, checkup=checkup, events=events, use=use)
+        answers = _listened(runtime, outcome.planned, outcome)
+        row = row_of(
+            outcome,
+            outcome.planned,
+            sent,
+            duration=duration,
+            at=at,
+            checkup=checkup,
+            events=events,
+            use=use,
+            answers=answers,
+        )
         runtime.settler.put(row)
         if outcome.job is not None and outcome.label == "ok":
             save = CRITICAL if checkup is not None and checkup.is_critical else None
@@ -69,10 +82,20 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
     metrics.settlement(time.perf_counter() - begun)
 
 
+def _listened(runtime: Runtime, planned: Planned, outcome: Outcome) -> tuple[bytes, ...]:
+    """The chain's hashes after each answer that was given, where they tell the conversation from others."""
+    if outcome.listener is None or planned.recognised is None or planned.reading is None:
+        return ()
+    answers = [digest_of(message) for message in outcome.listener.messages()]
+    return runtime.planner.conversations.answered(planned.recognised.thread, planned.reading.transcript, answers)
+
+
 def _check_up(runtime: Runtime, outcome: Outcome, sent: Sent | None, *, at: float) -> Checkup | None:
     """What the request makes of its conversation's health, told to trace, metrics and sinks; None if nothing new."""
     planned, settings = outcome.planned, outcome.settings
-    if sent is None or settings is None or planned is None or not runtime.health.is_news(planned):
+    if sent is None or settings is None or planned is None or not settings.health.enabled:
+        return None
+    if not runtime.health.is_news(planned):
         return None
     reading, recognised, belief = planned.reading, planned.recognised, planned.belief
     if reading is None or recognised is None or belief is None:

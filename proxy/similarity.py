@@ -68,24 +68,34 @@ async def by_vectors(effect: Compare, *, model: str, send: Send, patience: float
     A text that no such model could read whole is like no other, and is not sent.
     """
     wanted = sorted({i for pair in effect.pairs for i in pair if 0 < len(effect.texts[i]) <= LONGEST_EMBEDDED})
-    vectors: dict[int, Vector] = {}
+    found = await embed([effect.texts[i] for i in wanted], model=model, send=send, patience=patience)
+    if isinstance(found, Failed):
+        return found
+    vectors = dict(zip(wanted, found, strict=True))
+    return Alike(
+        tuple(_cosine(vectors[a], vectors[b]) if a in vectors and b in vectors else 0.0 for a, b in effect.pairs)
+    )
+
+
+async def embed(
+    texts: Sequence[str], *, model: str, send: Send, patience: float = PATIENCE
+) -> list[list[float]] | Failed:
+    """The vectors of texts that the model can read whole, or Failed; ``send`` posts an embeddings request body."""
+    vectors: list[list[float]] = []
     try:
         async with asyncio.timeout(patience):
-            for start in range(0, len(wanted), BATCH):
-                places = wanted[start : start + BATCH]
-                found = await _embed([effect.texts[i] for i in places], model, send)
+            for start in range(0, len(texts), BATCH):
+                found = await _embed(texts[start : start + BATCH], model, send)
                 if isinstance(found, Failed):
                     return found
-                vectors |= dict(zip(places, found, strict=True))
+                vectors += found
     except TimeoutError:
         return Failed("timeout")
     except ProxyError as error:
         return Failed(error.code)
     except Exception as error:  # noqa: BLE001 - whatever an upstream does, the request goes on without it
         return Failed(f"error_{type(error).__name__}")
-    return Alike(
-        tuple(_cosine(vectors[a], vectors[b]) if a in vectors and b in vectors else 0.0 for a, b in effect.pairs)
-    )
+    return vectors
 
 
 async def _embed(texts: Sequence[str], model: str, send: Send) -> list[list[float]] | Failed:

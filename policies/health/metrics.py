@@ -15,6 +15,7 @@ class HealthRules:
     """What a policy takes for unhealthy.
 
     Attributes:
+        enabled: whether it is watched at all.
         utilization: share of the base above which requests are too full, ``utilization_requests`` in a row.
         overflow_requests: requests left until the window overflows at which that is critical, where no layer is
             going to act before.
@@ -27,6 +28,7 @@ class HealthRules:
         spike_share: share of the base below which a request's growth is no spike, whatever its multiple of the mean.
     """
 
+    enabled: bool = True
     utilization: float = 0.90
     utilization_requests: int = 3
     overflow_requests: float = 2.0

@@ -5,6 +5,7 @@ one, what it says is worth least goes, as little as the target takes.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from policies.bounds import Bounds
 from policies.candidates import DEFAULT_TYPES, candidates
@@ -14,6 +15,7 @@ from policies.ledger import Edit, EditKind
 from policies.messages import ToolCall
 from policies.scoring import Block, scorer
 from policies.scoring.selection import select
+from policies.settings import ClientEdits
 from policies.standins import standin
 
 PROTECTED_SHARE = 0.5
@@ -37,6 +39,25 @@ def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
         if p.index is not None and messages[p.index].keep is False and p.index not in guarded
     ]
     return _evicted(draft, bounds, [(i, tokens) for i, tokens in marked if not messages[i].call_ids])
+
+
+def clear_results(draft: Draft, bounds: Bounds, edits: ClientEdits) -> Draft:
+    """The draft without the tool results that its client asks to have cleared; as it was where too little would go."""
+    messages, guarded, calls = draft.transcript.messages, bounds.protection.all, bounds.calls()
+    standing = [p for p in draft.pieces if p.index is not None and messages[p.index].is_result and p.text is None]
+    many = edits.results_over is not None and len(standing) > edits.results_over
+    if not many and (edits.results_at is None or draft.tokens <= bounds.budget.room_for(edits.results_at)):
+        return draft
+    old = standing[: max(0, len(standing) - edits.keep)]
+    chosen = [
+        (p.index, p.tokens)
+        for p in old
+        if p.index is not None
+        and p.index not in guarded
+        and (p.index not in calls or calls[p.index].name not in edits.exclude)
+    ]
+    cleared = _evicted(draft, replace(bounds, aim=0), chosen)
+    return cleared if draft.tokens - cleared.tokens >= bounds.budget.room_for(edits.at_least) else draft
 
 
 def _by_score(draft: Draft, bounds: Bounds) -> Draft:

@@ -5,6 +5,7 @@ when money is lost are also said when a policy is loaded (``grave``).
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 
 from policies.budget import BUCKETS
@@ -50,6 +51,11 @@ def faults(settings: ContextSettings) -> Found:
     yield from _ingest_faults(settings.ingest)
     yield from _trend_faults(settings.trend)
     yield from _health_faults(settings.health)
+    for at, pattern in enumerate(settings.memory.patterns):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield ("memory", "patterns", at), f"is no regular expression: {error}"
     zones = settings.zones
     starts = (zones.yellow_at, zones.orange_at, zones.red_at, zones.critical_at)
     if not (starts[0] > 0 and list(starts) == sorted(starts)):

@@ -39,6 +39,7 @@ DEFAULT_PRESET = "balanced"
 
 _NAMES: Mapping[str, str] = MappingProxyType({"layers": "cascade", "strategy": "layer"})
 _BESIDE = frozenset({"preset", "about"})
+_SWITCHED = frozenset({"health", "checkpoints", "notes"})
 
 
 LEGACY: Mapping[str, str] = MappingProxyType(
@@ -314,11 +315,15 @@ def _named(document: Document, name: str) -> Document:
 
 
 def _settled(data: Mapping[str, object]) -> dict[str, object]:
-    """The data without what stands beside the policy, and ``summarizer: {model: M}`` as ``summarizer: M``."""
+    """The data without what stands beside the policy, ``summarizer: {model: M}`` as ``summarizer: M``, and what is
+    ``off`` as a section that is not enabled."""
     settled = {key: value for key, value in data.items() if key not in _BESIDE}
     summarizer = settled.get("summarizer")
     if isinstance(summarizer, Mapping) and set(summarizer) == {"model"}:
         settled["summarizer"] = summarizer["model"]
+    for name in _SWITCHED & settled.keys():
+        if settled[name] in (None, False, "off"):
+            settled[name] = {"enabled": False}
     return settled
 
 

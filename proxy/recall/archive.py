@@ -14,6 +14,7 @@ from policies.effects import Alike, Compare
 from policies.messages import Body
 from proxy.perform import Ask
 from proxy.recall.answering import Past
+from proxy.recall.likeness import LIKE, by_likeness
 from proxy.recall.ranking import Match, Term, passages, rank, terms_of
 from proxy.settle import Settler
 from proxy.store import Original, Store, StoreError
@@ -56,6 +57,7 @@ class Archive:
     settler: Settler
     ask: Ask | None = None
     model: str | None = None
+    embeddings: str | None = None
 
     async def find(self, query: str) -> Hits:
         """The removed texts that have words of the query in them."""
@@ -64,6 +66,7 @@ class Archive:
         elsewhere = await self._stored(query, terms, known={past.ref for past in here})
         pasts = (*elsewhere, *here)
         matches = await asyncio.to_thread(rank, terms, [past.text for past in pasts])
+        pasts, matches = await self._and_alike(query, pasts, matches)
         if self.model is not None and self.ask is not None:
             matches = await self._compared(query, terms, pasts, matches)
         return Hits(pasts, tuple(matches), terms)
@@ -124,6 +127,24 @@ class Archive:
         except StoreError as error:
             log.warning("the archive cannot be searched, only what the client sends is: %s", error)
         return [_past_of(original) for original in found.values()]
+
+    async def _and_alike(
+        self, query: str, pasts: tuple[Past, ...], matches: list[Match]
+    ) -> tuple[tuple[Past, ...], list[Match]]:
+        """The same with the texts behind them that the query's vector is near to, where vectors are kept."""
+        alike = by_likeness(self.store, self.tenant, self.conversation, self.embeddings, self.ask)
+        near = await alike(query) if alike is not None else ()
+        seen, places = {match.index for match in matches}, {past.ref: n for n, past in enumerate(pasts)}
+        for original, score in near:
+            if score < LIKE:
+                break
+            if original.ref not in places:
+                places[original.ref] = len(pasts)
+                pasts = (*pasts, _past_of(original))
+            if (place := places[original.ref]) not in seen:
+                matches = [*matches, Match(place, frozenset(), 0.0)]
+                seen.add(place)
+        return pasts, matches
 
     async def _compared(
         self, query: str, terms: Sequence[Term], pasts: Sequence[Past], matches: list[Match]

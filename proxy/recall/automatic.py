@@ -6,13 +6,14 @@ words, and three at the least, stand close together in a removed text and in few
 
 import asyncio
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from policies import TokenCounter
 from policies.extraction.identifiers import Kind, scan
 from proxy.recall.answering import FLOOR, Past, fenced
+from proxy.recall.likeness import LIKE
 from proxy.recall.ranking import IDENTIFIER_WEIGHT, Term, passages, terms_of
 from proxy.store import Original, Store
 
@@ -31,6 +32,7 @@ FEWEST = 3
 SHARE = 0.5
 """Least share of the message's telling words that have to stand there."""
 MOST_PLACES = 50
+Alike = Callable[[str], Awaitable[Sequence[tuple[Original, float]]]]
 SPEAKERS = {"user": "what the user said", "assistant": "what the assistant said", "tool": "a tool's result"}
 HEADING = "[weir: brought back from what was removed, because the newest message refers to it.]"
 
@@ -50,11 +52,37 @@ async def remembered(
     counter: TokenCounter,
     max_tokens: int,
     visible_refs: Collection[str] = (),
+    alike: Alike | None = None,
 ) -> str | None:
     """What was removed from a conversation (by id) and ``text`` asks for, fenced, in at most ``max_tokens``.
 
-    None where nothing is plainly asked for. ``visible_refs`` are texts that the model sees anyway. Raises StoreError.
+    None where nothing is plainly asked for. ``visible_refs`` are texts that the model sees anyway. Where no words say
+    what is meant, ``alike`` gives the texts that are most like this one, each with its cosine. Raises StoreError.
     """
+    by_words = await _by_words(
+        store, tenant, conversation, text, counter=counter, max_tokens=max_tokens, visible_refs=visible_refs
+    )
+    if by_words is not None or alike is None or max_tokens < FLOOR:
+        return by_words
+    near = [
+        each for each, score in await alike(text[:LONGEST_MESSAGE]) if score >= LIKE and each.ref not in visible_refs
+    ]
+    if not near:
+        return None
+    terms = terms_of(text[:LONGEST_MESSAGE])
+    return await asyncio.to_thread(shown, near[:MOST_SHOWN], terms, counter=counter, max_tokens=max_tokens)
+
+
+async def _by_words(
+    store: Store,
+    tenant: str,
+    conversation: str,
+    text: str,
+    *,
+    counter: TokenCounter,
+    max_tokens: int,
+    visible_refs: Collection[str],
+) -> str | None:
     text = text[:LONGEST_MESSAGE]
     named = {m.value.casefold() for m in scan(text) if m.kind in NAMING}
     terms = terms_of(text)
@@ -88,14 +116,25 @@ def bring_back(
     found = [_Found(_past(each), _score(each.text, rare_identifiers, rare_words, len(words))) for each in originals]
     meant = sorted((each for each in found if each.score > 0), key=lambda each: -each.score)[:MOST_SHOWN]
     terms = (*rare_identifiers, *rare_words)
+    return _fenced([each.past for each in meant], terms, counter=counter, max_tokens=max_tokens)
+
+
+def shown(
+    originals: Sequence[Original], terms: Sequence[Term], *, counter: TokenCounter, max_tokens: int
+) -> str | None:
+    """These texts, fenced, with the passages around the terms where they are too long; None without room."""
+    return _fenced([_past(each) for each in originals], terms, counter=counter, max_tokens=max_tokens)
+
+
+def _fenced(meant: Sequence[Past], terms: Sequence[Term], *, counter: TokenCounter, max_tokens: int) -> str | None:
     parts, left = [HEADING], max_tokens - counter.count(HEADING) - 2
-    for number, each in enumerate(meant):
-        frame = counter.count(fenced(each.past, "", ", in part")) + 4
+    for number, past in enumerate(meant):
+        frame = counter.count(fenced(past, "", ", in part")) + 4
         share = left // (1 if number + 1 == len(meant) else 2) - frame
         if share < SMALLEST_PART:
             break
-        shown = passages(each.past.text, terms, most=share, count=counter.count)
-        parts.append(fenced(each.past, shown.text, "" if shown.whole else ", in part"))
+        part = passages(past.text, terms, most=share, count=counter.count)
+        parts.append(fenced(past, part.text, "" if part.whole else ", in part"))
         left -= counter.count(parts[-1]) + 1
     return "\n".join(parts) if len(parts) > 1 else None
 

@@ -25,6 +25,7 @@ from proxy.store import (
     ledger,
     maintenance,
     summaries,
+    vectors,
 )
 from proxy.store.chain import AuditEvent, AuditRow, AuditType
 from proxy.store.engine import Database, open_database
@@ -245,6 +246,29 @@ class Store(Kept):
         found = await self._database.read(work)
         await self._quarantine()
         return found
+
+    async def lacking_vectors(self, tenant: str, conversation: str, model: str, *, limit: int) -> dict[str, str]:
+        """The newest removed texts of a conversation (by id) that have no vector by this model, by ref."""
+        return await self._database.read(lambda c: vectors.lacking(c, tenant, conversation, model, limit))
+
+    async def add_vectors(self, tenant: str, model: str, given: Mapping[str, Sequence[float]]) -> None:
+        """Keep vectors of removed texts, by ref."""
+        await self._database.write(lambda c: vectors.add(c, tenant, model, given))
+
+    async def nearest(
+        self, tenant: str, conversation: str, model: str, wanted: Sequence[float], *, limit: int
+    ) -> list[tuple[Original, float]]:
+        """The removed texts of a conversation (by id) that are most like ``wanted``, each with its cosine."""
+
+        def work(connection: sa.Connection) -> list[tuple[Original, float]]:
+            near = vectors.nearest(connection, tenant, conversation, model, wanted, limit=limit)
+            found = archive.originals_of(connection, tenant, [ref for ref, _ in near], self._damage)
+            alike = dict(near)
+            return [(each, alike[each.ref]) for each in found]
+
+        result = await self._database.read(work)
+        await self._quarantine()
+        return result
 
     async def conversations(
         self, tenant: str | None, *, limit: int = 50, closed: bool | None = None, after: Place | None = None

@@ -209,15 +209,16 @@ def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow | Arri
 
 def _touch_chains(connection: sa.Connection, rows: Sequence[ExchangeRow | Arrival]) -> None:
     ends = {
-        (row.tenant, row.chain_end, row.branch): {
+        (row.tenant, end, row.branch): {
             "tenant": row.tenant,
-            "hash": row.chain_end,
+            "hash": end,
             "branch": row.branch,
-            "length": row.length,
+            "length": length,
             "at": row.at,
         }
         for row in rows
-        if row.chain_end and row.length > 0
+        for end, length in row.ends or ((row.chain_end, row.length),)
+        if end and length > 0
     }
     run_many(connection, TOUCH_CHAIN[connection.dialect.name], [ends[key] for key in sorted(ends)])
 

@@ -117,12 +117,12 @@ class Change:
     """A batch of edits: all of it is stored, or nothing.
 
     ``expected`` is the version that the plan was made on; ``covered`` are the refs that the new cut covers,
-    in order; ``checkpoint`` is the structured state as JSON text, saved for a ``reason`` (``compaction``, ``rollover``,
-    ``resume``, ``safety``, ``critical``, ``milestone``, ``before_model``, ``rollback``, ``closed``) in window
-    ``window_id``; the newest ``keep`` versions stay. ``resumed`` is the checkpoint of another conversation that the
-    branch goes on from, stored with it. ``chain_end`` is the hash after all ``length`` messages of the request, by
-    which the next one will find what is stored here. ``request`` is the id of that request, ``figures`` what the audit
-    is to say of the decision, and ``audited`` what it is to say beside that.
+    in order; ``checkpoint`` is the structured state as JSON text, saved for a ``reason`` (``compaction``,
+    ``rollover``, ``batch``, ``resume``, ``safety``, ``critical``, ``milestone``, ``before_model``, ``rollback``,
+    ``closed``) in the window ``window_id``; the newest ``keep`` versions stay. ``resumed`` is the checkpoint of
+    another conversation that the branch goes on from, stored with it. ``chain_end`` is the hash after all ``length``
+    messages of the request, by which the next one will find what is stored here. ``request`` is the id of that
+    request, ``figures`` what the audit is to say of the decision, and ``audited`` what it is to say beside that.
     """
 
     tenant: str
@@ -162,6 +162,7 @@ class Arrival:
     model: str
     chain_end: bytes
     length: int
+    ends: tuple[tuple[bytes, int], ...]
     trend: Trend | None
 
 
@@ -184,6 +185,8 @@ class ExchangeRow:
         health: what it made of the conversation's health; written beside it, not read back with the row.
         events: what the planner had to say of it, ``refusal`` the figures of why it was refused; both are for the
             audit and not read back with the row.
+        ends: the hashes, each with the number of messages up to it, that the next request finds the branch by; empty
+            for ``chain_end`` alone. Not read back with the row.
     """
 
     id: str
@@ -225,6 +228,7 @@ class ExchangeRow:
     health: Checkup | None = None
     events: tuple[Event, ...] = ()
     refusal: Mapping[str, object] = field(default_factory=dict)
+    ends: tuple[tuple[bytes, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -247,6 +247,16 @@ removed = sa.Table(
     sqlite_with_rowid=False,
 )
 
+vectors = sa.Table(
+    "vectors",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("ref", sa.Text, primary_key=True),
+    sa.Column("model", sa.Text, primary_key=True),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.ForeignKeyConstraint(["tenant", "ref"], ["originals.tenant", "originals.ref"], ondelete="CASCADE"),
+)
+
 evictions = sa.Table(
     "evictions",
     metadata,

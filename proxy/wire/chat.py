@@ -15,7 +15,7 @@ import msgspec
 
 from policies import Body, EditKind, Message, Piece, ToolCall
 from proxy.errors import InvalidRequest
-from proxy.wire.markers import content_with, marker_for_summary, marker_within
+from proxy.wire.markers import content_with, marked_message, marker_for_summary, marker_within
 from proxy.wire.parts import attached, reasoning_of, without_media, without_reasoning
 from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
 
@@ -130,18 +130,36 @@ def _output_limit(fields: Mapping[str, Raw]) -> int | None:
     return None
 
 
-def with_messages(request: ChatRequest, messages: Sequence[Raw], **others: object) -> bytes:
-    """The body with another array of messages, and other values for some scalar fields."""
-    new = {"messages": _array(messages), **{k: write_value(v) for k, v in others.items()}}
-    return replace_fields(request.body, request.fields, new)
+def rewritten(
+    request: ChatRequest,
+    *,
+    messages: Sequence[Raw] | None,
+    pruned: Collection[str],
+    head: int = 0,
+    marker: Mapping[str, Any] = {},
+) -> bytes:
+    """The body without the definitions of tools of these names; other ``messages``, unless None keeps their bytes.
 
-
-def rewritten(request: ChatRequest, *, messages: Sequence[Raw] | None, pruned: Collection[str]) -> bytes:
-    """The body without the definitions of tools of these names; other ``messages``, unless None keeps their bytes."""
+    A ``marker`` stands behind tools and the ``head`` messages of the system.
+    """
     new = _without_tools(request, pruned) if pruned else {}
+    if marker:
+        whole = list(messages if messages is not None else request.messages or ())
+        if head and (marked := marked_message(whole[head - 1], marker)) is not None:
+            messages = [*whole[: head - 1], marked, *whole[head:]]
+        elif defined := split_array(new.get("tools", request.fields.get("tools", b"[]"))):
+            last = read_value(defined[-1])
+            if isinstance(last, dict):
+                new["tools"] = _array([*defined[:-1], write_value({**last, **marker})])
     if messages is not None:
         new["messages"] = _array(messages)
-    return replace_fields(request.body, request.fields, new)
+    return replace_fields(request.body, request.fields, new) if new else request.body
+
+
+def without_field(request: ChatRequest, name: str) -> ChatRequest:
+    """The request without one of its fields; the values of the others keep their bytes."""
+    kept = {key: bytes(raw) for key, raw in request.fields.items() if key != name}
+    return parse_chat(b"{" + b",".join(write_value(key) + b":" + raw for key, raw in kept.items()) + b"}")
 
 
 def _array(items: Sequence[Raw]) -> bytes:

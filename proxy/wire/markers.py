@@ -9,14 +9,14 @@ prompt caching). What Weir does with them:
 * with a message that is dropped without a summary, or a tool definition that is left out, its marker goes too: the
   block before it is the client's, and what the client sent is not changed for it.
 
-So a request never has more markers than its client sent.
+So a request never has more markers than its client sent, unless the policy asks for one behind tools and system prompt.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from policies import Piece
-from proxy.wire.raw import Raw, read_value
+from proxy.wire.raw import Raw, read_value, write_value
 
 MARKERS = ("cache_control", "prompt_cache_breakpoint")
 _WORDS = tuple(f'"{name}"'.encode() for name in MARKERS)
@@ -91,3 +91,24 @@ def _lifetime(markers: Mapping[str, Any]) -> int:
     """Seconds that a provider keeps what ends at this marker; OpenAI's have one lifetime for the whole request."""
     control = markers.get("cache_control")
     return HOUR if isinstance(control, dict) and control.get("ttl") == "1h" else MINUTES
+
+
+def breakpoint_for(lifetime: str, body: bytes) -> dict[str, Any]:
+    """The marker that a policy's ``cache_breakpoint`` asks for; empty where the client has one of its own."""
+    if lifetime == "off" or _has_words(body):
+        return {}
+    return {"cache_control": {"type": "ephemeral"} | ({"ttl": "1h"} if lifetime == "1h" else {})}
+
+
+def marked_message(raw: Raw, marker: Mapping[str, Any]) -> bytes | None:
+    """A message with a marker on the last text of its content; None where it has none."""
+    value = read_value(raw)
+    content = value.get("content") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not content:
+        return None
+    if isinstance(content, str):
+        return write_value(value | {"content": content_with(content, marker)})
+    last = content[-1] if isinstance(content, list) else None
+    if not isinstance(last, dict) or not last.get("text"):
+        return None
+    return write_value(value | {"content": [*content[:-1], {**last, **marker}]})

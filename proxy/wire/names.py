@@ -14,6 +14,7 @@ from proxy.wire.raw import Raw, read_value
 OWN_HEADER = b"x-weir-conversation"
 RESUME_HEADER = b"x-weir-resume"
 PARENT_HEADER = b"x-weir-parent"
+MEMORY_HEADER = b"x-weir-memory"
 _VALID = re.compile(r"[\x21-\x7e]{1,256}")
 _SESSION_HEADER = re.compile(rb"x-[a-z0-9-]{1,64}-session-id")
 _NOT_A_SESSION = frozenset({b"x-parent-session-id"})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policies import Piece
 from proxy.errors import InvalidJSON, InvalidRequest
-from proxy.wire.chat import body_of, digest_of, message_of, parse_chat, render, with_fields, with_messages
+from proxy.wire.chat import body_of, digest_of, message_of, parse_chat, render, rewritten, with_fields
 from proxy.wire.knobs import wants_no_editing
 from proxy.wire.names import name_from
 from proxy.wire.raw import read_value, replace_fields, split_array, split_object, write_value
@@ -183,7 +183,7 @@ def test_kept_messages_are_the_clients_bytes_and_replaced_ones_keep_their_ids() 
     request = parse_chat(body)
     assert request.messages is not None
     pieces = [Piece(0, 1), Piece(None, 1, "summary"), Piece(1, 1, "short"), Piece(2, 1)]
-    written = with_messages(request, render(pieces, request.messages, frozenset({2})))
+    written = rewritten(request, messages=render(pieces, request.messages, frozenset({2})), pruned=())
     assert b'[{ "role":"user","content":"a" },' in written
     assert json.loads(written)["messages"] == [
         {"role": "user", "content": "a"},

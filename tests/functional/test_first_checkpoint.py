@@ -1,0 +1,77 @@
+"""A conversation that something was taken out of has a checkpoint, whatever the way there: it can be resumed."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.simulator.serving import serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, opening, tool_step, weir
+
+CONFIG = """
+upstreams: {sim: {base_url: URL, api_key: pass}}
+models: [{match: '*', upstream: sim, window: 8192}]
+policies: {mine: {cascade: [{layer: evict, at: 0.5, stop_at: 0.2, params: {scorer: fifo}}]}}
+default_policy: mine
+"""
+DECIDED = "I have decided to use fetch instead of axios, because axios is unmaintained."
+
+
+async def settled(target: RunningWeir) -> None:
+    await target.runtime.preparation.settled()
+    await target.runtime.settler.flush()
+
+
+async def checkpoint(target: RunningWeir, conversation: str) -> httpx.Response:
+    """The conversation's newest checkpoint over the management API."""
+    async with httpx.AsyncClient(timeout=10) as client:
+        headers = {"authorization": "Bearer sk-test"}
+        return await client.get(f"{target.root}/weir/conversations/{conversation}/checkpoint", headers=headers)
+
+
+@pytest.mark.requirement("D23", "A0.111", "A0.113")
+@pytest.mark.parametrize("name", [None, "migration"])
+async def test_after_a_first_request_that_only_evicts_there_is_a_checkpoint_to_resume(
+    name: str | None, tmp_path: Path
+) -> None:
+    messages = [*opening(), {"role": "assistant", "content": DECIDED}, {"role": "user", "content": "Go on, please."}]
+    for number in range(24):
+        messages += tool_step(number, words=150)
+    headers = {} if name is None else {"x-weir-conversation": name}
+    async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
+        text = CONFIG.replace("URL", simulator.base_url)
+        options: dict[str, Any] = {"yaml": text, "folder": tmp_path, "window": None}
+        async with weir(simulator.base_url, tmp_path / "w.db", **options) as target:
+            talk = Talk(target.client(default_headers=headers), messages)
+            await talk.ask()
+            await settled(target)
+            called = talk.headers[0]["x-weir-conversation"]
+            saved = await checkpoint(target, called)
+        async with weir(simulator.base_url, tmp_path / "w.db", **options) as target:
+            resumed = {"x-weir-resume": called}
+            second = Talk(target.client(default_headers=resumed), [{"role": "user", "content": "Where were we?"}])
+            await second.ask()
+        sent = arrays_of(answered(simulator))[-1]
+    assert talk.actions()[0].startswith("evict=")
+    assert saved.status_code == 200, saved.text
+    assert DECIDED.rstrip(".") in saved.text
+    assert second.actions() == ["resume=1"]
+    assert "Migrate the project from axios to fetch." in sent[0]["content"]
+
+
+@pytest.mark.requirement("D23", "A0.111")
+async def test_a_named_conversation_whose_first_request_holds_a_milestone_is_saved_at_once(tmp_path: Path) -> None:
+    messages = [*opening(), {"role": "assistant", "content": DECIDED}, {"role": "user", "content": "Go on, please."}]
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db") as target,
+    ):
+        talk = Talk(target.client(default_headers={"x-weir-conversation": "migration"}), messages)
+        await talk.ask()
+        await settled(target)
+        saved = await checkpoint(target, "migration")
+    assert talk.actions() == ["none"]
+    assert saved.status_code == 200, saved.text
+    assert DECIDED.rstrip(".") in saved.text
