@@ -52,14 +52,21 @@ class ProxyError(Exception):
 
     def body(self) -> bytes:
         """The JSON body in OpenAI's shape, ``{"error": {"message", "type", "param", "code"}}``."""
-        error: dict[str, object] = {
-            "message": self.message,
-            "type": self.kind,
-            "param": self.param,
-            "code": self.code,
-        }
-        if self.weir is not None:
-            error["weir"] = self.weir
+        return self._body(self.message, self.kind, self.code, self.weir)
+
+    def event(self) -> bytes:
+        """The last event of a stream that broke off, in the words and with the code after which clients ask again.
+
+        What each of them looks for stands in docs/clients.md.
+        """
+        message = f"Connection lost, premature close: {self.message}"
+        weir = {**(self.weir or {}), "code": self.code}
+        return b"\n\ndata: " + self._body(message, "server_error", "503", weir) + b"\n\n"
+
+    def _body(self, message: str, kind: str, code: str, weir: Mapping[str, object] | None) -> bytes:
+        error: dict[str, object] = {"message": message, "type": kind, "param": self.param, "code": code}
+        if weir is not None:
+            error["weir"] = weir
         return json.dumps({"error": error}).encode()
 
 

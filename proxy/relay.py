@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.errors import ProxyError, UpstreamTimeout
+from proxy.sse import Lines
 from proxy.tap import StreamTap, Tap
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.ending import is_cut_short
@@ -125,30 +126,34 @@ async def relay_stream(
     ``explain`` says what the client is told of that, as an event. Without it the stream may be anything: nothing
     is read of it, and nothing is added to it. ``begun`` is called when the first piece after ``opening`` has come.
     """
-    tap = StreamTap()
+    tap, lines = StreamTap(), Lines()
     await send_start(send, status=status, headers=headers)
+
+    async def relay(chunk: bytes) -> None:
+        if explain is not None:
+            tap.feed(chunk)
+            chunk = lines.whole(chunk)
+        if chunk:
+            await send_more(send, chunk)
+
     try:
         if opening is not None:
             for chunk in opening.held:
-                tap.feed(chunk)
-                await send_more(send, chunk)
+                await relay(chunk)
             if opening.pending is not None:
                 with contextlib.suppress(StopAsyncIteration):
-                    chunk = await opening.pending
-                    tap.feed(chunk)
-                    await send_more(send, chunk)
+                    await relay(await opening.pending)
         async for chunk in chunks:
             if begun is not None:
                 begun()
                 begun = None
-            if explain is not None:
-                tap.feed(chunk)
-            await send_more(send, chunk)
+            await relay(chunk)
         if explain is not None:
             end_of(tap)
+            await send_more(send, lines.rest)
     except (StreamBroken, UpstreamTimeout) as error:
         if explain is not None:
-            await send_more(send, b"\n\ndata: " + explain(error).body() + b"\n\n")
+            await send_more(send, explain(error).event())
         raise Cut(str(error)) from error
     await send({"type": "http.response.body", "body": b"", "more_body": False})
     return tap.seen

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 MOST_HELD = 4 * 1024 * 1024
+MOST_OF_A_LINE = 64 * 1024
 DONE = b"[DONE]"
 
 
@@ -75,6 +76,27 @@ class Decoder:
             self._data.append(line[6:] if line[5:6] == b" " else line[5:])
         elif line.startswith(b"event:"):
             self._name = line[6:].strip()
+
+
+@dataclass(slots=True)
+class Lines:
+    """Feed it chunks as they arrive; it gives the same bytes, cut between lines where a line is not too long for that.
+
+    Behind half a line no client would see the event that tells it of an error.
+    """
+
+    rest: bytes = b""
+
+    def whole(self, chunk: bytes) -> bytes:
+        """What may go on now."""
+        if not self.rest and chunk.endswith(b"\n"):
+            return chunk
+        data = self.rest + chunk
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if len(data) - end > MOST_OF_A_LINE:
+            end = len(data)
+        self.rest = data[end:]
+        return data[:end]
 
 
 @dataclass(frozen=True, slots=True)

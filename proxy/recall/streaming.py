@@ -146,7 +146,7 @@ class Relaying:
         except (StreamBroken, UpstreamTimeout) as error:
             if not gate.is_open:
                 raise self.explain(error) from error
-            await self._fail(gate, self.explain(error).body(), error)
+            await self._fail(gate, self.explain(error).event(), error)
         finally:
             received.answer.close()
         return tap.seen
@@ -160,12 +160,12 @@ class Relaying:
                 raise  # the client has gone; else it was the question alone that was cancelled: the process ends
             told = self.explain(StreamBroken("cancelled")) if isinstance(error, asyncio.CancelledError) else error
             if gate.is_open:
-                await self._fail(gate, told.body(), error)
+                await self._fail(gate, told.event(), error)
             raise told from error
 
-    async def _fail(self, gate: Gate, body: bytes, cause: BaseException | None = None) -> NoReturn:
+    async def _fail(self, gate: Gate, event: bytes, cause: BaseException | None = None) -> NoReturn:
         """End the client's stream with an error event, and without a proper end."""
-        await gate.write(b"\n\ndata: " + body + b"\n\n")
+        await gate.write(event)
         raise Cut("the answer broke off between two rounds") from cause
 
 
@@ -185,11 +185,11 @@ async def _chunks(received: Received) -> AsyncGenerator[bytes | None, None]:
 
 
 def _refusal(received: Received) -> bytes:
-    """What the upstream said in place of the next round, as the data of an event."""
+    """What the upstream said in place of the next round, as an event."""
     try:
         value = msgspec.json.decode(received.body or b"")
     except (ValueError, RecursionError):
         value = None
     if isinstance(value, dict) and value.get("error"):
-        return write_value(value)
-    return UpstreamUnreachable(f"The upstream answered {received.answer.status} inside this answer.").body()
+        return b"\n\ndata: " + write_value(value) + b"\n\n"
+    return UpstreamUnreachable(f"The upstream answered {received.answer.status} inside this answer.").event()

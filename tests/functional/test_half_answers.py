@@ -63,6 +63,10 @@ async def outcomes(target: RunningWeir) -> list[str]:
     return [line.partition('weir_outcome="')[2].partition('"')[0] for line in counted]
 
 
+CUT = (  # pi looks for "connection lost", continue for "premature close", pydantic-ai for the type, qwen-code for 503
+    b'\n\ndata: {"error": {"message": "Connection lost, premature close: The upstream ended its answer in the middle.", '
+    b'"type": "server_error", "param": null, "code": "503", "weir": {"code": "upstream_unreachable"}}}\n\n'
+)
 HALVES: dict[str, Sequence[bytes]] = {
     "words": (said("Half an "), said("answer")),
     "a call": (delta(tool_calls=[{"index": 0, "id": "c1", "type": "function", "function": CALLED}]),),
@@ -76,7 +80,7 @@ HALVES: dict[str, Sequence[bytes]] = {
 @pytest.mark.parametrize("delimited", [True, False], ids=["ended", "closed"])
 @pytest.mark.parametrize("name", HALVES)
 async def test_half_an_answer_ends_with_an_error_and_a_cut(name: str, delimited: bool) -> None:
-    half = b"".join(HALVES[name])
+    half = b"".join(HALVES[name][:1] if name == "an event" else HALVES[name])
     async with (
         scripted(lambda _: stream(*HALVES[name], delimited=delimited)) as upstream,
         weir(upstream.base_url) as target,
@@ -85,9 +89,7 @@ async def test_half_an_answer_ends_with_an_error_and_a_cut(name: str, delimited:
         assert await outcomes(target) == ["stream_broken"]
     assert (status, ended) == (200, False)
     assert got.startswith(half)
-    error = json.loads(got.removeprefix(half).strip().removeprefix(b"data: "))
-    assert error["error"]["code"] == "upstream_unreachable"
-    assert b"[DONE]" not in got
+    assert got.removeprefix(half) == CUT
 
 
 WHOLE: dict[str, Sequence[bytes]] = {

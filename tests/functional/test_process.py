@@ -70,7 +70,7 @@ async def test_a_stream_that_outlives_the_grace_ends_with_an_error_event(tmp_pat
                     pass
             assert b"[DONE]" not in received
             last = received.strip().split(b"\n\n")[-1]
-            assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "shutting_down"
+            assert json.loads(last.removeprefix(b"data: "))["error"]["weir"] == {"code": "shutting_down"}
             assert weir.process is not None
             assert await weir.process.wait() == 0
 

@@ -516,7 +516,7 @@ async def test_a_process_that_stops_between_two_rounds_says_so(tmp_path: Path, b
             if before:
                 await asking
                 last = received.strip().split(b"\n\n")[-1]
-                assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "shutting_down"
+                assert json.loads(last.removeprefix(b"data: "))["error"]["weir"] == {"code": "shutting_down"}
                 assert b"Wait." in received
             else:
                 assert (await asking, json.loads(received)["error"]["code"]) == (503, "shutting_down")
