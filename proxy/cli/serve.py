@@ -7,6 +7,7 @@ import importlib.metadata
 import io
 import logging
 import os
+import resource
 import socket
 import sys
 import tempfile
@@ -38,6 +39,8 @@ log = logging.getLogger("weir")
 DISTRIBUTION = "weir-proxy"
 HOOKS = "weir.hooks"
 SIMULATED_WINDOW = 8192
+MOST_DESCRIPTORS = 65_536
+OWN_DESCRIPTORS = 64
 COLLECT_AFTER = (2_000, 10, 10)
 
 
@@ -226,8 +229,21 @@ def _limits(config: Config) -> ServerLimits:
         header_fields=limits.header_fields,
         body_bytes=limits.body,
         concurrency=limits.concurrency,
+        connections=_most_connections(),
         grace=limits.grace,
     )
+
+
+def _most_connections() -> int:
+    """Clients' connections for which there are descriptors, beside as many to upstreams, as many that are refused."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    there = MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return max(8, (there - OWN_DESCRIPTORS) // 3)
 
 
 @contextlib.contextmanager
