@@ -53,7 +53,8 @@ class ServerLimits:
     ``header_timeout`` runs from the first byte of a head (or the connection) to its end, ``body_timeout`` from there to
     the last byte of the body, ``keep_alive`` between requests, ``stall`` while a reader takes nothing, ``linger``
     after a refusal. On shutdown readiness fails for ``notice`` before the listeners close, open answers have ``grace``
-    to finish, and ``farewell`` to say why they are cut. ``concurrency``: requests at once, ``None`` for no limit.
+    to finish, and ``farewell`` to say why they are cut. ``concurrency``: requests at once, ``connections``: of
+    clients at once; as many again are told that there is no room, more are reset. ``None`` for no limit.
     """
 
     header_timeout: float = 10.0
@@ -65,6 +66,7 @@ class ServerLimits:
     header_fields: int = 100
     body_bytes: int = 64 * 1024 * 1024
     concurrency: int | None = 1024
+    connections: int | None = None
     notice: float = 0.0
     grace: float = 30.0
     farewell: float = 2.0
@@ -275,6 +277,13 @@ class Protocol(HttpToolsProtocol):
         """Starts the clock of the first head: a connection that says nothing is closed too."""
         super().connection_made(transport)
         self._wait_until(self.loop.time() + self.limits.header_timeout)
+        most, there = self.limits.connections, len(self.connections)
+        if most is None or there <= most:
+            return
+        if there > 2 * most:
+            transport.abort()
+        else:
+            self._refuse(503, Busy("Weir has as many connections open as it may have. Please try again."))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tells the running application, also when a pipelined request stands behind it."""
@@ -664,6 +673,7 @@ def _refusal(status: int, error: ProxyError, headers: Sequence[tuple[bytes, byte
             _STATUS[status],
             *[b"%b: %b\r\n" % header for header in headers],
             b"content-type: application/json\r\nx-request-id: %b\r\n" % uuid.uuid4().hex.encode(),
+            *[b"%b: %b\r\n" % header for header in error.headers()],
             b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body),
             body,
         ]

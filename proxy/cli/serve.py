@@ -41,7 +41,8 @@ log = logging.getLogger("weir")
 DISTRIBUTION = "weir-proxy"
 HOOKS = "weir.hooks"
 SIMULATED_WINDOW = 8192
-OWN_FILES = 64  # descriptors beside those of requests: the database, libraries, listeners, exporters
+MOST_DESCRIPTORS = 65_536
+OWN_DESCRIPTORS = 64  # the database, libraries, listeners, exporters
 COLLECT_AFTER = (2_000, 10, 10)
 
 
@@ -228,14 +229,7 @@ def _check_store(config: Config) -> Keyring:
 
 
 def _limits(config: Config) -> ServerLimits:
-    limits, affordable = config.limits, _affordable_requests()
-    if affordable < limits.concurrency:
-        log.warning(
-            "this process may open so few files that it answers %d requests at once, not the %d of limits.concurrency; "
-            "ulimit -n allows more",
-            affordable,
-            limits.concurrency,
-        )
+    limits = config.limits
     return ServerLimits(
         header_timeout=limits.header_timeout,
         body_timeout=limits.body_timeout,
@@ -243,22 +237,22 @@ def _limits(config: Config) -> ServerLimits:
         header_bytes=limits.headers,
         header_fields=limits.header_fields,
         body_bytes=limits.body,
-        concurrency=min(limits.concurrency, affordable),
+        concurrency=limits.concurrency,
+        connections=_most_connections(),
         grace=limits.grace,
     )
 
 
-def _affordable_requests() -> int:
-    """Requests at once for which there are descriptors: a client's connection and an upstream's each.
-
-    The soft limit is raised to the hard one first: 1,024 is the default for programs that call select(2).
-    """
+def _most_connections() -> int:
+    """Clients' connections for which there are descriptors, beside as many to upstreams, as many that are refused."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, (soft - OWN_FILES) // 2)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    there = MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return max(8, (there - OWN_DESCRIPTORS) // 3)
 
 
 @contextlib.contextmanager

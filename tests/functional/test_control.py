@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from policies.checkpoint import Checkpoint
+from proxy.guesses import Guesses
 from proxy.routes.table import ROUTES
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
@@ -64,6 +65,7 @@ async def test_without_a_known_key_nothing_is_told(tmp_path: Path) -> None:
         ):
             api = Api(target, simulator, http, tmp_path)
             for route in (each for each in ROUTES if each.asker != "anyone"):
+                target.runtime.guesses = Guesses()
                 for key in (None, "sk-nobody", ADMIN + "x"):
                     error = await api.refused(401, route.method, filled(route.pattern), key=key)
                     assert error["code"] == "invalid_api_key"
