@@ -41,6 +41,7 @@ from proxy.store.records import KeyRow
 from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import ABOUT, About, Metrics, Telemetry
 from proxy.telemetry.instruments import FIDELITY, HEALTH, STORE_WAITING, WINDOWS_LEARNED
+from proxy.timekeeping import Timekeeper
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
@@ -54,6 +55,7 @@ log = logging.getLogger("weir")
 ANY_METHOD = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 KEYS_EVERY = 2.0
 TEND_EVERY = 30.0
+TIME_KEPT_EVERY = 3600.0
 BUSY_TIMEOUT = 2.0  # what a request waits at most for a store that another process holds
 DAY = 86_400.0
 
@@ -203,15 +205,23 @@ async def running(
     """A running Weir without its HTTP side; leaving the block writes what waits and closes everything."""
     calls = Hooks(hooks)
     store = await _open_store(config, telemetry.metrics)
+    believed, doubted = await store.kept_time()
+    timekeeper = Timekeeper(clock, believed=believed, doubted=doubted)
     runtime = await _assemble(
-        config, store, telemetry=telemetry, tokenizer=tokenizer, providers=providers or {}, clock=clock
+        config,
+        store,
+        telemetry=telemetry,
+        tokenizer=tokenizer,
+        providers=providers or {},
+        clock=clock,
+        steady=timekeeper.steady,
     )
     if store is not None:
         runtime.take_policies(await store.policies())
     runtime.hooks = calls
     calls.start()
     runtime.settler.start()
-    tending = asyncio.create_task(_tend(runtime, clock), name="weir-tend")
+    tending = asyncio.create_task(_tend(runtime, clock, timekeeper), name="weir-tend")
     try:
         yield runtime
     finally:
@@ -227,6 +237,7 @@ async def running(
         await runtime.settler.close()
         await _save_learned(runtime)
         if store is not None:
+            await _keep_time(store, timekeeper)
             await store.close()
         if tokenizer is None:
             runtime.tokenizer.close()
@@ -255,6 +266,7 @@ async def _assemble(
     tokenizer: Tokenizer | None,
     providers: Mapping[str, Provider],
     clock: Callable[[], float],
+    steady: Callable[[], float],
 ) -> Runtime:
     secret = await store.secret() if store is not None else secrets.token_bytes(32)
     rows = await store.list_keys() if store is not None else []
@@ -272,7 +284,7 @@ async def _assemble(
         limits,
         Probe(),
         _fetcher(upstreams),
-        clock=clock,
+        clock=steady,
     )
     windows.restore(await store.calibrations() if store is not None else [])
     planner = Planner(
@@ -307,7 +319,7 @@ async def _assemble(
     )
     telemetry.metrics.watch(HEALTH, health.read)
     telemetry.metrics.watch(STORE_WAITING, settler.waiting)
-    telemetry.metrics.watch(WINDOWS_LEARNED, lambda: {(): len(limits.rows(now=clock()))})
+    telemetry.metrics.watch(WINDOWS_LEARNED, lambda: {(): len(limits.rows(now=steady()))})
     return runtime
 
 
@@ -327,27 +339,41 @@ def _fetcher(upstreams: Upstreams) -> Callable[[UpstreamSettings, Caller], Fetch
     return fetch_for
 
 
-async def _tend(runtime: Runtime, clock: Callable[[], float]) -> None:
+async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timekeeper) -> None:
     """What is done now and then: new keys, learned numbers, retention."""
-    last_tended, last_pruned = time.monotonic(), 0.0
+    last_tended, last_kept, pruned, reopened = time.monotonic(), -TIME_KEPT_EVERY, -DAY, 0
     while True:
         await asyncio.sleep(KEYS_EVERY)
         await asyncio.to_thread(runtime.telemetry.metrics.leave)
+        timekeeper.look()
         store = runtime.store
         if store is None:
             continue
         try:
+            await store.ping()
+            if store.reopened != reopened:
+                reopened = store.reopened
+                await runtime.planner.conversations.restate_all()
             runtime.keyring = _keyring(runtime.config, await store.list_keys(), runtime.secret)
             runtime.take_policies(await store.policies())
             if runtime.windows.has_learned or time.monotonic() - last_tended >= TEND_EVERY:
                 last_tended = time.monotonic()
                 await _save_learned(runtime)
+            if time.monotonic() - last_kept >= TIME_KEPT_EVERY:
+                last_kept = time.monotonic()
+                await _keep_time(store, timekeeper)
             retention = runtime.config.store.retention
-            if retention is not None and clock() - last_pruned >= DAY:
-                last_pruned = clock()
-                await store.prune(clock() - retention, clock())
+            if retention is not None and time.monotonic() - pruned >= DAY:
+                pruned = time.monotonic()
+                gone = await store.prune(min(timekeeper.believed, clock()) - retention, clock())
+                log.info("retention has deleted %d rows", gone)
         except StoreError as error:
             log.warning("the store could not be tended: %s", error)
+
+
+async def _keep_time(store: Store, timekeeper: Timekeeper) -> None:
+    with contextlib.suppress(StoreError):
+        await store.keep_time(timekeeper.believed, timekeeper.doubted)
 
 
 async def _save_learned(runtime: Runtime) -> None:

@@ -59,6 +59,7 @@ from proxy.store.records import (
     UsageRow,
 )
 from proxy.store.schema import HEAD
+from proxy.store.sqlite import SqliteDatabase
 from proxy.store.verification import Broken, Progress, Verified, verify
 
 BUSY_TIMEOUT = 5.0
@@ -120,6 +121,11 @@ class Store(Kept):
         """The revision of the schema, which is the newest one that this Weir knows."""
         return HEAD
 
+    @property
+    def reopened(self) -> int:
+        """How often another file was opened in the place of one that was deleted or replaced."""
+        return self._database.opened if isinstance(self._database, SqliteDatabase) else 0
+
     async def ping(self) -> None:
         """Return if the database can be written (read-only stores: read) now, else raise :class:`StoreError`."""
         await self._database.ping()
@@ -129,6 +135,8 @@ class Store(Kept):
         if self._secret is None:
             found = await self._database.read(keys.stored_secret)
             self._secret = found if found is not None else await self._database.write(keys.secret)
+            if isinstance(self._database, SqliteDatabase):
+                self._database.seed = partial(keys.keep_secret, value=self._secret)
         return self._secret
 
     async def find(self, tenant: str, chain: Sequence[bytes]) -> Branch | None:
@@ -176,6 +184,11 @@ class Store(Kept):
             full=self._full,
         )
         return await self._database.write(work)
+
+    async def restate(self, branch: Branch, *, edits: Sequence[Edit], cuts: Sequence[Cut], at: float) -> None:
+        """Have the store know of a branch what memory does, where it knows less: its file is not the one it was."""
+        work = partial(conversations.restate, known=branch, edits=edits, cuts=cuts, at=at, full=self._full)
+        await self._database.write(work)
 
     async def record(self, rows: Sequence[ExchangeRow]) -> None:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
@@ -377,6 +390,15 @@ class Store(Kept):
         """Store calibrations in place of what their scopes had."""
         if rows:
             await self._database.write(lambda c: learned.save_calibrations(c, rows))
+
+    async def kept_time(self) -> tuple[float | None, float]:
+        """The time that was kept last, else that of the newest row, None for a new store; and for how long the clock
+        had been too far ahead of it then."""
+        return await self._database.read(maintenance.kept_time)
+
+    async def keep_time(self, believed: float, doubted: float) -> None:
+        """Keep what :meth:`kept_time` gives back."""
+        await self._database.write(lambda c: maintenance.keep_time(c, believed, doubted))
 
     async def prune(self, before: float, at: float | None = None) -> int:
         """Delete conversations last used, and exchanges and summaries made, before ``before``; how many rows.

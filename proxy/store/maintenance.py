@@ -9,10 +9,26 @@ from proxy.store.audit import append
 from proxy.store.audit_events import of_deletion
 from proxy.store.chain import AuditEvent
 from proxy.store.records import ConversationRow
-from proxy.store.tables import branches, conversations, exchanges, removed, summaries
+from proxy.store.tables import branches, conversations, exchanges, keep_last, meta, removed, summaries
 
 CONVERSATIONS_AT_ONCE = 10
 EXCHANGES_AT_ONCE = 500
+KEEP_TIME = keep_last(meta, replaced=("number",))
+TIME, DOUBTED = "time", "doubted"
+
+
+def kept_time(connection: sa.Connection) -> tuple[float | None, float]:
+    """The time that was kept last, else that of the newest row, and for how long the clock was ahead of it, seconds."""
+    kept = connection.execute(sa.select(meta.c.name, meta.c.number).where(meta.c.name.in_((TIME, DOUBTED))))
+    found = {row.name: float(row.number) for row in kept}
+    newest = found.get(TIME) or connection.scalar(sa.select(sa.func.max(conversations.c.updated)))
+    return newest, found.get(DOUBTED, 0.0)
+
+
+def keep_time(connection: sa.Connection, believed: float, doubted: float) -> None:
+    """Keep what :func:`kept_time` gives back."""
+    rows = [{"name": DOUBTED, "number": int(doubted)}, {"name": TIME, "number": int(believed)}]
+    connection.execute(KEEP_TIME[connection.dialect.name], rows)
 
 
 def prune_conversations(connection: sa.Connection, before: float, at: float) -> int:
