@@ -237,9 +237,9 @@ async def test_a_file_that_was_deleted_or_replaced_is_noticed_and_written_anew(
         talk.grow(BEFORE, kind="agent")
         await talk.agent(1)
         await target.runtime.settler.flush()
-        with contextlib.closing(sqlite3.connect(database)) as source:
-            with contextlib.closing(sqlite3.connect(tmp_path / "older.db")) as copy:
-                source.backup(copy)
+        older = tmp_path / "older.db"
+        with contextlib.closing(sqlite3.connect(database)) as source, contextlib.closing(sqlite3.connect(older)) as to:
+            source.backup(to)
         await talk.agent(1)
         talk.grow(3, kind="agent")
         await talk.agent(1)
