@@ -54,7 +54,6 @@ log = logging.getLogger("weir")
 
 ANY_METHOD = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 KEYS_EVERY = 2.0
-TEND_EVERY = 30.0
 TIME_KEPT_EVERY = 3600.0
 BUSY_TIMEOUT = 2.0  # what a request waits at most for a store that another process holds
 DAY = 86_400.0
@@ -235,7 +234,7 @@ async def running(
         await runtime.alerts.close()
         await runtime.upstreams.close()
         await runtime.settler.close()
-        await _save_learned(runtime)
+        await runtime.windows.save()
         if store is not None:
             await _keep_time(store, timekeeper)
             await store.close()
@@ -285,6 +284,7 @@ async def _assemble(
         Probe(),
         _fetcher(upstreams),
         clock=steady,
+        store=store,
     )
     windows.restore(await store.calibrations() if store is not None else [])
     planner = Planner(
@@ -341,7 +341,7 @@ def _fetcher(upstreams: Upstreams) -> Callable[[UpstreamSettings, Caller], Fetch
 
 async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timekeeper) -> None:
     """What is done now and then: new keys, learned numbers, retention."""
-    last_tended, last_kept, pruned, reopened = time.monotonic(), -TIME_KEPT_EVERY, -DAY, 0
+    last_kept, pruned, reopened = -TIME_KEPT_EVERY, -DAY, 0
     while True:
         await asyncio.sleep(KEYS_EVERY)
         await asyncio.to_thread(runtime.telemetry.metrics.leave)
@@ -356,9 +356,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
                 await runtime.planner.conversations.restate_all()
             runtime.keyring = _keyring(runtime.config, await store.list_keys(), runtime.secret)
             runtime.take_policies(await store.policies())
-            if runtime.windows.has_learned or time.monotonic() - last_tended >= TEND_EVERY:
-                last_tended = time.monotonic()
-                await _save_learned(runtime)
+            await runtime.windows.save()
             if time.monotonic() - last_kept >= TIME_KEPT_EVERY:
                 last_kept = time.monotonic()
                 await _keep_time(store, timekeeper)
@@ -374,17 +372,6 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
 async def _keep_time(store: Store, timekeeper: Timekeeper) -> None:
     with contextlib.suppress(StoreError):
         await store.keep_time(timekeeper.believed, timekeeper.doubted)
-
-
-async def _save_learned(runtime: Runtime) -> None:
-    if runtime.store is None:
-        return
-    calibrations, limits = runtime.windows.unsaved()
-    with contextlib.suppress(StoreError):
-        if calibrations:
-            await runtime.store.save_calibrations(calibrations)
-        for row in limits:
-            await runtime.store.learn_limit(row)
 
 
 async def _audit_changes(runtime: Runtime, before: Config) -> None:

@@ -378,18 +378,14 @@ class Store(Kept):
         """Every learned window, expired ones included."""
         return await self._database.read(learned.all_limits)
 
-    async def learn_limit(self, row: LimitRow) -> None:
-        """Store a learned window in place of what its scope had."""
-        await self._database.write(lambda c: learned.learn_limit(c, row))
-
     async def calibrations(self) -> list[CalibrationRow]:
         """Every calibration."""
         return await self._database.read(learned.all_calibrations)
 
-    async def save_calibrations(self, rows: Sequence[CalibrationRow]) -> None:
-        """Store calibrations in place of what their scopes had."""
-        if rows:
-            await self._database.write(lambda c: learned.save_calibrations(c, rows))
+    async def learn(self, *, calibrations: Sequence[CalibrationRow] = (), limits: Sequence[LimitRow] = ()) -> None:
+        """Store calibrations and learned windows in place of what their scopes had."""
+        if calibrations or limits:
+            await self._database.write(lambda c: learned.learn(c, calibrations, limits))
 
     async def kept_time(self) -> tuple[float | None, float]:
         """The time that was kept last, else that of the newest row, None for a new store; and for how long the clock

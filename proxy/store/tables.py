@@ -410,6 +410,9 @@ calibrations = sa.Table(
     sa.Column("scope", PlainText, primary_key=True),
     sa.Column("ratio", sa.Double, nullable=False),
     sa.Column("samples", sa.Integer, nullable=False),
+    sa.Column("recent", sa.Text, nullable=False, server_default="[]"),
+    sa.Column("drift", sa.Double, nullable=False, server_default="0"),
+    sa.Column("strict", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 
 
