@@ -77,9 +77,7 @@ async def talk(client: Any, seed: int, requests: int) -> int:
 async def play(url: str, *, conversations: int, requests: int) -> int:
     """All conversations, four at a time; how many requests there were."""
     tokenizer = Tokenizer()
-    async with serve_simulator(
-        SimulatorSettings(window=WINDOW), counter=tokenizer.counter("o200k_base")
-    ) as simulator:
+    async with serve_simulator(SimulatorSettings(window=WINDOW), counter=tokenizer.counter("o200k_base")) as simulator:
         config = load_config(None, env={}, flags=Flags(upstream=simulator.base_url, window=WINDOW, store=url))
         app = create_app(config, telemetry=Telemetry.create(TelemetrySettings()), tokenizer=tokenizer)
         async with (

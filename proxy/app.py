@@ -55,6 +55,8 @@ log = logging.getLogger("weir")
 ANY_METHOD = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 KEYS_EVERY = 2.0
 TIME_KEPT_EVERY = 3600.0
+MEASURED_EVERY = 60.0
+IN_USE = 600.0  # a conversation that was used so many seconds ago does not go for its size
 BUSY_TIMEOUT = 2.0  # what a request waits at most for a store that another process holds
 DAY = 86_400.0
 
@@ -341,7 +343,7 @@ def _fetcher(upstreams: Upstreams) -> Callable[[UpstreamSettings, Caller], Fetch
 
 async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timekeeper) -> None:
     """What is done now and then: new keys, learned numbers, retention."""
-    last_kept, pruned, reopened = -TIME_KEPT_EVERY, -DAY, 0
+    last_kept, measured, pruned, reopened = -TIME_KEPT_EVERY, -MEASURED_EVERY, -DAY, 0
     while True:
         await asyncio.sleep(KEYS_EVERY)
         await asyncio.to_thread(runtime.telemetry.metrics.leave)
@@ -360,6 +362,9 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
             if time.monotonic() - last_kept >= TIME_KEPT_EVERY:
                 last_kept = time.monotonic()
                 await _keep_time(store, timekeeper)
+            if time.monotonic() - measured >= MEASURED_EVERY:
+                measured = time.monotonic()
+                await _fit(runtime, store, clock())
             retention = runtime.config.store.retention
             if retention is not None and time.monotonic() - pruned >= DAY:
                 pruned = time.monotonic()
@@ -367,6 +372,13 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
                 log.info("retention has deleted %d rows", gone)
         except StoreError as error:
             log.warning("the store could not be tended: %s", error)
+
+
+async def _fit(runtime: Runtime, store: Store, now: float) -> None:
+    """Have the database take no more than it may."""
+    most = runtime.config.store.max_size
+    if most is not None and (gone := await store.fit(most, before=now - IN_USE, at=now)):
+        log.warning("the database had more than store.max_size: %d conversations were deleted, the oldest ones", gone)
 
 
 async def _keep_time(store: Store, timekeeper: Timekeeper) -> None:

@@ -168,11 +168,15 @@ class KeySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """Where state lives; ``digest`` keeps no message text; ``retention`` in seconds, None for ever."""
+    """Where state lives; ``digest`` keeps no message text; ``retention`` in seconds, None for ever.
+
+    ``max_size`` are bytes of the database, None for as many as there are.
+    """
 
     url: str = field(default="sqlite+aiosqlite:///weir.db", repr=False)
     content: Literal["full", "digest"] = "full"
     retention: Seconds | None = 30 * 86400.0
+    max_size: Size | None = 10 * 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

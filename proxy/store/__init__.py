@@ -63,6 +63,7 @@ from proxy.store.sqlite import SqliteDatabase
 from proxy.store.verification import Broken, Progress, Verified, verify
 
 BUSY_TIMEOUT = 5.0
+ROOM = 0.9  # of the largest size, when a database was made smaller
 
 
 class Audited(NamedTuple):
@@ -411,7 +412,40 @@ class Store(Kept):
         for work in (partial(audit.seal_one, before=before, at=now), audit.drop_sealed):
             while await self._database.write(work):
                 await self._database.tend()
+        if total:
+            await self._shrink()
         return total
+
+    async def fit(self, most: int, *, before: float, at: float) -> int:
+        """Delete conversations last used before ``before`` if the database takes more than ``most`` bytes; how many.
+
+        Closed ones go first, then those that were used longest ago, a few at a time as in :meth:`prune`, until it
+        takes a tenth less: making room costs as much for one as for many.
+        """
+        total, used = 0, await self._database.read(maintenance.size)
+        while used > (most if total == 0 else most * ROOM):
+            due = await self._database.read(maintenance.requests) * (1 - most * ROOM / used)
+            fewer, gone, step = 0, 0, (1, 1)
+            while step[0] and (fewer < due or gone == 0):
+                step = await self._database.write(partial(maintenance.drop_oldest, before=before, at=at))
+                gone, fewer = gone + step[0], fewer + step[1]
+                await self._database.tend()
+            if not gone:
+                break
+            total += gone
+            await self._shrink()
+            used = await self._database.read(maintenance.size)
+        return total
+
+    async def _shrink(self) -> None:
+        """Take deleted words out of the index and give freed pages back, some at a time."""
+        begins = True
+        while await self._database.write(partial(archive.merge_words, begins=begins)):
+            begins = False
+            await self._database.tend()
+        if isinstance(self._database, SqliteDatabase):
+            while await self._database.shrink():
+                await self._database.tend()
 
     async def checkpoint(self) -> bool:
         """Bring the WAL into the database file if no visitor is there; whether that was done."""

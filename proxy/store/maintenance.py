@@ -14,6 +14,19 @@ from proxy.store.tables import branches, conversations, exchanges, keep_last, me
 CONVERSATIONS_AT_ONCE = 10
 EXCHANGES_AT_ONCE = 500
 KEEP_TIME = keep_last(meta, replaced=("number",))
+OLDEST = (
+    sa.select(conversations.c.tenant, conversations.c.id, conversations.c.name, conversations.c.requests)
+    .where(conversations.c.updated < sa.bindparam("before"))
+    .order_by(conversations.c.closed.is_(None), conversations.c.updated)
+    .limit(CONVERSATIONS_AT_ONCE)
+)
+STORED = sa.text(
+    "SELECT (SELECT count(*) * 300 + coalesce(sum(pg_column_size(body) + pg_column_size(words)), 0) FROM originals)"
+    " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM checkpoints)"
+    " + (SELECT coalesce(sum(pg_column_size(text)), 0) FROM cuts)"
+    " + (SELECT count(*) * 1200 FROM exchanges) + (SELECT count(*) * 600 FROM edits)"
+    " + (SELECT count(*) * 500 FROM audit)"
+)
 TIME, DOUBTED = "time", "doubted"
 
 
@@ -42,6 +55,31 @@ def prune_conversations(connection: sa.Connection, before: float, at: float) -> 
     found = [(row.tenant, row.id, row.name, row.requests) for row in rows]
     append(connection, _delete(connection, found, at=at, reason="retention"))
     return len(rows)
+
+
+def size(connection: sa.Connection) -> int:
+    """Bytes that are in use: of the file without its free pages, of PostgreSQL what the large columns and rows take."""
+    if connection.dialect.name == "sqlite":
+        pages, free, each = (
+            connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * each)
+    # What PostgreSQL's files take says nothing: deleted rows leave room that is used again, not given back.
+    return int(connection.execute(STORED).scalar_one())
+
+
+def drop_oldest(connection: sa.Connection, before: float, at: float) -> tuple[int, int]:
+    """Delete a few conversations last used before ``before``, closed ones first; how many, and requests they had."""
+    rows = connection.execute(OLDEST, {"before": before}).all()
+    found = [(row.tenant, row.id, row.name, row.requests) for row in rows]
+    append(connection, _delete(connection, found, at=at, reason="size"))
+    return len(rows), sum(row.requests for row in rows)
+
+
+def requests(connection: sa.Connection) -> int:
+    """How many requests the stored conversations had."""
+    return int(connection.scalar(sa.select(sa.func.sum(conversations.c.requests))) or 0)
 
 
 def prune_exchanges(connection: sa.Connection, before: float) -> int:

@@ -41,7 +41,9 @@ Mode = Literal["server", "worker", "visitor", "reader"]
 CHECKPOINT_BYTES = 4 << 20
 MOVED_FOR = 60.0  # a file that was only moved, or whose share has gone, may come back; seconds
 CHECKPOINT_COMMITS = 1000
+PAGES_AT_ONCE = 256
 WRITER = (
+    "auto_vacuum=INCREMENTAL",  # only a file that is made now takes it, and only before its journal is set
     "synchronous=FULL",
     "foreign_keys=ON",
     "secure_delete=ON",
@@ -149,6 +151,12 @@ class SqliteDatabase:
         if not force and self._commits - self._checkpointed < CHECKPOINT_COMMITS and self._wal() <= CHECKPOINT_BYTES:
             return False
         return await self._writer.raw(lambda driver: self._checkpoint(driver, "TRUNCATE" if force else "PASSIVE"))
+
+    async def shrink(self) -> bool:
+        """Give some free pages back to the file system; whether there may be more."""
+        if self._writer is None or self._path is None:
+            return False
+        return await self._writer.raw(_shrink)
 
     async def close(self) -> None:
         """Finish what has begun and close both connections; the locks go last."""
@@ -322,6 +330,12 @@ def _inode(path: Path) -> tuple[int, int]:
 
 def _pragma(driver: sqlite3.Connection, pragma: str) -> str:
     return str(driver.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+
+def _shrink(driver: sqlite3.Connection) -> bool:
+    before = int(_pragma(driver, "freelist_count"))
+    driver.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
+    return 0 < int(_pragma(driver, "freelist_count")) < before
 
 
 def _refuse_foreign(connection: sa.Connection) -> None:
