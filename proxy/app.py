@@ -369,7 +369,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
             if retention is not None and time.monotonic() - pruned >= DAY:
                 pruned = time.monotonic()
                 gone = await store.prune(min(timekeeper.believed, clock()) - retention, clock())
-                log.info("retention has deleted %d rows", gone)
+                log.log(logging.INFO if gone else logging.DEBUG, "retention has deleted %d rows", gone)
         except StoreError as error:
             log.warning("the store could not be tended: %s", error)
 

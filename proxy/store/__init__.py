@@ -427,7 +427,8 @@ class Store(Kept):
             due = await self._database.read(maintenance.requests) * (1 - most * ROOM / used)
             fewer, gone, step = 0, 0, (1, 1)
             while step[0] and (fewer < due or gone == 0):
-                step = await self._database.write(partial(maintenance.drop_oldest, before=before, at=at))
+                work = partial(maintenance.drop_oldest, before=before, at=at, most=due - fewer)
+                step = await self._database.write(work)
                 gone, fewer = gone + step[0], fewer + step[1]
                 await self._database.tend()
             if not gone:

@@ -1,5 +1,6 @@
 """Deleting for good: what is past its retention, and what somebody asked to be deleted."""
 
+import math
 from collections.abc import Sequence
 
 import sqlalchemy as sa
@@ -18,7 +19,6 @@ OLDEST = (
     sa.select(conversations.c.tenant, conversations.c.id, conversations.c.name, conversations.c.requests)
     .where(conversations.c.updated < sa.bindparam("before"))
     .order_by(conversations.c.closed.is_(None), conversations.c.updated)
-    .limit(CONVERSATIONS_AT_ONCE)
 )
 STORED = sa.text(
     "SELECT (SELECT count(*) * 300 + coalesce(sum(pg_column_size(body) + pg_column_size(words)), 0) FROM originals)"
@@ -69,9 +69,13 @@ def size(connection: sa.Connection) -> int:
     return int(connection.execute(STORED).scalar_one())
 
 
-def drop_oldest(connection: sa.Connection, before: float, at: float) -> tuple[int, int]:
-    """Delete a few conversations last used before ``before``, closed ones first; how many, and requests they had."""
-    rows = connection.execute(OLDEST, {"before": before}).all()
+def drop_oldest(connection: sa.Connection, before: float, at: float, most: float) -> tuple[int, int]:
+    """Delete a few conversations last used before ``before``, closed ones first; how many, and requests they had.
+
+    At least one, and no more than need be if each had a single one of the ``most`` requests that are to go.
+    """
+    limit = max(1, min(CONVERSATIONS_AT_ONCE, math.ceil(most)))
+    rows = connection.execute(OLDEST.limit(limit), {"before": before}).all()
     found = [(row.tenant, row.id, row.name, row.requests) for row in rows]
     append(connection, _delete(connection, found, at=at, reason="size"))
     return len(rows), sum(row.requests for row in rows)
