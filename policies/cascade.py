@@ -22,10 +22,10 @@ from policies.strategies.custom import custom
 from policies.strategies.dedupe import dedupe
 from policies.strategies.delegate import delegate
 from policies.strategies.drop_oldest import drop_oldest
-from policies.strategies.evict import clear_results, evict, evict_marked
+from policies.strategies.evict import clear_results, evict, evict_marked, evictable
 from policies.strategies.ingest_cap import ingest_cap
 from policies.strategies.progressive import progressive
-from policies.strategies.prune import prune
+from policies.strategies.prune import prunable, prune
 from policies.strategies.prune_tools import prune_tools
 from policies.strategies.reasoning import reasoning
 from policies.strategies.retire_media import retire_media
@@ -57,6 +57,8 @@ FLOWS: dict[str, Callable[[Draft, Bounds], Flow[Draft]]] = {
     "delegate": delegate,
     "custom": custom,
 }
+SCANNED: dict[str, Callable[[Draft, Bounds], int]] = {"evict": evictable, "prune": prunable}
+"""The strategies that look at results, and what of them each could take."""
 HARDER_SHARE = 0.25
 LEAST_EARLY = 0.05
 LEAST_STUCK = 0.20
@@ -71,6 +73,8 @@ class LayerReport:
     ``scope`` is the bucket that it was about, ``total`` for the whole request; ``reason`` says why a layer did
     nothing, or less than asked, although it was due; a ``rung`` is what helped where the layers did not. ``condensed``
     is what became of each message that was to be put in shorter words, also where the layer's work was not kept.
+    ``scanned`` are the tokens of all tool results that a layer looked at, ``prunable`` those that it could take; None
+    for one that looks at something else.
     """
 
     layer: str
@@ -83,6 +87,8 @@ class LayerReport:
     reason: str = ""
     rung: bool = False
     condensed: tuple[Condensed, ...] = ()
+    scanned: int | None = None
+    prunable: int | None = None
 
 
 def is_due(draft: Draft, bounds: Bounds) -> bool:
@@ -115,13 +121,22 @@ def run_layers(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerRep
         if done is draft and layer.at == 0 and not reason:
             continue  # it looks at every request, and had nothing to do
         kept = _pays(layer, draft, done, at_work)
-        reports.append(report_on(layer, draft, done, kept=kept, reason=reason))
+        report = report_on(layer, draft, done, kept=kept, reason=reason)
+        if layer.strategy in SCANNED:
+            could = SCANNED[layer.strategy](draft, at_work)
+            report = replace(report, scanned=_result_tokens(draft), prunable=could)
+        reports.append(report)
         if not kept:
             continue
         draft = done
         if layer.must_reach is not None and bounds.soft_fits(draft.tokens):
             break
     return draft, tuple(reports)
+
+
+def _result_tokens(draft: Draft) -> int:
+    messages = draft.transcript.messages
+    return sum(p.tokens for p in draft.pieces if p.index is not None and messages[p.index].is_result)
 
 
 def _limit(layer: Layer, bounds: Bounds) -> float:

@@ -1,7 +1,7 @@
 """Counting tokens: the protocol that planning needs, heuristics where no vocabulary is known, calibration."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from types import MappingProxyType
@@ -61,12 +61,13 @@ class Calibration:
     drift: float = 0.0
 
     @classmethod
-    def restore(cls, *, ratio: float, samples: int) -> "Calibration":
+    def restore(cls, *, ratio: float, samples: int, recent: Sequence[float] = (), drift: float = 0.0) -> "Calibration":
         """The calibration that a stored row describes; an uncalibrated one for a row that makes no sense."""
-        if samples <= 0 or not math.isfinite(ratio) or ratio <= 0:
+        if samples <= 0 or not all(math.isfinite(number) and number > 0 for number in (ratio, *recent)):
             return cls()
         ratio = _clamp(ratio)
-        return cls(ratio=ratio, samples=samples, recent=(ratio,) * min(samples, RECENT))
+        known = tuple(_clamp(sample) for sample in recent)[-RECENT:] or (ratio,) * min(samples, RECENT)
+        return cls(ratio=ratio, samples=samples, recent=known, drift=drift if math.isfinite(drift) else 0.0)
 
     def observe(self, estimated: int, reported: int) -> "Calibration":
         """The calibration after a response: ``estimated`` uncalibrated tokens were ``reported`` by the upstream.

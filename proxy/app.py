@@ -43,6 +43,7 @@ from proxy.store.records import KeyRow
 from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import ABOUT, About, Metrics, Telemetry
 from proxy.telemetry.instruments import FIDELITY, HEALTH, STORE_WAITING, TASKS, UNAUTHORISED, WINDOWS_LEARNED
+from proxy.timekeeping import Timekeeper
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
@@ -55,7 +56,10 @@ log = logging.getLogger("weir")
 
 NO_WEBSOCKET = "WebSockets are not spoken here: send the request over HTTP, with stream: true for an answer in pieces."
 KEYS_EVERY = 2.0
-TEND_EVERY = 30.0
+FOLLOWED_EVERY = 30.0
+TIME_KEPT_EVERY = 3600.0
+MEASURED_EVERY = 60.0
+IN_USE = 600.0  # a conversation that was used so many seconds ago does not go for its size
 DAY = 86_400.0
 
 
@@ -199,15 +203,23 @@ async def running(
     """A running Weir without its HTTP side; leaving the block writes what waits and closes everything."""
     calls = Hooks(hooks)
     store = await _open_store(config, telemetry.metrics)
+    believed, doubted = await store.kept_time()
+    timekeeper = Timekeeper(clock, believed=believed, doubted=doubted)
     runtime = await _assemble(
-        config, store, telemetry=telemetry, tokenizer=tokenizer, providers=providers or {}, clock=clock
+        config,
+        store,
+        telemetry=telemetry,
+        tokenizer=tokenizer,
+        providers=providers or {},
+        clock=clock,
+        steady=timekeeper.steady,
     )
     if store is not None:
         runtime.take_policies(await store.policies())
     runtime.hooks = calls
     calls.start()
     runtime.settler.start()
-    tending = asyncio.create_task(_tend(runtime, clock), name="weir-tend")
+    tending = asyncio.create_task(_tend(runtime, clock, timekeeper), name="weir-tend")
     try:
         yield runtime
     finally:
@@ -221,8 +233,9 @@ async def running(
         await runtime.alerts.close()
         await runtime.upstreams.close()
         await runtime.settler.close()
-        await _save_learned(runtime)
+        await runtime.windows.save()
         if store is not None:
+            await _keep_time(store, timekeeper)
             await store.close()
         if tokenizer is None:
             runtime.tokenizer.close()
@@ -252,6 +265,7 @@ async def _assemble(
     tokenizer: Tokenizer | None,
     providers: Mapping[str, Provider],
     clock: Callable[[], float],
+    steady: Callable[[], float],
 ) -> Runtime:
     secret = await store.secret() if store is not None else secrets.token_bytes(32)
     rows = await store.list_keys() if store is not None else []
@@ -269,7 +283,8 @@ async def _assemble(
         limits,
         Probe(),
         _fetcher(upstreams),
-        clock=clock,
+        clock=steady,
+        store=store,
     )
     windows.restore(await store.calibrations() if store is not None else [])
     planner = Planner(
@@ -309,7 +324,7 @@ async def _assemble(
     telemetry.metrics.watch(STORE_WAITING, settler.waiting)
     loop = asyncio.get_running_loop()
     telemetry.metrics.watch(TASKS, lambda: {(): len(asyncio.all_tasks(loop))})
-    telemetry.metrics.watch(WINDOWS_LEARNED, lambda: {(): len(limits.rows(now=clock()))})
+    telemetry.metrics.watch(WINDOWS_LEARNED, lambda: {(): len(limits.rows(now=steady()))})
     return runtime
 
 
@@ -337,40 +352,52 @@ def _fetcher(upstreams: Upstreams) -> Callable[[UpstreamSettings, Caller], Fetch
     return fetch_for
 
 
-async def _tend(runtime: Runtime, clock: Callable[[], float]) -> None:
+async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timekeeper) -> None:
     """What is done now and then: new keys, learned numbers, retention."""
-    last_tended, last_pruned = time.monotonic(), 0.0
+    last_kept, measured, pruned, followed, reopened = -TIME_KEPT_EVERY, -MEASURED_EVERY, -DAY, time.monotonic(), 0
     while True:
         await asyncio.sleep(KEYS_EVERY)
         await asyncio.to_thread(runtime.telemetry.metrics.leave)
+        timekeeper.look()
         store = runtime.store
         if store is None:
             continue
         try:
+            await store.ping()
+            if store.reopened != reopened:
+                reopened = store.reopened
+                await runtime.planner.conversations.restate_all()
             _renew_keys(runtime, await store.list_keys())
             runtime.take_policies(await store.policies())
-            if runtime.windows.has_learned or time.monotonic() - last_tended >= TEND_EVERY:
-                last_tended = time.monotonic()
-                await _save_learned(runtime)
-                if store.shared:
-                    runtime.windows.follow(await store.calibrations(), await store.limits())
+            await runtime.windows.save()
+            if store.shared and time.monotonic() - followed >= FOLLOWED_EVERY:
+                followed = time.monotonic()
+                runtime.windows.follow(await store.calibrations(), await store.limits())
+            if time.monotonic() - last_kept >= TIME_KEPT_EVERY:
+                last_kept = time.monotonic()
+                await _keep_time(store, timekeeper)
+            if time.monotonic() - measured >= MEASURED_EVERY:
+                measured = time.monotonic()
+                await _fit(runtime, store, clock())
             retention = runtime.config.store.retention
-            if retention is not None and clock() - last_pruned >= DAY:
-                last_pruned = clock()
-                await store.prune(clock() - retention, clock())
+            if retention is not None and time.monotonic() - pruned >= DAY:
+                pruned = time.monotonic()
+                gone = await store.prune(min(timekeeper.believed, clock()) - retention, clock())
+                log.log(logging.INFO if gone else logging.DEBUG, "retention has deleted %d rows", gone)
         except StoreError as error:
             log.warning("the store could not be tended: %s", error)
 
 
-async def _save_learned(runtime: Runtime) -> None:
-    if runtime.store is None:
-        return
-    calibrations, limits = runtime.windows.unsaved()
+async def _fit(runtime: Runtime, store: Store, now: float) -> None:
+    """Have the database take no more than it may."""
+    most = runtime.config.store.max_size
+    if most is not None and (gone := await store.fit(most, before=now - IN_USE, at=now)):
+        log.warning("the database had more than store.max_size: %d conversations were deleted, the oldest ones", gone)
+
+
+async def _keep_time(store: Store, timekeeper: Timekeeper) -> None:
     with contextlib.suppress(StoreError):
-        if calibrations:
-            await runtime.store.save_calibrations(calibrations)
-        for row in limits:
-            await runtime.store.learn_limit(row)
+        await store.keep_time(timekeeper.believed, timekeeper.doubted)
 
 
 async def _audit_changes(runtime: Runtime, before: Config) -> None:

@@ -192,7 +192,7 @@ class StoreSettings:
     """Where state lives; ``digest`` keeps no message text; ``retention`` in seconds, None for ever.
 
     ``timeout`` is what a request waits at most for one answer of the database, ``pool`` how many connections a process
-    has to a database server.
+    has to a database server, ``max_size`` bytes of the database, None for as many as there are.
     """
 
     url: str = field(default="sqlite+aiosqlite:///weir.db", repr=False)
@@ -200,6 +200,7 @@ class StoreSettings:
     retention: Seconds | None = 30 * 86400.0
     timeout: Seconds = 2.0
     pool: Annotated[int, Field(ge=1, le=1000)] = 8
+    max_size: Size | None = 10 * 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

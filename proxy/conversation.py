@@ -310,6 +310,19 @@ class Conversations:
         if branch is not None:
             thread.refresh(replace(branch, longest=thread.branch.longest))
 
+    async def restate(self, thread: Thread) -> None:
+        """Have the store know of a thread what memory does, where it knows less. Raises StoreError."""
+        if self._store is not None and thread.branch.version > 0:
+            known = thread.known
+            edits = tuple(known.edits.values())
+            await self._store.restate(thread.branch, edits=edits, cuts=known.cuts, at=self._clock())
+
+    async def restate_all(self) -> None:
+        """The same for every thread that is in memory."""
+        for thread in list(self._threads.values()):
+            async with thread.lock:
+                await self.restate(thread)
+
     async def want(self, conversation: ConversationRow, what: str | None) -> None:
         """Have the next request of a conversation do what an operator asks (``compact``). Raises StoreError."""
         for thread in self._threads_of(conversation):

@@ -378,8 +378,11 @@ class Planner:
         try:
             if self.store is not None:
                 version = await self.store.commit(change)
-        except StaleVersion:
-            await self.conversations.reload(thread)
+        except StaleVersion as stale:
+            if stale.current < change.expected:
+                await self.conversations.restate(thread)
+            else:
+                await self.conversations.reload(thread)
             return False
         except StoreError as error:
             log.error("a batch of edits could not be stored, it holds in memory: %s", error)

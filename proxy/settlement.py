@@ -268,10 +268,23 @@ def _identify(outcome: Outcome) -> None:
     )
 
 
+def _scan(outcome: Outcome) -> tuple[int | None, int | None]:
+    """The tokens of the results that the first pruning layer looked at, and of those that it could take."""
+    planned, decision = outcome.planned, outcome.decision
+    if decision is None or planned is None or planned.belief is None or outcome.observed:
+        return None, None
+    for report in decision.trail:
+        if report.scanned is not None:
+            ratio = planned.belief.budget.ratio
+            return round(report.scanned * ratio), round((report.prunable or 0) * ratio)
+    return None, None
+
+
 def _line(outcome: Outcome, sent: Sent | None, duration: float, actions: str) -> ExchangeLine:
     decision, planned = outcome.decision, outcome.planned
     branch = planned.branch if planned is not None else None
     removed = len(decision.removed) if decision is not None and not outcome.observed else 0
+    scanned, prunable = _scan(outcome)
     return ExchangeLine(
         request=outcome.id,
         tokens_before=sent.before if sent is not None else 0,
@@ -287,6 +300,8 @@ def _line(outcome: Outcome, sent: Sent | None, duration: float, actions: str) ->
         policy=outcome.settings.name if outcome.settings is not None else None,
         actions=actions,
         overflow=outcome.overflows > 0,
+        scanned=scanned,
+        prunable=prunable,
         removed=removed or None,
         attempts=1 + outcome.retries,
         overhead_ms=round(outcome.overhead_ms, 2),

@@ -5,6 +5,8 @@ another window on another account. Two things are learned: a smaller limit, from
 ratio of reported to estimated tokens, from usage.
 """
 
+import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -19,14 +21,18 @@ from proxy.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.learned import LearnedLimits
 from proxy.models import ModelFacts, ModelRegistry, limited
+from proxy.store import Store, StoreError
 from proxy.store.records import CalibrationRow, LimitRow
 from proxy.upstream.probe import Fetch, Probe
+
+log = logging.getLogger("weir.windows")
 
 MOST_SCOPES = 10_000
 SMALLEST_SAMPLE = 400  # under it a template's fixed preamble outweighs the text
 LAST_RESORT_FLOOR = 16_384
 HELD_FOR = 2.0
-WORTH_A_WRITE = 0.002  # a change of the ratio
+STEP = 0.01  # by which a ratio moves at least: half of the margin that is kept for such errors anyway
+SAVED_WITHIN = 0.25
 UNKNOWN_WINDOW = 128_000  # four times 32K, the usual output limit
 KNOWN_HOSTS = (".openai.com", ".azure.com", ".anthropic.com", ".googleapis.com", ".mistral.ai", ".x.ai")
 UNSURE = frozenset({"last_resort", "unknown"})
@@ -85,14 +91,18 @@ class Windows:
         fetch: Callable[[UpstreamSettings, Caller], Fetch],
         *,
         clock: Callable[[], float] = time.time,
+        store: Store | None = None,
     ) -> None:
+        self._store = store
+        self._saving: asyncio.Task[None] | None = None
         self._registry = registry
         self._limits = limits
         self._probe = probe
         self._fetch = fetch
         self._clock = clock
         self._calibrations: OrderedDict[str, Calibration] = OrderedDict()
-        self._unsaved: dict[str, Calibration] = {}
+        self._observed: dict[str, Calibration] = {}
+        self._unsaved: set[str] = set()
         self._drifts: dict[str, Drift] = {}
         self._learned: dict[str, LimitRow] = {}
         self._strict: set[str] = set()
@@ -102,14 +112,23 @@ class Windows:
     def restore(self, rows: list[CalibrationRow]) -> None:
         """Take over calibrations that were stored."""
         for row in rows:
-            self._calibrations[row.scope] = Calibration.restore(ratio=row.ratio, samples=row.samples)
+            self._restore(row)
+
+    def _restore(self, row: CalibrationRow) -> None:
+        if row.strict:
+            self._strict.add(row.scope)
+        if row.samples:
+            self._calibrations[row.scope] = Calibration.restore(
+                ratio=row.ratio, samples=row.samples, recent=row.recent, drift=row.drift
+            )
+            self._observed.pop(row.scope, None)
 
     def follow(self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow]) -> None:
         """Take over what other processes have stored, as far as they have seen more than this one."""
         for row in calibrations:
             own = self._calibrations.get(row.scope)
             if own is None or own.samples < row.samples:
-                self._calibrations[row.scope] = Calibration.restore(ratio=row.ratio, samples=row.samples)
+                self._restore(row)
                 self._revision += 1
         if self._limits.follow(limits):
             self._revision += 1
@@ -155,6 +174,7 @@ class Windows:
         max_tokens: int | None,
         exact: bool,
     ) -> Belief:
+        await self._saved()
         scope = self.scope(model, upstream=upstream, caller=caller)
         learned = self._limits.get(scope, now=self._clock())
         facts = await self._facts(model, settings, upstream, caller, learned, max_tokens)
@@ -197,7 +217,7 @@ class Windows:
         if settings.window is not None or learned is not None or not _worth_asking(upstream):
             return facts
         fetch = self._fetch(upstream, caller)
-        if facts.source in UNSURE and self._probe.is_due(key):
+        if self._probe.is_due(key) and (facts.source in UNSURE or not self._probe.has_answered(key)):
             await self._probe.ask(key, upstream.base_url or "", model, fetch)
             return merged(max_tokens)
         if facts.source != "rule":
@@ -206,8 +226,9 @@ class Windows:
 
     def mark_strict(self, scope: str) -> None:
         """Remember that the upstream refuses a request whose prompt and ``max_tokens`` together exceed the window."""
-        if len(self._strict) < MOST_SCOPES:
+        if len(self._strict) < MOST_SCOPES and scope not in self._strict:
             self._strict.add(scope)
+            self._save_soon(scope)
 
     def is_strict(self, scope: str) -> bool:
         """Whether the upstream was seen to add ``max_tokens`` to the prompt before it answers."""
@@ -230,23 +251,30 @@ class Windows:
     def _keep(self, row: LimitRow | None) -> None:
         if row is not None:
             self._learned[row.scope] = row
+            self._save_soon()
 
     def calibrate(self, scope: str, *, estimated: int, reported: int) -> Calibration:
-        """Remember what the upstream counted where Weir estimated ``estimated`` (uncalibrated)."""
-        before = self._calibrations.get(scope) or Calibration()
+        """Remember what the upstream counted where Weir estimated ``estimated`` (uncalibrated).
+
+        What is planned with moves in steps, each stored before it is used: a request that is sent again after a
+        crash is planned as it was.
+        """
+        used = self._calibrations.get(scope) or Calibration()
+        before = self._observed.get(scope, used)
         if estimated < SMALLEST_SAMPLE:
-            return before
-        after = before.observe(estimated, reported)
+            return used
+        after = self._observed[scope] = before.observe(estimated, reported)
         if after.is_drifting and not before.is_drifting and len(self._drifts) < MOST_SCOPES:
-            self._drifts[scope] = Drift(before.apply(estimated), reported)
-        self._calibrations[scope] = after
-        self._calibrations.move_to_end(scope)
-        moved = abs(after.ratio - before.ratio) > WORTH_A_WRITE
-        if moved or after.is_calibrated != before.is_calibrated or after.samples <= 1:
+            self._drifts[scope] = Drift(used.apply(estimated), reported)
+        moved = abs(after.ratio / used.ratio - 1.0) > STEP
+        if moved or after.is_calibrated != used.is_calibrated or after.samples == 1:
+            self._calibrations[scope] = after
+            self._calibrations.move_to_end(scope)
             self._revision += 1
-            self._unsaved[scope] = after
+            self._save_soon(scope)
         if len(self._calibrations) > MOST_SCOPES:
-            self._calibrations.popitem(last=False)
+            forgotten, _ = self._calibrations.popitem(last=False)
+            self._observed.pop(forgotten, None)
         return after
 
     def take_drift(self, scope: str) -> Drift | None:
@@ -258,15 +286,54 @@ class Windows:
 
     @property
     def has_learned(self) -> bool:
-        """Whether a limit was learned that is not stored yet."""
-        return bool(self._learned)
+        """Whether something was learned that is not stored yet."""
+        return bool(self._learned or self._unsaved)
 
     def unsaved(self) -> tuple[list[CalibrationRow], list[LimitRow]]:
-        """Calibrations and limits that changed since the last call."""
-        changed, self._unsaved = self._unsaved, {}
-        learned, self._learned = self._learned, {}
-        rows = [CalibrationRow(scope=s, ratio=c.ratio, samples=c.samples) for s, c in changed.items()]
-        return rows, list(learned.values())
+        """Calibrations and limits that are not stored yet."""
+        rows = [_row(s, self._calibrations.get(s) or Calibration(), s in self._strict) for s in self._unsaved]
+        return rows, list(self._learned.values())
+
+    async def save(self) -> bool:
+        """Store what was learned; False where it cannot be stored now, and waits for the next time."""
+        if self._store is None or not self.has_learned:
+            return True
+        calibrations, limits = self.unsaved()
+        scopes, self._unsaved, learned, self._learned = self._unsaved, set(), self._learned, {}
+        try:
+            await self._store.learn(calibrations=calibrations, limits=limits)
+        except StoreError as error:
+            log.warning("what upstreams taught could not be stored: %s", error)
+            self._unsaved |= scopes
+            self._learned = learned | self._learned
+            return False
+        return True
+
+    def _save_soon(self, scope: str | None = None) -> None:
+        if scope is not None:
+            self._unsaved.add(scope)
+        if self._store is not None and (self._saving is None or self._saving.done()):
+            self._saving = asyncio.create_task(self._save_all(), name="weir-learned")
+
+    async def _save_all(self) -> None:
+        while self.has_learned and await self.save():
+            pass
+
+    async def _saved(self) -> None:
+        """Wait a moment for what is being stored."""
+        if self._saving is not None and not self._saving.done():
+            await asyncio.wait({self._saving}, timeout=SAVED_WITHIN)
+
+
+def _row(scope: str, known: Calibration, strict: bool) -> CalibrationRow:  # noqa: FBT001 - a column
+    return CalibrationRow(
+        scope=scope,
+        ratio=known.ratio,
+        samples=known.samples,
+        recent=known.recent,
+        drift=known.drift,
+        strict=strict,
+    )
 
 
 def _window_for(settings: ContextSettings, facts: ModelFacts, max_tokens: int | None) -> int:

@@ -30,6 +30,13 @@ def evict(draft: Draft, bounds: Bounds) -> Draft:
     return _evicted(draft, bounds, _oldest_and_largest(draft, bounds))
 
 
+def evictable(draft: Draft, bounds: Bounds) -> int:
+    """The tokens of all that may be replaced by placeholders."""
+    if "scorer" in bounds.layer.params:
+        return sum(block.tokens for block in _blocks(draft, bounds))
+    return sum(tokens for _, tokens in _oldest_and_largest(draft, bounds))
+
+
 def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
     """The draft with what is marked ``keep: false`` replaced by placeholders, oldest first, down to low water."""
     messages, guarded = draft.transcript.messages, bounds.protection.all
@@ -63,9 +70,7 @@ def clear_results(draft: Draft, bounds: Bounds, edits: ClientEdits) -> Draft:
 def _by_score(draft: Draft, bounds: Bounds) -> Draft:
     params = bounds.layer.params
     judge = scorer(str(params["scorer"]), {k: v for k, v in params.items() if k not in OWN_PARAMS})
-    stated, steps = params.get("types", DEFAULT_TYPES), bounds.layer.whole("protect_steps", 0)
-    types = stated if isinstance(stated, tuple) else (str(stated),)
-    blocks = [b for b in candidates(draft, bounds, types=types) if b.age >= steps]
+    blocks = _blocks(draft, bounds)
     calls = bounds.calls()
     edits: dict[int, Edit] = {}
 
@@ -80,6 +85,14 @@ def _by_score(draft: Draft, bounds: Bounds) -> Draft:
         band=judge.band,
     ).chosen
     return draft.with_edits({b.index: edits[b.index] for b in sorted(chosen, key=lambda b: b.index)})
+
+
+def _blocks(draft: Draft, bounds: Bounds) -> list[Block]:
+    """What a scorer may choose from."""
+    params = bounds.layer.params
+    stated, steps = params.get("types", DEFAULT_TYPES), bounds.layer.whole("protect_steps", 0)
+    types = stated if isinstance(stated, tuple) else (str(stated),)
+    return [b for b in candidates(draft, bounds, types=types) if b.age >= steps]
 
 
 def _evicted(draft: Draft, bounds: Bounds, chosen: Sequence[tuple[int, int]]) -> Draft:

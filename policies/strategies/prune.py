@@ -42,6 +42,11 @@ def prune(draft: Draft, bounds: Bounds) -> Draft:
     return draft.with_edits(edits) if gain > minimum else draft
 
 
+def prunable(draft: Draft, bounds: Bounds) -> int:
+    """The tokens of all results that may be cleared."""
+    return sum(tokens for _, tokens in _beyond(draft, bounds))
+
+
 def _beyond(draft: Draft, bounds: Bounds) -> list[tuple[int, int]]:
     """Indices and tokens of the results that may be cleared, oldest first."""
     messages, guarded = draft.transcript.messages, bounds.protection.all

@@ -62,10 +62,12 @@ from proxy.store.records import (
     UsageRow,
 )
 from proxy.store.schema import HEAD
+from proxy.store.sqlite import SqliteDatabase
 from proxy.store.verification import Broken, Progress, Verified, verify
 
 BUSY_TIMEOUT = 5.0
 CONNECTIONS = 4
+ROOM = 0.9  # of the largest size, when a database was made smaller
 
 
 class Audited(NamedTuple):
@@ -127,6 +129,11 @@ class Store(Kept):
         """The revision of the schema, which is the newest one that this Weir knows."""
         return HEAD
 
+    @property
+    def reopened(self) -> int:
+        """How often another file was opened in the place of one that was deleted or replaced."""
+        return self._database.opened if isinstance(self._database, SqliteDatabase) else 0
+
     async def ping(self) -> None:
         """Return if the database can be written (read-only stores: read) now, else raise :class:`StoreError`."""
         await self._database.ping()
@@ -136,6 +143,8 @@ class Store(Kept):
         if self._secret is None:
             found = await self._database.read(keys.stored_secret)
             self._secret = found if found is not None else await self._database.write(keys.secret)
+            if isinstance(self._database, SqliteDatabase):
+                self._database.seed = partial(keys.keep_secret, value=self._secret)
         return self._secret
 
     async def find(self, tenant: str, chain: Sequence[bytes]) -> Branch | None:
@@ -187,6 +196,11 @@ class Store(Kept):
     async def arrive(self, arrival: Arrival) -> str:
         """Have other servers find a request's branch from now on; the id that its conversation has."""
         return await self._database.write(lambda c: exchanges.arrive(c, arrival))
+
+    async def restate(self, branch: Branch, *, edits: Sequence[Edit], cuts: Sequence[Cut], at: float) -> None:
+        """Have the store know of a branch what memory does, where it knows less: its file is not the one it was."""
+        work = partial(conversations.restate, known=branch, edits=edits, cuts=cuts, at=at, full=self._full)
+        await self._database.write(work)
 
     async def record(self, rows: Sequence[ExchangeRow | RelayedRow]) -> None:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
@@ -400,18 +414,23 @@ class Store(Kept):
         """Every learned window, expired ones included."""
         return await self._database.read(learned.all_limits)
 
-    async def learn_limit(self, row: LimitRow) -> None:
-        """Store a learned window in place of what its scope had."""
-        await self._database.write(lambda c: learned.learn_limit(c, row))
-
     async def calibrations(self) -> list[CalibrationRow]:
         """Every calibration."""
         return await self._database.read(learned.all_calibrations)
 
-    async def save_calibrations(self, rows: Sequence[CalibrationRow]) -> None:
-        """Store calibrations in place of what their scopes had."""
-        if rows:
-            await self._database.write(lambda c: learned.save_calibrations(c, rows))
+    async def learn(self, *, calibrations: Sequence[CalibrationRow] = (), limits: Sequence[LimitRow] = ()) -> None:
+        """Store calibrations and learned windows in place of what their scopes had."""
+        if calibrations or limits:
+            await self._database.write(lambda c: learned.learn(c, calibrations, limits))
+
+    async def kept_time(self) -> tuple[float | None, float]:
+        """The time that was kept last, else that of the newest row, None for a new store; and for how long the clock
+        had been too far ahead of it then."""
+        return await self._database.read(maintenance.kept_time)
+
+    async def keep_time(self, believed: float, doubted: float) -> None:
+        """Keep what :meth:`kept_time` gives back."""
+        await self._database.write(lambda c: maintenance.keep_time(c, believed, doubted))
 
     async def prune(self, before: float, at: float | None = None) -> int:
         """Delete conversations last used, and exchanges and summaries made, before ``before``; how many rows.
@@ -429,7 +448,41 @@ class Store(Kept):
         for work in (partial(audit.seal_one, before=before, at=now), audit.drop_sealed):
             while await self._database.write(work):
                 await self._database.tend()
+        if total:
+            await self._shrink()
         return total
+
+    async def fit(self, most: int, *, before: float, at: float) -> int:
+        """Delete conversations last used before ``before`` if the database takes more than ``most`` bytes; how many.
+
+        Closed ones go first, then those that were used longest ago, a few at a time as in :meth:`prune`, until it
+        takes a tenth less: making room costs as much for one as for many.
+        """
+        total, used = 0, await self._database.read(maintenance.size)
+        while used > (most if total == 0 else most * ROOM):
+            due = await self._database.read(maintenance.requests) * (1 - most * ROOM / used)
+            fewer, gone, step = 0, 0, (1, 1)
+            while step[0] and (fewer < due or gone == 0):
+                work = partial(maintenance.drop_oldest, before=before, at=at, most=due - fewer)
+                step = await self._database.write(work)
+                gone, fewer = gone + step[0], fewer + step[1]
+                await self._database.tend()
+            if not gone:
+                break
+            total += gone
+            await self._shrink()
+            used = await self._database.read(maintenance.size)
+        return total
+
+    async def _shrink(self) -> None:
+        """Take deleted words out of the index and give freed pages back, some at a time."""
+        begins = True
+        while await self._database.write(partial(archive.merge_words, begins=begins)):
+            begins = False
+            await self._database.tend()
+        if isinstance(self._database, SqliteDatabase):
+            while await self._database.shrink():
+                await self._database.tend()
 
     async def checkpoint(self) -> bool:
         """Bring the WAL into the database file if no visitor is there; whether that was done."""

@@ -6,6 +6,7 @@ A body is given back only if its SHA-256 is the one that was stored with it; a d
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from itertools import islice
 from string import punctuation
@@ -14,23 +15,32 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from proxy.store.ledger import Damage
+from proxy.store.packing import Damaged, pack_message, unpack_message
 from proxy.store.records import Original
-from proxy.store.tables import branches, keep_first, meta, originals, removed
+from proxy.store.tables import branches, keep_first, meta, originals, plain_text, removed
 
 T = TypeVar("T")
 AT_ONCE = 500
 MOST_TERMS = 32
 INDEXED_BYTES = 64 << 10
+MERGED_PAGES = 64
+MERGE = sa.text("INSERT INTO originals_fts (originals_fts, rank) VALUES ('merge', :pages)")
+MOST_WORDS = 200_000  # characters; PostgreSQL takes no more than 1 MB of words
 INDEXED = sa.select(meta.c.number).where(meta.c.name == "indexed").scalar_subquery()
-INDEX = sa.text(
-    "INSERT INTO originals_fts (rowid, tenant, text) "
-    "SELECT id, tenant, text FROM originals WHERE id > :start AND id <= :stop AND text IS NOT NULL"
+TO_INDEX = sa.select(originals.c.id, originals.c.tenant, originals.c.body).where(
+    originals.c.id > sa.bindparam("start"), originals.c.id <= sa.bindparam("stop"), originals.c.body.is_not(None)
+)
+INDEX = sa.text("INSERT INTO originals_fts (rowid, tenant, text) VALUES (:id, :tenant, :text)")
+INDEXED_ONES = sa.select(originals.c.id, originals.c.tenant, originals.c.body).where(
+    originals.c.tenant == sa.bindparam("tenant"),
+    originals.c.ref.in_(sa.bindparam("refs", expanding=True)),
+    originals.c.body.is_not(None),
+    originals.c.id <= INDEXED,
 )
 UNINDEX = sa.text(
-    "INSERT INTO originals_fts (originals_fts, rowid, tenant, text) "
-    "SELECT 'delete', id, tenant, text FROM originals WHERE tenant = :tenant AND ref IN :refs AND text IS NOT NULL "
-    "AND id <= (SELECT number FROM meta WHERE name = 'indexed')"
-).bindparams(sa.bindparam("refs", expanding=True))
+    "INSERT INTO originals_fts (originals_fts, rowid, tenant, text) VALUES ('delete', :id, :tenant, :text)"
+)
+SET_WORDS = sa.text("UPDATE originals SET words = to_tsvector('simple', :text) WHERE tenant = :tenant AND ref = :ref")
 KNOWN = sa.select(originals.c.ref, sa.or_(originals.c.quarantined, originals.c.body.is_(None)).label("lacking")).where(
     originals.c.tenant == sa.bindparam("tenant"), originals.c.ref.in_(sa.bindparam("refs", expanding=True))
 )
@@ -140,12 +150,23 @@ def drop_unheld(connection: sa.Connection, tenant: str, refs: Iterable[str]) -> 
         free = sorted(set(chunk) - set(held))
         if not free:
             continue
-        if connection.dialect.name == "sqlite":
-            connection.execute(UNINDEX, {"tenant": tenant, "refs": free})
+        _unindex(connection, tenant, free)
         gone += connection.execute(
             sa.delete(originals).where(originals.c.tenant == tenant, originals.c.ref.in_(free))
         ).rowcount
     return gone
+
+
+def whole_body(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> bytes | None:
+    """The body of a row of originals, None where it is kept as a digest only, or damaged."""
+    if row.body is None:
+        return None
+    with suppress(Damaged):
+        body, _ = unpack_message(row.body)
+        if sha256(body).digest() == row.sha:
+            return body
+    damage("original", row.tenant, row.ref)
+    return None
 
 
 def unindexed(connection: sa.Connection) -> bool:
@@ -171,9 +192,22 @@ def index_some(connection: sa.Connection) -> bool:
             break
         stop, size = row.id, size + row.size
     if stop > start:
-        connection.execute(INDEX, {"start": start, "stop": stop})
+        _words(connection, INDEX, connection.execute(TO_INDEX, {"start": start, "stop": stop}))
         connection.execute(sa.update(meta).where(meta.c.name == "indexed").values(number=stop))
     return bool(waiting) and stop < waiting[-1].id
+
+
+def merge_words(connection: sa.Connection, *, begins: bool) -> bool:
+    """Merge some of the full-text index, where deleted words take as much room as others; whether there is more.
+
+    A negative number of pages begins with all that there is (sqlite.org/fts5.html, "The 'merge' command").
+    """
+    if connection.dialect.name != "sqlite":
+        return False
+    before: int = connection.exec_driver_sql("SELECT total_changes()").scalar_one()
+    connection.execute(MERGE, {"pages": -MERGED_PAGES if begins else MERGED_PAGES})
+    after: int = connection.exec_driver_sql("SELECT total_changes()").scalar_one()
+    return after - before >= 2
 
 
 def forget_words(connection: sa.Connection) -> None:
@@ -192,6 +226,7 @@ def _add(connection: sa.Connection, tenant: str, given: list[Original], *, at: f
     fresh = [o for o in given if o.ref not in known or o.ref in lacking]
     if not fresh:
         return
+    texts = {o.ref: plain_text(o.text) for o in fresh}
     connection.execute(
         ADD[connection.dialect.name],
         [
@@ -202,19 +237,41 @@ def _add(connection: sa.Connection, tenant: str, given: list[Original], *, at: f
                 "tokens": o.tokens,
                 "size": len(o.body),
                 "sha": sha256(o.body).digest(),
-                "body": o.body if full else None,
-                "text": o.text if full else None,
+                "body": pack_message(o.body, texts[o.ref]) if full else None,
                 "at": at,
                 "quarantined": False,
             }
             for o in fresh
         ],
     )
+    if full and connection.dialect.name == "postgresql":
+        said = {ref: text[:MOST_WORDS].translate(PARTED) for ref, text in texts.items()}
+        connection.execute(SET_WORDS, [{"tenant": tenant, "ref": ref, "text": text} for ref, text in said.items()])
+
+
+def _unindex(connection: sa.Connection, tenant: str, refs: list[str]) -> None:
+    """Take the words of these originals out of the index, where it is SQLite's."""
+    if connection.dialect.name == "sqlite":
+        _words(connection, UNINDEX, connection.execute(INDEXED_ONES, {"tenant": tenant, "refs": refs}))
+
+
+def _words(connection: sa.Connection, statement: sa.TextClause, rows: Iterable[sa.Row[int, str, bytes]]) -> None:
+    """Execute ``statement`` with the words of each original that can be read."""
+    found = []
+    for row in rows:
+        with suppress(Damaged):
+            found.append({"id": row.id, "tenant": row.tenant, "text": said(row.body)})
+    if found:
+        connection.execute(statement, found)
+
+
+def said(packed: bytes) -> str:
+    """The text of an original by its stored body. Raises :class:`Damaged`."""
+    return unpack_message(packed)[1]
 
 
 def _drop(connection: sa.Connection, tenant: str, refs: list[str]) -> None:
-    if connection.dialect.name == "sqlite":
-        connection.execute(UNINDEX, {"tenant": tenant, "refs": refs})
+    _unindex(connection, tenant, refs)
     connection.execute(sa.delete(originals).where(originals.c.tenant == tenant, originals.c.ref.in_(refs)))
 
 
@@ -228,12 +285,10 @@ def _read(connection: sa.Connection, tenant: str, refs: list[str], damage: Damag
 
 
 def _verified(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> Original | None:
-    if row.body is None:
+    body = whole_body(row, damage)
+    if body is None:
         return None
-    if sha256(row.body).digest() != row.sha:
-        damage("original", row.tenant, row.ref)
-        return None
-    return Original(ref=row.ref, role=row.role, tokens=row.tokens, body=row.body, text=row.text)
+    return Original(ref=row.ref, role=row.role, tokens=row.tokens, body=body, text=said(row.body))
 
 
 def _match(

@@ -6,6 +6,7 @@ Versions that a rollback has taken back stay as history, but nothing goes on fro
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from itertools import accumulate
@@ -15,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from proxy.store.ledger import Covering, Damage, cuts_of
+from proxy.store.packing import Damaged, pack_text, unpack_text
 from proxy.store.records import Change, CheckpointRow, ConversationRow
 from proxy.store.tables import branches, checkpoints, cuts
 
@@ -86,8 +88,8 @@ def insert(connection: sa.Connection, tenant: str, row: CheckpointRow) -> None:
             "reason": row.reason,
             "window_id": row.window_id,
             "length": row.length,
-            "body": row.body,
-            "sha": _sha(row.body.encode("utf-8", "surrogatepass")),
+            "body": pack_text(row.body),
+            "sha": _sha(row.body),
         },
     )
 
@@ -109,8 +111,9 @@ def newest_body(
         row = connection.execute(NEWEST, {"tenant": tenant, "branch": branch}).first()
         if row is None:
             return None, 0
-        if _sha(row.body) == row.sha:
-            return bytes(row.body).decode("utf-8", "surrogatepass"), row.length
+        body = _whole(row)
+        if body is not None:
+            return body, row.length
     found = newest_row(connection, tenant, branch, damage, undone=read_spans(undone))
     return (None, 0) if found is None else (found.body, found.length)
 
@@ -191,14 +194,15 @@ def _rows(
 
 
 def _checkpoint(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> CheckpointRow | None:
-    if _sha(row.body.encode("utf-8", "surrogatepass")) != row.sha:
+    body = _whole(row)
+    if body is None:
         damage("checkpoint", row.tenant, f"{row.branch} {row.version}")
         return None
     return CheckpointRow(
         branch=row.branch,
         version=row.version,
         at=row.at,
-        body=row.body,
+        body=body,
         reason=row.reason,
         window_id=row.window_id,
         length=row.length,
@@ -210,5 +214,13 @@ def _with_cut(row: CheckpointRow, known: Mapping[tuple[str, int], Covering]) -> 
     return row if made is None else replace(row, cut=made.cut, covered=made.covered)
 
 
-def _sha(body: bytes) -> bytes:
-    return sha256(body).digest()
+def _whole(row: sa.Row[*tuple[Any, ...]]) -> str | None:
+    """The body of a row, None where it is not what was stored."""
+    with suppress(Damaged):
+        body = unpack_text(row.body)
+        return body if _sha(body) == row.sha else None
+    return None
+
+
+def _sha(body: str) -> bytes:
+    return sha256(body.encode("utf-8", "surrogatepass")).digest()

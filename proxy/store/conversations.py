@@ -25,7 +25,7 @@ from proxy.store.evictions import add_evictions, load_evicted
 from proxy.store.ledger import Damage
 from proxy.store.paging import Place, ordered
 from proxy.store.records import Branch, Change, CheckpointRow, ConversationRow
-from proxy.store.tables import ExactText, branches, chains, conversations, keep_first, keep_last
+from proxy.store.tables import ExactText, branches, chains, conversations, cuts, edits, keep_first, keep_last
 
 FIRST_LOOK = 8
 LATER_LOOKS = 500
@@ -73,6 +73,15 @@ INHERIT = (
     sa.update(branches)
     .where(branches.c.tenant == sa.bindparam("t"), branches.c.branch == sa.bindparam("b"))
     .values(undone=sa.bindparam("gone"), resumed=sa.bindparam("body"))
+)
+FORGET_EDITS, FORGET_CUTS = (
+    sa.delete(table).where(table.c.tenant == sa.bindparam("tenant"), table.c.branch == sa.bindparam("branch"))
+    for table in (edits, cuts)
+)
+SET_VERSION = (
+    sa.update(branches)
+    .where(branches.c.tenant == sa.bindparam("t"), branches.c.branch == sa.bindparam("b"))
+    .values(version=sa.bindparam("now"))
 )
 CLOSE = (
     sa.update(conversations)
@@ -213,6 +222,31 @@ def fork(
         checkpoint=None if state is None else state.body,
         checkpoint_length=0 if state is None else state.length,
     )
+
+
+def restate(
+    connection: sa.Connection, *, known: Branch, edits: Sequence[Edit], cuts: Sequence[Cut], at: float, full: bool
+) -> None:
+    """Store a branch with all its edits and cuts as memory has it, unless what is stored is as new or newer."""
+    stored = connection.execute(BY_ID, {"tenant": known.tenant, "branch": known.branch}).first()
+    if stored is not None and stored.version >= known.version:
+        return
+    change = Change(
+        tenant=known.tenant,
+        conversation=known.conversation,
+        name=known.name,
+        branch=known.branch,
+        expected=known.version,
+        at=at,
+    )
+    open_branch(connection, change, parent=None)
+    mine = {"tenant": known.tenant, "branch": known.branch}
+    for statement in (FORGET_EDITS, FORGET_CUTS):
+        connection.execute(statement, mine)
+    connection.execute(SET_VERSION, {"t": known.tenant, "b": known.branch, "now": known.version})
+    ledger.copy_edits(connection, known, target=known.branch, kept=edits, full=full)
+    ledger.copy_cuts(connection, known, target=known.branch, kept=cuts, at=at, full=full)
+    hold(connection, tenant=known.tenant, branch=known.branch, refs={edit.ref for edit in edits})
 
 
 def _copy_state(

@@ -2,12 +2,13 @@
 
 import json
 from base64 import b64encode
-from hashlib import sha256
 from typing import Any
 
 import sqlalchemy as sa
 
+from proxy.store.archive import whole_body
 from proxy.store.ledger import Damage
+from proxy.store.packing import Damaged, unpack_text
 from proxy.store.records import ConversationRow
 from proxy.store.tables import (
     alerts,
@@ -67,10 +68,7 @@ def _originals(
     query = sa.select(originals).where(originals.c.tenant == of.tenant, originals.c.ref.in_(held))
     found = []
     for row in connection.execute(query.order_by(originals.c.id)):
-        body = row.body
-        if body is not None and sha256(body).digest() != row.sha:
-            damage("original", row.tenant, row.ref)
-            body = None
+        body = whole_body(row, damage)
         found.append(
             {
                 "ref": row.ref,
@@ -94,6 +92,11 @@ def _plain(row: sa.RowMapping) -> dict[str, Any]:
 
 
 def _value(name: str, value: object) -> object:
+    if isinstance(value, bytes) and name == "body":
+        try:
+            return unpack_text(value)
+        except Damaged:
+            return None
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, str) and name in JSON_TEXT:

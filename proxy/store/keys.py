@@ -25,6 +25,11 @@ def secret(connection: sa.Connection) -> bytes:
     return bytes(connection.execute(sa.select(meta.c.body).where(meta.c.name == "secret")).scalar_one())
 
 
+def keep_secret(connection: sa.Connection, value: bytes) -> None:
+    """Have a database that was made anew go on with the secret that its Weir hashes with."""
+    connection.execute(MAKE_SECRET[connection.dialect.name], {"name": "secret", "body": value})
+
+
 def stored_secret(connection: sa.Connection) -> bytes | None:
     """The store's own secret if it was made already."""
     return connection.scalar(sa.select(meta.c.body).where(meta.c.name == "secret"))

@@ -1,5 +1,6 @@
 """Deleting for good: what is past its retention, and what somebody asked to be deleted."""
 
+import math
 from collections.abc import Sequence
 
 import sqlalchemy as sa
@@ -9,10 +10,38 @@ from proxy.store.audit import append
 from proxy.store.audit_events import of_deletion
 from proxy.store.chain import AuditEvent
 from proxy.store.records import ConversationRow
-from proxy.store.tables import branches, conversations, exchanges, relayed, removed, summaries
+from proxy.store.tables import branches, conversations, exchanges, keep_last, meta, relayed, removed, summaries
 
 CONVERSATIONS_AT_ONCE = 10
 EXCHANGES_AT_ONCE = 500
+KEEP_TIME = keep_last(meta, replaced=("number",))
+OLDEST = (
+    sa.select(conversations.c.tenant, conversations.c.id, conversations.c.name, conversations.c.requests)
+    .where(conversations.c.updated < sa.bindparam("before"))
+    .order_by(conversations.c.closed.is_(None), conversations.c.updated)
+)
+STORED = sa.text(
+    "SELECT (SELECT count(*) * 300 + coalesce(sum(pg_column_size(body) + pg_column_size(words)), 0) FROM originals)"
+    " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM checkpoints)"
+    " + (SELECT coalesce(sum(pg_column_size(text)), 0) FROM cuts)"
+    " + (SELECT count(*) * 1200 FROM exchanges) + (SELECT count(*) * 600 FROM edits)"
+    " + (SELECT count(*) * 500 FROM audit)"
+)
+TIME, DOUBTED = "time", "doubted"
+
+
+def kept_time(connection: sa.Connection) -> tuple[float | None, float]:
+    """The time that was kept last, else that of the newest row, and for how long the clock was ahead of it, seconds."""
+    kept = connection.execute(sa.select(meta.c.name, meta.c.number).where(meta.c.name.in_((TIME, DOUBTED))))
+    found = {row.name: float(row.number) for row in kept}
+    newest = found.get(TIME) or connection.scalar(sa.select(sa.func.max(conversations.c.updated)))
+    return newest, found.get(DOUBTED, 0.0)
+
+
+def keep_time(connection: sa.Connection, believed: float, doubted: float) -> None:
+    """Keep what :func:`kept_time` gives back."""
+    rows = [{"name": DOUBTED, "number": int(doubted)}, {"name": TIME, "number": int(believed)}]
+    connection.execute(KEEP_TIME[connection.dialect.name], rows)
 
 
 def prune_conversations(connection: sa.Connection, before: float, at: float) -> int:
@@ -26,6 +55,35 @@ def prune_conversations(connection: sa.Connection, before: float, at: float) -> 
     found = [(row.tenant, row.id, row.name, row.requests) for row in rows]
     append(connection, _delete(connection, found, at=at, reason="retention"))
     return len(rows)
+
+
+def size(connection: sa.Connection) -> int:
+    """Bytes that are in use: of the file without its free pages, of PostgreSQL what the large columns and rows take."""
+    if connection.dialect.name == "sqlite":
+        pages, free, each = (
+            connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * each)
+    # What PostgreSQL's files take says nothing: deleted rows leave room that is used again, not given back.
+    return int(connection.execute(STORED).scalar_one())
+
+
+def drop_oldest(connection: sa.Connection, before: float, at: float, most: float) -> tuple[int, int]:
+    """Delete a few conversations last used before ``before``, closed ones first; how many, and requests they had.
+
+    At least one, and no more than need be if each had a single one of the ``most`` requests that are to go.
+    """
+    limit = max(1, min(CONVERSATIONS_AT_ONCE, math.ceil(most)))
+    rows = connection.execute(OLDEST.limit(limit), {"before": before}).all()
+    found = [(row.tenant, row.id, row.name, row.requests) for row in rows]
+    append(connection, _delete(connection, found, at=at, reason="size"))
+    return len(rows), sum(row.requests for row in rows)
+
+
+def requests(connection: sa.Connection) -> int:
+    """How many requests the stored conversations had."""
+    return int(connection.scalar(sa.select(sa.func.sum(conversations.c.requests))) or 0)
 
 
 def prune_exchanges(connection: sa.Connection, before: float) -> int:

@@ -443,8 +443,14 @@ class LimitRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRow:
-    """Reported over estimated tokens, per origin, model and credential."""
+    """Reported over estimated tokens, per origin, model and credential, with what the newest samples said.
+
+    ``strict`` is an upstream that was seen to refuse what it could not answer at full length.
+    """
 
     scope: str
     ratio: float
     samples: int
+    recent: tuple[float, ...] = ()
+    drift: float = 0.0
+    strict: bool = False

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from policies.ledger import ADDING, EditKind
-from proxy.store.archive import chunks
+from proxy.store.archive import chunks, said
 from proxy.store.branches import newest
 from proxy.store.ledger import Batched, Damage, cuts_of, load_batches
+from proxy.store.packing import Damaged
 from proxy.store.records import ConversationRow, RemovedRow
 from proxy.store.tables import evictions, originals
 
@@ -30,7 +32,7 @@ SAID = sa.select(
     originals.c.tokens,
     originals.c.at,
     originals.c.quarantined,
-    sa.func.substr(originals.c.text, 1, EXCERPT).label("text"),
+    originals.c.body,
 ).where(originals.c.tenant == sa.bindparam("tenant"), originals.c.ref.in_(sa.bindparam("refs", expanding=True)))
 
 
@@ -70,8 +72,8 @@ def removed(
             return None
         newest_first = newest_first[places[0] + 1 :]
     newest_first = newest_first[:limit]
-    said = _said(connection, of.tenant, (each.row.ref for each in newest_first))
-    return [_with_original(each.row, said.get(each.row.ref)) for each in newest_first]
+    originally = _originally(connection, of.tenant, (each.row.ref for each in newest_first))
+    return [_with_original(each.row, originally.get(each.row.ref)) for each in newest_first]
 
 
 def _edited(
@@ -107,11 +109,17 @@ def _covered(
     return gone
 
 
-def _said(connection: sa.Connection, tenant: str, refs: Iterable[str]) -> dict[str, sa.Row[*tuple[Any, ...]]]:
+def _originally(connection: sa.Connection, tenant: str, refs: Iterable[str]) -> dict[str, sa.Row[*tuple[Any, ...]]]:
     found: dict[str, sa.Row[*tuple[Any, ...]]] = {}
     for chunk in chunks(refs):
         found |= {row.ref: row for row in connection.execute(SAID, {"tenant": tenant, "refs": chunk})}
     return found
+
+
+def _excerpt(packed: bytes | None) -> str:
+    with suppress(Damaged):
+        return said(packed)[:EXCERPT] if packed is not None else ""
+    return ""
 
 
 def _with_original(row: RemovedRow, original: sa.Row[*tuple[Any, ...]] | None) -> RemovedRow:
@@ -121,6 +129,6 @@ def _with_original(row: RemovedRow, original: sa.Row[*tuple[Any, ...]] | None) -
         row,
         role=original.role,
         tokens=row.tokens or original.tokens,
-        text="" if original.quarantined else original.text or "",
+        text="" if original.quarantined else _excerpt(original.body),
         at=row.at or original.at,
     )

@@ -17,8 +17,11 @@ SQLite 3.7.0 to 3.51.2 can corrupt a WAL database when one connection checkpoint
 because a deferred one that turns into a writer fails at once, whatever the busy timeout (SQLITE_BUSY_SNAPSHOT).
 """
 
+import asyncio
+import logging
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -30,12 +33,17 @@ from proxy.store.files import LockFile, has_wal_reset_bug, journal_for
 from proxy.store.lane import Lane
 from proxy.store.schema import check, ensure
 
+log = logging.getLogger("weir.store")
+
 T = TypeVar("T")
 Mode = Literal["server", "worker", "visitor", "reader"]
 
 CHECKPOINT_BYTES = 4 << 20
+MOVED_FOR = 60.0  # a file that was only moved, or whose share has gone, may come back; seconds
 CHECKPOINT_COMMITS = 1000
+PAGES_AT_ONCE = 256
 WRITER = (
+    "auto_vacuum=INCREMENTAL",  # only a file that is made now takes it, and only before its journal is set
     "synchronous=FULL",
     "foreign_keys=ON",
     "secure_delete=ON",
@@ -50,13 +58,22 @@ LOST_COMMITS = (
     "the database is older than it was: {missing} commits are missing. Its -wal file was removed, or an older copy "
     "was put in its place."
 )
+DELETED = "the database file was deleted"
+MOVED = "the database file was moved away"
+REPLACED = "the database file was replaced"
+NOWHERE = (-1, -1)
 COUNT = "UPDATE meta SET number = number + 1 WHERE name = 'commits' RETURNING number"
 
 
 class SqliteDatabase:
-    """A SQLite file, or a database in memory that lives as long as this object."""
+    """A SQLite file, or a database in memory that lives as long as this object.
 
-    def __init__(self, path: Path | None, *, mode: Mode) -> None:
+    A file that is deleted or replaced while it is open is noticed at the next write or ping: what stands at its path
+    then is opened in its place, a new database if that is nothing. ``opened`` counts this, and ``seed`` is what a new
+    one is to begin with.
+    """
+
+    def __init__(self, path: Path | None, *, mode: Mode, patience: float = 0.0) -> None:
         self.journal = "memory"
         self.notices: tuple[str, ...] = ()
         self._path = None if path is None else path.absolute()
@@ -65,7 +82,14 @@ class SqliteDatabase:
         self._owner: LockFile | None = None
         self._writer: Lane | None = None
         self._reader: Lane | None = None
-        self._inode = (0, 0)
+        self.opened = 0
+        self.seed: Callable[[sa.Connection], None] | None = None
+        self._patience = patience
+        self._reopening = asyncio.Lock()
+        self._file = -1  # held so that its links can be counted; closed after SQLite, whose locks would go with it
+        self._inode = self._wal_inode = (0, 0)
+        self._is_lost = False
+        self._moved_since: float | None = None
         self._counted = 0
         self._commits = 0
         self._checkpointed = 0
@@ -78,7 +102,7 @@ class SqliteDatabase:
             database._writer = await Lane.connect("file::memory:", begin="BEGIN IMMEDIATE", patience=patience)
             await database._writer.transaction(ensure)
             return database
-        database = cls(Path(name), mode=mode)
+        database = cls(Path(name), mode=mode, patience=patience)
         try:
             await (database._open_reader(patience) if mode == "reader" else database._open_writer(patience))
         except BaseException:
@@ -98,10 +122,11 @@ class SqliteDatabase:
 
     async def ping(self) -> None:
         """Return if the file is the one that was opened and can be locked for writing (a reader: read)."""
-        if self._writer is None:
+        if self._mode == "reader":
             await self.read(check)
         else:
-            await self._writer.transaction(lambda _: self._same_file())
+            lane = await self._writing()
+            await lane.transaction(lambda _: self._same_file())
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """The result of ``work`` on one consistent view; never waits for a writer in WAL mode."""
@@ -112,11 +137,9 @@ class SqliteDatabase:
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
         """The result of ``work`` once it is committed and, as far as the disk tells the truth, durable."""
-        if self._writer is None:
-            reason = "read_only" if self._mode == "reader" else "closed"
-            raise StoreUnavailable("the store is open for reading only", reason=reason)
+        lane = await self._writing()
         if self._path is None:
-            return await self._writer.transaction(work)
+            return await lane.transaction(work)
 
         def counted(connection: sa.Connection) -> T:
             self._same_file()
@@ -124,7 +147,7 @@ class SqliteDatabase:
             self._counted = int(connection.exec_driver_sql(COUNT).scalar_one())
             return result
 
-        return await self._writer.transaction(counted, committed=self._note)
+        return await lane.transaction(counted, committed=self._note)
 
     async def tend(self, *, force: bool = False) -> bool:
         """Checkpoint if the WAL is long enough and no visitor is there; ``force`` also empties the WAL file."""
@@ -134,16 +157,66 @@ class SqliteDatabase:
             return False
         return await self._writer.raw(lambda driver: self._checkpoint(driver, "TRUNCATE" if force else "PASSIVE"))
 
+    async def shrink(self) -> bool:
+        """Give some free pages back to the file system; whether there may be more."""
+        if self._writer is None or self._path is None:
+            return False
+        return await self._writer.raw(_shrink)
+
     async def close(self) -> None:
         """Finish what has begun and close both connections; the locks go last."""
-        for lane in (self._reader, self._writer):
+        self._is_lost = False
+        lanes, self._reader, self._writer = (self._reader, self._writer), None, None
+        for lane in lanes:
             if lane is not None:
                 await lane.close()
-        self._reader = self._writer = None
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
         for lock in (self._lock, self._owner):
             if lock is not None:
                 lock.close()
         self._lock = self._owner = None
+
+    async def _writing(self) -> Lane:
+        """The connection that writes to the file which stands at the path now."""
+        if self._writer is not None and self._fault() is None:
+            self._moved_since = None
+            return self._writer
+        async with self._reopening:
+            fault = self._fault()
+            if self._is_lost or (self._writer is not None and fault is not None):
+                await self._reopen(fault)
+        if self._writer is None:
+            reason = "read_only" if self._mode == "reader" else "closed"
+            raise StoreUnavailable("the store is open for reading only", reason=reason)
+        return self._writer
+
+    async def _reopen(self, fault: str | None) -> None:
+        """Open what stands at the path instead of the file that was open; raises StoreUnavailable while it cannot."""
+        if fault == MOVED and not self._is_lost:
+            self._moved_since = self._moved_since or time.monotonic()
+            if time.monotonic() - self._moved_since < MOVED_FOR:
+                raise StoreUnavailable(MOVED, reason="gone")
+        if not self._is_lost:
+            log.error("%s: what stands at %s now is opened in its place", fault, self._path)
+        await self.close()
+        self._is_lost, self._moved_since = True, None
+        self._remove_log()
+        await self._open_writer(self._patience)
+        self._is_lost = False
+        self.opened += 1
+        notices, self.notices = self.notices, ()
+        for notice in notices:
+            log.error("%s", notice)
+        log.error("the database %s is open again; what it does not know is written to it from memory", self._path)
+
+    def _remove_log(self) -> None:
+        """Remove the log of the file that is gone: SQLite would play it into the one that stands there now."""
+        wal = Path(f"{self._path}-wal")
+        if _inode(wal) == self._wal_inode:
+            wal.unlink(missing_ok=True)
+            Path(f"{self._path}-shm").unlink(missing_ok=True)
 
     async def _open_reader(self, patience: float) -> None:
         if self._path is None or not self._path.is_file():
@@ -163,7 +236,10 @@ class SqliteDatabase:
         self.journal = await self._writer.raw(self._set_journal)
         await self._writer.transaction(_refuse_foreign)
         await self._writer.transaction(ensure)
+        self._wal_inode = _inode(Path(f"{path}-wal"))
         await self._look_back(self._lock)
+        if self.seed is not None:
+            await self._writer.transaction(self.seed)
         if self._mode == "worker" and self.journal == "delete":
             self.notices += (SLOW_JOURNAL.format(version=sqlite3.sqlite_version),)
         if self._mode != "visitor":
@@ -184,10 +260,10 @@ class SqliteDatabase:
     def _create(self) -> Path:
         path = self._path or Path()
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            found = path.stat()
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreUnavailable(f"{path} cannot be written ({error.strerror})", reason="read_only") from None
+        found = os.fstat(self._file)
         self._inode = (found.st_dev, found.st_ino)
         return path
 
@@ -216,14 +292,20 @@ class SqliteDatabase:
             self._lock.note(self._commits)
 
     def _same_file(self) -> None:
-        if self._path is None:
-            return
-        try:
-            found = os.stat(self._path)  # noqa: PTH116 - a Path costs four times as much, on every write
-        except OSError:
-            raise StoreUnavailable("the database file was deleted", reason="gone") from None
-        if (found.st_dev, found.st_ino) != self._inode:
-            raise StoreUnavailable("the database file was replaced", reason="gone")
+        fault = self._fault()
+        if fault is not None:
+            raise StoreUnavailable(fault, reason="gone")
+
+    def _fault(self) -> str | None:
+        """What has become of the file that is open; None while it stands at its path."""
+        if self._path is None or self._file < 0:
+            return None
+        found = _inode(self._path)
+        if found == self._inode:
+            return None
+        if found != NOWHERE:
+            return REPLACED
+        return MOVED if os.fstat(self._file).st_nlink else DELETED
 
     def _wal(self) -> int:
         try:
@@ -242,8 +324,23 @@ class SqliteDatabase:
         return not busy
 
 
+def _inode(path: Path) -> tuple[int, int]:
+    """Which file stands at a path."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - a Path costs four times as much, on every write
+    except OSError:
+        return NOWHERE
+    return found.st_dev, found.st_ino
+
+
 def _pragma(driver: sqlite3.Connection, pragma: str) -> str:
     return str(driver.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+
+def _shrink(driver: sqlite3.Connection) -> bool:
+    before = int(_pragma(driver, "freelist_count"))
+    driver.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
+    return 0 < int(_pragma(driver, "freelist_count")) < before
 
 
 def _refuse_foreign(connection: sa.Connection) -> None:

@@ -145,6 +145,7 @@ edits = sa.Table(
     sa.Column("sha", sa.LargeBinary, nullable=False),
     sa.Column("length", sa.Integer, nullable=False, server_default="0"),
     _branch_key(),
+    sqlite_with_rowid=False,
 )
 
 cuts = sa.Table(
@@ -180,7 +181,7 @@ checkpoints = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("window_id", sa.Integer, nullable=False),
     sa.Column("length", sa.Integer, nullable=False),
-    sa.Column("body", ExactText, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Column("sha", sa.LargeBinary, nullable=False),
     _branch_key(),
 )
@@ -229,7 +230,6 @@ originals = sa.Table(
     sa.Column("size", sa.BigInteger, nullable=False),
     sa.Column("sha", sa.LargeBinary, nullable=False),
     sa.Column("body", sa.LargeBinary),
-    sa.Column("text", PlainText),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("quarantined", sa.Boolean, nullable=False),
     sa.Index("originals_ref", "tenant", "ref", unique=True),
@@ -280,6 +280,7 @@ evictions = sa.Table(
     sa.Column("asked_again_count", sa.Integer, nullable=False),
     _branch_key(),
     sa.Index("evictions_of_call", "tenant", "branch", "call_hash"),
+    sqlite_with_rowid=False,
 )
 
 exchanges = sa.Table(
@@ -437,6 +438,9 @@ calibrations = sa.Table(
     sa.Column("scope", PlainText, primary_key=True),
     sa.Column("ratio", sa.Double, nullable=False),
     sa.Column("samples", sa.Integer, nullable=False),
+    sa.Column("recent", sa.Text, nullable=False, server_default="[]"),
+    sa.Column("drift", sa.Double, nullable=False, server_default="0"),
+    sa.Column("strict", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 
 

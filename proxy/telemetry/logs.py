@@ -271,6 +271,7 @@ class QueuedLog(QueueHandler):
 
     def __init__(self, stream: IO[str], *, form: Literal["line", "json"] = "line", capacity: int = 10_000) -> None:
         self._waiting: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
         super().__init__(self._waiting)
         self.dropped = 0
         self._capacity = capacity
@@ -315,6 +316,7 @@ class QueuedLog(QueueHandler):
         """Write what waits for at most ``timeout`` seconds; True if all of it was written."""
         ends = time.monotonic() + timeout
         self._waiting.put(None)
+        self._stopping.set()
         self._thread.join(max(0.0, ends - time.monotonic()))
         return not self._thread.is_alive()
 
@@ -327,7 +329,8 @@ class QueuedLog(QueueHandler):
                     batch.append(self._waiting.get_nowait())
             going = batch[-1] is not None
             self._write_batch([record for record in batch if record is not None])
-            time.sleep(BATCH_SECONDS if going else 0)
+            if going:
+                self._stopping.wait(BATCH_SECONDS)
 
     def _write_batch(self, records: list[logging.LogRecord]) -> None:
         """Write records at once: a wake-up and a system call for each would cost more than the lines."""

@@ -48,6 +48,10 @@ class Probe:
         answer = self._answers.get(key)
         return answer is None or answer.until < self._clock()
 
+    def has_answered(self, key: str) -> bool:
+        """Whether the upstream was asked before: until then a plan would not be the one of a process that did."""
+        return key in self._answers
+
     async def ask(self, key: str, base_url: str, model: str, fetch: Fetch) -> ModelFacts | None:
         """The upstream's word on ``model``; waits for at most two seconds, requests under way are shared."""
         task = self.ask_later(key, base_url, model, fetch)

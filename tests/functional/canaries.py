@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import zstandard
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from proxy.telemetry import QueuedLog
@@ -158,6 +159,9 @@ def listening(level: int = logging.DEBUG) -> Iterator[Ears]:
             handler.stop()
 
 
+ZSTD = b"\x28\xb5\x2f\xfd"
+
+
 def columns(database: Path) -> Mapping[str, str]:
     """Every column of every table of a database as text, full-text index included."""
     told = {}
@@ -169,9 +173,15 @@ def columns(database: Path) -> Mapping[str, str]:
             rows = cursor.fetchall()
             for place, (name, *_) in enumerate(cursor.description):
                 values = (row[place] for row in rows)
-                said = (v.decode("utf-8", "replace") + v.hex() if isinstance(v, bytes) else str(v) for v in values)
+                said = (_unpacked(v) if isinstance(v, bytes) else str(v) for v in values)
                 told[f"{table}.{name}"] = "\n".join(said)
     return told
+
+
+def _unpacked(value: bytes) -> str:
+    """Bytes as text, with what they hold where they are compressed."""
+    whole = zstandard.ZstdDecompressor().decompress(value) if value.startswith(ZSTD) else value
+    return whole.decode("utf-8", "replace") + value.hex()
 
 
 def files(database: Path) -> str:

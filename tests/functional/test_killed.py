@@ -20,6 +20,7 @@ from policies.checkpoint import Checkpoint
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings, SummaryMode
 from proxy.store import Store
+from proxy.store.packing import unpack_text
 from tests.functional.harness import COUNTER, Talk, WeirProcess, answered, free_port, opening
 
 KILLS = int(os.environ.get("WEIR_KILLS", "6"))
@@ -68,8 +69,9 @@ def stored_states(database: Path) -> dict[tuple[str, str, int], Mapping[str, Any
         ).fetchall()
     found = {}
     for name, branch, version, body in rows:
-        Checkpoint.from_json(body)
-        found[(name, branch, version)] = json.loads(body)
+        state = unpack_text(body)
+        Checkpoint.from_json(state)
+        found[(name, branch, version)] = json.loads(state)
     return found
 
 

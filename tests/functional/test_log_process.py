@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -16,8 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.simulator.serving import serve_simulator
+from proxy.simulator.settings import SimulatorSettings
 from tests.functional.canaries import SECRETS, columns, files, leaked, request, spelled
-from tests.functional.harness import ROOT, WeirProcess, free_port
+from tests.functional.harness import COUNTER, ROOT, Talk, WeirProcess, answered, arrays_of, free_port
 from tests.functional.scripted import Asked, Reply, ScriptedUpstream, as_asked, completion, events, scripted, whole
 from tests.functional.test_leaks import echo
 
@@ -32,6 +35,10 @@ store: {{url: "sqlite+aiosqlite:///{store}"}}
 limits: {{grace: 1s}}
 telemetry: {{otlp_endpoint: "{url}?api_key={otlp_query}", alerts: {{webhook: "{url}/hook?token={webhook_query}", secret: "{webhook}"}}}}
 """
+SCAN = re.compile(
+    r"ctx tokens=(?P<tokens>\d+) used=(?P<used>[\d.]+)% usable=(?P<usable>\d+) zone=\w+"
+    r"(?: scan=(?P<scanned>\d+)/(?P<prunable>\d+) removed=(?P<removed>\d+) sufficient=(?P<before>\d+)->(?P<after>\d+))?"
+)
 SET_PIPE = 1031  # F_SETPIPE_SZ of Linux
 
 
@@ -235,3 +242,32 @@ async def test_a_log_that_takes_nothing_holds_up_no_request_and_not_the_end(tmp_
         os.close(stream)
         if reading >= 0:
             os.close(reading)
+
+
+@pytest.mark.requirement("A3.14")
+async def test_the_log_says_what_a_scan_found_and_whether_it_was_enough(tmp_path: Path) -> None:
+    async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
+        arguments = ["--upstream", simulator.base_url, "--window", "8192"]
+        arguments += ["--store", f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"]
+        async with WeirProcess(arguments, free_port()) as process:
+            talk = Talk(process.client())
+            talk.grow(4, kind="agent")
+            await talk.agent(1)
+            talk.grow(11, kind="agent")
+            await talk.agent(1)
+        lines = [line for line in process.log if " ctx tokens=" in line]
+        forwarded = arrays_of(answered(simulator))[-1]
+    calm, full = (SCAN.search(line) for line in lines)
+    assert calm is not None
+    assert full is not None
+    assert calm["scanned"] is None
+    tokens, scanned, prunable, removed, before, after = (
+        int(full[name]) for name in ("tokens", "scanned", "prunable", "removed", "before", "after")
+    )
+    assert float(full["used"]) == pytest.approx(100 * tokens / int(full["usable"]), abs=0.06)
+    results = [m for m in talk.messages[:-2] if m["role"] == "tool"]
+    assert scanned == pytest.approx(sum(COUNTER.count(m["content"]) for m in results), rel=0.1)
+    assert 0 < prunable < scanned
+    assert removed == sum("rchived as" in str(m["content"]) for m in forwarded)
+    assert before == tokens
+    assert before - prunable <= after < before

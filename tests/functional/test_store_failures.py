@@ -209,3 +209,71 @@ async def test_a_full_disk_costs_no_request_and_what_waited_is_written_when_ther
             assert begins_with(arrays_of(answered(simulator))[-1], edited)
         assert {s.status for s in answered(simulator)} == {200}
         assert batches(arrays_of(answered(simulator))) == 1
+
+
+def remove(database: Path) -> None:
+    """Delete the file alone; its log stays behind."""
+    database.unlink()
+
+
+def remove_all(database: Path) -> None:
+    """Delete the file with everything that stands beside it."""
+    for file in database.parent.glob(f"{database.name}*"):
+        file.unlink()
+
+
+def put_older(database: Path) -> None:
+    """Put a copy from before in the place of the file."""
+    database.with_name("older.db").rename(database)
+
+
+@pytest.mark.requirement("P6", "P9", "R.66")
+@pytest.mark.parametrize("trouble", [remove, remove_all, put_older])
+async def test_a_file_that_was_deleted_or_replaced_is_noticed_and_written_anew(
+    trouble: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = tmp_path / "w.db"
+    async with session(database) as (target, talk, arrays), httpx.AsyncClient() as http:
+        talk.grow(BEFORE, kind="agent")
+        await talk.agent(1)
+        await target.runtime.settler.flush()
+        older = tmp_path / "older.db"
+        with contextlib.closing(sqlite3.connect(database)) as source, contextlib.closing(sqlite3.connect(older)) as to:
+            source.backup(to)
+        await talk.agent(1)
+        talk.grow(3, kind="agent")
+        await talk.agent(1)
+        assert "evict=" in talk.actions()[-1]
+        edited = arrays()[-1]
+        trouble(database)
+        await talk.agent(1)
+
+        async def ready() -> bool:
+            return (await http.get(f"{target.root}/readyz")).status_code == 200 and database.exists()
+
+        await until(ready)
+        await until(lambda: known(database))
+        assert [r for r in caplog.records if r.levelno >= logging.ERROR and "in its place" in r.getMessage()]
+        await talk.agent(1)
+        assert begins_with(arrays()[-1], edited)
+        assert "degraded" not in talk.actions()[-1]
+        talk.grow(10, kind="agent")
+        await talk.agent(1)
+        edited = arrays()[-1]
+        await target.runtime.settler.flush()
+        assert stored(database, "SELECT count(*) FROM exchanges") >= 3
+        assert stored(database, "SELECT max(version) FROM branches") == 2
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    async with session(database) as (_, again, arrays):
+        again.messages = talk.messages
+        await again.agent(1)
+        assert begins_with(arrays()[-1], edited)
+
+
+async def known(database: Path) -> bool:
+    """Whether the file that stands there now has what memory knows of the conversation."""
+    try:
+        return stored(database, "SELECT coalesce(max(version), 0) FROM branches") > 0
+    except sqlite3.Error:
+        return False

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxy.store import Change, Store
+from proxy.store.packing import pack_message
 from tests.proxy.store_rows import change, exchange, original, sha, url
 
 
@@ -96,7 +97,7 @@ async def test_a_flipped_bit_in_a_body_is_noticed_and_the_row_set_aside(store: S
     given = change()
     await store.commit(given)
     hurt = given.originals[1]
-    flipped = bytes([hurt.body[0] ^ 1]) + hurt.body[1:]
+    flipped = pack_message(bytes([hurt.body[0] ^ 1]) + hurt.body[1:], hurt.text)
     raw(tmp_path / "w.db", "UPDATE originals SET body = ? WHERE ref = ?", flipped, hurt.ref)
     assert raw(tmp_path / "w.db", "PRAGMA integrity_check") == [("ok",)]
     assert await store.original("tenant-a", hurt.ref) is None
@@ -147,8 +148,8 @@ async def test_with_digests_only_no_body_reaches_the_disk(tmp_path: Path) -> Non
     await store.record([exchange(1)])
     assert await store.original("tenant-a", given.originals[0].ref) is None
     assert await store.search("tenant-a", "canary") == []
-    stored = raw(tmp_path / "w.db", "SELECT hex(sha), size, body, text FROM originals")
-    assert stored == [(sha(given.originals[0].body).upper(), len(given.originals[0].body), None, None)]
+    stored = raw(tmp_path / "w.db", "SELECT hex(sha), size, body FROM originals")
+    assert stored == [(sha(given.originals[0].body).upper(), len(given.originals[0].body), None)]
     assert b"canary" not in files(tmp_path / "w.db")
     await store.close()
     store = await Store.open(url(tmp_path / "w.db"))

@@ -286,13 +286,14 @@ async def test_the_secret_is_made_once(tmp_path: Path) -> None:
 
 
 async def test_what_upstreams_taught_is_replaced_not_added(store: Store) -> None:
-    await store.learn_limit(LimitRow(scope="o|m|k", limit=8192, seen=1, expires=10.0))
-    await store.learn_limit(LimitRow(scope="o|m|k", limit=4096, seen=2, expires=20.0))
+    await store.learn(limits=[LimitRow(scope="o|m|k", limit=8192, seen=1, expires=10.0)])
+    await store.learn(limits=[LimitRow(scope="o|m|k", limit=4096, seen=2, expires=20.0)])
     assert await store.limits() == [LimitRow(scope="o|m|k", limit=4096, seen=2, expires=20.0)]
-    await store.save_calibrations([CalibrationRow(scope="s", ratio=1.1, samples=1)])
-    await store.save_calibrations([CalibrationRow(scope="s", ratio=1.2, samples=2)])
-    await store.save_calibrations([])
-    assert await store.calibrations() == [CalibrationRow(scope="s", ratio=1.2, samples=2)]
+    exact = CalibrationRow(scope="s", ratio=1.2, samples=2, recent=(1.1, 1.3), drift=-0.1, strict=True)
+    await store.learn(calibrations=[CalibrationRow(scope="s", ratio=1.1, samples=1)])
+    await store.learn(calibrations=[exact])
+    await store.learn()
+    assert await store.calibrations() == [exact]
 
 
 @pytest.mark.requirement("P9")

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store import Store, StoreUnavailable
+from proxy.store import StaleVersion, Store, StoreUnavailable
 from tests.proxy.store_rows import chain, change, exchange, original, sha, url
 from tests.proxy.store_writer import big_state
 
@@ -196,18 +197,49 @@ async def test_closing_waits_for_what_has_begun(tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("R.66")
-async def test_a_file_that_was_deleted_or_replaced_is_noticed(store: Store, tmp_path: Path) -> None:
-    path = tmp_path / "w.db"
-    await store.commit(change(0))
+async def test_a_file_that_was_deleted_or_replaced_is_opened_anew_and_told_what_memory_knows(
+    store: Store, tmp_path: Path
+) -> None:
+    path, first, second = tmp_path / "w.db", change(0), change(1)
+    assert first.cut is not None
+    secret = await store.secret()
+    await store.commit(first)
+    known = await store.branch("tenant-a", "b1")
+    assert known is not None
+    await store.commit(second)
+    await store.checkpoint()
     shutil.copy(path, tmp_path / "copy.db")
     path.unlink()
-    for attempt in (store.commit(change(1)), store.ping()):
-        with pytest.raises(StoreUnavailable, match="deleted") as gone:
-            await attempt
+    await store.ping()
+    assert store.reopened == 1
+    assert await store.branch("tenant-a", "b1") is None
+    with pytest.raises(StaleVersion):
+        await store.commit(second)
+    await store.restate(known, edits=known.edits, cuts=known.cuts, at=2.0)
+    assert await store.commit(second) == 2
+    assert secret in path.read_bytes() + Path(f"{path}-wal").read_bytes(), "tenants are known by it"
+    (tmp_path / "copy.db").rename(path)
+    found = await store.commit(change(2))
+    assert (found, store.reopened) == (3, 2)
+    branch = await store.branch("tenant-a", "b1")
+    assert branch is not None
+    assert branch.edits[:3] == known.edits
+    await store.restate(known, edits=(), cuts=(), at=2.0)
+    assert await store.branch("tenant-a", "b1") == branch, "what memory knows less of stays"
+
+
+@pytest.mark.requirement("R.66")
+async def test_a_file_that_was_moved_away_is_waited_for(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "w.db"
+    await store.commit(change(0))
+    path.rename(tmp_path / "away.db")
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="moved") as gone:
+            await store.commit(change(1))
         assert gone.value.reason == "gone"
-    shutil.copy(tmp_path / "copy.db", path)
-    with pytest.raises(StoreUnavailable, match="replaced"):
-        await store.commit(change(1))
+    (tmp_path / "away.db").rename(path)
+    assert await store.commit(change(1)) == 2
+    assert store.reopened == 0
 
 
 @pytest.mark.requirement("R.66")
@@ -232,3 +264,37 @@ def test_a_file_or_a_directory_that_may_not_be_written_refuses_the_start() -> No
 
 async def _make(path: Path) -> None:
     await (await Store.open(url(path))).close()
+
+
+@pytest.mark.requirement("R.61", "P9")
+async def test_a_log_that_ends_at_any_frame_opens_to_what_was_committed_before(tmp_path: Path) -> None:
+    """What a power loss leaves: any part of the log may not have reached the disk, from some frame on."""
+    path, acknowledged = tmp_path / "w.db", 4
+    store = await Store.open(url(path))
+    await store.checkpoint()
+    for version in range(acknowledged):
+        await store.commit(change(version))
+    database, log = path.read_bytes(), Path(f"{path}-wal").read_bytes()
+    await store.close()
+    page = int.from_bytes(log[8:12], "big")
+    frame = 24 + page
+    count = (len(log) - 32) // frame
+    found = list[int]()
+    for ends in (32 + n * frame + part for n in range(count + 1) for part in (0, frame // 2)):
+        copy = tmp_path / f"{ends}" / "w.db"
+        copy.parent.mkdir()
+        copy.write_bytes(database)
+        Path(f"{copy}-wal").write_bytes(log[:ends])
+        with contextlib.closing(sqlite3.connect(copy)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            rows = connection.execute("SELECT max(version) FROM branches").fetchone()
+            edits = connection.execute("SELECT count(*) FROM edits").fetchone()
+        assert edits[0] == 3 * (rows[0] or 0), "half of a transaction"
+        if not found or found[-1] != (rows[0] or 0):
+            found.append(rows[0] or 0)
+            again = await Store.open(url(copy))
+            branch = await again.branch("tenant-a", "b1")
+            assert (branch.version if branch is not None else 0) == found[-1]
+            assert again.damaged == 0
+            await again.close()
+    assert found == list(range(acknowledged + 1))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from proxy.simulator.serving import serve_simulator
 from proxy.store import AuditType, Broken, Store
 from proxy.store.schema import HEAD
 from tests.functional.harness import COUNTER, Talk, weir
-from tests.proxy.store_rows import change, eviction, exchange, note
+from tests.proxy.store_rows import change, eviction, exchange, note, original
 from tests.proxy.test_store_health import row_of, session
 
 pytestmark = pytest.mark.timeout(300)
@@ -212,3 +213,24 @@ async def test_a_whole_weir_keeps_conversations_health_and_audit_on_it(url: str)
     assert audited.chains
     assert all(chain.broken is None for chain in audited.chains)
     assert audited.unguarded == []
+
+
+@pytest.mark.requirement("P9", "R.72")
+async def test_a_store_above_its_size_loses_closed_conversations_then_the_oldest(store: Store) -> None:
+    for number in range(30):
+        name = f"c{number}"
+        noise = random.Random(number).randbytes(4_000).hex(" ", 16)
+        given = change(conversation=name, branch=name, of=name, at=1000.0 + number)
+        await store.commit(replace(given, originals=(original(0, of=name, text=f"word{number} {noise}"),)))
+        await store.record([exchange(number, conversation=name, branch=name, at=1000.0 + number)])
+    closed = await store.conversation(TENANT, "c20")
+    assert closed is not None
+    await store.close_conversation(closed, 1050.0)
+    assert len(await store.search(TENANT, "word29")) == 1
+    assert await store.fit(150_000, before=2000.0, at=2000.0) > 0
+    left = {row.id for row in await store.conversations(TENANT, limit=100)}
+    assert left
+    assert not left & {"c0", "c20"}
+    assert "c29" in left
+    assert len(await store.search(TENANT, "word29")) == 1
+    assert await store.search(TENANT, "word0") == []

@@ -104,6 +104,7 @@ def _edits() -> None:
         sa.Column("chain", sa.LargeBinary, nullable=False),
         sa.Column("sha", sa.LargeBinary, nullable=False),
         sa.ForeignKeyConstraint(["tenant", "branch"], ["branches.tenant", "branches.branch"], ondelete="CASCADE"),
+        sqlite_with_rowid=False,
     )
 
 

@@ -53,6 +53,7 @@ def _evictions() -> None:
         sa.Column("asked_again_at", sa.Double),
         sa.Column("asked_again_count", sa.Integer, nullable=False),
         sa.ForeignKeyConstraint(["tenant", "branch"], ["branches.tenant", "branches.branch"], ondelete="CASCADE"),
+        sqlite_with_rowid=False,
     )
     op.create_index("evictions_of_call", "evictions", ["tenant", "branch", "call_hash"])
 

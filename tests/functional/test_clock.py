@@ -1,0 +1,123 @@
+"""A clock that jumps while Weir runs and between its runs: what is kept stays, and nothing is told in another order."""
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from proxy.simulator.serving import serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from proxy.store import Store
+from tests.functional.harness import COUNTER, Talk, WeirProcess, answered, free_port
+from tests.functional.test_store_failures import until
+from tests.proxy.store_rows import change, url
+
+LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+HOUR, DAY = 3_600, 86_400
+
+
+def set_clock(file: Path, seconds: int) -> None:
+    """Have a process that looks at ``file`` live so many seconds ahead."""
+    fresh = file.with_suffix(".new")
+    fresh.write_text(f"{seconds:+d}")
+    fresh.rename(file)
+
+
+def faked(file: Path) -> Mapping[str, str]:
+    """The environment in which only the time of day is ahead of what it is, as long as ``file`` says."""
+    if LIBRARY is None:
+        assert not os.environ.get("CI"), "libfaketime is missing: apt-get install faketime"
+        pytest.skip("libfaketime is not installed")
+    names = {"LD_PRELOAD": str(LIBRARY), "FAKETIME_TIMESTAMP_FILE": str(file), "TZ": "Europe/Berlin"}
+    return names | {"FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+
+
+class Kept:
+    """What a Weir has of one conversation."""
+
+    def __init__(self, process: WeirProcess, client: httpx.AsyncClient) -> None:
+        self._process = process
+        self._client = client
+
+    async def get(self, path: str) -> httpx.Response:
+        """A page of the management API."""
+        return await self._client.get(f"{self._process.root}/weir/{path}")
+
+    async def is_whole(self) -> bool:
+        """Whether the conversation is there, and the original of something that was removed from it."""
+        told = await self.get("conversations/kept/removed")
+        refs = [row["ref"] for row in told.json()["data"]] if told.status_code == 200 else []
+        return bool(refs) and (await self.get(f"blobs/{refs[-1]}")).status_code == 200
+
+    async def looked_after(self) -> bool:
+        """Whether retention has been looked after, or has taken the conversation."""
+        return await self.said("retention has deleted") or not await self.is_whole()
+
+    async def said(self, words: str) -> bool:
+        """Whether the process has logged something."""
+        await asyncio.sleep(0)
+        return any(words in line for line in self._process.log)
+
+
+async def leave_old(database: Path, number: int) -> None:
+    """Store a conversation that is past its retention by any clock, so that retention has something to say."""
+    store = await Store.open(url(database))
+    name = f"old{number}"
+    await store.commit(change(conversation=name, branch=name, of=name, at=time.time() - 90 * DAY))
+    await store.close()
+
+
+@pytest.mark.requirement("R.71", "P9")
+@pytest.mark.timeout(180)
+async def test_a_clock_that_jumps_deletes_nothing_and_disorders_nothing(tmp_path: Path) -> None:
+    clock = tmp_path / "clock"
+    set_clock(clock, 0)
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}, timeout=30) as client,
+    ):
+        arguments = ["--upstream", simulator.base_url, "--window", "8192"]
+        arguments += ["--store", f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"]
+        process = WeirProcess(arguments, free_port(), env=faked(clock))
+        kept = Kept(process, client)
+        async with process:
+            talk = Talk(process.client(default_headers={"x-weir-conversation": "kept"}))
+            talk.grow(13, kind="agent")
+            await talk.agent(1)
+            assert await kept.is_whole()
+
+            # The clock of a running process: ten years ahead, then an hour behind.
+            set_clock(clock, 3652 * DAY)
+            await until(partial(kept.said, "more than a day ahead"), 60)
+            await talk.agent(1)
+            set_clock(clock, -HOUR)
+            await until(partial(kept.said, "believed again"), 60)
+            await talk.agent(1)
+            assert await kept.is_whole()
+
+            # The clock of one that starts, twice: what was written meanwhile does not vouch for it.
+            for round_ in (1, 2):
+                await process.stop()
+                process.log.clear()
+                set_clock(clock, 40 * DAY)
+                await leave_old(tmp_path / "w.db", round_)
+                await process.start()
+                await until(kept.looked_after, 60)
+                assert await kept.is_whole()
+                assert await kept.said("more than a day ahead")
+                await talk.agent(1)
+            set_clock(clock, 0)
+            talk.grow(8, kind="agent")
+            await talk.agent(1)
+            told = await kept.get("conversations/kept/checkpoints")
+            versions = [row["version"] for row in told.json()["data"]]
+            assert versions == sorted(versions)
+        seen = answered(simulator)
+        assert {s.status for s in seen} == {200}
+        assert "degraded" not in " ".join(talk.actions())
+        assert sum("evict=" in made for made in talk.actions()[:-1]) == len(talk.actions()) - 1, "edits were forgotten"
