@@ -265,7 +265,11 @@ async def _assemble(
     await asyncio.to_thread(registry.load)
     tokenizer = tokenizer or Tokenizer(estimators=installed_estimators())
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
-    settler = Settler(store, degraded=telemetry.metrics.degraded)
+    alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock)
+    shares = store is not None and store.shared
+    settler = Settler(
+        store, degraded=telemetry.metrics.degraded, stored=alerts.tell_stored if shares else lambda _: None
+    )
     limits = LearnedLimits(await store.limits() if store is not None else ())
     windows = Windows(
         registry,
@@ -302,7 +306,7 @@ async def _assemble(
         store=store,
         settler=settler,
         telemetry=telemetry,
-        alerts=Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock),
+        alerts=alerts,
         instance=instance,
     )
     telemetry.metrics.watch(HEALTH, health.read)

@@ -186,15 +186,19 @@ class Store(Kept):
         """Have other servers find a request's branch from now on; the id that its conversation has."""
         return await self._database.write(lambda c: exchanges.arrive(c, arrival))
 
-    async def record(self, rows: Sequence[ExchangeRow]) -> None:
+    async def record(self, rows: Sequence[ExchangeRow]) -> Sequence[ExchangeRow]:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
+
+        Those that are new come back; in a shared store their health is that which all servers together have seen.
 
         Conversations and branches that are missing are made. An empty ``chain_end`` leaves no trace to be found by.
         """
-        if rows:
-            await self._database.write(lambda c: exchanges.record(c, rows))
-            await self._index()
-            await self._database.tend()
+        if not rows:
+            return rows
+        stored = await self._database.write(lambda c: exchanges.record(c, rows, shared=self.shared))
+        await self._index()
+        await self._database.tend()
+        return stored
 
     async def annotate(self, tenant: str, exchange: str, facts: Mapping[str, object]) -> bool:
         """Add facts to the detail of an exchange that was recorded; False where it is not there."""

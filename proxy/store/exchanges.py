@@ -12,7 +12,7 @@ from proxy.store.audit_events import REFUSED, of_evaluation, of_exchange
 from proxy.store.bulk import run_many
 from proxy.store.conversations import TOUCH_CHAIN, open_conversations
 from proxy.store.evictions import mark_asked_again
-from proxy.store.health import add_checkups, rate
+from proxy.store.health import add_checkups, follow_others, rate
 from proxy.store.paging import Place, ordered
 from proxy.store.records import Arrival, ConversationRow, ExchangeRow
 from proxy.store.tables import branches, conversations, exchanges, keep_last, plain_text
@@ -84,17 +84,22 @@ def arrive(connection: sa.Connection, arrival: Arrival) -> str:
     return home
 
 
-def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
-    """Store a batch of exchanges; a row with an id that is there already is not counted twice."""
+def record(connection: sa.Connection, rows: Sequence[ExchangeRow], *, shared: bool = False) -> Sequence[ExchangeRow]:
+    """The exchanges of a batch that were stored; a row with an id that is there already is not counted twice.
+
+    In a ``shared`` store their checkups are made anew, from what all servers know of a conversation.
+    """
     rows = _new(connection, rows)
     if not rows:
-        return
+        return rows
     homes = open_conversations(connection, [(r.tenant, r.conversation, r.name, r.model, r.at) for r in rows])
     home = {r.id: homes.get((r.tenant, r.name), r.conversation) for r in rows}
     _touch_branches(connection, rows, home)
     _touch_chains(connection, rows)
     _touch_conversations(connection, rows, home)
     mark_asked_again(connection, rows)
+    if shared:
+        rows = follow_others(connection, rows, home)
     add_checkups(connection, rows, home)
     run_many(
         connection,
@@ -111,6 +116,7 @@ def record(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
     )
     audited = [row for row in rows if row.events or row.refusal or row.outcome == REFUSED or _has_alerts(row)]
     append(connection, [event for row in audited for event in of_exchange(row, conversation=home[row.id])])
+    return rows
 
 
 def _has_alerts(row: ExchangeRow) -> bool:
