@@ -301,7 +301,7 @@ async def _assemble(
         preparation=Preparation(planner, store, happened=telemetry.metrics.preparation),
         evaluation=evaluation,
         health=health,
-        summarizer=Summarizer(store=store),
+        summarizer=Summarizer(store=store, book=store if shares else None),
         upstreams=upstreams,
         store=store,
         settler=settler,

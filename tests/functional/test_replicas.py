@@ -128,7 +128,7 @@ async def test_what_one_replica_prepared_is_used_by_the_other_and_asked_for_once
         found.append((batches(arrays_of(answered(simulator, "sim"))), len(answered(simulator, "summariser"))))
     (one, asked_by_one), (two, asked_by_two) = found
     assert 0 < two <= one, found
-    assert 0 < asked_by_two <= 2 * asked_by_one, found
+    assert 0 < asked_by_two <= asked_by_one + 1, found  # a batch that is due meanwhile asks for itself
 
 
 STATES = "SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND {}"
