@@ -208,7 +208,15 @@ class Conversations:
         self._remember(recognised.thread, chain)
         return recognised
 
-    async def announce(self, recognised: Recognised, chain: Sequence[bytes], *, request: str, model: str) -> None:
+    async def announce(
+        self,
+        recognised: Recognised,
+        chain: Sequence[bytes],
+        messages: Sequence[Message],
+        *,
+        request: str,
+        model: str,
+    ) -> None:
         """Have other processes know the request by the time that its client can send the next one to them.
 
         Raises StoreError. Where nobody else writes the store, what is written after the answer is early enough.
@@ -226,7 +234,7 @@ class Conversations:
             parent=thread.parent,
             at=self._clock(),
             model=model,
-            chain_end=chain[-1] if chain else b"",
+            ends=_ends_of(chain, messages),
             length=len(chain),
             trend=thread.trend,
         )
@@ -444,6 +452,13 @@ class Conversations:
         _bound(self._ends, MOST_ENDS)
         _bound(self._threads, MOST_BRANCHES)
         _bound(self._names, MOST_BRANCHES)
+
+
+def _ends_of(chain: Sequence[bytes], messages: Sequence[Message]) -> tuple[tuple[bytes, int], ...]:
+    """Where a request ends, and where it would before its newest user messages, which some clients rewrite later."""
+    head, whole = len(messages) - len(chain), len(chain)
+    before = (n for n in range(max(1, whole - REWRITTEN_END), whole) if messages[head + n].role == "user")
+    return tuple((chain[length - 1], length) for length in (*before, whole) if length > 0)
 
 
 def _merged(known: Known, edits: Sequence[Edit], cut: Cut | None) -> Known:

@@ -206,9 +206,11 @@ class Planner:
     async def _announce(self, job: "Job", planned: Planned) -> None:
         if planned.recognised is None or planned.reading is None:
             return
-        chain = planned.reading.transcript.chain
+        transcript = planned.reading.transcript
         try:
-            await self.conversations.announce(planned.recognised, chain, request=job.id, model=job.request.model)
+            await self.conversations.announce(
+                planned.recognised, transcript.chain, transcript.messages, request=job.id, model=job.request.model
+            )
         except StoreError as error:
             log.error("another process may not know this conversation's next request: %s", error)
             planned.degraded.append("store")

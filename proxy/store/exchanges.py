@@ -80,7 +80,11 @@ def arrive(connection: sa.Connection, arrival: Arrival) -> str:
     given = [(arrival.tenant, arrival.conversation, arrival.name, arrival.model, arrival.at)]
     home = open_conversations(connection, given).get((arrival.tenant, arrival.name), arrival.conversation)
     _touch_branches(connection, [arrival], {arrival.id: home})
-    _touch_chains(connection, [arrival])
+    tips = [
+        {"tenant": arrival.tenant, "hash": end, "branch": arrival.branch, "length": length, "at": arrival.at}
+        for end, length in arrival.ends
+    ]
+    run_many(connection, TOUCH_CHAIN[connection.dialect.name], tips)
     return home
 
 
@@ -208,7 +212,7 @@ def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow | Arri
     run_many(connection, TOUCH_BRANCH[connection.dialect.name], [latest[key] for key in sorted(latest)])
 
 
-def _touch_chains(connection: sa.Connection, rows: Sequence[ExchangeRow | Arrival]) -> None:
+def _touch_chains(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
     ends = {
         (row.tenant, row.chain_end, row.branch): {
             "tenant": row.tenant,
