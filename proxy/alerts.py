@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from policies.health import Alert
 from proxy.config import AlertSettings
 from proxy.errors import ProxyError
+from proxy.store.records import ExchangeRow
 from proxy.telemetry import ABOUT, AlertLine, Metrics, log_alert
 from proxy.upstream.client import Client, StreamBroken, Target
 
@@ -120,6 +121,12 @@ class Alerts:
             return
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="weir-alerts")
+
+    def tell_stored(self, row: ExchangeRow) -> None:
+        """Tell what began with an exchange by the word of a store that several servers share: one of them does."""
+        for alert in row.health.opened if row.health is not None else ():
+            notice = Notice(alert=alert, tenant=row.tenant, conversation=row.name, policy=row.policy, request=row.id)
+            self.tell(notice)
 
     async def close(self) -> None:
         """Stop, having given the webhook two seconds for what still waits."""

@@ -276,7 +276,11 @@ async def _assemble(
     await asyncio.to_thread(registry.load)
     tokenizer = tokenizer or Tokenizer(estimators=installed_estimators())
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
-    settler = Settler(store, degraded=telemetry.metrics.degraded)
+    alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock)
+    shares = store is not None and store.shared
+    settler = Settler(
+        store, degraded=telemetry.metrics.degraded, stored=alerts.tell_stored if shares else lambda _: None
+    )
     limits = LearnedLimits(await store.limits() if store is not None else ())
     windows = Windows(
         registry,
@@ -309,12 +313,12 @@ async def _assemble(
         preparation=Preparation(planner, store, happened=telemetry.metrics.preparation),
         evaluation=evaluation,
         health=health,
-        summarizer=Summarizer(store=store),
+        summarizer=Summarizer(store=store, book=store if shares else None),
         upstreams=upstreams,
         store=store,
         settler=settler,
         telemetry=telemetry,
-        alerts=Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock),
+        alerts=alerts,
         instance=instance,
         admission=Admission(config.limits),
         guesses=Guesses(),

@@ -102,6 +102,16 @@ class Thread:
         end = transcript.chain[-1:]
         return end if self.known.resumed is None else tuple(_behind(door, link) for link in end for door in self.doors)
 
+    def tips(self, transcript: Transcript) -> tuple[tuple[bytes, int], ...]:
+        """The same, each with its length, and those before its newest user messages, which some clients rewrite later."""
+        chain, messages = transcript.chain, transcript.messages
+        head, whole = len(messages) - len(chain), len(chain)
+        before = (n for n in range(max(1, whole - REWRITTEN_END), whole) if messages[head + n].role == "user")
+        open_ = [(chain[length - 1], length) for length in (*before, whole) if length > 0]
+        if self.known.resumed is None:
+            return tuple(open_)
+        return tuple((_behind(door, link), length) for link, length in open_ for door in self.doors)
+
     def ledger(self, *, observed: bool) -> Known:
         """What a plan starts from: what is known, or for an observed one what would be."""
         return self.shadow if observed and self.shadow is not None else self.known
@@ -292,9 +302,8 @@ class Conversations:
             parent=thread.parent,
             at=self._clock(),
             model=model,
-            chain_end=chain[-1] if chain else b"",
+            ends=thread.tips(transcript),
             length=len(chain),
-            ends=tuple((end, len(chain)) for end in thread.ends(transcript)),
             trend=thread.trend,
         )
         home = await self._store.arrive(arrival)

@@ -42,6 +42,8 @@ log = logging.getLogger("weir.preparation")
 AT_ONCE = 2
 MOST_WAITING = 64
 WARM_AT = 0.9
+CLAIMED = 60.0
+"""Seconds after which a server that began to prepare a summary, and never ended, is waited for no longer."""
 GROWN = 1.2
 MOST_EMBEDDED = 256
 NEARLY_FULL = frozenset({"orange", "red", "critical"})
@@ -228,13 +230,24 @@ class Preparation:
             await self._store.add_vectors(branch.tenant, model, dict(zip(texts, reply.rows, strict=True)))
 
     async def _prepare(self, work: Work) -> None:
-        """Have a model write what the next batch will need of it."""
-        thread, job = work.thread, work.job
+        """Have a model write what the next batch will need of it, unless another server does."""
+        thread = work.thread
         if not work.prepare or thread.lock.locked() or len(thread.known.cuts) != work.cuts:
             return  # the batch is being made, or was: it does not wait for what has not begun
-        length = len(work.reading.transcript.chain)
-        if length < thread.failed * GROWN:
+        if len(work.reading.transcript.chain) < thread.failed * GROWN:
             return  # what the model said of nearly the same history was of no use
+        branch = thread.branch
+        if self._store is None or not self._store.shared:
+            await self._prepare_now(work)
+        elif await self._store.claim(branch.tenant, branch.branch, CLAIMED):
+            try:
+                await self._prepare_now(work)
+            finally:
+                await self._store.release(branch.tenant, branch.branch)
+
+    async def _prepare_now(self, work: Work) -> None:
+        thread, job = work.thread, work.job
+        length = len(work.reading.transcript.chain)
         flow = prepare(
             work.reading.transcript,
             settings=job.settings,

@@ -25,10 +25,20 @@ MOST_CHANGES = 2_000
 
 
 class Settler:
-    """Writes rows in the background; one task, started by :meth:`start` and ended by :meth:`close`."""
+    """Writes rows in the background; one task, started by :meth:`start` and ended by :meth:`close`.
 
-    def __init__(self, store: Store | None, *, degraded: Callable[[str], None]) -> None:
+    ``stored`` is told each exchange that was new to the store, as it was stored.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        *,
+        degraded: Callable[[str], None],
+        stored: Callable[[ExchangeRow], None] = lambda _: None,
+    ) -> None:
         self._store = store
+        self._stored = stored
         self._degraded = degraded
         self._rows: deque[ExchangeRow | RelayedRow] = deque(maxlen=MOST_ROWS)
         self._changes: deque[Change] = deque()
@@ -111,7 +121,8 @@ class Settler:
             while self._rows and len(rows) < BATCH:
                 rows.append(self._rows.popleft())
             if rows:
-                await self._store.record(rows)
+                for row in await self._store.record(rows):
+                    self._stored(row)
         except StoreError as error:
             self._rows.extendleft(reversed(rows))
             self._fail(error)

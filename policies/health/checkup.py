@@ -10,7 +10,8 @@ class Checkup(NamedTuple):
     """What one request made of a conversation's health.
 
     ``opened`` are the alerts that begin with it, ``closed`` the episodes that end with it. ``is_first`` says that
-    nothing was known of the conversation before.
+    nothing was known of the conversation before. ``sample`` and ``rules`` are what it was made from, so that it can be
+    made again from what others know of the conversation.
     """
 
     health: Health
@@ -18,6 +19,8 @@ class Checkup(NamedTuple):
     opened: tuple[Alert, ...] = ()
     closed: tuple[Episode, ...] = ()
     is_first: bool = False
+    sample: Sample | None = None
+    rules: HealthRules | None = None
 
     @property
     def is_critical(self) -> bool:
@@ -48,7 +51,7 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
     if episodes != known.episodes:
         after = after._replace(episodes=episodes)
     closed = tuple(each for each in known.episodes if each not in episodes) if known.episodes else ()
-    return Checkup(after, _snapshot(after, sample), opened, closed, health is None)
+    return Checkup(after, _snapshot(after, sample), opened, closed, health is None, sample, rules)
 
 
 def _judge(health: Health, sample: Sample, rules: HealthRules) -> tuple[tuple[Alert, ...], tuple[Episode, ...]]:

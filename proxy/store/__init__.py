@@ -202,16 +202,20 @@ class Store(Kept):
         work = partial(conversations.restate, known=branch, edits=edits, cuts=cuts, at=at, full=self._full)
         await self._database.write(work)
 
-    async def record(self, rows: Sequence[ExchangeRow | RelayedRow]) -> None:
+    async def record(self, rows: Sequence[ExchangeRow | RelayedRow]) -> Sequence[ExchangeRow]:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
+
+        Those that are new come back; in a shared store their health is that which all servers together have seen.
 
         Conversations and branches that are missing are made; what was only relayed belongs to none. An empty
         ``chain_end`` leaves no trace to be found by.
         """
-        if rows:
-            await self._database.write(lambda c: exchanges.record(c, rows))
-            await self._index()
-            await self._database.tend()
+        if not rows:
+            return ()
+        stored = await self._database.write(lambda c: exchanges.record(c, rows, shared=self.shared))
+        await self._index()
+        await self._database.tend()
+        return stored
 
     async def annotate(self, tenant: str, exchange: str, facts: Mapping[str, object]) -> bool:
         """Add facts to the detail of an exchange that was recorded; False where it is not there."""

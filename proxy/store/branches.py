@@ -19,6 +19,10 @@ from proxy.store.tables import branches, cuts, edits, evictions
 
 MINE = sa.and_(branches.c.tenant == sa.bindparam("t"), branches.c.branch == sa.bindparam("b"))
 PREPARE = sa.update(branches).where(MINE).values(prepared=sa.bindparam("body"))
+NOW: dict[str, sa.ColumnElement[float]] = {
+    "sqlite": (sa.func.julianday("now") - 2_440_587.5) * 86_400.0,
+    "postgresql": sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double),
+}
 WANT = sa.update(branches).where(MINE).values(wanted=sa.bindparam("what")).returning(branches.c.conversation)
 NEWEST = (
     sa.select(branches.c.branch, branches.c.version, branches.c.undone)
@@ -50,6 +54,20 @@ def prepare(connection: sa.Connection, tenant: str, branch: str, prepared: Prepa
     """Keep a summary for the branch's next batch, in place of any other; whether the branch is there."""
     body = None if prepared is None else write_prepared(prepared)
     return connection.execute(PREPARE, {"t": tenant, "b": branch, "body": body}).rowcount == 1
+
+
+def claim(connection: sa.Connection, tenant: str, branch: str, seconds: float) -> bool:
+    """Whether the branch's next summary is the caller's to prepare for so long, by the clock of the database."""
+    now = NOW[connection.dialect.name]
+    values = {"t": tenant, "b": branch, "seconds": seconds}
+    free = sa.or_(branches.c.preparing.is_(None), branches.c.preparing < now)
+    taken = sa.update(branches).where(MINE, free).values(preparing=now + sa.bindparam("seconds", type_=sa.Double))
+    return connection.execute(taken, values).rowcount == 1
+
+
+def release(connection: sa.Connection, tenant: str, branch: str) -> None:
+    """Let whoever asks next prepare the branch's next summary."""
+    connection.execute(sa.update(branches).where(MINE).values(preparing=None), {"t": tenant, "b": branch})
 
 
 def want(connection: sa.Connection, tenant: str, branch: str, what: str | None, at: float) -> bool:

@@ -13,7 +13,7 @@ from proxy.store.audit_events import REFUSED, of_evaluation, of_exchange
 from proxy.store.bulk import run_many
 from proxy.store.conversations import TOUCH_CHAIN, open_conversations
 from proxy.store.evictions import mark_asked_again
-from proxy.store.health import add_checkups, rate
+from proxy.store.health import add_checkups, follow_others, rate
 from proxy.store.paging import Place, ordered
 from proxy.store.records import Arrival, ConversationRow, ExchangeRow, RelayedRow
 from proxy.store.tables import branches, conversations, exchanges, keep_first, keep_last, plain_text, relayed
@@ -82,24 +82,35 @@ def arrive(connection: sa.Connection, arrival: Arrival) -> str:
     given = [(arrival.tenant, arrival.conversation, arrival.name, arrival.model, arrival.at)]
     home = open_conversations(connection, given).get((arrival.tenant, arrival.name), arrival.conversation)
     _touch_branches(connection, [arrival], {arrival.id: home})
-    _touch_chains(connection, [arrival])
+    tips = [
+        {"tenant": arrival.tenant, "hash": end, "branch": arrival.branch, "length": length, "at": arrival.at}
+        for end, length in arrival.ends
+    ]
+    run_many(connection, TOUCH_CHAIN[connection.dialect.name], tips)
     return home
 
 
-def record(connection: sa.Connection, batch: Sequence[ExchangeRow | RelayedRow]) -> None:
-    """Store a batch of exchanges; a row with an id that is there already is not counted twice."""
+def record(
+    connection: sa.Connection, batch: Sequence[ExchangeRow | RelayedRow], *, shared: bool = False
+) -> Sequence[ExchangeRow]:
+    """The exchanges of a batch that were stored; a row with an id that is there already is not counted twice.
+
+    In a ``shared`` store their checkups are made anew, from what all servers know of a conversation.
+    """
     run_many(
         connection, ADD_RELAYED[connection.dialect.name], [_relayed(r) for r in batch if isinstance(r, RelayedRow)]
     )
     rows = _new(connection, [row for row in batch if isinstance(row, ExchangeRow)])
     if not rows:
-        return
+        return rows
     homes = open_conversations(connection, [(r.tenant, r.conversation, r.name, r.model, r.at) for r in rows])
     home = {r.id: homes.get((r.tenant, r.name), r.conversation) for r in rows}
     _touch_branches(connection, rows, home)
     _touch_chains(connection, rows)
     _touch_conversations(connection, rows, home)
     mark_asked_again(connection, rows)
+    if shared:
+        rows = follow_others(connection, rows, home)
     add_checkups(connection, rows, home)
     run_many(
         connection,
@@ -116,6 +127,7 @@ def record(connection: sa.Connection, batch: Sequence[ExchangeRow | RelayedRow])
     )
     audited = [row for row in rows if row.events or row.refusal or row.outcome == REFUSED or _has_alerts(row)]
     append(connection, [event for row in audited for event in of_exchange(row, conversation=home[row.id])])
+    return rows
 
 
 def _has_alerts(row: ExchangeRow) -> bool:
@@ -207,7 +219,7 @@ def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow | Arri
     run_many(connection, TOUCH_BRANCH[connection.dialect.name], [latest[key] for key in sorted(latest)])
 
 
-def _touch_chains(connection: sa.Connection, rows: Sequence[ExchangeRow | Arrival]) -> None:
+def _touch_chains(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
     ends = {
         (row.tenant, end, row.branch): {
             "tenant": row.tenant,

@@ -1,10 +1,11 @@
 """What is kept of the health of conversations: its state, the newest snapshots, alerts as episodes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import sqlalchemy as sa
 
-from policies.health import KEPT, Alert, Health, Snapshot
+from policies.health import KEPT, Alert, Health, Snapshot, check
 from proxy.store.bulk import run_many
 from proxy.store.paging import Place, ordered
 from proxy.store.records import AlertRow, ConversationRow, ExchangeRow
@@ -20,6 +21,9 @@ SET_STATE = (
     sa.update(conversations)
     .where(conversations.c.tenant == sa.bindparam("t"), conversations.c.id == sa.bindparam("c"))
     .values(health=sa.bindparam("state"))
+)
+STATE = sa.select(conversations.c.health).where(
+    conversations.c.tenant == sa.bindparam("t"), conversations.c.id == sa.bindparam("c")
 )
 CLOSE = (
     sa.update(alerts)
@@ -54,6 +58,24 @@ def _oldest(table: sa.Table, most: int) -> sa.Delete:
 
 PRUNE_SNAPSHOTS = _oldest(health_snapshots, KEPT)
 PRUNE_ALERTS = _oldest(alerts, MOST_ALERTS)
+
+
+def follow_others(connection: sa.Connection, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> list[ExchangeRow]:
+    """The rows, each with what it makes of its conversation as other servers have left that.
+
+    The conversations' rows are locked since this transaction has counted its requests in them.
+    """
+    known: dict[tuple[str, str], Health | None] = {}
+    followed = list[ExchangeRow]()
+    for row in rows:
+        if row.health is not None and row.health.sample is not None and row.health.rules is not None:
+            key = (row.tenant, home[row.id])
+            if key not in known:
+                known[key] = Health.from_json(connection.scalar(STATE, {"t": key[0], "c": key[1]}) or "")
+            checkup = check(known[key], row.health.sample, row.health.rules)
+            known[key], row = checkup.health, replace(row, health=checkup)
+        followed.append(row)
+    return followed
 
 
 def add_checkups(connection: sa.Connection, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> None:

@@ -10,7 +10,18 @@ import sqlalchemy as sa
 
 from policies.health import KEPT, Snapshot
 from policies.ledger import Prepared
-from proxy.store import archive, branches, checkpoints, conversations, health, notes, removals, summaries, usage
+from proxy.store import (
+    archive,
+    branches,
+    checkpoints,
+    conversations,
+    health,
+    notes,
+    removals,
+    spending,
+    summaries,
+    usage,
+)
 from proxy.store.engine import Database
 from proxy.store.errors import StoreError
 from proxy.store.export import export
@@ -72,6 +83,23 @@ class Kept:
         """Keep a summary for the branch's next batch, or None; whether the branch is stored yet."""
         kept = prepared if self._full else None
         return await self._database.write(lambda c: branches.prepare(c, tenant, branch, kept))
+
+    async def claim(self, tenant: str, branch: str, seconds: float) -> bool:
+        """Whether to prepare the branch's next summary: no other server does, and none begins for so long."""
+        return await self._database.write(lambda c: branches.claim(c, tenant, branch, seconds))
+
+    async def release(self, tenant: str, branch: str) -> None:
+        """Give back what was claimed."""
+        await self._database.write(lambda c: branches.release(c, tenant, branch))
+
+    async def reserve(self, tenant: str, tokens: int, *, limit: int, at: float) -> int | None:
+        """Where tokens for a tenant's summary are counted, of all servers together; None where they are too many."""
+        return await self._database.write(lambda c: spending.reserve(c, tenant, tokens, limit=limit, at=at))
+
+    async def correct(self, tenant: str, slot: int, more: int) -> None:
+        """Count ``more`` tokens where some were reserved, or fewer."""
+        if more:
+            await self._database.write(lambda c: spending.correct(c, tenant, slot, more))
 
     async def want(self, tenant: str, branch: str, what: str | None, at: float | None = None) -> bool:
         """Ask something of the branch's next request, or nothing; whether the branch is stored yet."""

@@ -150,7 +150,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """What others have to know of a request before it is answered: whose it is, and how its conversation grew."""
+    """What others have to know of a request before it is answered: whose it is, and how its conversation grew.
+
+    ``ends`` are the hashes by which the next request may be known, each with the messages that it covers; the longest
+    one is of all the request's.
+    """
 
     id: str
     tenant: str
@@ -160,9 +164,8 @@ class Arrival:
     parent: str | None
     at: float
     model: str
-    chain_end: bytes
-    length: int
     ends: tuple[tuple[bytes, int], ...]
+    length: int
     trend: Trend | None
 
 

@@ -109,10 +109,19 @@ branches = sa.Table(
     sa.Column("wanted", sa.Text),
     sa.Column("resumed", ExactText),
     sa.Column("undone", sa.Text),
+    sa.Column("preparing", sa.Double),
     sa.ForeignKeyConstraint(
         ["tenant", "conversation"], ["conversations.tenant", "conversations.id"], ondelete="CASCADE"
     ),
     sa.Index("branches_of_conversation", "tenant", "conversation"),
+)
+
+spending = sa.Table(
+    "spending",
+    metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("slot", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
 )
 
 chains = sa.Table(

@@ -23,7 +23,7 @@ from policies import Failed, Summarize, Summary
 from policies.summaries import declines, without_reasoning
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
 from proxy.store.records import SummaryRow
-from proxy.summaries.allowance import Allowance
+from proxy.summaries.allowance import Allowance, Budget, SharedBook
 from proxy.summaries.answers import error_code, read_answer, wants_other_form
 from proxy.summaries.kept import STOPPED, KeptSummaries, SummaryStore
 from proxy.tap import Usage
@@ -144,7 +144,7 @@ class Summarizer:
     """One per process. What identical requests ask for at the same time is asked once, and kept where it has a key.
 
     ``clock`` is monotonic, ``now`` the time of day, both in seconds. ``patience`` stands above the seconds of every
-    policy. Without a ``store`` answers are kept in memory only.
+    policy. Without a ``store`` answers are kept in memory only; ``book`` counts what several servers take together.
     """
 
     def __init__(
@@ -154,6 +154,7 @@ class Summarizer:
         now: Callable[[], float] = time.time,
         patience: float | None = None,
         store: SummaryStore | None = None,
+        book: SharedBook | None = None,
     ) -> None:
         self._clock = clock
         self._now = now
@@ -166,6 +167,7 @@ class Summarizer:
         self._forms: _Learned[Form] = _Learned(clock)
         self._limits: _Learned[int] = _Learned(clock)
         self.allowance = Allowance(clock)
+        self._budget = Budget(self.allowance, book, now)
 
     async def ask(self, effect: Summarize, *, terms: Terms, send: Send, compose: Compose | None = None) -> Told:
         """The model's reply, or the kept one.
@@ -244,18 +246,18 @@ class Summarizer:
         """The reply to a question whose turn it is."""
         terms = question.terms
         reserved = len(question.body) // BYTES_A_TOKEN + question.effect.max_tokens
-        refusal = self._refusal(question, line)
-        if not refusal and not self.allowance.reserve(terms.tenant, reserved, limit=terms.tokens_per_hour):
-            refusal = "budget"
-        if refusal:
+        if refusal := self._refusal(question, line):
             return Told(reply=Failed(refusal), source="refused")
+        held = await self._budget.reserve(terms.tenant, reserved, limit=terms.tokens_per_hour)
+        if held is None:
+            return Told(reply=Failed("budget"), source="refused")
         started, used = self._clock(), len(question.body) // BYTES_A_TOKEN
         rests, line.until = line.rests, started + terms.seconds  # while a failing model is tried nobody else asks it
         try:
             reply, usage = await self._call(question)
             used = _used(reply, usage, asked=used)
         finally:
-            self.allowance.settle(terms.tenant, reserved, used=used)
+            await self._budget.settle(terms.tenant, held, used=used)
         self._note(line, reply, rests=rests)
         if isinstance(reply, Summary) and _by_schema(question.effect) and _is_without_form(reply):
             self._no_schema.put(terms.served, value=True)

@@ -8,7 +8,7 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -51,6 +51,36 @@ class RunningWeir:
         """A real client of it that does not retry; it is closed with it."""
         self.clients.append(openai.AsyncOpenAI(base_url=self.base_url, api_key=key, **{"max_retries": 0, **options}))
         return self.clients[-1]
+
+
+@dataclass(slots=True)
+class InTurns:
+    """Several Weirs, of which a client has each in turn: every request goes to the next one that runs."""
+
+    targets: "Sequence[RunningWeir | WeirProcess]"
+
+    def client(self, key: str = "sk-test", **options: Any) -> Any:
+        """A real client of all of them."""
+        return _Turns(self.targets, key, options)
+
+
+@dataclass(slots=True)
+class _Turns:
+    targets: "Sequence[RunningWeir | WeirProcess]"
+    key: str
+    options: Mapping[str, Any]
+    clients: dict[str, Any] = field(default_factory=dict)
+    count: int = 0
+
+    @property
+    def chat(self) -> Any:
+        """The next one's."""
+        running = [each for each in self.targets if isinstance(each, RunningWeir) or each.process is not None]
+        chosen = running[self.count % len(running)]
+        self.count += 1
+        if chosen.base_url not in self.clients:
+            self.clients[chosen.base_url] = chosen.client(self.key, **self.options)
+        return self.clients[chosen.base_url].chat
 
 
 @asynccontextmanager

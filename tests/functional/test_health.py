@@ -122,6 +122,37 @@ async def test_two_workers_that_share_a_database_tell_an_episode_once(tmp_path: 
     assert len(hook.got) == 1
 
 
+@pytest.mark.requirement("A0.124", "A0.127")
+async def test_replicas_in_turns_open_an_episode_once_tell_it_once_and_close_it(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """Nothing is waited for between the requests: what the one has seen is not stored when the other one answers."""
+    async with serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator, webhook() as hook:
+        yaml = YAML.format(upstream=simulator.base_url, admin=ADMIN, window=WINDOW, policy=FULL, hook=hook.url)
+        async with AsyncExitStack() as stack:
+            replicas = []
+            for name in ("one", "two"):
+                (tmp_path / name).mkdir()
+                one = weir("", postgres_url, yaml=yaml, folder=tmp_path / name, window=None)
+                replicas.append(await stack.enter_async_context(one))
+            clients = [each.client(default_headers={"x-weir-conversation": NAME}) for each in replicas]
+            for episode in range(2):
+                long, short = Talk(None, seed=10 * episode), Talk(None, seed=10 * episode + 1)
+                long.grow(6)
+                for number in range(10):
+                    chat = long if number < 6 else short
+                    chat.client = clients[number % 2]
+                    await chat.chat(1)
+                for each in replicas:
+                    await each.runtime.settler.flush()
+            found = await ask(replicas[0], f"conversations/{NAME}/health")
+            for each in replicas:
+                await each.runtime.alerts.close()
+    assert due(found) == [("utilization", False), ("utilization", False)]
+    assert len(found["history"]) == 20
+    assert len(hook.got) == 2
+
+
 @pytest.mark.requirement("A0.124")
 async def test_an_episode_that_is_over_is_closed_and_the_next_one_is_another(tmp_path: Path) -> None:
     async with (

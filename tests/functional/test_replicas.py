@@ -1,14 +1,11 @@
 """Two Weirs on one PostgreSQL that a client reaches in turns are one Weir to it."""
 
 import asyncio
-import itertools
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
@@ -16,31 +13,24 @@ import pytest
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store import Store
-from tests.functional.harness import COUNTER, TOOLS, Talk, WeirProcess, answered, arrays_of, batches, free_port, weir
+from tests.functional.harness import (
+    COUNTER,
+    TOOLS,
+    InTurns,
+    Talk,
+    WeirProcess,
+    answered,
+    arrays_of,
+    batches,
+    free_port,
+    weir,
+)
 from tests.functional.test_store_failures import until
 from tests.postgres import Postgres
 
 pytestmark = pytest.mark.timeout(300)
 SETTINGS = SimulatorSettings(window=8192, summary_model="summariser")
 STEPS = 60
-
-
-@dataclass(slots=True)
-class InTurns:
-    """A client of several Weirs that sends each request to the next one of those that run."""
-
-    processes: list[WeirProcess]
-    clients: dict[int, Any] = field(default_factory=dict)
-    turns: Iterator[int] = field(default_factory=itertools.count)
-
-    @property
-    def chat(self) -> Any:
-        """The next one's."""
-        alive = [each for each in self.processes if each.process is not None]
-        chosen = alive[next(self.turns) % len(alive)]
-        if chosen.port not in self.clients:
-            self.clients[chosen.port] = chosen.client()
-        return self.clients[chosen.port].chat
 
 
 @asynccontextmanager
@@ -57,6 +47,10 @@ async def replicas(count: int, url: str, simulator: RunningSimulator, *more: str
             for client in each.clients:
                 await client.close()
             await each.stop()
+
+
+def processes_of(both: InTurns) -> list[WeirProcess]:
+    return [each for each in both.targets if isinstance(each, WeirProcess)]
 
 
 async def step(talk: Talk) -> None:
@@ -85,14 +79,14 @@ async def test_two_replicas_in_turns_break_the_prefix_no_oftener_than_one(postgr
     alone = await breaks_of_one()
     async with serve_simulator(SETTINGS, counter=COUNTER) as simulator:
         async with replicas(2, postgres_url, simulator) as both:
-            talk = Talk(both)
+            talk = Talk(both.client())
             for number in range(STEPS):
                 if number == STEPS // 3:
-                    await both.processes[0].stop(signal.SIGKILL)
+                    await processes_of(both)[0].stop(signal.SIGKILL)
                 if number == STEPS // 2:
-                    await both.processes[0].start()
-                    await both.processes[1].stop(signal.SIGKILL)
-                    await both.processes[1].start()
+                    await processes_of(both)[0].start()
+                    await processes_of(both)[1].stop(signal.SIGKILL)
+                    await processes_of(both)[1].start()
                 await step(talk)
         seen = answered(simulator)
         assert [each.status for each in seen] == [200] * STEPS
@@ -105,7 +99,7 @@ async def test_a_request_is_known_to_the_other_replica_as_soon_as_it_is_answered
     async with serve_simulator(SETTINGS, counter=COUNTER) as simulator:
         async with replicas(2, postgres_url, simulator) as both:
             for number in range(12):
-                talk = Talk(both, [{"role": "user", "content": f"Question {number}"}])
+                talk = Talk(both.client(), [{"role": "user", "content": f"Question {number}"}])
                 for turn in range(4):
                     answer = await talk.ask()
                     talk.messages.append({"role": "assistant", "content": answer.choices[0].message.content})
@@ -124,11 +118,11 @@ async def test_what_one_replica_prepared_is_used_by_the_other_and_asked_for_once
             serve_simulator(SETTINGS, counter=COUNTER) as simulator,
             replicas(count, url, simulator, "--summarizer", "summariser") as both,
         ):
-            await Talk(both).chat(26)
+            await Talk(both.client()).chat(26)
         found.append((batches(arrays_of(answered(simulator, "sim"))), len(answered(simulator, "summariser"))))
     (one, asked_by_one), (two, asked_by_two) = found
     assert 0 < two <= one, found
-    assert 0 < asked_by_two <= 2 * asked_by_one, found
+    assert 0 < asked_by_two <= asked_by_one + 1, found  # a batch that is due meanwhile asks for itself
 
 
 STATES = "SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND {}"
@@ -161,7 +155,7 @@ async def test_a_worker_that_stops_within_its_transaction_holds_nobody_and_write
         )
         processes = [WeirProcess(["--config", str(config)], free_port()) for _ in range(2)]
         async with processes[0] as stopped, processes[1] as other:
-            talk = Talk(InTurns(processes))
+            talk = Talk(InTurns(processes).client())
             await talk.agent(12)
             talk.grow(4, kind="agent")
             blocker = await asyncpg.connect(postgres.url(name))

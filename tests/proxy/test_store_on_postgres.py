@@ -16,6 +16,7 @@ from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from proxy.store import AuditType, Broken, Store
 from proxy.store.schema import HEAD
+from proxy.summaries.allowance import Allowance, Budget
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.proxy.store_rows import change, eviction, exchange, note, original
 from tests.proxy.test_store_health import row_of, session
@@ -234,3 +235,37 @@ async def test_a_store_above_its_size_loses_closed_conversations_then_the_oldest
     assert "c29" in left
     assert len(await store.search(TENANT, "word29")) == 1
     assert await store.search(TENANT, "word0") == []
+
+
+@pytest.mark.requirement("S.28")
+async def test_servers_together_spend_what_one_may_and_no_more(url: str, store: Store) -> None:
+    stores = [store, *[await Store.open(url) for _ in range(2)]]
+    budgets = [Budget(Allowance(lambda: 0.0), each, lambda: 90_000.0) for each in stores]
+    held = await asyncio.gather(*(budgets[n % 3].reserve("a", 100, limit=900) for n in range(24)))
+    assert sum(each is not None for each in held) == 9
+    for number, each in enumerate(held):
+        if each is not None:
+            await budgets[number % 3].settle("a", each, used=50)
+    assert [await each.reserve("a", 400, limit=900) is not None for each in budgets] == [True, False, False]
+    assert await budgets[1].reserve("b", 900, limit=900) is not None
+    late = Budget(Allowance(lambda: 0.0), stores[2], lambda: 90_000.0 + 3_720.0)
+    assert await late.reserve("a", 900, limit=900) is not None
+    for each in stores[1:]:
+        await each.close()
+
+
+@pytest.mark.requirement("R.75")
+async def test_a_summary_is_prepared_by_one_server_and_by_another_once_that_one_is_gone(
+    url: str, store: Store, engine: AsyncEngine
+) -> None:
+    await store.record([exchange(1)])
+    other = await Store.open(url)
+    branch = exchange(1).branch
+    assert await store.claim(TENANT, branch, 60.0)
+    assert not await other.claim(TENANT, branch, 60.0)
+    await store.release(TENANT, branch)
+    assert await other.claim(TENANT, branch, 60.0)
+    assert not await store.claim(TENANT, branch, 60.0)
+    await run(engine, "UPDATE branches SET preparing = preparing - 61")  # the server that had it stopped
+    assert await store.claim(TENANT, branch, 60.0)
+    await other.close()
