@@ -103,7 +103,7 @@ class Thread:
         return end if self.known.resumed is None else tuple(_behind(door, link) for link in end for door in self.doors)
 
     def tips(self, transcript: Transcript) -> tuple[tuple[bytes, int], ...]:
-        """The same, each with its length, and those before its newest user messages, which some clients rewrite later."""
+        """The same with their lengths, and those before its newest user messages, which some clients rewrite later."""
         chain, messages = transcript.chain, transcript.messages
         head, whole = len(messages) - len(chain), len(chain)
         before = (n for n in range(max(1, whole - REWRITTEN_END), whole) if messages[head + n].role == "user")
