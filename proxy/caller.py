@@ -36,6 +36,6 @@ class Caller:
         return not self.models or any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
 
     def require(self, model: str) -> None:
-        """Nothing, or ModelNotAllowed."""
-        if not self.allows(model):
+        """Nothing, or ModelNotAllowed; LiteLLM takes several with commas between: each has to be allowed."""
+        if not all(self.allows(each.strip()) for each in model.split(",")):
             raise ModelNotAllowed(f"this key may not use the model {model[:200]!r}", param="model")

@@ -24,7 +24,7 @@ KeyPath = tuple[str | int, ...]
 """Where a value stands in the data: ``("models", 0, "match")`` is ``models[0].match``."""
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^}$]|\$(?!\{))*+))?\}")
 _TAG_BOOL = "tag:yaml.org,2002:bool"  # YAML 1.1 also reads on, off, yes and no as one; here they are words
 _TAG_TIME = "tag:yaml.org,2002:timestamp"
 DEEPEST = 32

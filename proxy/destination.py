@@ -14,7 +14,15 @@ from proxy.caller import Caller
 from proxy.config import Config, UpstreamSettings
 from proxy.errors import Forbidden, InvalidRequest
 from proxy.wire.chat import ChatRequest, parse_chat
-from proxy.wire.models_named import Headers, is_form, model_in_body, model_in_object, other_models, with_model
+from proxy.wire.models_named import (
+    Headers,
+    is_form,
+    model_in_body,
+    model_in_object,
+    other_models,
+    require_json,
+    with_model,
+)
 from proxy.wire.raw import split_object
 
 CHAT_PATH: Final = "/chat/completions"
@@ -124,7 +132,7 @@ def is_decided_by_model(config: Config, caller: Caller, route: Route) -> bool:
 
 
 def for_chat(
-    config: Config, caller: Caller, route: Route, request: ChatRequest, *, query: bytes
+    config: Config, caller: Caller, route: Route, request: ChatRequest, *, query: bytes, headers: Headers = ()
 ) -> tuple[Destination, ChatRequest]:
     """Where a managed request goes, and the request naming the model that its path names.
 
@@ -132,10 +140,12 @@ def for_chat(
     """
     if not is_decided_by_model(config, caller, route):
         return _to(config, caller, route, request.model), request
+    if caller.is_restricted:
+        require_json(headers)
     named = model_in_object(request.body, request.fields)
-    model = _agreed(route, named, query)
+    model = _agreed(route, "" if route.model else named, query)
     _judge(caller, model, request)
-    if model and not named:
+    if model and model != named:
         request = parse_chat(with_model((), request.body, model))
     return _to(config, caller, route, model), request
 
@@ -156,9 +166,11 @@ def for_relay(
             # Whoever may relay may send files that name any model; but no conversation goes to a guessed provider.
             if route.kind != "other" or len(config.upstreams) > 1:
                 raise
-    model = _agreed(route, named, query)
+    # Azure's servers take the path's deployment, whatever the body says, and its users call those unlike the model.
+    overruled = route.model and body and not is_form(headers)
+    model = _agreed(route, "" if overruled else named, query)
     _judge(caller, model, None if not body or is_form(headers) else body)
-    if model and not named and body and route.model:
+    if route.model and body and model != named:
         body = with_model(headers, body, model)
     return _to(config, caller, route, model), body
 
@@ -198,7 +210,8 @@ def _judge(caller: Caller, model: str, body: "ChatRequest | bytes | None") -> No
 
 def _agreed(route: Route, named: str, query: bytes) -> str:
     """The model of body, path and query, which have to say the same where they say one."""
-    asked = [value for key, value in parse_qsl(query.decode("latin-1")) if key.casefold() == "model"] if query else []
+    said = parse_qsl(query.decode("latin-1").replace(";", "&")) if query else []
+    asked = [value for key, value in said if key.casefold() == "model"]
     models = {model for model in (named, route.model, *asked) if model}
     if len(models) > 1:
         raise InvalidRequest("The request names two models, in its path, its query or its body.", param="model")

@@ -148,7 +148,9 @@ class Exchange:
     async def _answer(self, body: bytes, caller: Caller, headers: Headers, outcome: Outcome) -> None:
         runtime = self.runtime
         outcome.request = request = parse_chat(body)
-        outcome.destination, request = for_chat(runtime.config, caller, self.route, request, query=outcome.query)
+        outcome.destination, request = for_chat(
+            runtime.config, caller, self.route, request, query=outcome.query, headers=headers
+        )
         outcome.request = request
         call = Call(runtime, request, outcome.destination, headers, outcome)
         planned = await call.plan()

@@ -80,4 +80,7 @@ def _site(address: str) -> str:
         parsed = ip_address(address)
     except ValueError:
         return address
-    return str(int(parsed) >> (128 - SITE)) if isinstance(parsed, IPv6Address) else address
+    if not isinstance(parsed, IPv6Address):
+        return address
+    # A socket that listens on :: has IPv4 clients too.
+    return str(parsed.ipv4_mapped) if parsed.ipv4_mapped else str(int(parsed) >> (128 - SITE))

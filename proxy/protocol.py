@@ -258,6 +258,7 @@ class Protocol(HttpToolsProtocol):
         self.heads = 0
         self.head_bytes = 0
         self.body_bytes = 0
+        self.beside = 0
         self.hosts = 0
         self.coded = False
         self.offered = False
@@ -449,7 +450,14 @@ class Protocol(HttpToolsProtocol):
                     self._feed(view[room:])
                 return
             self.head_bytes += len(data)
+            self._feed(data)
+            return
+        before = self.body_bytes
         self._feed(data)
+        # What frames a body (trailers, parameters of chunks) has no end of its own either, and llhttp keeps it.
+        self.beside = self.beside + len(data) if self.phase == _BODY and self.body_bytes == before else 0
+        if self.beside > self.limits.header_bytes and self.refusal is None:
+            self._refuse(431, RequestTooLarge("The request's trailers are too large."))
 
     def _feed(self, data: bytes | memoryview) -> None:
         try:
@@ -491,7 +499,9 @@ class Protocol(HttpToolsProtocol):
         self.entered = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One field; those that frame the request are judged at once."""
+        """One field; those that frame the request are judged at once. Trailers are passed over (RFC 9110 6.5.1)."""
+        if self.phase == _BODY:
+            return
         name = name.lower()
         headers = self.headers
         headers.append((name, value))
@@ -542,20 +552,21 @@ class Protocol(HttpToolsProtocol):
         self.body_bytes = 0
         self.phase = _BODY
         self.entered = True
+        waits = self.running is not None and not self.running.response_complete
         cycle = Cycle(
             protocol=self,
             plain=plain,
-            whole=self.length is not None and self.length <= _WHOLE,
+            whole=self.length is not None and self.length <= _WHOLE and not waits,
             keep_alive=not plain and self.parser.should_keep_alive() and not self.stopping.draining.is_set(),
         )
         self.cycle = cycle
         limit = self.limits.concurrency
         has_room = limit is None or len(self.tasks) < limit or path in _PROBED
         app = self.app if has_room else _busy
-        if self.running is None or self.running.response_complete:
-            self._begin(cycle, app)
-        else:
+        if waits:
             self.pipeline.appendleft((cycle, app))
+        else:
+            self._begin(cycle, app)
 
     def _judge(self, version: str) -> None:
         """Refuses a head that llhttp accepts and Weir does not (RFC 9112 3.2, 6.1 and 6.3)."""

@@ -151,7 +151,7 @@ class Passthrough:
         stay = inside.enter_context(runtime.admission.enter(caller))
         length = declared_length(headers)
         has_body, query = bool(length) or "transfer-encoding" in sent, scope.get("query_string", b"")
-        decides = route.kind != "models" and is_decided_by_model(config, caller, route)
+        decides = is_decided_by_model(config, caller, route)
         if has_body and not decides and (length is None or length > MOST_HELD):
             if length is not None and length > config.limits.body:
                 raise RequestTooLarge.of_body(config.limits.body)

@@ -43,7 +43,8 @@ _NOT_COPIED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"baggage"}
 _CREDENTIALS = frozenset({b"authorization", b"api-key", b"x-api-key"})
 _NOT_IN_NAME = re.compile(rb"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-_DOT_SEGMENT = re.compile(r"(?:^|[/\\])(?:\.|%2e){1,2}(?:[/\\]|$)", re.IGNORECASE)
+# Also as nginx (an escaped slash) and servlet containers (parameters of a segment) come to see one.
+_DOT_SEGMENT = re.compile(r"(?:^|[/\\]|%2f|%5c)(?:\.|%2e){1,2}(?:(?:;|%3b)[^/\\]*)?(?:[/\\]|%2f|%5c|$)", re.IGNORECASE)
 _NOTHING_ADDED: CIMultiDict[None] = CIMultiDict([("Content-Type", None)])
 
 

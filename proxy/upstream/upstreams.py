@@ -1,6 +1,7 @@
 """Sending a request to where it was decided to go, with whose credential."""
 
 import dataclasses
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
@@ -12,6 +13,12 @@ from proxy.upstream.client import Client, StreamBroken, Target, credential_field
 
 Headers = Sequence[tuple[bytes, bytes]]
 CREDENTIAL_HEADERS = frozenset({b"authorization", b"api-key", b"x-api-key"})
+_STEERING = re.compile(
+    rb"(?:x-portkey|helicone|(?:x-)?litellm|cf-aig|x-envoy|x-gateway|x-bf|x-bifrost|x-kong|x-ai-eg)-.*"
+    rb"|.*(?:model|deployment|fallback|provider|target-url|override).*|x-(?:http-)?method|x-(?:original|rewrite)-ur[il]",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What chooses another model, provider, method or path in a gateway behind Weir, without any word in path or body."""
 
 
 class Answer(Protocol):
@@ -81,7 +88,7 @@ class Upstreams:
             method=method,
             path=destination.path,
             query=query,
-            headers=with_credential(headers, upstream, caller),
+            headers=with_credential(_judged(headers, caller), upstream, caller),
             body=body,
             tenant=caller.tenant,
             attempt=attempt,
@@ -136,6 +143,13 @@ class Upstreams:
                 idle=upstream.timeout.idle,
             )
         return target
+
+
+def _judged(headers: Headers, caller: Caller) -> Headers:
+    """The headers without those by which a key could get what its list of models does not have."""
+    if not caller.is_restricted:
+        return headers
+    return [(name, value) for name, value in headers if _STEERING.fullmatch(name) is None]
 
 
 def with_credential(headers: Headers, upstream: UpstreamSettings, caller: Caller) -> Headers:

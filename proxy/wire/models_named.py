@@ -5,6 +5,7 @@ some the last, Go's encoding/json takes ``Model`` for ``model``, and every parse
 So a body that could be read in two ways is refused.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,8 +15,17 @@ from proxy.wire.raw import Raw, has_repeated_keys, read_value, replace_fields, s
 Headers = Sequence[tuple[bytes, bytes]]
 
 MODEL = "model"
-OTHERS = ("models", "fallbacks")
-"""Fields in which OpenRouter, LiteLLM's proxy and Anthropic take models to go on with when the first one fails."""
+_NAMING = re.compile(r".*(?:models?|model_list|fallbacks?|deployments?|deployment_(?:id|name))", re.DOTALL)
+"""How gateways call a field for another model: OpenRouter's ``models``, LiteLLM's ``context_window_fallbacks`` and
+``deployment_id``, Bifrost's ``fallbacks``, Vercel's ``providerOptions.gateway.models``, a tool's ``model``."""
+_SAID = frozenset(
+    {
+        *("messages", "input", "prompt", "instructions", "system", "documents", "metadata", "prediction", "query"),
+        *("text", "response_format", "function", "functions", "custom", "parameters", "schema", "json_schema"),
+        *("input_schema", "output_schema", "guided_json", "structured_outputs", "format", "properties", "description"),
+    }
+)
+"""What is said to the model, and schemas: there a model is spoken of and not asked for."""
 FORM = b"multipart/form-data"
 URL_FORM = b"application/x-www-form-urlencoded"
 PLAIN = frozenset({b"", b"identity"})
@@ -24,7 +34,7 @@ _BOUNDARY = re.compile(
     rb"multipart/form-data\s*;\s*boundary=(\"?)([0-9A-Za-z'()+_,./:=?-]{1,70})\1\s*(?:;\s*charset=\"?utf-8\"?\s*)?",
     re.IGNORECASE,
 )
-_OTHER_CHARSET = re.compile(rb"charset\s*=\s*(?!\"?utf-?8\"?\s*(?:;|$))", re.IGNORECASE)
+_OTHER_CHARSET = re.compile(rb"charset[*0-9\s]*=\s*(?!\"?utf-?8\"?\s*(?:;|$))", re.IGNORECASE)
 _DISPOSITION = re.compile(
     rb"form-data; *name=(?:\"([^\"\\\r\n]+)\"|([0-9A-Za-z_.\[\]-]+))"
     rb"(; *filename\*?=(?:\"[^\"\r\n]*\"|[^\s\";]+))*",
@@ -55,21 +65,58 @@ def model_in_object(body: bytes, fields: Mapping[str, Raw]) -> str:
     return value
 
 
+class _Pairs(list[tuple[str, object]]):
+    """An object as it was written, with every key that stands twice."""
+
+
 def other_models(fields: Mapping[str, Raw]) -> Iterator[str]:
-    """Every model that an object names beside ``model``: to fall back to, or for a tool that the upstream runs."""
-    for name in OTHERS:
-        value = read_value(fields[name]) if name in fields else None
-        for each in value if isinstance(value, list) else () if value is None else (value,):
-            yield _name_of(each, name)
-    raw = bytes(fields.get("tools", b""))
-    tools = read_value(raw) if b'"model"' in raw or b"\\u" in raw else None
-    for tool in tools if isinstance(tools, list) else ():
-        if isinstance(tool, dict) and MODEL in tool:
-            yield _name_of(tool, "tools")
+    """Every model that an object names beside ``model``, at any depth: to fall back to, or for a tool.
+
+    Raises InvalidRequest where that cannot be told.
+    """
+    for name, raw in fields.items():
+        if name != MODEL and name.casefold() not in _SAID:
+            yield from _named_in(_Pairs([(name, _pairs_of(raw))]))
+
+
+def _pairs_of(raw: Raw) -> object:
+    try:
+        return json.loads(bytes(raw).decode(), object_pairs_hook=_Pairs, parse_int=len, parse_float=len)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("The request cannot be read to its end: its models have to be known here.") from None
+
+
+def _named_in(value: object) -> Iterator[str]:
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, _Pairs):
+            waiting += each if isinstance(each, list) else ()
+            continue
+        for key, inner in each:
+            if _names_a_model(key):
+                yield from _names_of(key, inner)
+            if key.casefold() not in _SAID:
+                waiting.append(inner)
+
+
+def _names_of(field: str, value: object) -> Iterator[str]:
+    """The models in the value of a field for them; objects in it say ``model`` themselves."""
+    for each in value if isinstance(value, list) and not isinstance(value, _Pairs) else (value,):
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, list) and not (isinstance(each, _Pairs) and any(_names_a_model(key) for key, _ in each)):
+            text = f"This key may use some models only, and {field[:80]} names them in an unknown way."
+            raise InvalidRequest(text, param=field[:80])
+
+
+def _names_a_model(key: str) -> bool:
+    # Go's encoding/json takes Models for models, and a long s for an s.
+    return _NAMING.fullmatch(key.casefold()) is not None
 
 
 def with_model(headers: Headers, body: bytes, model: str) -> bytes:
-    """The same body, which names no model, naming this one."""
+    """The same body naming this model; a form that names none yet."""
     kind = _kind_of(headers)
     if kind.startswith(FORM):
         field = b'Content-Disposition: form-data; name="model"\r\n\r\n' + model.encode()
@@ -82,11 +129,10 @@ def is_form(headers: Headers) -> bool:
     return _kind_of(headers).startswith(FORM)
 
 
-def _name_of(value: object, field: str) -> str:
-    named = value.get(MODEL) if isinstance(value, dict) else value
-    if not isinstance(named, str):
-        raise InvalidRequest(f"This key may use some models only, and {field} names them in an unknown way.")
-    return named
+def require_json(headers: Headers) -> None:
+    """Nothing, or InvalidRequest for a body that its headers call anything but JSON in UTF-8."""
+    if is_form(headers):
+        raise InvalidRequest("Send the request body as JSON, with Content-Type: application/json.")
 
 
 def _kind_of(headers: Headers) -> bytes:
@@ -120,8 +166,8 @@ def _model_in_form(body: bytes, boundary: bytes) -> str:
     names: list[str] = []
     for part in parts:
         name, value = _field(part)
-        if name.casefold() in OTHERS:
-            raise InvalidRequest(f"A form may not have a field {name}: its model has to be read here.")
+        if name.casefold() != MODEL and any(_names_a_model(word) for word in re.split(r"[\[\].]", name)):
+            raise InvalidRequest(f"A form may not have a field {name[:80]}: its model has to be read here.")
         if name.casefold() == MODEL:
             names.append(name)
             models.append(value)

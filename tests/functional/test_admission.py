@@ -265,6 +265,7 @@ def test_an_address_waits_longer_each_time_and_is_forgotten_in_the_end() -> None
         now[0] += MINUTE / MOST_WRONG + 1
         assert waits("192.0.2.3") == 0, "a client that is set up wrongly and asks now and then"
     assert [waits(f"2001:db8::{n:x}") for n in range(MOST_WRONG + 1)] == [0] * MOST_WRONG + [2]
+    assert [waits(f"::ffff:198.51.100.{n}") for n in range(MOST_WRONG + 1)] == [0] * (MOST_WRONG + 1)
     for number in range(2 * MOST_ADDRESSES):
         waits(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
     assert len(guesses._guessers) == MOST_ADDRESSES

@@ -389,3 +389,35 @@ async def test_azures_client_is_managed(where: dict[str, str]) -> None:
                 found = await client.embeddings.create(model="embed-1", input="hello", encoding_format="float")
                 assert found.data
         assert [each.path for each in simulator.ledger] == ["/v1/chat/completions"] * 2 + ["/v1/embeddings"]
+
+
+@pytest.mark.requirement("P4", "P7")
+@pytest.mark.parametrize("upstreams", [ONE, TWO])
+async def test_azures_deployment_wins_over_the_bodys_model(tmp_path: Path, upstreams: str) -> None:
+    async with scene(tmp_path, upstreams) as run:
+        async with openai.AsyncAzureOpenAI(
+            api_key=LIMITED,
+            api_version="2024-10-21",
+            azure_endpoint=run.weir.root,
+            azure_deployment=MINE,
+            max_retries=0,
+        ) as client:
+            await client.chat.completions.create(model=OTHER, messages=[{"role": "user", "content": "hello"}])
+            await client.embeddings.create(model=OTHER, input="hello", encoding_format="float")
+            with pytest.raises(openai.BadRequestError, match="two models"):
+                await client.audio.transcriptions.create(model=OTHER, file=("a.wav", b"RIFF"))
+        chat, embeddings = [each for each in run.asked() if each.method == "POST" and each.target.startswith("/v1/")]
+        assert [chat.json["model"], embeddings.json["model"]] == [MINE, MINE]
+        async with openai.AsyncAzureOpenAI(
+            api_key=LIMITED,
+            api_version="2024-10-21",
+            azure_endpoint=run.weir.root,
+            azure_deployment=OTHER,
+            max_retries=0,
+        ) as client:
+            with pytest.raises(openai.PermissionDeniedError):
+                await client.chat.completions.create(model=MINE, messages=[{"role": "user", "content": "hello"}])
+            with pytest.raises(openai.PermissionDeniedError):
+                await client.embeddings.create(model=MINE, input="hello", encoding_format="float")
+        assert len([each for each in run.asked() if each.method == "POST" and each.target.startswith("/v1/")]) == 2
+        assert not run.two.asked

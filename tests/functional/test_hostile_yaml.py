@@ -121,6 +121,13 @@ def test_numbers_that_take_for_ever_to_compute_are_no_values() -> None:
     assert parse_document("a: [12, 1.5, 0x1f, -3]\n", name="mine", env={}).data == {"a": [12, 1.5, 31, -3]}
 
 
+def test_variables_that_never_end_are_looked_at_once() -> None:
+    for text in ("${A:-" * 150_000, "${A:-$" * 150_000, "${A" * 200_000, "${A:-${B}}"):
+        with pytest.raises(ConfigError, match="a variable is written"):
+            parse_document(f"a: '{text}'", name="a", env={"B": "b"})
+    assert parse_document("a: '${A:-x$y}${B}'", name="a", env={"B": "b"}).data == {"a": "x$yb"}
+
+
 def test_aliases_that_people_write_are_read_as_before() -> None:
     text = "a: &a {cap: 0.1, on_overflow: warn}\nb: *a\nc: [*a, *a]\nd: &d word\ne: *d\n"
     own = {"cap": 0.1, "on_overflow": "warn"}

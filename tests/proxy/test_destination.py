@@ -62,6 +62,8 @@ def test_a_form_gets_the_model_of_its_path_and_none_twice() -> None:
     _, sent = for_relay(config, CALLER, route, headers, body, query=b"")
     assert sent == b'--a-b\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n' + body
     assert for_relay(config, CALLER, route, headers, sent, query=b"")[1] == sent
+    named = for_relay(config, CALLER, route, JSON, b'{"a":1,"model":"other"}', query=b"")
+    assert (named[0].model, named[1]) == ("whisper-1", b'{"a":1,"model":"whisper-1"}')
     with pytest.raises(InvalidRequest, match="two models"):
         for_relay(config, CALLER, Route(kind="model", path="/audio/speech", model="tts"), headers, sent, query=b"")
     with pytest.raises(InvalidRequest, match="two models"):

@@ -284,6 +284,41 @@ async def test_a_fifty_megabyte_header_is_not_buffered() -> None:
         writer.close()
 
 
+@pytest.mark.requirement("R.15", "S.14")
+@on_uvloop
+@pytest.mark.parametrize("begin", [b"0\r\nX-Big: ", b"1;", b"0\r\n"])
+async def test_what_frames_a_body_without_end_is_not_read(begin: bytes) -> None:
+    async with serve(Echo(), lifespan="off", limits=ServerLimits(body_timeout=60)) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        writer.write(b"POST /x HTTP/1.1\r\nHost: weir\r\nTransfer-Encoding: chunked\r\n\r\n" + begin)
+        block = b"a: b\r\n" * 8192 if begin == b"0\r\n" else b"a" * 65536
+        answering = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+        with suppress(OSError):
+            for _ in range(800):
+                writer.write(block)
+                await writer.drain()
+        assert status(await asyncio.wait_for(answering, 10)) == 431
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4 * 1024
+        writer.close()
+
+
+@pytest.mark.requirement("S.11", "S.12")
+@on_uvloop
+async def test_small_chunks_and_trailers_are_read_and_are_no_headers() -> None:
+    app = Echo()
+    async with serve(app, lifespan="off", limits=SHORT) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST /x HTTP/1.1\r\nHost: weir\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"1;name=value\r\na\r\n" * 20_000 + b"0\r\nHost: a b\r\nContent-Type: x\r\n\r\n")
+        assert status(await asyncio.wait_for(reader.readuntil(b"}"), 10)) == 200
+        writer.write(request("/y", headers=b"Connection: close\r\n"))
+        assert status(await asyncio.wait_for(reader.read(), 10)) == 200
+        writer.close()
+        assert [name for name, _ in app.scopes[0]["headers"]] == [b"host", b"transfer-encoding"]
+        assert app.bodies[0] == b"a" * 20_000
+
+
 @pytest.mark.requirement("R.15")
 @on_uvloop
 async def test_a_head_just_below_the_cap_and_a_large_body_in_the_same_packet_are_accepted() -> None:
@@ -523,6 +558,24 @@ async def test_a_client_cannot_queue_requests_without_end() -> None:
         statuses = re.findall(rb"HTTP/1\.1 (\d+)", answer)
         assert statuses[-1] == b"431"
         assert 5 < len(statuses) < 20
+
+
+@pytest.mark.requirement("R.11", "S.14")
+@on_uvloop
+async def test_bodies_of_queued_requests_wait_outside() -> None:
+    app = Echo()
+    body = b"x" * 1_000_000
+    async with serve(app, lifespan="off", limits=ServerLimits()) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request("/slow") + request("/x", body=body) * 7)
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+        assert writer.transport.get_write_buffer_size() > 2 * len(body)  # the rest is in the kernel's buffers
+        app.release.set()
+        answer = b""
+        while answer.count(b'"length": 1000000') < 7:
+            answer += await asyncio.wait_for(reader.read(65536), 10)
+        writer.close()
 
 
 @pytest.mark.requirement("R.12")
