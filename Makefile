@@ -23,7 +23,7 @@ demo: $(VENV)/.installed  ## a recorded agent run, without and with Weir
 	$(BIN)/weir demo
 
 test: $(VENV)/.installed-dev  ## every test, in as many processes as there are cores, four at most
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 check: $(VENV)/.installed-dev  ## linters, types, import contracts, docs
 	$(BIN)/python -m pip check -q

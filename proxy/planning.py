@@ -4,6 +4,7 @@ Nothing in here may cost the client its request. If planning fails, the oldest t
 fits; if that fails too, the request goes up as it came. If the store fails, the edits hold in memory.
 """
 
+import asyncio
 import contextlib
 import datetime as dt
 import logging
@@ -68,6 +69,7 @@ from proxy.wire.raw import read_value
 log = logging.getLogger("weir.planning")
 
 MOST_REPLANS = 4
+OTHERS_EVERY = 0.05
 MOST_LIMITS = 1_000
 HARDER = (0.8, 0.5)
 
@@ -318,6 +320,7 @@ class Planner:
         if effect.reason == BEFORE_MODEL:
             if thread.preparing is not None:
                 await thread.preparing.wait()
+            await self._await_others(thread, job.settings.summaries.seconds)
             if thread.known.prepared is not known.prepared:
                 raise _PreparedMeanwhile
         rules = job.settings.checkpoints
@@ -325,6 +328,20 @@ class Planner:
             return Failed("off")
         version = await self.save(thread, planned.reading, effect, keep=rules.keep, request=job.id)
         return Failed("store") if version is None else Saved(version)
+
+    async def _await_others(self, thread: Thread, seconds: float) -> None:
+        """Have the summary that another process prepares of this conversation, if it is there in so many seconds."""
+        if self.store is None or not self.store.shared:
+            return
+        branch = thread.branch
+        with contextlib.suppress(StoreError):
+            for _ in range(int(seconds / OTHERS_EVERY)):
+                if not await self.store.is_claimed(branch.tenant, branch.branch):
+                    break
+                await asyncio.sleep(OTHERS_EVERY)
+            stored = await self.store.branch(branch.tenant, branch.branch)
+            if stored is not None:
+                thread.catch_up(stored)
 
     async def save(self, thread: Thread, reading: Reading, effect: Save, *, keep: int, request: str = "") -> int | None:
         """The version under which a state was saved beside what is removed; None where that failed. Holds the lock."""

@@ -228,7 +228,7 @@ def _renumbered(answers: Sequence[_Answers]) -> _Answers:
 
 
 def _judge(number: int, question: Question, whole: _Answers, less: _Answers, terms: Terms) -> Flow[tuple[Judged, int]]:
-    """The verdict on one question, and how many calls it took."""
+    """The verdict on one question, and how many calls it took: a model that takes no schema is mostly known for it."""
     a, b = whole.texts.get(number, ""), less.texts.get(number, "")
     failure = whole.failures.get(number) or less.failures.get(number)
     if failure or not a or not b:
@@ -246,12 +246,12 @@ def _judge(number: int, question: Question, whole: _Answers, less: _Answers, ter
              (("question", question.text), ("answer A", a), ("answer B", b))]  # fmt: skip
     if any(len(split_text(text, most, counter=terms.counter)) > 1 for text in shown):
         return Judged(question, a, b, Verdict.UNKNOWN, "too_long"), 0
-    asked, calls = "\n\n".join((*shown, JUDGE.instruction)), 1
+    asked = "\n\n".join((*shown, JUDGE.instruction))
     reply = yield _ask(JUDGE, asked, VERDICT_TOKENS, terms, schema=JUDGE.schema if terms.by_schema else {})
     if isinstance(reply, Failed) and reply.reason == "no_schema":
-        reply, calls = (yield _ask(JUDGE, asked, VERDICT_TOKENS, terms)), 2
+        reply = yield _ask(JUDGE, asked, VERDICT_TOKENS, terms)
     verdict, why = read_verdict(reply)
-    return Judged(question, a, b, verdict, why), calls
+    return Judged(question, a, b, verdict, why), 1
 
 
 def _lacks(question: Question, a: str, b: str) -> bool:

@@ -26,7 +26,7 @@ from proxy.store.records import (
 BLOBS = "/weir/blobs/"
 EXCERPT = 200
 FOUND_TEXT = 2_000
-UNSHOWN = frozenset({"trend", "asked_again", "events", "refusal", "health"})
+UNSHOWN = frozenset({"trend", "asked_again", "ends", "events", "refusal", "health"})
 SHOWN = tuple(each.name for each in fields(ExchangeRow) if each.name not in UNSHOWN)
 EMERGENCY = "emergency_compaction"
 ACTED = frozenset({"evict_and_compress", "cross_window_save"})

@@ -65,6 +65,13 @@ def claim(connection: sa.Connection, tenant: str, branch: str, seconds: float) -
     return connection.execute(taken, values).rowcount == 1
 
 
+def is_claimed(connection: sa.Connection, tenant: str, branch: str) -> bool:
+    """Whether somebody prepares the branch's next summary."""
+    now = NOW[connection.dialect.name]
+    query = sa.select(branches.c.preparing > now).where(MINE)
+    return bool(connection.execute(query, {"t": tenant, "b": branch}).scalar())
+
+
 def release(connection: sa.Connection, tenant: str, branch: str) -> None:
     """Let whoever asks next prepare the branch's next summary."""
     connection.execute(sa.update(branches).where(MINE).values(preparing=None), {"t": tenant, "b": branch})

@@ -88,6 +88,10 @@ class Kept:
         """Whether to prepare the branch's next summary: no other server does, and none begins for so long."""
         return await self._database.write(lambda c: branches.claim(c, tenant, branch, seconds))
 
+    async def is_claimed(self, tenant: str, branch: str) -> bool:
+        """Whether a server prepares the branch's next summary."""
+        return await self._database.read(lambda c: branches.is_claimed(c, tenant, branch))
+
     async def release(self, tenant: str, branch: str) -> None:
         """Give back what was claimed."""
         await self._database.write(lambda c: branches.release(c, tenant, branch))

@@ -6,11 +6,13 @@ They are compared here, one by one: a conversation has thousands of them at most
 import math
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from operator import mul
 
 import sqlalchemy as sa
 
 from proxy.store.archive import held_by
+from proxy.store.packing import Damaged, unpack_message
 from proxy.store.tables import keep_first, originals, vectors
 
 ADD = keep_first(vectors)
@@ -20,13 +22,17 @@ def lacking(connection: sa.Connection, tenant: str, conversation: str, model: st
     """The newest originals of a conversation that have no vector by this model: texts by ref."""
     known = sa.select(vectors.c.ref).where(vectors.c.tenant == tenant, vectors.c.model == model)
     query = (
-        sa.select(originals.c.ref, originals.c.text)
-        .where(originals.c.tenant == tenant, originals.c.text.is_not(None), originals.c.text != "")
+        sa.select(originals.c.ref, originals.c.body)
+        .where(originals.c.tenant == tenant, originals.c.body.is_not(None))
         .where(originals.c.ref.in_(held_by(tenant, conversation)), originals.c.ref.not_in(known))
         .order_by(originals.c.id.desc())
         .limit(limit)
     )
-    return {row.ref: row.text for row in connection.execute(query)}
+    found: dict[str, str] = {}
+    for row in connection.execute(query):
+        with suppress(Damaged):
+            found[row.ref] = unpack_message(row.body)[1]
+    return {ref: text for ref, text in found.items() if text}
 
 
 def add(connection: sa.Connection, tenant: str, model: str, given: Mapping[str, Sequence[float]]) -> None:

@@ -297,7 +297,7 @@ WINDOWS_LEARNED = Instrument(
     "weir.windows.learned",
     "gauge",
     "{window}",
-    "Windows that hold because an upstream's error named them",
+    "Windows that hold because of an upstream's errors",
     merge="max",
 )
 OVERHEAD = Instrument(

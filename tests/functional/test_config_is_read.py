@@ -94,7 +94,7 @@ async def test_every_key_of_the_configuration_is_read_by_a_weir_that_serves(
             providers_for(config.upstreams.values())
             command._limits(config)
             command._telemetry_settings(config)
-            command._announce(config, 1)
+            command._announce(config, 1, runtime.keyring, "")
             await target.client("key-of-the-bot").chat.completions.create(model="sim", messages=opening())
             headers = {"authorization": "Bearer admin-0123456789"}
             async with session.get(f"{target.root}/weir/policies", headers=headers) as answer:

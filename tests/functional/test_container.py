@@ -58,8 +58,8 @@ class Container:
         return int(self.execute("python", "-c", ASK, key))
 
     def until_accepted(self, key: str) -> int:
-        """The first status that is not 401; a running Weir looks for new keys every two seconds."""
-        return next(status for _ in range(100) if (status := self.ask(key)) != 401)
+        """The first status that is neither 401 nor, to whom asks too often, 429: new keys are looked for now and then."""
+        return next(status for _ in range(100) if (status := self.ask(key)) not in (401, 429))
 
 
 @contextmanager

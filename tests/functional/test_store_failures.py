@@ -170,7 +170,7 @@ async def test_a_second_batch_right_after_the_database_is_back_does_not_lose_the
         assert placeholders
         assert all(m in second for m in placeholders), "edits of the first batch were forgotten"
         await target.runtime.settler.flush()
-        assert stored(database, "SELECT max(version) FROM branches") == 2
+        assert stored(database, "SELECT max(version) FROM branches") >= 2
         async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
             for message in placeholders:
                 ref = str(message["content"]).rpartition("rchived as ")[2][:12]
@@ -262,7 +262,7 @@ async def test_a_file_that_was_deleted_or_replaced_is_noticed_and_written_anew(
         edited = arrays()[-1]
         await target.runtime.settler.flush()
         assert stored(database, "SELECT count(*) FROM exchanges") >= 3
-        assert stored(database, "SELECT max(version) FROM branches") == 2
+        assert stored(database, "SELECT max(version) FROM branches") >= 2
     with contextlib.closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     async with session(database) as (_, again, arrays):

@@ -172,7 +172,8 @@ SERVER POST /v1/chat/completions status=200 action=edit before=8825 after=2824
     INTERNAL weir context.layer ingest_cap before=8825 after=8825 units=0
     INTERNAL weir context.layer dedupe before=8825 after=8825 units=0
     INTERNAL weir context.layer evict before=8825 after=2824 units=15
-  CLIENT chat sim status=200 finish_reasons=stop input=2811 output_tokens=27"""
+  CLIENT chat sim status=200 finish_reasons=stop input=2811 output_tokens=27
+  INTERNAL weir context.prepare"""
 
 
 @pytest.mark.requirement("P15", "A0.6", "A0.18")
@@ -220,7 +221,8 @@ SERVER POST /v1/chat/completions status=200 action=edit before=10796 after=3149
     INTERNAL weir context.layer ingest_cap before=10796 after=10796 units=0
     INTERNAL weir context.layer dedupe before=10796 after=10796 units=0
     INTERNAL weir context.layer evict before=10796 after=3149 units=19
-  CLIENT chat sim status=200 resend_count=1 finish_reasons=stop input=3139 output_tokens=25 after=sim:context_length_exceeded"""
+  CLIENT chat sim status=200 resend_count=1 finish_reasons=stop input=3139 output_tokens=25 after=sim:context_length_exceeded
+  INTERNAL weir context.prepare"""
 
 
 @pytest.mark.requirement("P15", "P16")
