@@ -87,8 +87,8 @@ async def test_while_the_store_is_away_no_stranger_gets_in_what_fits_goes_up_and
             before = len(simulator.ledger)
             assert await refused(weir, STRANGER)
             assert await refused(weir, "weir-0123456789abcdef")
+            rules = {"role": "system", "content": prose(9_000, seed=1)}
             with pytest.raises(openai.BadRequestError) as too_long:
-                rules = {"role": "system", "content": prose(9_000, seed=1)}
                 await weir.client(secret).chat.completions.create(model="sim", messages=[rules, *opening()[1:]])
             assert too_long.value.code == "context_length_exceeded"
             assert len(simulator.ledger) == before, "nothing of it went up"
