@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from proxy.store.ledger import Damage
 from proxy.store.packing import Damaged, pack_message, unpack_message
+from proxy.store.postgres import aside
 from proxy.store.records import Original
 from proxy.store.tables import branches, keep_first, meta, originals, plain_text, removed
 
@@ -227,9 +228,9 @@ def _add(connection: sa.Connection, tenant: str, given: list[Original], *, at: f
     if not fresh:
         return
     texts = {o.ref: plain_text(o.text) for o in fresh}
-    connection.execute(
-        ADD[connection.dialect.name],
-        [
+    rows = aside(
+        connection,
+        lambda: [
             {
                 "tenant": tenant,
                 "ref": o.ref,
@@ -244,6 +245,7 @@ def _add(connection: sa.Connection, tenant: str, given: list[Original], *, at: f
             for o in fresh
         ],
     )
+    connection.execute(ADD[connection.dialect.name], rows)
     if full and connection.dialect.name == "postgresql":
         said = {ref: text[:MOST_WORDS].translate(PARTED) for ref, text in texts.items()}
         connection.execute(SET_WORDS, [{"tenant": tenant, "ref": ref, "text": text} for ref, text in said.items()])

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
+from sqlalchemy.util import await_only
 
 from proxy.store.errors import StoreError, StoreUnavailable, is_disconnect, is_retried, translate
 from proxy.store.postgres_url import Address, address_of
@@ -304,6 +305,16 @@ class _Watch:
     def _end(self) -> None:
         self.has_ended = True
         self._driver.terminate()
+
+
+def aside(connection: sa.Connection, work: Callable[[], T]) -> T:
+    """What ``work`` returns, which takes long and asks no server: in a thread where transactions run on the loop."""
+    if connection.dialect.name != "postgresql":
+        return work()
+    watch = connection.info.get(_Watch)
+    if watch is not None:
+        watch.stop()  # until the next statement
+    return await_only(asyncio.to_thread(work))
 
 
 def _go_on(connection: sa.Connection, *_: object) -> None:

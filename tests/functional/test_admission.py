@@ -88,7 +88,7 @@ async def test_one_key_has_so_many_requests_at_once_and_the_others_are_served_be
         await until(lambda: len(seen) == 2)
         for route in ("chat", "embeddings"):
             with pytest.raises(openai.RateLimitError) as refused:
-                await ask(target, GREEDY, route)
+                await asyncio.wait_for(ask(target, GREEDY, route), 20)
             assert refused.value.code == "rate_limit_exceeded"
             assert "limits.concurrency_per_key" in refused.value.message
             assert refused.value.response.headers["retry-after"] == "1"
@@ -133,6 +133,7 @@ def test_by_default_no_key_can_take_more_than_half() -> None:
     admission.enter(Caller(tenant="b"))
 
 
+@pytest.mark.requirement("S.14")
 async def test_bytes_wait_for_room_and_are_refused_where_none_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.admission.PATIENCE", 0.05)
     admission = Admission(Limits(bytes_in_flight=100, bytes_in_flight_per_key=60))

@@ -13,6 +13,7 @@ import pytest
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import COUNTER, opening, prose, weir
+from tests.functional.scripted import completion, scripted, whole
 
 KEYS = """
 upstreams: {{main: {{base_url: "{upstream}", api_key: sk-operator}}}}
@@ -87,6 +88,33 @@ async def test_odd_values_are_relayed_untouched(fields: dict[str, Any]) -> None:
             assert answer.status in (200, 400)
             await answer.read()
         assert [s.body for s in simulator.ledger] == [body]
+
+
+@pytest.mark.requirement("R.20")
+@pytest.mark.parametrize("mode", ["request", "fixed"])
+async def test_an_output_limit_that_makes_no_sense_goes_up_as_it_came_and_takes_no_room(
+    mode: str, tmp_path: Path
+) -> None:
+    values = ("-1", "0", "9223372036854775808", "1e30", '"12"', "null", "true", "1.0", "[]")
+    async with scripted(lambda _: whole(completion("ok"))) as upstream:
+        yaml = f"""
+        upstreams: {{main: {{base_url: "{upstream.base_url}"}}}}
+        policies: {{mine: {{reserve_mode: {mode}}}}}
+        default_policy: mine
+        """
+        async with (
+            weir("", yaml=yaml, folder=tmp_path, window=8192) as target,
+            aiohttp.ClientSession() as session,
+        ):
+            bodies = []
+            for field in ("max_tokens", "max_completion_tokens"):
+                for value in values:
+                    body = f'{{"model":"sim","messages":{json.dumps(opening())},"{field}":{value}}}'.encode()
+                    bodies.append(body)
+                    async with session.post(f"{target.base_url}/chat/completions", data=body) as answer:
+                        await answer.read()
+                        assert answer.headers["x-weir-actions"] == "none", (field, value)
+    assert [asked.body for asked in upstream.asked if asked.method == "POST"] == bodies
 
 
 @pytest.mark.requirement("R.16")
@@ -293,3 +321,24 @@ async def test_what_is_nested_too_deeply_is_refused_wherever_it_stands(tmp_path:
             long = f'{{"model":"sim","messages":[{{"role":"user","content":{texts}}},{call.format("{}")}]}}'
             await send(long)
             assert simulator.ledger[-1].body == long.encode(), "brackets in texts are no levels"
+
+
+@pytest.mark.requirement("S.14")
+async def test_more_messages_than_may_be_are_refused_also_where_most_of_them_are_known(tmp_path: Path) -> None:
+    async with serve_simulator(SimulatorSettings(window=100_000, strict=False), counter=COUNTER) as simulator:
+        yaml = f'upstreams: {{main: {{base_url: "{simulator.base_url}"}}}}\nlimits: {{messages: 9}}\n'
+        async with (
+            weir("", yaml=yaml, folder=tmp_path, window=100_000) as target,
+            aiohttp.ClientSession() as session,
+        ):
+            found = []
+            for count in (10, 8, 9, 10, 11):
+                messages = [{"role": ("user", "assistant")[n % 2], "content": f"Message {n}."} for n in range(count)]
+                body = {"model": "sim", "messages": messages}
+                async with session.post(f"{target.base_url}/chat/completions", json=body) as answer:
+                    told = await answer.json()
+                    found.append((answer.status, told.get("error", {}).get("code")))
+                if answer.status != 200:
+                    assert "More than 9 messages" in told["error"]["message"]
+    assert found == [(413, "request_too_large"), (200, None), (200, None), (413, "request_too_large"), (413, "request_too_large")]  # fmt: skip
+    assert len(simulator.ledger) == 2

@@ -54,6 +54,10 @@ class Kept:
         refs = [row["ref"] for row in told.json()["data"]] if told.status_code == 200 else []
         return bool(refs) and (await self.get(f"blobs/{refs[-1]}")).status_code == 200
 
+    async def has_the_quiet_one(self) -> bool:
+        """Whether the conversation that nobody goes on with is there."""
+        return (await self.get("conversations/quiet")).status_code == 200
+
     async def looked_after(self) -> bool:
         """Whether retention has been looked after, or has taken the conversation."""
         return await self.said("retention has deleted") or not await self.is_whole()
@@ -90,6 +94,8 @@ async def test_a_clock_that_jumps_deletes_nothing_and_disorders_nothing(tmp_path
             talk.grow(13, kind="agent")
             await talk.agent(1)
             assert await kept.is_whole()
+            await Talk(process.client(default_headers={"x-weir-conversation": "quiet"})).chat(1)
+            await until(kept.has_the_quiet_one)
 
             # The clock of a running process: ten years ahead, then an hour behind.
             set_clock(clock, 3652 * DAY)
@@ -109,6 +115,7 @@ async def test_a_clock_that_jumps_deletes_nothing_and_disorders_nothing(tmp_path
                 await process.start()
                 await until(kept.looked_after, 60)
                 assert await kept.is_whole()
+                assert await kept.has_the_quiet_one(), "it was last used before any of it"
                 assert await kept.said("more than a day ahead")
                 await talk.agent(1)
             set_clock(clock, 0)

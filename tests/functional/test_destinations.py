@@ -421,3 +421,53 @@ async def test_azures_deployment_wins_over_the_bodys_model(tmp_path: Path, upstr
                 await client.embeddings.create(model=MINE, input="hello", encoding_format="float")
         assert len([each for each in run.asked() if each.method == "POST" and each.target.startswith("/v1/")]) == 2
         assert not run.two.asked
+
+
+STEERING = tuple(
+    f"{before}{name}"
+    for before in ("", "x-", "x-weir-", "openai-", "litellm-", "x-litellm-", "azure-", "target-", "x-original-", "x-portkey-")
+    for name in (
+        "upstream", "base-url", "api-base", "base_url", "api_base", "baseURL", "endpoint", "host", "forwarded-host",
+        "url", "proxy", "provider-url", "custom-host", "origin", "server", "destination", "backend", "api-url",
+        "azure-endpoint", "forward-to",
+    )
+)  # fmt: skip
+
+
+@pytest.mark.requirement("S.7")
+async def test_nothing_that_a_client_says_leads_to_another_address(tmp_path: Path) -> None:
+    names = sorted({name.lower() for name in STEERING} - {"host"})
+    assert len(names) >= 190
+    async with scene(tmp_path) as scene_:
+        away = scene_.two.base_url
+        host = away.partition("//")[2].partition("/")[0]
+        fields = {name.replace("-", spelled): away for name in STEERING for spelled in ("_", "-")}
+        everything = {**fields, "metadata": fields, "extra_body": fields, "litellm_params": fields}
+        for path in ("/v1/chat/completions", "/v1/embeddings"):
+            for start in range(0, len(names), 40):
+                for value in (away, host):
+                    headers = dict.fromkeys(names[start : start + 40], value)
+                    assert (await scene_.ask(path, key=FREE, body=said(MINE), headers=headers)).status_code == 200
+            query = "&".join(f"{name}={away}" for name in STEERING)
+            for more in ({"body": said(MINE, **everything)}, {"body": said(MINE), "headers": {"host": host}}):
+                assert (await scene_.ask(path, key=FREE, **more)).status_code == 200
+            assert (await scene_.ask(f"{path}?{query}", key=FREE, body=said(MINE))).status_code == 200
+            absolute = f"{away.removesuffix('/v1')}{path}"
+            assert await as_proxy(scene_.weir, absolute, said(MINE)) == 200
+        assert scene_.two.connections == 0
+        paths = [asked.target.partition("?")[0] for asked in scene_.one.asked]
+        assert sum(path in ("/v1/chat/completions", "/v1/embeddings") for path in paths) == 2 * (
+            2 * -(-len(names) // 40) + 4
+        )
+
+
+async def as_proxy(target: RunningWeir, url: str, body: object) -> int:
+    """The status of a request whose target is a whole URL, as one to a forward proxy is."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(target.root.rpartition(":")[2]))
+    data = json.dumps(body).encode()
+    head = f"POST {url} HTTP/1.1\r\nHost: {url.split('/')[2]}\r\nAuthorization: Bearer {FREE}\r\n"
+    head += f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    return int(answer.split()[1])

@@ -11,8 +11,9 @@ import pytest
 
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from tests.functional.harness import COUNTER, WeirProcess, free_port, opening
+from tests.functional.harness import COUNTER, WeirProcess, free_port, opening, prose
 from tests.functional.test_process import command
+from tests.functional.test_store_failures import moved_away
 
 STRANGER = "sk-stranger"
 
@@ -67,6 +68,33 @@ async def test_the_first_key_shuts_an_open_door_and_no_revocation_opens_it_again
         await weir.start()
         assert await refused(weir, STRANGER)
         assert says(weir, f"weir keys create --name me --store {store[1]}")
+
+
+@pytest.mark.requirement("S.29", "P6", "P7")
+async def test_while_the_store_is_away_no_stranger_gets_in_what_fits_goes_up_and_what_does_not_is_refused(
+    tmp_path: Path,
+) -> None:
+    database, settings = tmp_path / "w.db", SimulatorSettings(window=8192)
+    store = ["--store", f"sqlite+aiosqlite:///{database}"]
+    secret = await command("keys", "create", "--name", "first", *store)
+    async with (
+        serve_simulator(settings, counter=COUNTER) as simulator,
+        WeirProcess(["--upstream", simulator.base_url, "--window", "8192", *store], free_port()) as weir,
+    ):
+        assert await accepted(weir, secret)
+        with moved_away(database):
+            await until(lambda: asyncio.to_thread(says, weir, "the store could not be tended"))
+            before = len(simulator.ledger)
+            assert await refused(weir, STRANGER)
+            assert await refused(weir, "weir-0123456789abcdef")
+            rules = {"role": "system", "content": prose(9_000, seed=1)}
+            with pytest.raises(openai.BadRequestError) as too_long:
+                await weir.client(secret).chat.completions.create(model="sim", messages=[rules, *opening()[1:]])
+            assert too_long.value.code == "context_length_exceeded"
+            assert len(simulator.ledger) == before, "nothing of it went up"
+            await weir.client(secret).chat.completions.create(model="sim", messages=opening(seed=5))
+            assert json.loads(simulator.ledger[-1].body)["messages"] == opening(seed=5)
+            assert len(simulator.ledger) == before + 1
 
 
 async def refused(weir: WeirProcess, key: str) -> bool:

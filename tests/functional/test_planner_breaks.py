@@ -21,7 +21,7 @@ def spoil(database: Path, statement: str) -> None:
     assert changed, "there was nothing to spoil"
 
 
-@pytest.mark.requirement("P6")
+@pytest.mark.requirement("P6", "S.29")
 async def test_a_request_whose_plan_fails_is_trimmed_until_it_fits(tmp_path: Path) -> None:
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
         async with weir(simulator.base_url, tmp_path / "w.db") as target:
@@ -42,7 +42,7 @@ async def test_a_request_whose_plan_fails_is_trimmed_until_it_fits(tmp_path: Pat
     assert sent[0] == talk.messages[0]
 
 
-@pytest.mark.requirement("P6")
+@pytest.mark.requirement("P6", "S.29")
 async def test_a_request_that_cannot_be_recognised_goes_up_as_it_came(tmp_path: Path) -> None:
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
         async with weir(simulator.base_url, tmp_path / "w.db") as target:

@@ -178,6 +178,25 @@ async def test_two_continuations_of_one_history_share_its_edits_and_not_their_co
         assert batches(arrays) <= 1
 
 
+@pytest.mark.requirement("P1", "P2", "R.25")
+async def test_what_a_summary_says_of_a_turn_goes_where_the_client_rewrites_that_turn(both: Both) -> None:
+    talk = both.talk("sim", seed=1)
+    talk.messages[1:] = []
+    await talk.chat(2)
+    rule = len(talk.messages)
+    talk.messages.append({"role": "user", "content": f"Never touch the zebra table. {prose(100, seed=9)}"})
+    await talk.ask()
+    talk.add_answer()
+    while (cut := both.arrays("sim")[-1])[rule:][:1] == talk.messages[rule:][:1]:
+        await talk.chat(1)
+    assert "zebra" in json.dumps(cut), "the summary says nothing of the turn"
+    talk.messages[rule]["content"] = talk.messages[rule]["content"].replace("zebra", "gnu")
+    await talk.chat(3)
+    for forwarded in both.arrays("sim")[-3:]:
+        assert "zebra" not in json.dumps(forwarded)
+        assert "gnu" in json.dumps(forwarded)
+
+
 def respelled(messages: list[dict[str, Any]], turn: int) -> list[dict[str, Any]]:
     """The same messages as another client, or the same one a turn later, would write them."""
     made = copy.deepcopy(messages)

@@ -12,7 +12,7 @@ from policies.ledger import Cut, EditKind
 from policies.messages import ToolCall, Transcript
 from policies.protection import protect
 from policies.replay import Known, replay
-from policies.settings import ContextSettings
+from policies.settings import ContextSettings, Layer
 from policies.strategies.compact import compact
 from policies.tokens import CHARS4
 from policies.turns import units
@@ -59,6 +59,17 @@ def bounds(
         counter=CHARS4,
         summarizer_input=reads or None,
     )
+
+
+@pytest.mark.requirement("A1.10")
+def test_with_a_number_of_messages_to_keep_all_before_them_become_one_summary() -> None:
+    said = [(user, assistant)[n % 2](f"Message {n}. {words(330)}") for n in range(41)]
+    transcript = talk(system("You help."), *said)
+    limits = replace(bounds(transcript), layer=Layer(strategy="compact", params={"keep_messages": 10}))
+    done = Model(lambda _: Summary(NOTES)).run(compact(untouched(transcript), limits))
+    assert [p.index for p in done.pieces] == [0, 1, None, *range(32, 42)], "the task stays too"
+    assert done.pieces[2].is_summary
+    assert all(p.text is None for p in done.pieces if p.index is not None)
 
 
 def compacted(*script: tuple[type[Summarize], Reply], limits: Bounds | None = None) -> tuple[Draft, Cut]:

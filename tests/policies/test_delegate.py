@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -91,11 +92,14 @@ def test_it_is_read_for_what_the_user_asked_and_for_the_call_that_it_answers() -
 
 
 @pytest.mark.requirement("A0.67")
-def test_a_report_that_is_too_long_is_cut() -> None:
+@pytest.mark.parametrize(("params", "most"), [({"max_tokens": 100}, 100), (NONE, 2_000)])
+def test_a_report_that_is_too_long_is_cut(params: Mapping[str, Param], most: int) -> None:
     transcript = listed(20_000)
-    long = REPORT + " " + " ".join(f"It says that part {n} is well." for n in range(10))
-    draft = delegated(transcript, says(long), bounds(transcript, params={"max_tokens": 100}))
-    assert 80 < draft.edits[2].tokens <= 100
+    long, names = REPORT, product("bdfgklmnprst", "aeiou", "bdfgklmnprst")
+    while CHARS4.count(long) <= most:
+        long += f" It says that {''.join(next(names))} is well."
+    draft = delegated(transcript, says(long), bounds(transcript, params=params))
+    assert 0.8 * most < draft.edits[2].tokens <= most
 
 
 @pytest.mark.requirement("A0.68")

@@ -187,7 +187,7 @@ async def test_headers_that_trickle_in_end_with_408_at_the_deadline() -> None:
         writer.close()
 
 
-@pytest.mark.requirement("R.3")
+@pytest.mark.requirement("R.3", "S.14")
 @on_uvloop
 async def test_connections_that_say_nothing_are_all_closed() -> None:
     async with serve(Echo(), lifespan="off", limits=SHORT) as server:
@@ -196,7 +196,7 @@ async def test_connections_that_say_nothing_are_all_closed() -> None:
         await until(lambda: not server.server_state.connections)
 
 
-@pytest.mark.requirement("R.2")
+@pytest.mark.requirement("R.2", "S.14")
 @on_uvloop
 async def test_a_body_that_trickles_in_ends_with_408_and_the_application_sees_a_disconnect() -> None:
     app = Echo()
@@ -330,7 +330,7 @@ async def test_a_head_just_below_the_cap_and_a_large_body_in_the_same_packet_are
         assert app.bodies == [b"b" * 500_000]
 
 
-@pytest.mark.requirement("R.12", "R.16")
+@pytest.mark.requirement("R.12", "R.16", "S.14")
 @on_uvloop
 async def test_a_declared_body_above_the_cap_ends_with_413_before_any_of_it_is_read_and_without_a_100() -> None:
     app = Echo()
@@ -352,7 +352,7 @@ async def test_a_client_that_sends_its_oversized_body_anyway_still_reads_the_413
         writer.close()
 
 
-@pytest.mark.requirement("R.16")
+@pytest.mark.requirement("R.16", "S.14")
 @on_uvloop
 async def test_a_chunked_body_ends_with_413_at_the_cap() -> None:
     app = Echo()

@@ -17,6 +17,7 @@ from tests.proxy.store_rows import chain, change, exchange, original, sha, url
 from tests.proxy.store_writer import big_state
 
 ROOT = Path(__file__).resolve().parents[2]
+FULL = 2  # the log is flushed before a commit is acknowledged (sqlite.org/pragma.html, synchronous)
 WRITER = Path(__file__).with_name("store_writer.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
 
@@ -274,6 +275,8 @@ async def test_a_log_that_ends_at_any_frame_opens_to_what_was_committed_before(t
     await store.checkpoint()
     for version in range(acknowledged):
         await store.commit(change(version))
+    writer = store._database._writer  # type: ignore[attr-defined]
+    assert await writer.raw(lambda driver: driver.execute("PRAGMA synchronous").fetchone()) == (FULL,)
     database, log = path.read_bytes(), Path(f"{path}-wal").read_bytes()
     await store.close()
     page = int.from_bytes(log[8:12], "big")

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from proxy.store import AuditType, Broken, Store
+from proxy.store.packing import pack_message
 from proxy.store.schema import HEAD
 from proxy.summaries.allowance import Allowance, Budget
 from tests.functional.harness import COUNTER, Talk, weir
@@ -77,6 +78,32 @@ async def test_the_schema_is_made_once_and_is_the_newest(url: str, engine: Async
 async def triggers(connection: AsyncConnection) -> list[str]:
     found = await connection.execute(sa.text("SELECT tgname FROM pg_trigger WHERE tgrelid = 'audit'::regclass"))
     return sorted(found.scalars())
+
+
+@pytest.mark.requirement("S.26")
+async def test_a_large_original_is_compressed_off_the_event_loop(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks, within = 0, list[int]()
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0)
+            ticks += 1
+
+    def counted(body: bytes, text: str) -> bytes:
+        before = ticks
+        packed = pack_message(body, text)
+        within.append(ticks - before)
+        return packed
+
+    monkeypatch.setattr("proxy.store.archive.pack_message", counted)
+    ticking = asyncio.create_task(tick())
+    given = original(0, text=random.Random(1).randbytes(4_000_000).hex())
+    await store.commit(replace(change(0), originals=(given,), covered=(given.ref,)))
+    ticking.cancel()
+    assert len(within) == 1
+    assert within[0] > 10, "the event loop waited"
+    assert await store.original(TENANT, given.ref) == given
 
 
 @pytest.mark.requirement("A0.138")

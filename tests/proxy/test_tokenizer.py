@@ -195,6 +195,17 @@ async def test_three_megabytes_of_chinese_leave_the_event_loop_alone(tokenizer: 
     assert ticks.count > 10, "the event loop waited"
 
 
+@pytest.mark.requirement("S.26")
+async def test_however_much_is_counted_at_once_two_threads_do_it() -> None:
+    tokenizer = Tokenizer()
+    counter, before = tokenizer.counter("gpt-4o"), set(threading.enumerate())
+    await counter.load()
+    texts = [f"{number} " + "lorem ipsum " * 10_000 for number in range(12)]
+    await asyncio.gather(*(counter.count_many([text]) for text in texts))
+    assert 1 <= len(set(threading.enumerate()) - before) <= 2
+    tokenizer.close()
+
+
 async def test_many_texts_count_as_each_one_does(tokenizer: Tokenizer) -> None:
     texts = [f"message {i}: " + "word " * (i * 37 % 500) for i in range(200)] + ["x y " * 60_000, ""]
     for name in ("gpt-4o", "gpt-4", "chars4"):
