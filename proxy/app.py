@@ -291,9 +291,12 @@ async def _assemble(
         store=store,
     )
     windows.restore(await store.calibrations() if store is not None else [])
+    conversations = Conversations(store, clock=clock)
+    if shares:
+        settler.overtaken = conversations.distrust
     planner = Planner(
         transcripts=Transcripts(most=config.limits.messages, depth=config.limits.depth),
-        conversations=Conversations(store, clock=clock),
+        conversations=conversations,
         store=store,
         settler=settler,
         clock=clock,

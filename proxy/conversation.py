@@ -401,6 +401,12 @@ class Conversations:
         await store.close_conversation(conversation, at)
         return at
 
+    def distrust(self, change: Change) -> None:
+        """Take over from the store, at the next request, a branch that another process has changed meanwhile."""
+        thread = self._threads.get(change.branch)
+        if thread is not None:
+            thread.branch = replace(thread.branch, version=0)
+
     def forget(self, conversation: ConversationRow) -> None:
         """Know nothing of a conversation any more, once the store does not."""
         for thread in self._threads_of(conversation):

@@ -27,7 +27,8 @@ MOST_CHANGES = 2_000
 class Settler:
     """Writes rows in the background; one task, started by :meth:`start` and ended by :meth:`close`.
 
-    ``stored`` is told each exchange that was new to the store, as it was stored.
+    ``stored`` is told each exchange that was new to the store, as it was stored; ``overtaken`` each change that waited
+    while another process made one in its place.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Settler:
         degraded: Callable[[str], None],
         stored: Callable[[ExchangeRow], None] = lambda _: None,
     ) -> None:
+        self.overtaken: Callable[[Change], None] = lambda _: None
         self._store = store
         self._stored = stored
         self._degraded = degraded
@@ -144,6 +146,7 @@ class Settler:
         try:
             await store.commit(change)
         except StaleVersion as stale:
+            self.overtaken(change)
             nothing = replace(change, edits=(), cut=None, covered=(), checkpoint=None, resumed=None, evictions=())
             told = of_change(change, conversation=change.conversation, version=None)
             kept = replace(nothing, expected=stale.current, audited=tuple(told))
