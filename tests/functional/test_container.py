@@ -103,11 +103,11 @@ def test_the_image_starts_shut_says_how_a_key_is_made_and_takes_it(image: Image)
     with running(image) as container:
         assert any("nobody may call" in line for line in container.said)
         assert any("docker exec CONTAINER weir keys create --name me" in line for line in container.said)
-        assert container.ask("sk-stranger") == 401
+        assert container.ask("sk-stranger") in (401, 429)
 
         key = container.execute("weir", "keys", "create", "--name", "me")
         assert container.until_accepted(key) == 200  # by the built-in simulator: nothing names an upstream
-        assert container.ask("sk-stranger") == 401
+        assert container.ask("sk-stranger") in (401, 429)
 
         owner = container.execute("stat", "-c", "%U", "/data/weir.db")
         assert owner == container.execute("id", "-un") == image.user != "root"
@@ -126,7 +126,7 @@ def test_compose_starts_shut_with_the_file_of_all_defaults_and_without(image: Im
     else:
         del env["WEIR_CONFIG"]
     with running(image, env) as container:
-        assert container.ask("sk-stranger") == 401
+        assert container.ask("sk-stranger") in (401, 429)
         assert container.ask("sk-mine-0123") in {502, 503}  # let in; nothing leads to OpenAI from here
         shown = json.loads(container.execute("weir", "config", "show", "--json"))
     assert shown["path"] == (env["WEIR_CONFIG"] if mounted else None)

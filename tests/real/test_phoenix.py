@@ -35,7 +35,7 @@ ALONE = {
 """Nothing of it speaks with the internet, or runs commands."""
 TREE = {
     "POST /v1/chat/completions": [
-        *("weir context.plan", "chat sim", "weir context.plan", "chat sim"),
+        *("weir context.plan", "chat sim", "weir context.plan", "chat sim", "weir context.prepare"),
     ],
     "weir context.plan": [f"weir context.layer {layer}" for layer in ("ingest_cap", "dedupe", "evict")],
 }
@@ -134,7 +134,7 @@ async def test_phoenix_shows_the_trees_the_session_and_the_tokens_of_a_conversat
     for _ in range(60):
         every = await phoenix.read("spans", limit=200)
         spans = [span for span in every if span["attributes"].get("session.id") == name]
-        if len(spans) >= 11:
+        if len(spans) >= 12:
             break
         await asyncio.sleep(0.25)
     spans.sort(key=lambda span: span["start_time"])
