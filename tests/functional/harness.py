@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -59,9 +59,20 @@ class InTurns:
 
     targets: "Sequence[RunningWeir | WeirProcess]"
 
+    @property
+    def weirs(self) -> list[RunningWeir]:
+        """Those that run in this loop."""
+        return [each for each in self.targets if isinstance(each, RunningWeir)]
+
     def client(self, key: str = "sk-test", **options: Any) -> Any:
         """A real client of all of them."""
         return _Turns(self.targets, key, options)
+
+    async def settled(self) -> None:
+        """Return once everything is written."""
+        for each in self.weirs:
+            await each.runtime.preparation.settled()
+            await each.runtime.settler.flush()
 
 
 @dataclass(slots=True)
@@ -129,6 +140,21 @@ async def weir(
         finally:
             for client in running.clients:
                 await client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A database, and how many Weirs share it."""
+
+    store: Path | str
+    count: int = 1
+
+    @asynccontextmanager
+    async def serving(self, upstream: str, **options: Any) -> AsyncIterator[InTurns]:
+        """As many Weirs in front of ``upstream``, each with the options of :func:`weir`."""
+        async with AsyncExitStack() as stack:
+            opened = [weir(upstream, self.store, **options) for _ in range(self.count)]
+            yield InTurns([await stack.enter_async_context(each) for each in opened])
 
 
 @dataclass(slots=True)

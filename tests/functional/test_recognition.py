@@ -20,8 +20,8 @@ from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     TOOLS,
+    Deployment,
     InTurns,
-    RunningWeir,
     Talk,
     answered,
     arrays_of,
@@ -33,22 +33,15 @@ from tests.functional.harness import (
     tcp_tap,
     weir,
 )
-from tests.postgres import Postgres
 
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """A Weir and the upstream behind it."""
+    """A Weir, or two in turns, and the upstream behind it."""
 
     simulator: RunningSimulator
-    target: RunningWeir | InTurns
+    target: InTurns
     database: Path | str
-
-    @property
-    def weirs(self) -> list[RunningWeir]:
-        """Each of them, where there are two."""
-        targets = self.target.targets if isinstance(self.target, InTurns) else [self.target]
-        return [each for each in targets if isinstance(each, RunningWeir)]
 
     def talk(self, model: str, *, seed: int, mark: str = "", start: list[dict[str, Any]] | None = None) -> Talk:
         """A conversation whose requests can be told by their model."""
@@ -80,24 +73,14 @@ async def rows_of(database: str, query: str) -> list[Any]:
         await connection.close()
 
 
-@pytest.fixture(params=["one on SQLite", "two in turns on PostgreSQL"])
-async def both(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Both]:
+@pytest.fixture
+async def both(deployment: Deployment) -> AsyncIterator[Both]:
     settings = SimulatorSettings(window=8192, summary_model="summariser")
-    if "two" in request.param:
-        server: Postgres = request.getfixturevalue("postgres")
-        url = server.url(await server.database())
-        async with (
-            serve_simulator(settings, counter=COUNTER) as simulator,
-            weir(simulator.base_url, url, summarizer="summariser") as one,
-            weir(simulator.base_url, url, summarizer="summariser") as two,
-        ):
-            yield Both(simulator, InTurns([one, two]), url)
-        return
     async with (
         serve_simulator(settings, counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser") as target,
+        deployment.serving(simulator.base_url, summarizer="summariser") as target,
     ):
-        yield Both(simulator, target, tmp_path / "w.db")
+        yield Both(simulator, target, deployment.store)
 
 
 def names(talk: Talk) -> set[str]:
@@ -338,13 +321,13 @@ async def test_twenty_parallel_requests_at_the_trigger_make_one_batch_with_one_s
     assert len(arrays) == 20
     assert twin.actions()[1:] == ["compact=1"] * 20
     assert len({json.dumps(a[:-1]) for a in arrays}) == 1, "not all requests got the same batch"
-    most = 1 if len(both.weirs) == 1 else 2 * len(both.weirs)  # processes do not wait for one another's calls
+    most = 1 if len(both.target.weirs) == 1 else 2 * len(both.target.weirs)  # processes do not wait for one another's calls
     assert 1 <= len(answered(both.simulator, "summariser")) <= most
-    for each in both.weirs:
+    for each in both.target.weirs:
         await each.runtime.settler.flush()
     conversation = twin.headers[-1]["x-weir-conversation"]
     versions = both.rows(
         "SELECT b.version FROM branches b JOIN conversations c ON c.id = b.conversation AND c.tenant = b.tenant "
         f"WHERE c.name = '{conversation}'"
     )
-    assert versions in ([(1,)], [(len(both.weirs),)])  # the other one may save the state of what it found
+    assert versions in ([(1,)], [(len(both.target.weirs),)])  # the other one may save the state of what it found
