@@ -1,4 +1,4 @@
-"""What every functional test may be run on."""
+"""What functional tests run on."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,10 +9,10 @@ from tests.functional.harness import Deployment
 from tests.postgres import Postgres
 
 
-@pytest.fixture(params=["one on SQLite", "two in turns on PostgreSQL"])
+@pytest.fixture
 async def deployment(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Deployment]:
-    """For tests that have to hold however many Weirs share a database."""
-    if "one" in request.param:
+    """One Weir on SQLite; two on PostgreSQL where a test says ``EITHER``, or names 2."""
+    if getattr(request, "param", 1) == 1:
         yield Deployment(tmp_path / "w.db")
         return
     server: Postgres = request.getfixturevalue("postgres")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import openai
+import pytest
 
 from proxy.app import create_app
 from proxy.config import Flags, load_config
@@ -155,6 +156,12 @@ class Deployment:
         async with AsyncExitStack() as stack:
             opened = [weir(upstream, self.store, **options) for _ in range(self.count)]
             yield InTurns([await stack.enter_async_context(each) for each in opened])
+
+
+EITHER = pytest.mark.parametrize(
+    "deployment", [pytest.param(1, id="one on SQLite"), pytest.param(2, id="two in turns on PostgreSQL")], indirect=True
+)
+"""For a test that has to hold however many Weirs share the database."""
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
+    EITHER,
     TOOLS,
     Deployment,
     InTurns,
@@ -88,6 +89,7 @@ def names(talk: Talk) -> set[str]:
     return {h["x-weir-conversation"] for h in talk.headers}
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P2", "R.26")
 async def test_two_conversations_that_begin_alike_never_mix_and_cost_no_more_batches_than_alone(both: Both) -> None:
     alone = both.talk("alone", seed=1, mark="zebra", start=opening(seed=40))
@@ -107,6 +109,7 @@ async def test_two_conversations_that_begin_alike_never_mix_and_cost_no_more_bat
     assert len(names(first) | names(second)) <= 3
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P2", "R.25")
 async def test_a_rewound_conversation_keeps_its_edits_and_goes_on_without_another_batch(both: Both) -> None:
     talk = both.talk("sim", seed=1)
@@ -123,6 +126,7 @@ async def test_a_rewound_conversation_keeps_its_edits_and_goes_on_without_anothe
     assert batches(after) == 0
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P2", "D25")
 async def test_a_run_that_is_begun_anew_is_sent_what_the_first_one_was_sent_at_each_step(both: Both) -> None:
     """The same task again, as evaluations and retries do: nothing is missing that was there the first time.
@@ -141,6 +145,7 @@ async def test_a_run_that_is_begun_anew_is_sent_what_the_first_one_was_sent_at_e
     assert after[batch:] == before[batch:]
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P2", "R.25")
 async def test_two_continuations_of_one_history_share_its_edits_and_not_their_contents(both: Both) -> None:
     talk = both.talk("sim", seed=1)
@@ -180,6 +185,7 @@ def respelled(messages: list[dict[str, Any]], turn: int) -> list[dict[str, Any]]
     return made
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P2", "P11")
 async def test_a_client_that_spells_its_history_differently_every_turn_stays_one_conversation(both: Both) -> None:
     talk = both.talk("sim", seed=1)
@@ -192,6 +198,7 @@ async def test_a_client_that_spells_its_history_differently_every_turn_stays_one
     assert batches(canonical(arrays)) <= 2  # type: ignore[arg-type]  # digests stand for messages
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P2")
 @pytest.mark.parametrize("moving_files", [False, True])
 async def test_a_client_that_rewrites_its_last_user_message_every_turn_keeps_its_edits(
@@ -221,6 +228,7 @@ async def test_a_client_that_rewrites_its_last_user_message_every_turn_keeps_its
     assert len(names(talk)) <= 2, "nothing but the very first request shares no message with what follows"
 
 
+@EITHER
 @pytest.mark.requirement("P1")
 async def test_title_requests_under_the_same_session_id_do_not_disturb_the_conversation(both: Both) -> None:
     header = {"x-session-id": "ses_0001"}
@@ -237,6 +245,7 @@ async def test_title_requests_under_the_same_session_id_do_not_disturb_the_conve
     assert names(talk) == {"ses_0001"}
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P2")
 async def test_the_same_body_sent_twice_is_forwarded_twice_alike_and_changes_nothing(both: Both) -> None:
     talk = both.talk("sim", seed=1)
@@ -292,6 +301,7 @@ async def test_two_tenants_with_the_same_conversation_share_no_row_and_no_connec
     assert b"sk-one" not in raw
 
 
+@EITHER
 @pytest.mark.requirement("P8", "P2", "R.24", "R.51")
 async def test_twenty_parallel_requests_at_the_trigger_make_one_batch_with_one_summary(both: Both) -> None:
     talk = both.talk("sim", seed=1, start=opening()[:1])
@@ -321,7 +331,9 @@ async def test_twenty_parallel_requests_at_the_trigger_make_one_batch_with_one_s
     assert len(arrays) == 20
     assert twin.actions()[1:] == ["compact=1"] * 20
     assert len({json.dumps(a[:-1]) for a in arrays}) == 1, "not all requests got the same batch"
-    most = 1 if len(both.target.weirs) == 1 else 2 * len(both.target.weirs)  # processes do not wait for one another's calls
+    most = (
+        1 if len(both.target.weirs) == 1 else 2 * len(both.target.weirs)
+    )  # processes do not wait for one another's calls
     assert 1 <= len(answered(both.simulator, "summariser")) <= most
     for each in both.target.weirs:
         await each.runtime.settler.flush()
