@@ -59,6 +59,7 @@ class InTurns:
     """Several Weirs, of which a client has each in turn: every request goes to the next one that runs."""
 
     targets: "Sequence[RunningWeir | WeirProcess]"
+    asked: int = 0
 
     @property
     def weirs(self) -> list[RunningWeir]:
@@ -68,6 +69,11 @@ class InTurns:
     def client(self, key: str = "sk-test", **options: Any) -> Any:
         """A real client of all of them."""
         return _Turns(self.targets, key, options)
+
+    def root(self) -> str:
+        """The address of the next one, without ``/v1``: for what is asked of Weir itself."""
+        self.asked += 1
+        return self.targets[-self.asked % len(self.targets)].root
 
     async def settled(self) -> None:
         """Return once everything is written."""
