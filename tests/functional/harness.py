@@ -59,6 +59,7 @@ class InTurns:
     """Several Weirs, of which a client has each in turn: every request goes to the next one that runs."""
 
     targets: "Sequence[RunningWeir | WeirProcess]"
+    made: int = 0
     asked: int = 0
 
     @property
@@ -68,7 +69,8 @@ class InTurns:
 
     def client(self, key: str = "sk-test", **options: Any) -> Any:
         """A real client of all of them."""
-        return _Turns(self.targets, key, options)
+        self.made += 1
+        return _Turns(self.targets, key, options, count=self.made - 1)
 
     def root(self) -> str:
         """The address of the next one, without ``/v1``: for what is asked of Weir itself."""
