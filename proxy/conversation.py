@@ -247,8 +247,14 @@ class Conversations:
         mine = self._behind_doors(doors, chain, messages, opening, found, name) if self._has_resumed else None
         if self._store is not None:
             strays = found is None or found.length < min(found.thread.branch.longest, len(chain))
-            if mine is None and (self._shared or (answered and strays)):
-                found = await self._in_store(tenant, chain, found)
+            if self._shared or (mine is None and answered and strays):
+                try:
+                    found = await self._in_store(tenant, chain, found)
+                except StoreError:
+                    if mine is None:
+                        raise
+            if self._shared and mine is not None:  # what was not known in the open may be another's
+                mine = self._behind_doors(doors, chain, messages, opening, found, name)
             if mine is None or self._shared:
                 mine = await self._behind_stored_doors(tenant, doors, chain, opening, found, mine, name)
         found = mine or found
@@ -262,8 +268,11 @@ class Conversations:
         return recognised
 
     def listens(self, thread: Thread, transcript: Transcript) -> bool:
-        """Whether the answer to a request will tell its conversation from another with the same opening."""
-        resumed = self._has_resumed or thread.known.resumed is not None
+        """Whether the answer to a request will tell its conversation from another with the same opening.
+
+        Of a shared store nobody knows whether another process has resumed one.
+        """
+        resumed = self._shared or self._has_resumed or thread.known.resumed is not None
         return resumed and _opening(transcript.chain, transcript.messages) == len(transcript.chain)
 
     def answered(self, thread: Thread, transcript: Transcript, answers: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -284,10 +293,24 @@ class Conversations:
         self._remember(recognised.thread, chain)
         return recognised
 
-    async def announce(self, recognised: Recognised, transcript: Transcript, *, request: str, model: str) -> None:
+    @property
+    def announces(self) -> bool:
+        """Whether others have to know of a request, and of the answer to it, before its client goes on."""
+        return self._shared
+
+    async def announce(
+        self,
+        recognised: Recognised,
+        transcript: Transcript,
+        *,
+        request: str,
+        model: str,
+        answers: Sequence[bytes] = (),
+    ) -> None:
         """Have other processes know the request by the time that its client can send the next one to them.
 
-        Raises StoreError. Where nobody else writes the store, what is written after the answer is early enough.
+        ``answers`` are the hashes after each answer to it, once they are given. Where nobody else writes the store,
+        what is written after the answer is early enough. Raises StoreError.
         """
         if self._store is None or not self._shared:
             return
@@ -302,7 +325,7 @@ class Conversations:
             parent=thread.parent,
             at=self._clock(),
             model=model,
-            ends=thread.tips(transcript),
+            ends=tuple((end, len(chain) + 1) for end in answers) or thread.tips(transcript),
             length=len(chain),
             trend=thread.trend,
         )
@@ -465,9 +488,12 @@ class Conversations:
         mine: Recognised | None,
         name: str | None,
     ) -> Recognised | None:
-        """The same of what is stored, if it knows more; not asked where an answer was shared in the open."""
+        """The same of what is stored, if it knows more.
+
+        A store of one process does not know every answer in the open: it is not asked where one may have been shared.
+        """
         for door in doors:
-            asked = found is None or (door[0] != ANSWER and found.length <= opening)
+            asked = self._shared or found is None or (door[0] != ANSWER and found.length <= opening)
             if not asked or not _may_try(door, chain, opening, found, name):
                 continue
             near = (*chain[: opening + 1], *chain[max(opening + 1, len(chain) - NEAR) :])

@@ -31,13 +31,14 @@ from proxy.errors import (
 from proxy.heard import Listener
 from proxy.intake import ClientGone, Receive, read_held, while_connected
 from proxy.outcome import Outcome
+from proxy.planning import Planned
 from proxy.recall.rounds import Rounds
 from proxy.recall.streaming import Relaying
 from proxy.recall.whole import follow_whole
 from proxy.recalling import Recalling
 from proxy.relay import Cut, Received, Send, is_readable, relay_stream, relay_whole
 from proxy.runtime import Runtime
-from proxy.settlement import settle
+from proxy.settlement import listened, settle
 from proxy.tap import Tap
 from proxy.telemetry import ABOUT, About
 from proxy.upstream.client import came_through
@@ -156,7 +157,8 @@ class Exchange:
         planned = await call.plan()
         outcome.planned = planned
         if planned.listens:
-            outcome.listener = self.send = Listener(self.send)
+            ended = partial(self._announce, planned, outcome) if runtime.planner.conversations.announces else None
+            outcome.listener = self.send = Listener(self.send, ended)
         outcome.ready = time.perf_counter()
         received = await call.send(planned)
         rounds, metrics = call.rounds(), runtime.telemetry.metrics
@@ -169,6 +171,12 @@ class Exchange:
                 await self._recall(received, rounds, call.recalling, outcome)
         finally:
             metrics.streams -= is_stream
+
+    async def _announce(self, planned: Planned, outcome: Outcome) -> None:
+        """Have other processes know the conversation by the answer that its client is about to have."""
+        model = outcome.request.model if outcome.request is not None else ""
+        if answers := listened(self.runtime, planned, outcome):
+            await self.runtime.planner.announce(planned, request=self.id, model=model, answers=answers)
 
     async def _recall(self, received: Received, rounds: Rounds, recalling: Recalling, outcome: Outcome) -> None:
         """Relay an answer whose calls of the recall tool Weir answers itself."""

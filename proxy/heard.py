@@ -2,6 +2,7 @@
 conversation by that answer where its opening does not tell.
 """
 
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from proxy.telemetry import Attempt
 MOST_HEARD = 256 * 1024
 MOST_CHOICES = 16
 MOST_LISTENED = 4 * 1024 * 1024
+LAST_EVENT = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 
 
 async def heard(chunks: AsyncGenerator[bytes, None], span: Attempt) -> AsyncGenerator[bytes, None]:
@@ -32,16 +34,29 @@ async def heard(chunks: AsyncGenerator[bytes, None], span: Attempt) -> AsyncGene
 
 @dataclass(slots=True)
 class Listener:
-    """Sends an answer on and keeps what went to the client of it, at most 4 MiB."""
+    """Sends an answer on and keeps what went to the client of it, at most 4 MiB.
+
+    ``ended`` is waited for before the client gets the piece by which it knows that the answer is whole.
+    """
 
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]]
+    ended: Callable[[], Awaitable[None]] | None = None
     held: bytearray = field(default_factory=bytearray)
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         """Send one piece on."""
         if len(self.held) < MOST_LISTENED:
             self.held += message.get("body", b"")
+        if self.ended is not None and message["type"] == "http.response.body" and self._ends_with(message):
+            ended, self.ended = self.ended, None
+            await ended()
         await self.send(message)
+
+    def _ends_with(self, message: MutableMapping[str, Any]) -> bool:
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body") or LAST_EVENT.search(body):
+            return True
+        return body.rstrip().endswith(b"}") and self.held.lstrip().startswith(b"{") and bool(self.messages())
 
     def messages(self) -> list[dict[str, Any]]:
         """What the answer's choices said, as a client that has a message of it sends it back."""

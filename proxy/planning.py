@@ -148,7 +148,7 @@ class Planner:
             log.exception("planning failed; the request goes on without it")
             planned.degraded.append("plan")
             _trim(job, planned)
-        await self._announce(job, planned)
+        await self.announce(planned, request=job.id, model=job.request.model)
         self._write_body(job, planned)
         return planned
 
@@ -211,12 +211,15 @@ class Planner:
             del thread.evicted[call]
         planned.belief = await job.believe()
 
-    async def _announce(self, job: "Job", planned: Planned) -> None:
+    async def announce(self, planned: Planned, *, request: str, model: str, answers: Sequence[bytes] = ()) -> None:
+        """Have other processes know a request, or the answers to it, before its client goes on."""
         if planned.recognised is None or planned.reading is None:
             return
         transcript = planned.reading.transcript
         try:
-            await self.conversations.announce(planned.recognised, transcript, request=job.id, model=job.request.model)
+            await self.conversations.announce(
+                planned.recognised, transcript, request=request, model=model, answers=answers
+            )
         except StoreError as error:
             log.error("another process may not know this conversation's next request: %s", error)
             planned.degraded.append("store")

@@ -99,7 +99,8 @@ class Settler:
         """Stop, having written what can be written."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
+            async with self._writing:  # the store ends what it has begun: nothing may be written beside it
+                task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await self.flush()

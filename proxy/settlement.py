@@ -50,7 +50,7 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
     if outcome.turn is not None:
         runtime.hooks.turn_end(outcome.turn, _end(outcome, sent))
     if sent is not None and outcome.planned is not None and outcome.planned.branch is not None:
-        answers = _listened(runtime, outcome.planned, outcome)
+        answers = listened(runtime, outcome.planned, outcome)
         row = row_of(
             outcome,
             outcome.planned,
@@ -82,7 +82,7 @@ def settle(runtime: Runtime, outcome: Outcome) -> None:
     metrics.settlement(time.perf_counter() - begun)
 
 
-def _listened(runtime: Runtime, planned: Planned, outcome: Outcome) -> tuple[bytes, ...]:
+def listened(runtime: Runtime, planned: Planned, outcome: Outcome) -> tuple[bytes, ...]:
     """The chain's hashes after each answer that was given, where they tell the conversation from others."""
     if outcome.listener is None or planned.recognised is None or planned.reading is None:
         return ()

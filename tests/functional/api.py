@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import httpx
 
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, weir
+from tests.functional.harness import COUNTER, Deployment, InTurns, RunningWeir, Talk, answered, arrays_of
 
 ADMIN = "admin-0123456789"
 WINDOW = 4_096
@@ -26,12 +26,17 @@ auth: {{admin_token: {admin}}}
 
 @dataclass(slots=True)
 class Api:
-    """The management API of one Weir, and a conversation of the key ``sk-test``."""
+    """The management API of one Weir, or of several in turns, and a conversation of the key ``sk-test``."""
 
     target: RunningWeir
     upstream: RunningSimulator
     http: httpx.AsyncClient
     folder: Path
+    turns: InTurns = field(default_factory=lambda: InTurns(()))
+
+    def __post_init__(self) -> None:
+        if not self.turns.targets:
+            self.turns = InTurns([self.target])
 
     async def ask(
         self, method: str, path: str, body: object = None, *, key: str | None = "sk-test", **options: Any
@@ -40,7 +45,7 @@ class Api:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         return await self.http.request(
-            method, f"{self.target.root}/weir/{path}", content=content, headers=headers, **options
+            method, f"{self.turns.root()}/weir/{path}", content=content, headers=headers, **options
         )
 
     async def get(self, path: str, *, key: str | None = "sk-test", **params: str) -> Any:
@@ -65,7 +70,7 @@ class Api:
 
     def talk(self, key: str = "sk-test", name: str = NAME) -> Talk:
         """A conversation with a name."""
-        return Talk(self.target.client(key, default_headers={"x-weir-conversation": name}))
+        return Talk(self.turns.client(key, default_headers={"x-weir-conversation": name}))
 
     def sent(self) -> list[list[dict[str, Any]]]:
         """The arrays that went up."""
@@ -73,15 +78,17 @@ class Api:
 
 
 @asynccontextmanager
-async def serving(folder: Path, *, window: int = WINDOW, upstream: int = WINDOW) -> AsyncIterator[Api]:
-    """A Weir with a database and an operator."""
+async def serving(
+    folder: Path, *, window: int = WINDOW, upstream: int = WINDOW, deployment: Deployment | None = None
+) -> AsyncIterator[Api]:
+    """A Weir with a database and an operator, or those of a deployment."""
     async with serve_simulator(SimulatorSettings(window=upstream), counter=COUNTER) as simulator:
         yaml = YAML.format(upstream=simulator.base_url, window=window, admin=ADMIN)
         async with (
-            weir("", folder / "w.db", yaml=yaml, folder=folder, window=None) as target,
+            (deployment or Deployment(folder / "w.db")).serving("", yaml=yaml, folder=folder, window=None) as turns,
             httpx.AsyncClient() as http,
         ):
-            yield Api(target, simulator, http, folder)
+            yield Api(turns.weirs[0], simulator, http, folder, turns)
 
 
 async def compacted(api: Api, **options: Any) -> Talk:

@@ -9,13 +9,14 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
 import openai
+import pytest
 
 from proxy.app import create_app
 from proxy.config import Flags, load_config
@@ -58,10 +59,29 @@ class InTurns:
     """Several Weirs, of which a client has each in turn: every request goes to the next one that runs."""
 
     targets: "Sequence[RunningWeir | WeirProcess]"
+    made: int = 0
+    asked: int = 0
+
+    @property
+    def weirs(self) -> list[RunningWeir]:
+        """Those that run in this loop."""
+        return [each for each in self.targets if isinstance(each, RunningWeir)]
 
     def client(self, key: str = "sk-test", **options: Any) -> Any:
         """A real client of all of them."""
-        return _Turns(self.targets, key, options)
+        self.made += 1
+        return _Turns(self.targets, key, options, count=self.made - 1)
+
+    def root(self) -> str:
+        """The address of the next one, without ``/v1``: for what is asked of Weir itself."""
+        self.asked += 1
+        return self.targets[-self.asked % len(self.targets)].root
+
+    async def settled(self) -> None:
+        """Return once everything is written."""
+        for each in self.weirs:
+            await each.runtime.preparation.settled()
+            await each.runtime.settler.flush()
 
 
 @dataclass(slots=True)
@@ -129,6 +149,27 @@ async def weir(
         finally:
             for client in running.clients:
                 await client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A database, and how many Weirs share it."""
+
+    store: Path | str
+    count: int = 1
+
+    @asynccontextmanager
+    async def serving(self, upstream: str, **options: Any) -> AsyncIterator[InTurns]:
+        """As many Weirs in front of ``upstream``, each with the options of :func:`weir`."""
+        async with AsyncExitStack() as stack:
+            opened = [weir(upstream, self.store, **options) for _ in range(self.count)]
+            yield InTurns([await stack.enter_async_context(each) for each in opened])
+
+
+EITHER = pytest.mark.parametrize(
+    "deployment", [pytest.param(1, id="one on SQLite"), pytest.param(2, id="two in turns on PostgreSQL")], indirect=True
+)
+"""For a test that has to hold however many Weirs share the database."""
 
 
 @dataclass(slots=True)

@@ -13,20 +13,20 @@ from proxy.routes.table import ROUTES
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from tests.functional.api import ADMIN, BODIES, NAME, TURNS, YAML, Api, compacted, filled, serving
-from tests.functional.harness import COUNTER, TOOLS, Talk, weir
+from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, Talk, weir
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Api]:
+async def api(tmp_path: Path, deployment: Deployment) -> AsyncIterator[Api]:
     """A Weir in front of a window of 4,096 tokens."""
-    async with serving(tmp_path) as api:
+    async with serving(tmp_path, deployment=deployment) as api:
         yield api
 
 
 @pytest.fixture
-async def roomy(tmp_path: Path) -> AsyncIterator[Api]:
+async def roomy(tmp_path: Path, deployment: Deployment) -> AsyncIterator[Api]:
     """A Weir in front of a window in which nothing has to go by itself."""
-    async with serving(tmp_path, window=32_768, upstream=32_768) as api:
+    async with serving(tmp_path, window=32_768, upstream=32_768, deployment=deployment) as api:
         yield api
 
 
@@ -260,6 +260,7 @@ async def test_notes_are_taken_over_http_and_stored_once(api: Api) -> None:
     assert len((await api.of("notes"))["data"]) == 3
 
 
+@EITHER
 @pytest.mark.requirement("A0.136", "A0.101")
 async def test_a_conversation_is_compacted_when_somebody_asks_for_it(roomy: Api) -> None:
     talk = roomy.talk()
@@ -281,6 +282,7 @@ async def test_a_conversation_is_compacted_when_somebody_asks_for_it(roomy: Api)
     assert (await roomy.ask("POST", f"conversations/{NAME}/compact", {})).status_code == 202
 
 
+@EITHER
 @pytest.mark.requirement("A0.106")
 async def test_a_conversation_goes_back_to_what_it_was(roomy: Api) -> None:
     talk = roomy.talk()
@@ -303,6 +305,7 @@ async def test_a_conversation_goes_back_to_what_it_was(roomy: Api) -> None:
     await roomy.refused(404, "POST", f"conversations/{NAME}/rollback/{made}")
 
 
+@EITHER
 @pytest.mark.requirement("A0.60", "P11")
 async def test_a_pinned_message_comes_back_and_stays(api: Api) -> None:
     talk = await compacted(api)

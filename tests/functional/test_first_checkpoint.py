@@ -8,7 +8,7 @@ import pytest
 
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, opening, tool_step, weir
+from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, answered, arrays_of, opening, tool_step
 
 CONFIG = """
 upstreams: {sim: {base_url: URL, api_key: pass}}
@@ -19,22 +19,18 @@ default_policy: mine
 DECIDED = "I have decided to use fetch instead of axios, because axios is unmaintained."
 
 
-async def settled(target: RunningWeir) -> None:
-    await target.runtime.preparation.settled()
-    await target.runtime.settler.flush()
-
-
-async def checkpoint(target: RunningWeir, conversation: str) -> httpx.Response:
+async def checkpoint(target: InTurns, conversation: str) -> httpx.Response:
     """The conversation's newest checkpoint over the management API."""
     async with httpx.AsyncClient(timeout=10) as client:
         headers = {"authorization": "Bearer sk-test"}
-        return await client.get(f"{target.root}/weir/conversations/{conversation}/checkpoint", headers=headers)
+        return await client.get(f"{target.root()}/weir/conversations/{conversation}/checkpoint", headers=headers)
 
 
+@EITHER
 @pytest.mark.requirement("D23", "A0.111", "A0.113")
 @pytest.mark.parametrize("name", [None, "migration"])
 async def test_after_a_first_request_that_only_evicts_there_is_a_checkpoint_to_resume(
-    name: str | None, tmp_path: Path
+    name: str | None, tmp_path: Path, deployment: Deployment
 ) -> None:
     messages = [*opening(), {"role": "assistant", "content": DECIDED}, {"role": "user", "content": "Go on, please."}]
     for number in range(24):
@@ -43,13 +39,13 @@ async def test_after_a_first_request_that_only_evicts_there_is_a_checkpoint_to_r
     async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
         text = CONFIG.replace("URL", simulator.base_url)
         options: dict[str, Any] = {"yaml": text, "folder": tmp_path, "window": None}
-        async with weir(simulator.base_url, tmp_path / "w.db", **options) as target:
+        async with deployment.serving(simulator.base_url, **options) as target:
             talk = Talk(target.client(default_headers=headers), messages)
             await talk.ask()
-            await settled(target)
+            await target.settled()
             called = talk.headers[0]["x-weir-conversation"]
             saved = await checkpoint(target, called)
-        async with weir(simulator.base_url, tmp_path / "w.db", **options) as target:
+        async with deployment.serving(simulator.base_url, **options) as target:
             resumed = {"x-weir-resume": called}
             second = Talk(target.client(default_headers=resumed), [{"role": "user", "content": "Where were we?"}])
             await second.ask()
@@ -61,16 +57,19 @@ async def test_after_a_first_request_that_only_evicts_there_is_a_checkpoint_to_r
     assert "Migrate the project from axios to fetch." in sent[0]["content"]
 
 
+@EITHER
 @pytest.mark.requirement("D23", "A0.111")
-async def test_a_named_conversation_whose_first_request_holds_a_milestone_is_saved_at_once(tmp_path: Path) -> None:
+async def test_a_named_conversation_whose_first_request_holds_a_milestone_is_saved_at_once(
+    deployment: Deployment,
+) -> None:
     messages = [*opening(), {"role": "assistant", "content": DECIDED}, {"role": "user", "content": "Go on, please."}]
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db") as target,
+        deployment.serving(simulator.base_url) as target,
     ):
         talk = Talk(target.client(default_headers={"x-weir-conversation": "migration"}), messages)
         await talk.ask()
-        await settled(target)
+        await target.settled()
         saved = await checkpoint(target, "migration")
     assert talk.actions() == ["none"]
     assert saved.status_code == 200, saved.text

@@ -11,7 +11,7 @@ from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.wire.chat import unmarked
 from proxy.wire.raw import split_array, split_object
-from tests.functional.harness import COUNTER, TOOLS, answered, opening, prose, weir
+from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, answered, opening, prose
 
 COMPACTIONS = 10
 RULE = "Never touch the directory legacy/. Answer in English. " + prose(20, seed=50)
@@ -45,8 +45,9 @@ def raw_messages(body: bytes) -> list[bytes]:
     return [bytes(raw) for raw in raws]
 
 
+@EITHER
 @pytest.mark.requirement("A0.38", "P3", "P2", "R.55", "R.57", "S.22")
-async def test_what_is_protected_is_forwarded_byte_for_byte_through_ten_compactions() -> None:
+async def test_what_is_protected_is_forwarded_byte_for_byte_through_ten_compactions(deployment: Deployment) -> None:
     """Each round is a question, a step of two parallel calls, a request while it is open, and the answer."""
     sent: list[bytes] = []
 
@@ -59,7 +60,7 @@ async def test_what_is_protected_is_forwarded_byte_for_byte_through_ten_compacti
     kept: list[dict[str, Any]] = []
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url) as target,
+        deployment.serving(simulator.base_url) as target,
         httpx.AsyncClient(event_hooks={"request": [note]}, timeout=60) as http,
     ):
         client = target.client(http_client=http)

@@ -20,7 +20,18 @@ from proxy.recall.offer import definition_of
 from proxy.simulator.dialects import Problem, Rejected
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import Answer, Call, Request, SimulatorSettings
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, arrays_of, begins_with, prose, weir
+from tests.functional.harness import (
+    COUNTER,
+    EITHER,
+    TOOLS,
+    Deployment,
+    InTurns,
+    Talk,
+    answered,
+    arrays_of,
+    begins_with,
+    prose,
+)
 
 WINDOW = 8192
 STOPS_AT_ONCE = ServerLimits(grace=0.05, notice=0.0)
@@ -58,7 +69,7 @@ class Stage:
     """A Weir with the tool, its upstream, and the model that plays there."""
 
     upstream: RunningSimulator
-    target: RunningWeir
+    target: InTurns
     model: Model
 
     def talk(self, *, secret: str = SECRET, key: str = "sk-test", steps: int = 18, **options: Any) -> Talk:
@@ -85,6 +96,7 @@ async def stage(
     window: int = WINDOW,
     recall: str = "tool: true",
     limits: ServerLimits = ServerLimits(),
+    deployment: Deployment | None = None,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     model = Model(script)
@@ -97,8 +109,8 @@ auth: {{mode: open}}
 policies: {{p: {{recall: {{{recall}}}}}}}
 default_policy: p
 """
-        store = folder / "w.db"
-        async with weir(upstream.base_url, store, yaml=yaml, folder=folder, window=None, limits=limits) as target:
+        on = deployment or Deployment(folder / "w.db")
+        async with on.serving(upstream.base_url, yaml=yaml, folder=folder, window=None, limits=limits) as target:
             yield Stage(upstream, target, model)
 
 
@@ -151,10 +163,10 @@ async def test_an_evicted_text_is_found_by_query_and_the_client_sees_only_the_an
         assert answer.choices[0].message.content == "The token is zx-4471-quebec."
         assert answer.choices[0].message.tool_calls is None
         assert answer.choices[0].finish_reason == "stop"
-        await on.target.runtime.settler.flush()
-        assert on.target.runtime.store is not None
-        [conversation] = await on.target.runtime.store.conversations(None)
-        [row] = await on.target.runtime.store.timeline(conversation)
+        await on.target.settled()
+        assert on.target.weirs[0].runtime.store is not None
+        [conversation] = await on.target.weirs[0].runtime.store.conversations(None)
+        [row] = await on.target.weirs[0].runtime.store.timeline(conversation)
         assert row.actions.endswith("recall=1")
         recalls = row.detail["recall"]
         assert isinstance(recalls, list)
@@ -261,9 +273,12 @@ async def test_a_call_behind_one_that_the_client_has_got_already_is_dropped(tmp_
         assert len(on.bodies) == 1
 
 
+@EITHER
 @pytest.mark.requirement("A4.25", "P7")
-async def test_the_tool_comes_with_the_first_batch_and_stays_where_it_is(tmp_path: Path) -> None:
-    async with stage(tmp_path, lambda *_: "Understood.") as on:
+async def test_the_tool_comes_with_the_first_batch_and_stays_where_it_is(
+    tmp_path: Path, deployment: Deployment
+) -> None:
+    async with stage(tmp_path, lambda *_: "Understood.", deployment=deployment) as on:
         talk = Talk(on.target.client())
         for _ in range(20):
             await talk.ask(tools=TOOLS)
@@ -307,10 +322,13 @@ async def test_a_request_without_tools_gets_the_one(tmp_path: Path) -> None:
         assert answer.choices[0].message.content == "The token is zx-4471-quebec."
 
 
+@EITHER
 @pytest.mark.requirement("A4.25", "P3")
-async def test_nothing_is_recalled_from_another_tenant_or_another_conversation(tmp_path: Path) -> None:
+async def test_nothing_is_recalled_from_another_tenant_or_another_conversation(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     other = "the deployment token is hidden-99"
-    async with stage(tmp_path, lambda *_: "Understood.") as on:
+    async with stage(tmp_path, lambda *_: "Understood.", deployment=deployment) as on:
         for key, seed in (("sk-other", 0), ("sk-test", 50)):
             await on.talk(secret=f"{other} of {key}", key=key, seed=seed, mark="elsewhere").ask(tools=TOOLS)
         refs = [
@@ -478,7 +496,9 @@ async def test_a_client_that_leaves_in_a_later_round_ends_it(tmp_path: Path) -> 
         headers = {"authorization": "Bearer sk-test"}
         async with (
             httpx.AsyncClient(timeout=30) as http,
-            http.stream("POST", f"{on.target.base_url}/chat/completions", json=body, headers=headers) as response,
+            http.stream(
+                "POST", f"{on.target.weirs[0].base_url}/chat/completions", json=body, headers=headers
+            ) as response,
         ):
             got = ""
             async for part in response.aiter_text():
@@ -509,7 +529,7 @@ async def test_a_process_that_stops_between_two_rounds_says_so(tmp_path: Path, b
             return response.status_code
 
         async with httpx.AsyncClient(timeout=30) as http:
-            asking = asyncio.create_task(read(http, f"{on.target.base_url}/chat/completions"))
+            asking = asyncio.create_task(read(http, f"{on.target.weirs[0].base_url}/chat/completions"))
             while len(on.bodies) < 2:
                 await asyncio.sleep(0.02)
             await stack.aclose()
@@ -543,7 +563,7 @@ async def test_an_answer_without_a_call_passes_byte_for_byte_with_the_tool_in_th
             body = {"model": "sim", "messages": talk.messages, "max_tokens": 512, "tools": TOOLS, "stream": stream}
             headers = {"authorization": "Bearer sk-test"}
             async with httpx.AsyncClient(timeout=30) as http:
-                got = await http.post(f"{on.target.base_url}/chat/completions", json=body, headers=headers)
+                got = await http.post(f"{on.target.weirs[0].base_url}/chat/completions", json=body, headers=headers)
                 direct = await http.post(
                     f"{on.upstream.base_url}/chat/completions", json=on.bodies[-1], headers=headers
                 )

@@ -19,9 +19,10 @@ from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
+    EITHER,
     TOOLS,
+    Deployment,
     InTurns,
-    RunningWeir,
     Talk,
     answered,
     arrays_of,
@@ -33,22 +34,15 @@ from tests.functional.harness import (
     tcp_tap,
     weir,
 )
-from tests.postgres import Postgres
 
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """A Weir and the upstream behind it."""
+    """A Weir, or two in turns, and the upstream behind it."""
 
     simulator: RunningSimulator
-    target: RunningWeir | InTurns
+    target: InTurns
     database: Path | str
-
-    @property
-    def weirs(self) -> list[RunningWeir]:
-        """Each of them, where there are two."""
-        targets = self.target.targets if isinstance(self.target, InTurns) else [self.target]
-        return [each for each in targets if isinstance(each, RunningWeir)]
 
     def talk(self, model: str, *, seed: int, mark: str = "", start: list[dict[str, Any]] | None = None) -> Talk:
         """A conversation whose requests can be told by their model."""
@@ -80,24 +74,14 @@ async def rows_of(database: str, query: str) -> list[Any]:
         await connection.close()
 
 
-@pytest.fixture(params=["one on SQLite", "two in turns on PostgreSQL"])
-async def both(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Both]:
+@pytest.fixture
+async def both(deployment: Deployment) -> AsyncIterator[Both]:
     settings = SimulatorSettings(window=8192, summary_model="summariser")
-    if "two" in request.param:
-        server: Postgres = request.getfixturevalue("postgres")
-        url = server.url(await server.database())
-        async with (
-            serve_simulator(settings, counter=COUNTER) as simulator,
-            weir(simulator.base_url, url, summarizer="summariser") as one,
-            weir(simulator.base_url, url, summarizer="summariser") as two,
-        ):
-            yield Both(simulator, InTurns([one, two]), url)
-        return
     async with (
         serve_simulator(settings, counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser") as target,
+        deployment.serving(simulator.base_url, summarizer="summariser") as target,
     ):
-        yield Both(simulator, target, tmp_path / "w.db")
+        yield Both(simulator, target, deployment.store)
 
 
 def names(talk: Talk) -> set[str]:
@@ -105,6 +89,7 @@ def names(talk: Talk) -> set[str]:
     return {h["x-weir-conversation"] for h in talk.headers}
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P2", "R.26")
 async def test_two_conversations_that_begin_alike_never_mix_and_cost_no_more_batches_than_alone(both: Both) -> None:
     alone = both.talk("alone", seed=1, mark="zebra", start=opening(seed=40))
@@ -124,6 +109,7 @@ async def test_two_conversations_that_begin_alike_never_mix_and_cost_no_more_bat
     assert len(names(first) | names(second)) <= 3
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P2", "R.25")
 async def test_a_rewound_conversation_keeps_its_edits_and_goes_on_without_another_batch(both: Both) -> None:
     talk = both.talk("sim", seed=1)
@@ -140,6 +126,7 @@ async def test_a_rewound_conversation_keeps_its_edits_and_goes_on_without_anothe
     assert batches(after) == 0
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P2", "D25")
 async def test_a_run_that_is_begun_anew_is_sent_what_the_first_one_was_sent_at_each_step(both: Both) -> None:
     """The same task again, as evaluations and retries do: nothing is missing that was there the first time.
@@ -158,6 +145,7 @@ async def test_a_run_that_is_begun_anew_is_sent_what_the_first_one_was_sent_at_e
     assert after[batch:] == before[batch:]
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P2", "R.25")
 async def test_two_continuations_of_one_history_share_its_edits_and_not_their_contents(both: Both) -> None:
     talk = both.talk("sim", seed=1)
@@ -216,6 +204,7 @@ def respelled(messages: list[dict[str, Any]], turn: int) -> list[dict[str, Any]]
     return made
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P2", "P11")
 async def test_a_client_that_spells_its_history_differently_every_turn_stays_one_conversation(both: Both) -> None:
     talk = both.talk("sim", seed=1)
@@ -228,6 +217,7 @@ async def test_a_client_that_spells_its_history_differently_every_turn_stays_one
     assert batches(canonical(arrays)) <= 2  # type: ignore[arg-type]  # digests stand for messages
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P2")
 @pytest.mark.parametrize("moving_files", [False, True])
 async def test_a_client_that_rewrites_its_last_user_message_every_turn_keeps_its_edits(
@@ -257,6 +247,7 @@ async def test_a_client_that_rewrites_its_last_user_message_every_turn_keeps_its
     assert len(names(talk)) <= 2, "nothing but the very first request shares no message with what follows"
 
 
+@EITHER
 @pytest.mark.requirement("P1")
 async def test_title_requests_under_the_same_session_id_do_not_disturb_the_conversation(both: Both) -> None:
     header = {"x-session-id": "ses_0001"}
@@ -273,6 +264,7 @@ async def test_title_requests_under_the_same_session_id_do_not_disturb_the_conve
     assert names(talk) == {"ses_0001"}
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P2")
 async def test_the_same_body_sent_twice_is_forwarded_twice_alike_and_changes_nothing(both: Both) -> None:
     talk = both.talk("sim", seed=1)
@@ -328,6 +320,7 @@ async def test_two_tenants_with_the_same_conversation_share_no_row_and_no_connec
     assert b"sk-one" not in raw
 
 
+@EITHER
 @pytest.mark.requirement("P8", "P2", "R.24", "R.51")
 async def test_twenty_parallel_requests_at_the_trigger_make_one_batch_with_one_summary(both: Both) -> None:
     talk = both.talk("sim", seed=1, start=opening()[:1])
@@ -357,13 +350,15 @@ async def test_twenty_parallel_requests_at_the_trigger_make_one_batch_with_one_s
     assert len(arrays) == 20
     assert twin.actions()[1:] == ["compact=1"] * 20
     assert len({json.dumps(a[:-1]) for a in arrays}) == 1, "not all requests got the same batch"
-    most = 1 if len(both.weirs) == 1 else 2 * len(both.weirs)  # processes do not wait for one another's calls
+    most = (
+        1 if len(both.target.weirs) == 1 else 2 * len(both.target.weirs)
+    )  # processes do not wait for one another's calls
     assert 1 <= len(answered(both.simulator, "summariser")) <= most
-    for each in both.weirs:
+    for each in both.target.weirs:
         await each.runtime.settler.flush()
     conversation = twin.headers[-1]["x-weir-conversation"]
     versions = both.rows(
         "SELECT b.version FROM branches b JOIN conversations c ON c.id = b.conversation AND c.tenant = b.tenant "
         f"WHERE c.name = '{conversation}'"
     )
-    assert versions in ([(1,)], [(len(both.weirs),)])  # the other one may save the state of what it found
+    assert versions in ([(1,)], [(len(both.target.weirs),)])  # the other one may save the state of what it found

@@ -11,7 +11,9 @@ from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
+    EITHER,
     TOOLS,
+    Deployment,
     Talk,
     WeirProcess,
     answered,
@@ -21,7 +23,6 @@ from tests.functional.harness import (
     free_port,
     opening,
     tool_step,
-    weir,
 )
 
 SETTINGS = SimulatorSettings(window=8192, summary_model="summariser")
@@ -101,10 +102,11 @@ async def test_a_weir_that_is_killed_while_the_upstream_answers_knows_the_batch_
         assert again != talk.messages
 
 
+@EITHER
 @pytest.mark.requirement("P1", "P9")
-async def test_a_fork_keeps_the_edits_that_it_has_inherited_after_a_restart(tmp_path: Path) -> None:
+async def test_a_fork_keeps_the_edits_that_it_has_inherited_after_a_restart(deployment: Deployment) -> None:
     async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
-        async with weir(simulator.base_url, tmp_path / "w.db") as target:
+        async with deployment.serving(simulator.base_url) as target:
             talk = Talk(target.client())
             await talk.agent(18)
             fork = Talk(target.client(), talk.messages[:-8], seed=7)
@@ -113,7 +115,7 @@ async def test_a_fork_keeps_the_edits_that_it_has_inherited_after_a_restart(tmp_
             await fork.agent(4)
         before = arrays_of(simulator.answered())[-1]
         assert before != fork.messages[:-2], "the fork came before anything was edited"
-        async with weir(simulator.base_url, tmp_path / "w.db") as target:
+        async with deployment.serving(simulator.base_url) as target:
             fork.client = target.client()
             await fork.agent(1)
         assert begins_with(arrays_of(simulator.answered())[-1], before)

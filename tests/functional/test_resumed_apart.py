@@ -12,7 +12,7 @@ import pytest
 
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import Request, SimulatorSettings
-from tests.functional.harness import COUNTER, RunningWeir, Talk, arrays_of, prose, weir
+from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, arrays_of, prose
 
 WINDOW = 8192
 CONFIG = """
@@ -30,40 +30,40 @@ SAID = "Resuming from checkpoint"
 
 @dataclass(slots=True)
 class Place:
-    """A Weir that holds one finished conversation, ``old``, and the upstream behind it; both outlive a restart of it."""
+    """What serves one finished conversation, ``old``, and the upstream behind it; both outlive a restart of it."""
 
     simulator: RunningSimulator
     folder: Path
+    deployment: Deployment
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
-    target: RunningWeir | None = None
+    target: InTurns | None = None
+    client: Any = None
 
     async def ask(self, *messages: dict[str, Any], **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
         """What was forwarded, the assistant message that came back, and what Weir did."""
-        assert self.target is not None
-        talk = Talk(self.target.client(), list(messages))
+        talk = Talk(self.client, list(messages))
         answer = await talk.ask(**options)
         said = answer.choices[0].message.model_dump(exclude_none=True)
         return arrays_of(self.simulator.answered())[-1], said, talk.actions()[0]
 
     async def stream(self, *messages: dict[str, Any], **options: Any) -> dict[str, Any]:
         """The assistant message of a streamed answer."""
-        assert self.target is not None
         options = {"model": "sim", "max_tokens": 64, "stream": True, **options}
-        chunks = await self.target.client().chat.completions.create(messages=list(messages), **options)
+        chunks = await self.client.chat.completions.create(messages=list(messages), **options)
         text = "".join([c.choices[0].delta.content or "" async for c in chunks if c.choices])
         return {"role": "assistant", "content": text}
 
     async def flushed(self) -> None:
         assert self.target is not None
-        await self.target.runtime.preparation.settled()
-        await self.target.runtime.settler.flush()
+        await self.target.settled()
 
     async def restart(self) -> None:
         """Have another Weir serve from the same database."""
         await self.stack.aclose()
         text, url = CONFIG.replace("URL", self.simulator.base_url), self.simulator.base_url
-        opened = weir(url, self.folder / "w.db", yaml=text, folder=self.folder, window=None)
+        opened = self.deployment.serving(url, yaml=text, folder=self.folder, window=None)
         self.target = await self.stack.enter_async_context(opened)
+        self.client = self.target.client()
 
 
 def told(request: Request) -> str:
@@ -79,9 +79,9 @@ async def prepare(place: Place) -> None:
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
+async def place(tmp_path: Path, deployment: Deployment) -> AsyncIterator[Place]:
     async with serve_simulator(SimulatorSettings(window=WINDOW, answer=told), counter=COUNTER) as simulator:
-        place = Place(simulator, tmp_path)
+        place = Place(simulator, tmp_path, deployment)
         await place.restart()
         await prepare(place)
         await place.restart()
@@ -94,10 +94,13 @@ STRANGERS: dict[str, dict[str, str]] = {
     "under a name of its own": {"x-weir-conversation": "mine"},
     "with an unknown name": {"x-weir-resume": "never-heard-of"},
 }
+ON = pytest.mark.parametrize(
+    ("stranger", "deployment"), [*((each, 1) for each in STRANGERS), ("without the header", 2)], indirect=["deployment"]
+)
 
 
 @pytest.mark.requirement("P1", "A0.5")
-@pytest.mark.parametrize("stranger", STRANGERS)
+@ON
 @pytest.mark.parametrize("resumed_as", [{}, {"x-weir-conversation": "new"}], ids=["unnamed", "named"])
 async def test_the_same_opening_gets_nothing_of_what_another_conversation_resumed(
     stranger: str, resumed_as: dict[str, str], place: Place
@@ -115,7 +118,7 @@ async def test_the_same_opening_gets_nothing_of_what_another_conversation_resume
 
 
 @pytest.mark.requirement("P1", "P9", "A0.5")
-@pytest.mark.parametrize("stranger", STRANGERS)
+@ON
 async def test_it_is_so_after_a_restart_too(stranger: str, place: Place) -> None:
     sent, _, _ = await place.ask(OPENING, extra_headers=OLD)
     answer = await place.stream(OPENING, extra_headers=OLD)
@@ -133,6 +136,7 @@ async def test_it_is_so_after_a_restart_too(stranger: str, place: Place) -> None
     assert again == [*sent, answer, MORE]
 
 
+@EITHER
 @pytest.mark.requirement("P1", "A0.5")
 async def test_a_resumed_conversation_that_sends_other_words_for_its_answer_is_known_by_header_or_name(
     place: Place,
@@ -149,11 +153,14 @@ async def test_a_resumed_conversation_that_sends_other_words_for_its_answer_is_k
         assert sent == foreign
 
 
+@EITHER
 @pytest.mark.requirement("P1", "A0.5")
-async def test_where_everybody_is_given_the_same_answer_nobody_gets_what_another_resumed(tmp_path: Path) -> None:
+async def test_where_everybody_is_given_the_same_answer_nobody_gets_what_another_resumed(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     settings = SimulatorSettings(window=WINDOW, answer=lambda _: "ok")
     async with serve_simulator(settings, counter=COUNTER) as simulator:
-        place = Place(simulator, tmp_path)
+        place = Place(simulator, tmp_path, deployment)
         await place.restart()
         await prepare(place)
         named = {"x-weir-conversation": "new"}
@@ -184,14 +191,14 @@ async def test_conversations_that_resume_the_same_at_once_and_one_that_does_not_
             talk.append(said)
     await place.flushed()
     assert place.target is not None
-    assert place.target.runtime.store is not None
-    states = [t.known.checkpoint or "" for t in place.target.runtime.planner.conversations._threads.values()]
+    memories = [each.runtime.planner.conversations._threads.values() for each in place.target.weirs]
+    states = [thread.known.checkpoint or "" for threads in memories for thread in threads]
     assert all(sum(mark in state for mark in marks) <= 1 for state in states)
 
 
 @pytest.mark.requirement("P1", "A0.5")
 @pytest.mark.parametrize("headers", [OLD, {**OLD, "x-weir-conversation": "new"}], ids=["unnamed", "named"])
-@pytest.mark.parametrize("stranger", STRANGERS)
+@ON
 async def test_two_that_say_the_same_word_for_word_are_told_apart_by_what_they_ask_for(
     stranger: str, headers: dict[str, str], place: Place
 ) -> None:
@@ -212,6 +219,7 @@ async def test_two_that_say_the_same_word_for_word_are_told_apart_by_what_they_a
     assert GOAL in sent[0]["content"]
 
 
+@EITHER
 @pytest.mark.requirement("P1", "R.25", "A0.5")
 async def test_a_fork_of_a_resumed_conversation_keeps_what_it_resumed_and_nothing_of_the_other_future(
     place: Place,

@@ -6,11 +6,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import Answer, Call, Request, SimulatorSettings
-from tests.functional.harness import COUNTER, Talk, arrays_of, prose, weir
+from tests.functional.harness import COUNTER, EITHER, Deployment, Talk, arrays_of, prose
 
 YAML = """
 upstreams: {sim: {base_url: URL, api_key: pass}}
@@ -56,24 +57,25 @@ def next_step(request: Request) -> Answer | str:
     return Answer(calls=(Call("work_on", json.dumps({"task": task})),))
 
 
+@EITHER
 @pytest.mark.requirement("A0.113")
-async def test_a_checkpoint_in_a_fresh_window_goes_on_at_the_right_subtask(tmp_path: Path) -> None:
+async def test_a_checkpoint_in_a_fresh_window_goes_on_at_the_right_subtask(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     settings = SimulatorSettings(window=8192, answer=next_step)
     async with AsyncExitStack() as stack:
         simulator = await stack.enter_async_context(serve_simulator(settings, counter=COUNTER))
         text = YAML.replace("URL", simulator.base_url)
         options: dict[str, Any] = {"yaml": text, "folder": tmp_path, "window": 8192}
-        target = await stack.enter_async_context(weir(simulator.base_url, tmp_path / "w.db", **options))
+        target = await stack.enter_async_context(deployment.serving(simulator.base_url, **options))
         first = Talk(target.client(default_headers={"x-weir-conversation": "one"}), history())
         await first.ask(tools=[TOOL, PORT])
         first.add_answer()
         first.messages.append({"role": "user", "content": "Stop for today."})
         await first.ask(tools=[TOOL, PORT])
-        await target.runtime.preparation.settled()
-        await target.runtime.settler.flush()
-        row = await target.runtime.store.conversation(None, "one") if target.runtime.store else None
-        assert row is not None
-        await target.runtime.planner.conversations.close(row)
+        await target.settled()
+        async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
+            (await http.post(f"{target.root()}/weir/conversations/one/close")).raise_for_status()
 
         headers = {"x-weir-conversation": "two", "x-weir-resume": "one"}
         fresh = [{"role": "user", "content": "Go on where you stopped."}]

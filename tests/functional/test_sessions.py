@@ -2,7 +2,6 @@
 
 import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +9,23 @@ import pytest
 from proxy.counting import count_message
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, opening, prefix_reuse, prose, tool_step, weir
+from tests.functional.harness import (
+    COUNTER,
+    EITHER,
+    TOOLS,
+    Deployment,
+    InTurns,
+    opening,
+    prefix_reuse,
+    prose,
+    tool_step,
+)
 
 STEPS = 30
 
 
 async def drive_agent(
-    target: RunningWeir, *, steps: int = STEPS, start: int = 0, messages: list[Any] | None = None
+    target: InTurns, *, steps: int = STEPS, start: int = 0, messages: list[Any] | None = None
 ) -> list[Any]:
     """One user message and a tool step per request; the messages afterwards."""
     client = target.client()
@@ -24,18 +33,16 @@ async def drive_agent(
     for number in range(start, start + steps):
         await client.chat.completions.create(model="sim", messages=messages, max_tokens=512, tools=TOOLS)
         messages += tool_step(number)
-    await client.close()
     return messages
 
 
-async def drive_chat(target: RunningWeir, *, steps: int = STEPS) -> list[Any]:
+async def drive_chat(target: InTurns, *, steps: int = STEPS) -> list[Any]:
     client = target.client()
     messages = opening()[:1]
     for number in range(steps):
         messages.append({"role": "user", "content": prose(132, seed=2 * number)})
         await client.chat.completions.create(model="sim", messages=messages, max_tokens=512)
         messages.append({"role": "assistant", "content": prose(132, seed=2 * number + 1)})
-    await client.close()
     return messages
 
 
@@ -54,15 +61,16 @@ def reuse(arrays: list[list[dict[str, Any]]]) -> float:
 
 
 @pytest.mark.requirement("A0.3", "A1.1", "P2", "D25")
+@EITHER
 @pytest.mark.parametrize("summarizer", [None, "summariser"])
 @pytest.mark.parametrize("kind", ["agent", "chat"])
 async def test_a_session_that_would_overflow_is_answered_with_few_batches(
-    kind: str, summarizer: str | None, tmp_path: Path, record_property: Any
+    kind: str, summarizer: str | None, deployment: Deployment, record_property: Any
 ) -> None:
     settings = SimulatorSettings(window=8192, summary_model="summariser")
     async with (
         serve_simulator(settings, counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", summarizer=summarizer) as target,
+        deployment.serving(simulator.base_url, window=8192, summarizer=summarizer) as target,
     ):
         await (drive_agent(target) if kind == "agent" else drive_chat(target))
         seen = [s for s in simulator.ledger if b'"summariser"' not in s.body]
