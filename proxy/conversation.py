@@ -78,7 +78,7 @@ class Thread:
     ``read`` is how many of its messages were read for the batch to come, ``failed`` how many there were when
     one was prepared that was of no use, else 0, ``preparing`` is set once the summary is there that is being prepared,
     None while none is, and ``health`` is what the store has of the conversation's health and nobody has taken over yet,
-    as JSON. ``doors`` are what a resumed one is kept behind.
+    as JSON. ``doors`` are what a resumed one is kept behind, ``stored`` says that the store has had it.
     """
 
     branch: Branch
@@ -96,6 +96,7 @@ class Thread:
     preparing: "asyncio.Event | None" = None
     health: str | None = None
     doors: tuple[Door, ...] = ()
+    stored: bool = False
 
     def ends(self, transcript: Transcript) -> tuple[bytes, ...]:
         """The hashes that the next request finds the thread by, once this one was sent."""
@@ -209,7 +210,9 @@ def thread_from(branch: Branch) -> Thread:
         resumed=branch.resumed,
         wanted=branch.wanted,
     )
-    return Thread(branch, known, trend=branch.trend or UNKNOWN, evicted=dict(branch.evicted), health=branch.health)
+    return Thread(
+        branch, known, trend=branch.trend or UNKNOWN, evicted=dict(branch.evicted), health=branch.health, stored=True
+    )
 
 
 class Conversations:
@@ -330,6 +333,7 @@ class Conversations:
             trend=thread.trend,
         )
         home = await self._store.arrive(arrival)
+        thread.stored = True
         if home != branch.conversation:
             thread.branch = replace(thread.branch, conversation=home)
             self._names[(branch.tenant, branch.name)] = home
@@ -526,6 +530,8 @@ class Conversations:
         assert self._store is not None  # noqa: S101 - the caller looked
         try:
             branch = await self._store.find(tenant, chain)
+            if self._shared and found is not None and await self._is_deleted(found.thread, branch):
+                found = None
         except StoreError:
             if found is not None:
                 return found
@@ -537,6 +543,17 @@ class Conversations:
             return Recognised(thread_from(branch), branch.length)
         thread.catch_up(branch)
         return Recognised(thread, branch.length)
+
+    async def _is_deleted(self, thread: Thread, instead: Branch | None) -> bool:
+        """Whether another process has deleted the conversation, for which the store knows another or none."""
+        own = thread.branch
+        if not thread.stored or (instead is not None and instead.branch == own.branch):
+            return False
+        if self._store is None or await self._store.branch(own.tenant, own.branch) is not None:
+            return False
+        self._threads.pop(own.branch, None)
+        self._names.pop((own.tenant, own.name), None)
+        return True
 
     async def _begin(self, tenant: str, name: str | None) -> Recognised:
         return _new_thread(tenant, await self._conversation_named(tenant, name) if name else None, name)

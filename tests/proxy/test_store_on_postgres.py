@@ -12,6 +12,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from policies import Body, Message, Transcript
+from policies.messages import chain_of
+from proxy.conversation import Conversations
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from proxy.store import AuditType, Broken, Store
@@ -315,3 +318,21 @@ async def test_vectors_are_kept_found_by_likeness_and_go_with_their_texts(store:
     assert row is not None
     await store.delete(row, at=9.0)
     assert await store.nearest(made.tenant, "conv-1", "m", [2.0, 2.0, 0.0], limit=5) == []
+
+
+@pytest.mark.requirement("A0.112", "S.6")
+async def test_what_one_server_has_deleted_another_does_not_go_on_with(url: str, store: Store) -> None:
+    other = await Store.open(url)
+    messages = tuple(Message(role=role, digest=role.encode().ljust(32), tokens=5) for role in ("user", "assistant"))
+    transcript = Transcript(messages, lambda _: Body(text=""), chain_of(TENANT, messages, 0))
+    here, there = Conversations(store), Conversations(other)
+    for each in (here, there):
+        found = await each.recognise(TENANT, transcript.chain, messages, name="trip")
+        await each.announce(found, transcript, request="r", model="m")
+    row = await store.conversation(TENANT, "trip")
+    assert row is not None
+    await store.delete(row, at=9.0)
+    again = await there.recognise(TENANT, transcript.chain, messages, name="trip")
+    assert again.thread.branch.branch != found.thread.branch.branch
+    assert again.length == 0
+    await other.close()
