@@ -134,7 +134,7 @@ HOLDING = "state = 'idle in transaction' AND query NOT LIKE 'LOCK%'"
 async def test_a_worker_that_stops_within_its_transaction_holds_nobody_and_writes_nothing_twice(
     postgres: Postgres, postgres_url: str, tmp_path: Path
 ) -> None:
-    """It stops for longer than any of the timeouts involved; that is five seconds here."""
+    """It stops for longer than any of the timeouts involved; that is fifteen seconds here."""
     name = postgres_url.rpartition("/")[2]
     config = tmp_path / "weir.yaml"
 
@@ -151,7 +151,7 @@ async def test_a_worker_that_stops_within_its_transaction_holds_nobody_and_write
     async with serve_simulator(SETTINGS, counter=COUNTER) as simulator:
         config.write_text(
             f"upstreams: {{sim: {{base_url: '{simulator.base_url}'}}}}\n"
-            f"models: [{{match: '*', window: 8192}}]\nstore: {{url: '{postgres_url}', timeout: 1s}}\n"
+            f"models: [{{match: '*', window: 8192}}]\nstore: {{url: '{postgres_url}', timeout: 3s}}\n"
         )
         processes = [WeirProcess(["--config", str(config)], free_port()) for _ in range(2)]
         async with processes[0] as stopped, processes[1] as other:
