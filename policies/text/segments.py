@@ -1,0 +1,240 @@
+"""One pass over a message: what it says in segments, each with its terms.
+
+Sentences end where Unicode says so (UAX 29, by the library), so every script is read alike. Structured text is read
+as pairs of key and value, output of programs line by line. A term is a word or an identifier in lower case; in scripts
+that are written without blanks, a pair of neighbouring characters.
+"""
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+from unicode_segmentation_rs import unicode_sentences
+
+from policies.messages import ToolCall
+
+_SOLID = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+"""Thai, Lao, Burmese, Khmer, Kana and Han: written without blanks."""
+WORD = re.compile(rf"[^\W_{_SOLID}]+(?:[-./:@'\u2019_]+[^\W_{_SOLID}]+)*|[{_SOLID}]+")
+_IS_SOLID = re.compile(rf"[{_SOLID}]")
+_TELLING = re.compile(r"\w")
+MAX_READ = 400_000
+"""Characters of one message that are read, half from each end."""
+MAX_PAIRS = 4_000
+SHORT = 12
+"""A sentence of fewer characters is an abbreviation or a fragment, and stays with the one before it."""
+LONG = 600
+"""A sentence of more characters is cut at a line's end or a blank."""
+
+
+class Segment(NamedTuple):
+    """A piece of a message, word for word, and its terms; a pair has its ``key`` apart, and the record it stands in."""
+
+    text: str
+    terms: tuple[str, ...]
+    key: str = ""
+    record: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One message that leaves the window; a tool result carries the call that it answers."""
+
+    position: int
+    role: str
+    text: str
+    tool: str = ""
+    arguments: str = ""
+    tokens: int = 0
+    ref: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def is_result(self) -> bool:
+        """True for what a tool returned."""
+        return bool(self.tool) or self.role in {"tool", "function"}
+
+
+def terms_of(text: str) -> tuple[str, ...]:
+    """The terms of a text in order, each once."""
+    found: dict[str, None] = {}
+    for word in WORD.findall(text):
+        if not word.isascii() and _IS_SOLID.match(word):
+            found.update(dict.fromkeys(_pairs(word)))
+        else:
+            found[word.lower()] = None
+    return tuple(found)
+
+
+def _pairs(run: str) -> Iterable[str]:
+    return (run,) if len(run) == 1 else (run[i : i + 2] for i in range(len(run) - 1))
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text as they stand there, without the blanks around them."""
+    found: list[str] = []
+    for line in text.splitlines():
+        if not _TELLING.search(line):
+            continue
+        start = end = at = 0
+        for sentence in unicode_sentences(line):
+            at = line.find(sentence, at)
+            said = sentence.strip()
+            if end and min(_width(line[start:end]), _width(said)) >= SHORT:
+                found.append(line[start:end].strip())
+                start = at
+            elif not end:
+                start = at
+            at += len(sentence)
+            end = at
+        found.append(line[start:end].strip())
+    return found
+
+
+def _width(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))
+
+
+class Reading:
+    """What one message says by itself.
+
+    Attributes:
+        segments: its sentences, pairs or lines.
+        identifiers: literals of results and answers, lower case to as it stands there.
+        terms: every term of the message.
+        asked: terms that its calls ask for.
+        names: words that begin with a capital within a sentence, in lower case.
+        plain: words that stand in lower case.
+    """
+
+    __slots__ = ("asked", "identifiers", "names", "plain", "segments", "terms")
+
+    def __init__(self, source: Source) -> None:
+        self.names: set[str] = set()
+        self.plain: set[str] = set()
+        self.identifiers: dict[str, str] = {}
+        asked = [c.arguments for c in source.calls] or ([source.arguments] if source.arguments else [])
+        self.asked = frozenset(t for arguments in asked for t in terms_of(arguments))
+        text = clipped(source.text)
+        if source.is_result:
+            document = parse(text)
+            self.segments = list(_structured(document) if document is not None else self._lines(text))
+        else:
+            self.segments = [self._said(s) for s in sentences(text)]
+        for call in source.calls:
+            document = parse(call.arguments)
+            self.segments.extend(_structured(document, record=-1) if document is not None else ())
+        self.terms = frozenset(t for s in self.segments for t in s.terms)
+        if source.role != "user":
+            for segment in self.segments:
+                if not segment.key:
+                    self._identify(segment.text)
+
+    def _said(self, sentence: str) -> Segment:
+        words = WORD.findall(sentence)
+        found: dict[str, None] = {}
+        for n, word in enumerate(words):
+            if not word.isascii() and _IS_SOLID.match(word):
+                found.update(dict.fromkeys(_pairs(word)))
+                continue
+            low = word.lower()
+            found[low] = None
+            if low == word:
+                self.plain.add(low)
+            elif n:
+                self.names.add(low)
+        return Segment(sentence, tuple(found))
+
+    def _lines(self, text: str) -> Iterator[Segment]:
+        for line in text.splitlines():
+            said = line.strip()
+            if _TELLING.search(said):
+                yield Segment(said, terms_of(said))
+
+    def _identify(self, text: str) -> None:
+        for word in WORD.findall(text):
+            if len(word) > 4 and is_identifier(word):
+                self.identifiers[word.lower()] = word
+
+
+_DATE = re.compile(r"\d+[-/.]\d+[-/.]\d+\Z")
+_LETTER = re.compile(r"[^\W\d_]")
+_DIGIT = re.compile(r"\d")
+_JOINT = re.compile(r"[_@/]")
+NUMBER = re.compile(r"[\d.,:/-]+\Z")
+
+
+def is_identifier(word: str) -> bool:
+    """Whether a word has an identifier's shape: letters with digits, a path, an address, a date."""
+    if _DIGIT.search(word):
+        return _LETTER.search(word) is not None or _DATE.match(word) is not None or _JOINT.search(word) is not None
+    return _JOINT.search(word) is not None
+
+
+def clipped(text: str) -> str:
+    """The text, of a very long one its two ends."""
+    return text if len(text) <= MAX_READ else f"{text[: MAX_READ // 2]}\n{text[-MAX_READ // 2 :]}"
+
+
+def parse(text: str) -> object | None:
+    """The JSON object or array that a text is, None for anything else."""
+    stripped = text.strip()
+    if stripped[:1] not in "{[" or len(stripped) < 2:
+        return None
+    try:
+        value: object = json.loads(stripped)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict | list) else None
+
+
+def _structured(document: object, record: int = 0) -> Iterator[Segment]:
+    """The pairs of a JSON document in its order; items of a list stand under the list's key."""
+    stack: list[tuple[str, object, int]] = [("", document, record)]
+    pairs = records = 0
+    while stack and pairs < MAX_PAIRS:
+        key, value, record = stack.pop()
+        if isinstance(value, dict):
+            records += 1
+            inner = record if record < 0 else records
+            stack.extend((str(k), v, inner) for k, v in reversed(value.items()))
+        elif isinstance(value, list):
+            stack.extend((key, v, record) for v in reversed(value))
+        elif value is not None and value != "":
+            text = value if isinstance(value, str) else json.dumps(value)
+            pairs += 1
+            lines = [text] if len(text) <= LONG else [s for s in sentences(text) if s]
+            for line in lines:
+                yield Segment(line, terms_of(line), key or " ", record)
+
+
+class Readings:
+    """A bounded cache of readings by content, least recently used first out; never more than ``most`` segments."""
+
+    def __init__(self, *, most: int = 60_000) -> None:
+        self._most = most
+        self._held = 0
+        self._kept: OrderedDict[bytes, Reading] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def of(self, source: Source) -> Reading:
+        """The reading of a message."""
+        calls = "\0".join(f"{c.name}\1{c.arguments}" for c in source.calls)
+        said = f"{source.role}\0{source.tool}\0{source.arguments}\0{calls}\0{source.text}"
+        key = blake2b(said.encode(errors="replace"), digest_size=16).digest()
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+            return found
+        made = self._kept[key] = Reading(source)
+        self._held += 2 + len(made.segments)
+        while self._held > self._most and len(self._kept) > 1:
+            _, dropped = self._kept.popitem(last=False)
+            self._held -= 2 + len(dropped.segments)
+        return made
