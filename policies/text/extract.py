@@ -1,44 +1,61 @@
 """The extract: what is kept, word for word, of messages that leave the window.
 
-Weighted maximum coverage: a segment is worth what its terms are, and a term that is shown already is worth little
-more. Terms weigh by their rarity in this conversation and by their shape, nothing by what they mean in a language.
+Weighted maximum coverage: a segment is worth what its terms are, and a term that is shown already is worth less each
+time. Terms weigh by their rarity in this conversation and by their shape, not by what they mean in a language. Chosen
+is the best for its tokens first (lazy greedy: a gain only falls, which is within 1 - 1/e of the best choice;
+Nemhauser, Wolsey and Fisher 1978). A statement comes with the newest later one of the user about the same.
 """
 
 import heapq
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from policies.text.segments import NUMBER, Reading, Readings, Segment, Source, is_identifier, sentences, terms_of
+from policies.text.segments import NUMBER, Reading, Readings, Segment, Source, is_identifier, terms_of
 from policies.tokens import TokenCounter
 
-WHO = {"user": 1.0, "assistant": 0.35, "tool": 0.45}
+SPEAKERS = {"user": 1.0, "assistant": 0.2, "tool": 0.6}
+OTHER_SPEAKER = 0.3
 CALL = 0.5
-ID_ALONE = 4.0
-IDENTIFIER = 8.0
+ALONE = 4.0
+"""How much more an identifier is worth alone than within what it stands in: it costs little."""
+IDENTIFIER = 4.0
 NUMBER_SAID = 4.0
 NUMBER_IN_RESULT = 0.1
+"""Bare numbers of tool results would crowd everything else out."""
 NAME = 1.5
 USED = 2.0
-SHORT = 1.0
-SHORT_TOKENS = 60
+"""A later call asked for it; ``LIKE_USED``: for something of the same shape."""
+LIKE_USED = 1.5
+BRIEFLY = 60
+"""Tokens (e-fold) of a message that is said on purpose: a user's short one is worth up to twice."""
 QUESTION = 0.5
-REPEAT = 0.15
-OVERHEAD, POWER = 6, 0.8
+REPEATED = 0.4
+OVERHEAD, POWER = 6, 0.9
 LABEL = 3
 LINK = 0.25
+"""Share of a statement's weight that a later one has to take up to be about the same."""
 COMMON = 0.02
+STEM = 4
+"""Letters by which words are compared across their inflections."""
+CORRECTION = 16
+"""Tokens of a message that is a mere correction of the one before, where others are twice as long."""
 SPARE = 1.5
-PREFIX = 4
-BRIEF = 16
+"""Of so many times the budget the order is worked out; how much of it fits is then counted exactly."""
+LAST = 1_000_000
+SHOWN = 9
 _ASKS = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")
+_RUN = re.compile(r"\d+|[^\W\d_]+")
 
 
 @dataclass(slots=True)
 class Item:
-    """A segment that may be chosen: of which source, its place there, its terms with their weights, its worth."""
+    """A segment that may be chosen: its source and place there, its terms with their weights, and what it costs.
+
+    ``cost`` is in tokens, estimated; ``later`` are the items that have to be shown with it.
+    """
 
     source: int
     place: int
@@ -49,8 +66,17 @@ class Item:
     later: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Extract:
+    """The extract's text without a fence, its tokens, and what it shows of each source, by the source's index."""
+
+    text: str = ""
+    tokens: int = 0
+    shown: tuple[tuple[int, Segment], ...] = ()
+
+
 class Weights:
-    """How much a term tells, worked out once for each."""
+    """How much each term tells, worked out once for each."""
 
     def __init__(self, readings: Sequence[Reading]) -> None:
         self._in = Counter[str]()
@@ -62,35 +88,37 @@ class Weights:
             names |= reading.names
             plain |= reading.plain
         self._names = names - plain
+        self._shapes = {shape(term) for term in self._used if is_identifier(term)}
         self._most = len(readings) + 2
-        self._said: dict[str, float] = {}
-        self._result: dict[str, float] = {}
+        self._known: tuple[dict[str, float], dict[str, float]] = ({}, {})
 
-    def of(self, term: str, *, result: bool) -> float:
-        known = self._result if result else self._said
-        found = known.get(term)
-        if found is None:
-            found = known[term] = self._weigh(term, result=result)
-        return found
-
-    def rarity(self, term: str) -> float:
-        return math.log(self._most / max(1, self._in[term]))
+    def of(self, terms: Sequence[str], *, result: bool) -> tuple[tuple[str, float], ...]:
+        """The terms with their weights; a bare number tells little in a tool's result."""
+        known = self._known[result]
+        found: list[tuple[str, float]] = []
+        for term in terms:
+            weight = known.get(term)
+            if weight is None:
+                weight = known[term] = self._weigh(term, result=result)
+            found.append((term, weight))
+        return tuple(found)
 
     def _weigh(self, term: str, *, result: bool) -> float:
-        weight = self.rarity(term) * (USED if term in self._used else 1.0)
-        if len(term) > 4 and is_identifier(term):
-            return weight * IDENTIFIER
+        used = term in self._used
+        weight = math.log(self._most / max(1, self._in[term])) * (USED if used else 1.0)
+        if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):
+            return weight * IDENTIFIER * (LIKE_USED if not used and shape(term) in self._shapes else 1.0)
         if NUMBER.match(term):
             return weight * (NUMBER_IN_RESULT if result else NUMBER_SAID)
         return weight * NAME if term in self._names else weight
 
 
-@dataclass(frozen=True, slots=True)
-class Extract:
-    """The extract's text without a fence, and its tokens."""
+SHORTEST_IDENTIFIER = 5
 
-    text: str
-    tokens: int
+
+def shape(word: str) -> str:
+    """The pattern of an identifier: every run of digits as 9, of letters as a."""
+    return _RUN.sub(lambda run: "9" if run.group()[0].isdigit() else "a", word)
 
 
 def extract(
@@ -98,138 +126,128 @@ def extract(
     *,
     max_tokens: int,
     counter: TokenCounter,
-    goal: str = "",
     visible: Sequence[str] = (),
     readings: Readings | None = None,
 ) -> Extract:
-    """What is kept of ``sources`` within ``max_tokens``, beside what ``goal`` and ``visible`` say already."""
+    """What is kept of ``sources`` within ``max_tokens``, beside what the ``visible`` texts say already."""
+    if max_tokens <= 0 or not sources:
+        return Extract()
     reader = Readings() if readings is None else readings
-    read = [reader.of(source) for source in sources]
-    items = _items(sources, read)
-    _link(items, sources)
-    shown = [t for text in (goal, *visible) for t in terms_of(text)]
-    ranked = choose(items, int(SPARE * max_tokens), shown=shown)
-    low, high, best = 0, len(ranked), Extract("", 0)
+    items = candidates(sources, [reader.of(source) for source in sources])
+    link(items, sources)
+    ranked = choose(items, int(SPARE * max_tokens), shown=[t for text in visible for t in terms_of(text)])
+    low, high, best = 0, len(ranked), Extract()
     while low < high:
         middle = (low + high + 1) // 2
-        text = render(sources, items, [n for group in ranked[:middle] for n in group])
+        chosen = sorted((n for group in ranked[:middle] for n in group), key=lambda n: _order(items[n]))
+        text = render(sources, items, chosen)
         tokens = counter.count(text)
         if tokens <= max_tokens:
-            low, best = middle, Extract(text, tokens)
+            low, best = middle, Extract(text, tokens, tuple((items[n].source, items[n].segment) for n in chosen))
         else:
             high = middle - 1
     return best
 
 
-def _items(sources: Sequence[Source], read: Sequence[Reading]) -> list[Item]:
+def candidates(sources: Sequence[Source], read: Sequence[Reading]) -> list[Item]:
+    """Every segment of the sources, and every identifier alone; of a call made twice only the newest result's."""
     weights = Weights(read)
-    newest_call = {(s.tool, s.arguments): i for i, s in enumerate(sources) if s.tool}
+    newest = {(s.tool, s.arguments): i for i, s in enumerate(sources) if s.tool}
     items: list[Item] = []
-    alone: dict[str, int] = {}
+    alone: dict[str, Item] = {}
     for i, (source, reading) in enumerate(zip(sources, read, strict=True)):
-        if source.tool and newest_call[source.tool, source.arguments] != i:
+        if source.tool and newest[source.tool, source.arguments] != i:
             continue
-        result = source.is_result
-        who = WHO.get("tool" if result else source.role, 0.3)
-        rate = source.tokens / max(1, len(source.text) + sum(len(c.arguments) for c in source.calls))
-        rate = min(2.0, max(0.15, rate or 0.25))
-        if source.role == "user" and not result:
-            who *= 1 + SHORT * math.exp(-source.tokens / SHORT_TOKENS)
-        for place, segment in enumerate(reading.segments):
-            if not segment.terms:
-                continue
-            called = segment.record < 0
-            factor = CALL if called else who
-            if source.role == "user" and _ASKS.search(segment.text):
-                factor *= QUESTION
-            structured = bool(segment.key)
-            weighed = tuple((t, weights.of(t, result=result or called)) for t in segment.terms)
-            cost = rate * len(segment.text) + (1 if structured else LABEL)
-            if structured:
-                cost += rate * len(segment.key) / 2
-                if len(segment.terms) == 1 and is_identifier(segment.text) and len(segment.text) > 4:
-                    factor *= ID_ALONE
-            items.append(Item(i, place, segment, weighed, factor, cost))
+        rate = _tokens_per_character(source)
+        items.extend(_of_segments(i, source, reading, weights, rate))
         for low, word in reading.identifiers.items():
-            known = alone.get(low)
-            if known is not None:
-                items[known].source = i
+            if low in alone:
+                alone[low].source = i
                 continue
-            alone[low] = len(items)
-            segment = Segment(word, (low,), " ")
-            items.append(Item(i, 100_000, segment, ((low, weights.of(low, result=True)),), ID_ALONE, rate * len(word) + 2))
-    return items
+            weighed = weights.of((low,), result=True)
+            alone[low] = Item(i, LAST, Segment(word, (low,), " "), weighed, ALONE, rate * len(word) + 2)
+    return [*items, *alone.values()]
 
 
-def _link(items: Sequence[Item], sources: Sequence[Source]) -> None:
-    """Tie each statement to the newest later one of the user about the same: neither is shown without the other.
-
-    Two are about the same if they share enough of the rarer one's weight in beginnings of words; what a user says
-    briefly right after a message belongs to it, whatever its words are.
-    """
-    said = [n for n, item in enumerate(items) if not item.segment.key and not sources[item.source].is_result]
-    stems = {n: frozenset(t if len(t) <= PREFIX else t[:PREFIX] for t in items[n].segment.terms) for n in said}
-    times = Counter(stem for n in said for stem in stems[n])
-    total = len(said) + 1
-    rare = max(2, int(total * COMMON))
-    targets: dict[str, list[int]] = defaultdict(list)
-    briefly: dict[int, int] = {}
-    asked = [i for i, source in enumerate(sources) if source.role == "user" and not source.is_result]
-    following = dict(zip(asked, asked[1:], strict=False))
-    usual = sorted(sources[i].tokens for i in asked)[len(asked) // 2] if asked else 0
-    brief = min(BRIEF, usual // 2)
-    for n in said:
-        item = items[n]
-        if sources[item.source].role != "user" or _ASKS.search(item.segment.text):
+def _of_segments(i: int, source: Source, reading: Reading, weights: Weights, rate: float) -> Iterator[Item]:
+    result, said = source.is_result, source.role == "user" and not source.is_result
+    worth = SPEAKERS.get("tool" if result else source.role, OTHER_SPEAKER)
+    if said:
+        worth *= 1 + math.exp(-source.tokens / BRIEFLY)
+    for place, segment in enumerate(reading.segments):
+        if not segment.terms:
             continue
+        called = segment.record < 0
+        factor = CALL if called else worth
+        if said and _ASKS.search(segment.text):
+            factor *= QUESTION
+        cost = rate * len(segment.text) + LABEL
+        if segment.key:
+            cost += rate * len(segment.key) / 2 - LABEL + 1
+            if len(segment.terms) == 1 and len(segment.text) >= SHORTEST_IDENTIFIER and is_identifier(segment.text):
+                factor *= ALONE
+        yield Item(i, place, segment, weights.of(segment.terms, result=result or called), factor, cost)
+
+
+def _tokens_per_character(source: Source) -> float:
+    length = len(source.text) + sum(len(c.arguments) for c in source.calls)
+    return min(2.0, max(0.15, source.tokens / length)) if length and source.tokens else 0.25
+
+
+def link(items: Sequence[Item], sources: Sequence[Source]) -> None:
+    """Tie each statement to the newest later one of the user about the same: the older is not shown without it.
+
+    Two are about the same if the later takes up enough of the older one's weight in beginnings of words. What a user
+    says in far fewer words than usual right after a message belongs to it, whatever its words are.
+    """
+    spoken = [n for n, item in enumerate(items) if not item.segment.key and not sources[item.source].is_result]
+    stems = {n: frozenset(term[:STEM] for term in items[n].segment.terms) for n in spoken}
+    times = Counter(stem for n in spoken for stem in stems[n])
+    weight = {stem: math.log((len(spoken) + 1) / count) for stem, count in times.items()}
+    rare = max(2, int(COMMON * len(spoken)))
+    said: dict[str, list[int]] = defaultdict(list)
+    for n in spoken:
+        if sources[items[n].source].role == "user" and not _ASKS.search(items[n].segment.text):
+            for stem in stems[n]:
+                if times[stem] <= rare:
+                    said[stem].append(n)
+    corrections = _corrections(items, sources, spoken)
+    for n in spoken:
+        taken_up: dict[int, float] = defaultdict(float)
         for stem in stems[n]:
-            if times[stem] <= rare:
-                targets[stem].append(n)
-        if item.place == 0 and sources[item.source].tokens <= brief:
-            briefly[item.source] = n
-    weight = {stem: math.log(total / count) for stem, count in times.items()}
-    for n in said:
-        item = items[n]
-        later = list[int]()
-        shared: dict[int, float] = defaultdict(float)
-        for stem in stems[n]:
-            if times[stem] <= rare:
-                for m in reversed(targets[stem]):
-                    if items[m].source <= item.source:
-                        break
-                    shared[m] += weight[stem]
-        if shared:
-            least = LINK * sum(weight[stem] for stem in stems[n])
-            close = [m for m, common in shared.items() if common >= least]
-            if close:
-                later.append(max(close))
-        after = following.get(item.source) if sources[item.source].role == "user" else None
-        if after in briefly:
-            later.append(briefly[after])
-        item.later = tuple(later)
+            for other in reversed(said.get(stem, ())):
+                if items[other].source <= items[n].source:
+                    break
+                taken_up[other] += weight[stem]
+        enough = LINK * sum(weight[stem] for stem in stems[n])
+        about = [other for other, share in taken_up.items() if share >= enough]
+        items[n].later = (*([max(about)] if about else ()), *corrections.get(items[n].source, ()))
+
+
+def _corrections(items: Sequence[Item], sources: Sequence[Source], spoken: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """By a user's message the item of the next one, where that is a mere correction."""
+    users = [i for i, source in enumerate(sources) if source.role == "user" and not source.is_result]
+    if not users:
+        return {}
+    usual = sorted(sources[i].tokens for i in users)[len(users) // 2]
+    first = {items[n].source: n for n in spoken if items[n].place == 0}
+    brief = min(CORRECTION, usual // 2)
+    pairs = zip(users, users[1:], strict=False)
+    return {one: (first[other],) for one, other in pairs if other in first and sources[other].tokens <= brief}
 
 
 def choose(items: Sequence[Item], budget: int, *, shown: Sequence[str]) -> list[tuple[int, ...]]:
-    """The items to be shown, best first, in groups that stand together: lazy greedy, since gains only fall."""
-    times: dict[str, int] = dict.fromkeys(shown, 9)
-    damped = [REPEAT**n for n in range(20)]
+    """The items to be shown, best first, in groups that stand together, in about ``budget`` tokens."""
+    times: dict[str, int] = dict.fromkeys(shown, SHOWN)
+    damped = [REPEATED**n for n in range(SHOWN + 1)]
     taken = bytearray(len(items))
 
     def worth(item: Item) -> float:
         total = 0.0
         for term, weight in item.weights:
             n = times.get(term, 0)
-            total += weight if n == 0 else weight * damped[min(n, 19)]
+            total += weight * damped[min(n, SHOWN)] if n else weight
         return item.factor * total
-
-    def together(number: int) -> list[int]:
-        group, stack = [number], [number]
-        while stack:
-            for other in items[stack.pop()].later:
-                if not taken[other] and other not in group:
-                    group.append(other)
-                    stack.append(other)
-        return group
 
     heap = [(-worth(item) / (item.cost + OVERHEAD) ** POWER, number) for number, item in enumerate(items)]
     heapq.heapify(heap)
@@ -239,7 +257,7 @@ def choose(items: Sequence[Item], budget: int, *, shown: Sequence[str]) -> list[
         _, number = heapq.heappop(heap)
         if taken[number]:
             continue
-        group = together(number)
+        group = _together(number, items, taken)
         cost = sum(items[n].cost for n in group)
         if spent + cost > budget:
             continue
@@ -256,30 +274,32 @@ def choose(items: Sequence[Item], budget: int, *, shown: Sequence[str]) -> list[
     return chosen
 
 
+def _together(number: int, items: Sequence[Item], taken: bytearray) -> list[int]:
+    group = [number]
+    for n in group:
+        group.extend(other for other in items[n].later if not taken[other] and other not in group)
+    return group
+
+
+def _order(item: Item) -> tuple[int, int]:
+    return item.source, item.place
+
+
 def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[int]) -> str:
-    """The chosen items in the order of the conversation, a line for each message."""
+    """The chosen items, in order, a line for each message; of neighbouring pairs with one key it is named once."""
     lines: list[str] = []
-    at, key = (-1, False), ""
-    for number in sorted(chosen, key=lambda n: (items[n].source, items[n].place)):
+    before: Item | None = None
+    for number in chosen:
         item = items[number]
-        source, segment = sources[item.source], item.segment
-        if segment.key:
-            said = segment.text if segment.key in {key, " "} else f"{segment.key}: {segment.text}"
-            if at == (item.source, True):
-                lines[-1] += f", {said}"
-            else:
-                said = segment.text if segment.key == " " else f"{segment.key}: {segment.text}"
-                lines.append(f"{_speaker(source)}: {said}")
-            key = segment.key
-            at = (item.source, True)
-            continue
-        if at == (item.source, False):
-            lines[-1] += f" {segment.text}"
+        text, key = item.segment.text, item.segment.key
+        same = before is not None and before.source == item.source
+        named = key.strip() and not (same and before is not None and before.segment.key == key)
+        said = f"{key}: {text}" if named else text
+        if same and before is not None:
+            gap = ", " if key else " " if before.place + 1 == item.place else " … "
+            lines[-1] += f"{gap}{said}"
         else:
-            lines.append(f"{_speaker(source)}: {segment.text}")
-        at = (item.source, False)
+            source = sources[item.source]
+            lines.append(f"{source.role} {source.position}: {said}")
+        before = item
     return "\n".join(lines)
-
-
-def _speaker(source: Source) -> str:
-    return "t" if source.is_result else source.role[:1]

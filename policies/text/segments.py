@@ -25,6 +25,8 @@ _TELLING = re.compile(r"\w")
 MAX_READ = 400_000
 """Characters of one message that are read, half from each end."""
 MAX_PAIRS = 4_000
+MIN_LONG_NUMBER = 6
+"""A number of so many digits names something rather than counting it."""
 SHORT = 12
 """A sentence of fewer characters is an abbreviation or a fragment, and stays with the one before it."""
 LONG = 600
@@ -117,8 +119,8 @@ class Reading:
         self.names: set[str] = set()
         self.plain: set[str] = set()
         self.identifiers: dict[str, str] = {}
-        asked = [c.arguments for c in source.calls] or ([source.arguments] if source.arguments else [])
-        self.asked = frozenset(t for arguments in asked for t in terms_of(arguments))
+        arguments = [c.arguments for c in source.calls] or [source.arguments]
+        self.asked = frozenset(t for each in arguments for t in terms_of(each))
         text = clipped(source.text)
         if source.is_result:
             document = parse(text)
@@ -127,12 +129,14 @@ class Reading:
             self.segments = [self._said(s) for s in sentences(text)]
         for call in source.calls:
             document = parse(call.arguments)
-            self.segments.extend(_structured(document, record=-1) if document is not None else ())
+            asked = list(_structured(document, record=-1)) if document is not None else []
+            self.segments.extend(asked)
+            for segment in asked:
+                self._identify(segment.key)
         self.terms = frozenset(t for s in self.segments for t in s.terms)
-        if source.role != "user":
-            for segment in self.segments:
-                if not segment.key:
-                    self._identify(segment.text)
+        for segment in self.segments:
+            if not segment.key:
+                self._identify(segment.text)
 
     def _said(self, sentence: str) -> Segment:
         words = WORD.findall(sentence)
@@ -171,6 +175,8 @@ NUMBER = re.compile(r"[\d.,:/-]+\Z")
 def is_identifier(word: str) -> bool:
     """Whether a word has an identifier's shape: letters with digits, a path, an address, a date."""
     if _DIGIT.search(word):
+        if len(word) >= MIN_LONG_NUMBER and word.isdigit():
+            return True
         return _LETTER.search(word) is not None or _DATE.match(word) is not None or _JOINT.search(word) is not None
     return _JOINT.search(word) is not None
 
