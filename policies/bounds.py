@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from policies.budget import Budget
 from policies.draft import Draft
-from policies.extraction.readings import Readings
 from policies.messages import ToolCall, Transcript, count_occurrences
 from policies.pieces import Piece
 from policies.protection import Protection, protect
 from policies.replay import Known, tokens_kept_verbatim
 from policies.settings import ContextSettings, Layer, Shape
+from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 from policies.triggers import first_trigger
 from policies.turns import Unit, answered_calls, units

@@ -2,7 +2,7 @@
 
 ==============  =============================================================================================
 system, tools   never
-user            only where the policy names it, never the task or the newest, never one that states a rule
+user            only where the policy names it, never the task or the newest, never a brief one: it is said on purpose
 assistant       never by itself: only a summary that covers it lets it go
 tool results    yes, the main target
 memory          yes
@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from policies.bounds import Bounds
 from policies.draft import Draft
-from policies.extraction.rules import rule_grade, sentences
 from policies.ledger import CONDENSED, SHORTENED
 from policies.messages import ToolCall, same_call
 from policies.pieces import Piece
@@ -24,7 +23,8 @@ from policies.scoring.references import References, last_references
 DEFAULT_TYPES = (ContentType.TOOL_RESULT.value, ContentType.MEMORY.value)
 EVICTABLE = frozenset({ContentType.USER, ContentType.TOOL_RESULT, ContentType.MEMORY})
 IMPORTANT = "IMPORTANT"
-SURELY_A_RULE = 2.0
+BRIEF = 100
+"""Tokens."""
 
 
 class _Facts(NamedTuple):
@@ -51,7 +51,7 @@ def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT
         block = _block(draft, piece, piece.index, facts)
         if block.kind not in EVICTABLE or block.kind not in types:
             continue
-        if block.kind is not ContentType.USER or not _states_a_rule(draft, piece.index):
+        if block.kind is not ContentType.USER or draft.transcript.messages[piece.index].tokens > BRIEF:
             found.append(block)
     return found
 
@@ -93,7 +93,3 @@ def _superseded(calls: Mapping[int, ToolCall]) -> frozenset[int]:
     for index, call in calls.items():
         newest[same_call(call)] = index
     return frozenset(i for i, call in calls.items() if newest[same_call(call)] != i)
-
-
-def _states_a_rule(draft: Draft, index: int) -> bool:
-    return any(rule_grade(sentence) >= SURELY_A_RULE for sentence in sentences(draft.transcript.read(index).text))

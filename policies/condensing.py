@@ -18,13 +18,13 @@ from policies.condensed import Condensed
 from policies.draft import Draft
 from policies.edits import MESSAGE_OVERHEAD, replace_content
 from policies.effects import Flow
-from policies.extraction.findings import clip, shorten
 from policies.flows import together
 from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind
 from policies.messages import ToolCall
 from policies.pieces import Piece
 from policies.summaries import Line, condense
 from policies.summaries.judge import REPAIRABLE
+from policies.text.gist import clip, shorten
 
 LARGEST_SHARE = 0.9
 """The share of what stands there now from which on a shorter text is not worth it (requirement A0.78; ours)."""

@@ -5,7 +5,6 @@ is still there. Where the conversation's own model writes and the provider still
 behind that prefix, which costs a tenth of sending the same words again.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,10 +17,8 @@ from policies.summaries import Proposal, condense
 
 SMALLEST_ROOM = 2_000
 CACHED_PRICE = 0.1
-LONG_NUMBER = 5
 QUESTION = 400
 """About what the instruction takes, tokens."""
-_SENTENCE = re.compile(r"(?<=[.!?;]) ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +88,6 @@ def tell(bounds: Bounds, gone: Sequence[int], *, before: Told, key: str) -> Flow
         return Told(before.text, before.covers, before.origin, before.proposal, written.calls, written.failure)
     covers = max(gone) - transcript.head + 1
     return Told(written.text, covers, "model", written.proposal, written.calls, "", written.purpose)
-
-
-def without_stale(text: str, retired: frozenset[str]) -> str:
-    """The text without sentences that say again what the user has replaced; ``retired`` are the old values, small.
-
-    A number of a few digits may be about anything, and says nothing by itself.
-    """
-    telling = sorted(value for value in retired if not value.isdigit() or len(value) >= LONG_NUMBER)
-    if not telling or not text:
-        return text
-    old = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, telling))})(?!\w)")
-    lines: list[str] = []
-    for line in text.splitlines():
-        if old.search(line.lower()):
-            line = " ".join(s for s in _SENTENCE.split(line) if not old.search(s.lower()))
-            if not line.strip():
-                continue
-        lines.append(line)
-    return "\n".join(lines)
 
 
 def note_size(bounds: Bounds) -> int:

@@ -15,7 +15,6 @@ from policies.checkpoint import Checkpoint
 from policies.draft import Draft, untouched
 from policies.effects import Flow, Offload
 from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation
-from policies.extraction.readings import Readings
 from policies.growth import UNKNOWN, Event, Growth, Limits, Seen, conclude, is_urgent, limits_for, measure
 from policies.invariants import broken_rules
 from policies.ledger import WINDOWS, Cut, Edit
@@ -29,6 +28,7 @@ from policies.settings import ClientEdits, ContextSettings, Layer
 from policies.strategies.clip import clip, shorten_standing
 from policies.strategies.drop_oldest import drop_oldest
 from policies.strategies.ingest_cap import ingest_cap
+from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 from policies.trend import PressureReading, Trend
 from policies.turns import parse_turn_boundaries, units

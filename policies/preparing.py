@@ -14,7 +14,6 @@ from policies.budget import Budget
 from policies.cascade import PAID, LayerReport, run_layers
 from policies.draft import Draft
 from policies.effects import Done, Failed, Flow, Offload, Reply
-from policies.extraction.readings import Readings
 from policies.growth import UNKNOWN
 from policies.ledger import Prepared
 from policies.messages import Transcript
@@ -22,6 +21,7 @@ from policies.narration import may_ask, tell, told_before
 from policies.replay import Known, replay
 from policies.settings import ContextSettings, Layer
 from policies.tails import tail_start
+from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 from policies.trend import Trend
 from policies.triggers import layers_of, limit_for

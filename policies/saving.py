@@ -10,8 +10,6 @@ from dataclasses import replace
 from policies.bounds import Bounds
 from policies.checkpoint import Checkpoint, InvalidCheckpoint, Status
 from policies.effects import Flow
-from policies.extraction.extract import extract
-from policies.extraction.readings import Readings, Source
 from policies.messages import Transcript
 from policies.notes import Note, flaw, is_due, notes_in, read_notes, render_notes
 from policies.replay import Known
@@ -20,6 +18,8 @@ from policies.sources import lines_of, sources_of
 from policies.state import read_state
 from policies.state.milestones import milestone
 from policies.summaries import condense, normal_text
+from policies.text.extract import extract
+from policies.text.segments import Readings, Source
 from policies.tokens import TokenCounter
 from policies.turns import answered_calls, first_user, units
 
@@ -87,10 +87,10 @@ def state_of(
     sources = _sources(transcript, since=0)
     goal = goal_of(transcript)
     previous = previous_state(known.at(len(transcript.chain)))
-    state = read_state(sources, goal=goal, previous=previous, tools=settings.notes, readings=readings)
-    made = extract(sources, max_tokens=IDENTIFIERS_OF, counter=counter, goal=goal, previous=state, readings=readings)
+    state = read_state(sources, goal=goal, previous=previous, tools=settings.notes)
+    made = extract(sources, max_tokens=IDENTIFIERS_OF, counter=counter, goal=goal, readings=readings)
     told = next((cut.narrative for cut in reversed(known.cuts) if cut.narrative), state.narrative)
-    return replace(made.checkpoint, narrative=told, version=known.next_version)
+    return replace(state, identifiers=made.identifiers, narrative=told, version=known.next_version)
 
 
 def milestone_of(transcript: Transcript, *, settings: ContextSettings, known: Known) -> str | None:

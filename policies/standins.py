@@ -12,8 +12,8 @@ The message stays in any case, with its role and the id of the call that it answ
 from collections.abc import Mapping
 
 from policies.bounds import Bounds
-from policies.extraction.findings import placeholder
 from policies.messages import ToolCall
+from policies.text.gist import gist, placeholder
 
 NOTHING = "-"
 
@@ -27,7 +27,15 @@ def standin(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -> str:
         return NOTHING
     message = bounds.transcript.messages[index]
     if not message.is_result:
-        return f"[weir: {message.role} message of {message.tokens} tokens removed; archived as {message.ref}]"
+        note = f"[weir: {message.role} message of {message.tokens} tokens removed; archived as {message.ref}]"
+        said = gist(
+            bounds.transcript.read(index).text,
+            role=message.role,
+            max_tokens=settings.placeholder_tokens,
+            counter=bounds.counter,
+            between=" … ",
+        )
+        return f"{said}\n{note}" if said else note
     call = calls.get(index)
     return placeholder(
         bounds.transcript.read(index).text,

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Collection
 
-from policies.extraction.findings import parse
+from policies.text.segments import parse
 
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]|[^\s"{}\[\],:]+')
 

@@ -2,7 +2,7 @@
 
 from threading import Lock
 
-from policies.extraction.readings import Reading, Readings, Shown
+from policies.text.segments import Reading, Readings
 
 
 class SharedReadings(Readings):
@@ -12,12 +12,12 @@ class SharedReadings(Readings):
         super().__init__(most=most)
         self._lock = Lock()
 
-    def find(self, key: bytes) -> Reading | Shown | None:
+    def find(self, key: bytes) -> Reading | None:
         """What is kept under a key."""
         with self._lock:
             return super().find(key)
 
-    def keep(self, key: bytes, made: Reading | Shown) -> None:
+    def keep(self, key: bytes, made: Reading) -> None:
         """Keep what was read."""
         with self._lock:
             super().keep(key, made)

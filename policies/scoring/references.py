@@ -15,9 +15,9 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.extraction.identifiers import Kind, classify
 from policies.messages import Body, ToolCall, Transcript
 from policies.scoring.blocks import step_numbers
+from policies.text.segments import is_identifier
 
 HOLDERS = 8
 LONGEST_PHRASE = 80
@@ -33,20 +33,7 @@ _ORDINAL = re.compile(r"\d{1,3}(?:st|nd|rd|th|s)", re.IGNORECASE)
 _DOTTED = re.compile(r"\w{2,40}(?:\.\w{3,40}){1,6}")
 _PLAIN_PAIR = re.compile(r"[a-z]+/[a-z]+", re.IGNORECASE)
 _TRAILING = "./@#+-"
-_EVIDENCE = frozenset(
-    {
-        Kind.URL,
-        Kind.EMAIL,
-        Kind.PATH,
-        Kind.CODE,
-        Kind.DATE,
-        Kind.TIME,
-        Kind.AMOUNT,
-        Kind.QUANTITY,
-        Kind.NUMBER,
-        Kind.SYMBOL,
-    }
-)
+_MIXED_CASE = re.compile(r"[^\W\d_]*[a-z][A-Z]\w*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,4 +197,4 @@ def _is_identifier(word: str) -> bool:
         return int(word) > TRIVIAL_UP_TO
     if _ORDINAL.fullmatch(word):
         return False
-    return classify(word) in _EVIDENCE or _DOTTED.fullmatch(word) is not None
+    return is_identifier(word) or any(p.fullmatch(word) for p in (_MIXED_CASE, _DOTTED))

@@ -16,15 +16,15 @@ from policies.condensed import Condensed
 from policies.draft import Draft
 from policies.edits import MESSAGE_OVERHEAD, replace_content
 from policies.effects import BEFORE_MODEL, Flow, Save, Saved
-from policies.extraction.extract import extract
 from policies.ledger import Cut, Edit, EditKind
 from policies.messages import Body
-from policies.narration import Told, may_ask, origin_of, tell, told_before, without_stale
+from policies.narration import Told, may_ask, origin_of, tell, told_before
 from policies.saving import occurs_in, previous_state, standing_lists
 from policies.sources import sources_of
 from policies.state import merge_states, read_state
 from policies.summary import render_summary
 from policies.tails import tail_start
+from policies.text.extract import extract
 
 SLACK = 8
 LISTS = 0.25
@@ -56,7 +56,6 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
         goal=_goal(bounds),
         previous=previous_state(bounds.known),
         tools=bounds.settings.notes,
-        readings=bounds.readings,
         later=later,
     )
     lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
@@ -66,15 +65,13 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
         counter=bounds.counter,
         goal=_goal(bounds),
         visible=visible,
-        previous=state,
         readings=bounds.readings,
-        later=later,
     )
-    told, version = yield from _told(gone, bounds, made.checkpoint, covers=start - head, share=share)
-    told = replace(told, text=without_stale(told.text, made.retired))
+    state = replace(state, identifiers=made.identifiers)
+    told, version = yield from _told(gone, bounds, state, covers=start - head, share=share)
     text = "\n".join(part for part in (lists, made.text) if part)
     cut = _cut(draft, bounds, start=start, gone=gone, extracted=text, told=told, version=version)
-    checkpoint = merge_states(made.checkpoint, told.proposal, material=occurs_in(sources), retired=made.retired)
+    checkpoint = merge_states(state, told.proposal, material=occurs_in(sources))
     checkpoint = replace(checkpoint, narrative=told.text, version=version)
     compacted = draft.with_cut(cut, checkpoint=checkpoint.to_json())
     compacted = compacted.with_condensed([_condensed(draft, gone, cut, told)])

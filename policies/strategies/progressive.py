@@ -10,8 +10,8 @@ level  age in steps    what stays
 =====  ==============  =================================================
 
 Levels move only when the layer runs, the oldest first and as far as its target takes, so that the prefix that is sent
-stays as it is between two batches. Calls stay in any case. What a user said is never put in other words: of it the
-telling sentences stay, at level 1 at the least, and all of it where it states a rule.
+stays as it is between two batches. Calls stay in any case. What a user said is never put in other words: a message
+that is not long stays, of a long one the telling sentences, at level 1 at the least.
 """
 
 import re
@@ -21,14 +21,12 @@ from policies.bounds import Bounds
 from policies.condensing import MOST_ASKED, Job, condense_each, may_ask
 from policies.draft import Draft
 from policies.effects import Flow
-from policies.extraction.findings import finding
-from policies.extraction.gists import answer_gist, result_gist, user_gist
-from policies.extraction.rules import RULE_THRESHOLD, rule_grade, sentences
 from policies.ledger import SHORTENED, EditKind
 from policies.messages import ToolCall
 from policies.pieces import Piece
 from policies.scoring.blocks import step_numbers
 from policies.summaries import Line
+from policies.text.gist import gist
 
 L1_UNTIL = 5
 L2_UNTIL = 20
@@ -39,6 +37,8 @@ LEAST_ASKED = 16
 """Tokens that a model has for a title at the least: names are cut otherwise."""
 WORTH_IT = 0.6
 """The share of what stands there now that a level must not be above: a short message says little without its words."""
+LONG = 200
+"""Tokens of a user's message that may be cut to its telling sentences."""
 WORTH_ASKING = 200
 """Tokens of a message from which on a model is asked; of a shorter one code says as much."""
 REPLACES = SHORTENED | {EditKind.SUMMARY, EditKind.DELEGATE, EditKind.PROGRESSIVE}
@@ -107,10 +107,10 @@ def _job(draft: Draft, bounds: Bounds, piece: Piece, index: int, level: int, cal
     asks = message.role != "user" and tokens >= WORTH_ASKING and may_ask(bounds)
     allowed = max(LEAST_ASKED if asks else LEAST, int(SHARES[level] * tokens))
     tail = f"[weir: level {level}, archived as {message.ref}]"
+    if message.role == "user" and tokens < LONG:
+        return None
     kept = piece.tokens - bounds.counter.count(text if piece.text is None else piece.text)
     if kept + allowed + bounds.counter.count(tail) > WORTH_IT * piece.tokens:
-        return None
-    if message.role == "user" and any(rule_grade(s) >= RULE_THRESHOLD for s in sentences(text)):
         return None
     origin = (f"result of {call.name}" if call else "tool result") if message.is_result else message.role
     return Job(
@@ -136,10 +136,10 @@ def _asking_about_the_largest(jobs: Sequence[Job], draft: Draft) -> list[Job]:
 def _in_its_own_words(job: Job, bounds: Bounds, call: ToolCall | None) -> str:
     """What code says of a message at a level."""
     message, text = bounds.transcript.messages[job.index], bounds.transcript.read(job.index).text
-    if message.role == "user":
-        return user_gist(text, max_tokens=job.allowed, counter=bounds.counter)
-    if not message.is_result:
-        return answer_gist(text, max_tokens=job.allowed, counter=bounds.counter)
-    tool, arguments = (call.name, call.arguments) if call else ("", "")
-    write = finding if job.prompt == "level_3" else result_gist
-    return write(text, tool=tool, arguments=arguments, max_tokens=job.allowed, counter=bounds.counter)
+    return gist(
+        text,
+        role="tool" if message.is_result else message.role,
+        known=f"{call.name} {call.arguments}" if call else "",
+        max_tokens=job.allowed,
+        counter=bounds.counter,
+    )

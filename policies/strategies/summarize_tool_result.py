@@ -11,12 +11,12 @@ from policies.bounds import Bounds
 from policies.condensing import Job, condense_each, is_original, may_ask, reading_of
 from policies.draft import Draft
 from policies.effects import Flow
-from policies.extraction.gists import result_gist
 from policies.ledger import EditKind
 from policies.messages import ToolCall
 from policies.pieces import Piece
 from policies.scoring.blocks import step_numbers
 from policies.summaries import Line
+from policies.text.gist import gist
 
 OVER = 500
 RATIO = 0.20
@@ -37,10 +37,9 @@ def summarize_tool_result(draft: Draft, bounds: Bounds) -> Flow[Draft]:
 
     def plain(job: Job) -> str:
         call = calls.get(job.index)
-        return result_gist(
+        return gist(
             draft.transcript.read(job.index).text,
-            tool=call.name if call else "",
-            arguments=call.arguments if call else "",
+            known=f"{call.name} {call.arguments}" if call else "",
             max_tokens=job.allowed,
             counter=bounds.counter,
             whole=True,

@@ -10,9 +10,11 @@ import heapq
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 
+from policies.checkpoint import Identifier
 from policies.text.segments import NUMBER, Reading, Readings, Segment, Source, is_identifier, terms_of
 from policies.tokens import TokenCounter
 
@@ -46,6 +48,7 @@ SPARE = 1.5
 """Of so many times the budget the order is worked out; how much of it fits is then counted exactly."""
 LAST = 1_000_000
 SHOWN = 9
+MAX_IDENTIFIERS = 200
 _ASKS = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")
 _RUN = re.compile(r"\d+|[^\W\d_]+")
 
@@ -68,29 +71,38 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Extract:
-    """The extract's text without a fence, its tokens, and what it shows of each source, by the source's index."""
+    """A text without a fence, its tokens, the items in it, best first, and the identifiers that tell most."""
 
     text: str = ""
     tokens: int = 0
-    shown: tuple[tuple[int, Segment], ...] = ()
+    chosen: tuple[int, ...] = ()
+    identifiers: tuple[Identifier, ...] = ()
 
 
 class Weights:
     """How much each term tells, worked out once for each."""
 
-    def __init__(self, readings: Sequence[Reading]) -> None:
-        self._in = Counter[str]()
-        self._used = set[str]()
-        names, plain = set[str](), set[str]()
-        for reading in readings:
-            self._in.update(reading.terms)
-            self._used |= reading.asked
-            names |= reading.names
-            plain |= reading.plain
-        self._names = names - plain
-        self._shapes = {shape(term) for term in self._used if is_identifier(term)}
-        self._most = len(readings) + 2
+    def __init__(
+        self,
+        documents: Sequence[frozenset[str]],
+        *,
+        used: frozenset[str] = frozenset(),
+        names: frozenset[str] = frozenset(),
+    ) -> None:
+        self._in = Counter(term for document in documents for term in document)
+        self._used = used
+        self._names = names
+        self._shapes = {shape(term) for term in used if is_identifier(term)}
+        self._most = len(documents) + 2
         self._known: tuple[dict[str, float], dict[str, float]] = ({}, {})
+
+    @classmethod
+    def over(cls, readings: Sequence[Reading]) -> "Weights":
+        """By what messages hold, what their calls ask for, and which words are names: never in small letters."""
+        empty = frozenset[str]()
+        names, plain = empty.union(*(r.names for r in readings)), empty.union(*(r.plain for r in readings))
+        used = empty.union(*(r.asked for r in readings))
+        return cls([r.terms for r in readings], used=used, names=names - plain)
 
     def of(self, terms: Sequence[str], *, result: bool) -> tuple[tuple[str, float], ...]:
         """The terms with their weights; a bare number tells little in a tool's result."""
@@ -126,24 +138,40 @@ def extract(
     *,
     max_tokens: int,
     counter: TokenCounter,
+    goal: str = "",
     visible: Sequence[str] = (),
     readings: Readings | None = None,
 ) -> Extract:
-    """What is kept of ``sources`` within ``max_tokens``, beside what the ``visible`` texts say already."""
-    if max_tokens <= 0 or not sources:
-        return Extract()
+    """What is kept of ``sources`` within ``max_tokens``, beside what the ``visible`` texts say already.
+
+    ``goal`` is a statement of the user that stands before all of them: what was said about it later comes first.
+    """
     reader = Readings() if readings is None else readings
+    sources = (Source(-1, "user", goal), *sources)
     items = candidates(sources, [reader.of(source) for source in sources])
     link(items, sources)
-    ranked = choose(items, int(SPARE * max_tokens), shown=[t for text in visible for t in terms_of(text)])
+    shown = [term for text in visible for term in terms_of(text)]
+    ranked = choose(items, int(SPARE * max_tokens), shown=shown, seen=[n for n, i in enumerate(items) if i.source == 0])
+    best = fitted(ranked, lambda chosen: render(sources, items, chosen), max_tokens=max_tokens, counter=counter)
+    return replace(best, identifiers=_identifiers(sources, items, frozenset(best.chosen)))
+
+
+def fitted(
+    ranked: Sequence[tuple[int, ...]],
+    write: Callable[[Sequence[int]], str],
+    *,
+    max_tokens: int,
+    counter: TokenCounter,
+) -> Extract:
+    """As many of the groups, best first, as fit once they are written."""
     low, high, best = 0, len(ranked), Extract()
     while low < high:
         middle = (low + high + 1) // 2
-        chosen = sorted((n for group in ranked[:middle] for n in group), key=lambda n: _order(items[n]))
-        text = render(sources, items, chosen)
+        chosen = [n for group in ranked[:middle] for n in group]
+        text = write(chosen)
         tokens = counter.count(text)
         if tokens <= max_tokens:
-            low, best = middle, Extract(text, tokens, tuple((items[n].source, items[n].segment) for n in chosen))
+            low, best = middle, Extract(text, tokens, tuple(chosen))
         else:
             high = middle - 1
     return best
@@ -151,7 +179,7 @@ def extract(
 
 def candidates(sources: Sequence[Source], read: Sequence[Reading]) -> list[Item]:
     """Every segment of the sources, and every identifier alone; of a call made twice only the newest result's."""
-    weights = Weights(read)
+    weights = Weights.over(read)
     newest = {(s.tool, s.arguments): i for i, s in enumerate(sources) if s.tool}
     items: list[Item] = []
     alone: dict[str, Item] = {}
@@ -184,9 +212,14 @@ def _of_segments(i: int, source: Source, reading: Reading, weights: Weights, rat
         cost = rate * len(segment.text) + LABEL
         if segment.key:
             cost += rate * len(segment.key) / 2 - LABEL + 1
-            if len(segment.terms) == 1 and len(segment.text) >= SHORTEST_IDENTIFIER and is_identifier(segment.text):
-                factor *= ALONE
+            factor *= ALONE if is_alone(segment) else 1.0
         yield Item(i, place, segment, weights.of(segment.terms, result=result or called), factor, cost)
+
+
+def is_alone(segment: Segment) -> bool:
+    """Whether a pair's value is one identifier."""
+    text = segment.text
+    return segment.key != "" and len(segment.terms) == 1 and len(text) >= SHORTEST_IDENTIFIER and is_identifier(text)
 
 
 def _tokens_per_character(source: Source) -> float:
@@ -232,15 +265,33 @@ def _corrections(items: Sequence[Item], sources: Sequence[Source], spoken: Seque
     usual = sorted(sources[i].tokens for i in users)[len(users) // 2]
     first = {items[n].source: n for n in spoken if items[n].place == 0}
     brief = min(CORRECTION, usual // 2)
-    pairs = zip(users, users[1:], strict=False)
-    return {one: (first[other],) for one, other in pairs if other in first and sources[other].tokens <= brief}
+    return {one: (first[other],) for one, other in pairwise(users) if other in first and sources[other].tokens <= brief}
 
 
-def choose(items: Sequence[Item], budget: int, *, shown: Sequence[str]) -> list[tuple[int, ...]]:
-    """The items to be shown, best first, in groups that stand together, in about ``budget`` tokens."""
+def _identifiers(sources: Sequence[Source], items: Sequence[Item], chosen: frozenset[int]) -> tuple[Identifier, ...]:
+    named = [n for n, item in enumerate(items) if item.source and (item.place == LAST or is_alone(item.segment))]
+    best = heapq.nsmallest(MAX_IDENTIFIERS, named, key=lambda n: (-items[n].factor * items[n].weights[0][1], n))
+    found: dict[str, Identifier] = {}
+    for n in best:
+        text, key = items[n].segment.text, items[n].segment.key.strip()
+        shown = n in chosen or (text in found and found[text].shown)
+        found[text] = Identifier(text, key or sources[items[n].source].tool, shown)
+    return tuple(found.values())
+
+
+def choose(
+    items: Sequence[Item], budget: int, *, shown: Sequence[str], seen: Sequence[int] = ()
+) -> list[tuple[int, ...]]:
+    """The items to be shown, best first, in groups that stand together, in about ``budget`` tokens.
+
+    ``shown`` are terms that the model sees anyway, ``seen`` are items that it does: what belongs to these comes first.
+    """
     times: dict[str, int] = dict.fromkeys(shown, SHOWN)
     damped = [REPEATED**n for n in range(SHOWN + 1)]
     taken = bytearray(len(items))
+    for n in seen:
+        taken[n] = 1
+        times.update((term, SHOWN) for term, _ in items[n].weights)
 
     def worth(item: Item) -> float:
         total = 0.0
@@ -249,12 +300,17 @@ def choose(items: Sequence[Item], budget: int, *, shown: Sequence[str]) -> list[
             total += weight * damped[min(n, SHOWN)] if n else weight
         return item.factor * total
 
-    heap = [(-worth(item) / (item.cost + OVERHEAD) ** POWER, number) for number, item in enumerate(items)]
+    first = {other for n in seen for other in _together(n, items, taken)[1:]}
+    heap = [
+        (-math.inf if number in first else -worth(item) / (item.cost + OVERHEAD) ** POWER, number)
+        for number, item in enumerate(items)
+        if not taken[number]
+    ]
     heapq.heapify(heap)
     chosen: list[tuple[int, ...]] = []
     spent = 0.0
     while heap and spent < budget:
-        _, number = heapq.heappop(heap)
+        before, number = heapq.heappop(heap)
         if taken[number]:
             continue
         group = _together(number, items, taken)
@@ -262,7 +318,7 @@ def choose(items: Sequence[Item], budget: int, *, shown: Sequence[str]) -> list[
         if spent + cost > budget:
             continue
         now = -sum(worth(items[n]) for n in group) / (cost + OVERHEAD) ** POWER
-        if heap and now > heap[0][0] + 1e-9:
+        if before > -math.inf and heap and now > heap[0][0] + 1e-9:
             heapq.heappush(heap, (now, number))
             continue
         chosen.append(tuple(group))
@@ -281,25 +337,26 @@ def _together(number: int, items: Sequence[Item], taken: bytearray) -> list[int]
     return group
 
 
-def _order(item: Item) -> tuple[int, int]:
-    return item.source, item.place
-
-
 def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[int]) -> str:
-    """The chosen items, in order, a line for each message; of neighbouring pairs with one key it is named once."""
+    """The chosen items in the order of the conversation, a line for each message with its number."""
     lines: list[str] = []
-    before: Item | None = None
-    for number in chosen:
-        item = items[number]
-        text, key = item.segment.text, item.segment.key
-        same = before is not None and before.source == item.source
-        named = key.strip() and not (same and before is not None and before.segment.key == key)
-        said = f"{key}: {text}" if named else text
-        if same and before is not None:
-            gap = ", " if key else " " if before.place + 1 == item.place else " … "
-            lines[-1] += f"{gap}{said}"
-        else:
-            source = sources[item.source]
-            lines.append(f"{source.role} {source.position}: {said}")
-        before = item
+    ordered = sorted((items[n] for n in chosen), key=lambda item: (item.source, item.place))
+    for number, of_message in groupby(ordered, key=lambda item: item.source):
+        source = sources[number]
+        lines.append(f"{source.role} {source.position}: {joined([*of_message])}")
     return "\n".join(lines)
+
+
+def joined(items: Sequence[Item], *, gap: str = " … ") -> str:
+    """Items of one message in their order; of neighbouring pairs with one key it is named once."""
+    text = ""
+    before: Item | None = None
+    for item in items:
+        key = item.segment.key
+        named = key.strip() and (before is None or before.segment.key != key)
+        said = f"{key}: {item.segment.text}" if named else item.segment.text
+        if before is not None:
+            text += ", " if key else gap if before.place + 1 != item.place or "\n" in gap else " "
+        text += said
+        before = item
+    return text

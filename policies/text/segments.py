@@ -124,12 +124,12 @@ class Reading:
         text = clipped(source.text)
         if source.is_result:
             document = parse(text)
-            self.segments = list(_structured(document) if document is not None else self._lines(text))
+            self.segments = list(structured(document) if document is not None else self._lines(text))
         else:
             self.segments = [self._said(s) for s in sentences(text)]
         for call in source.calls:
             document = parse(call.arguments)
-            asked = list(_structured(document, record=-1)) if document is not None else []
+            asked = list(structured(document, record=-1)) if document is not None else []
             self.segments.extend(asked)
             for segment in asked:
                 self._identify(segment.key)
@@ -198,7 +198,7 @@ def parse(text: str) -> object | None:
     return value if isinstance(value, dict | list) else None
 
 
-def _structured(document: object, record: int = 0) -> Iterator[Segment]:
+def structured(document: object, record: int = 0) -> Iterator[Segment]:
     """The pairs of a JSON document in its order; items of a list stand under the list's key."""
     stack: list[tuple[str, object, int]] = [("", document, record)]
     pairs = records = 0
@@ -234,13 +234,25 @@ class Readings:
         calls = "\0".join(f"{c.name}\1{c.arguments}" for c in source.calls)
         said = f"{source.role}\0{source.tool}\0{source.arguments}\0{calls}\0{source.text}"
         key = blake2b(said.encode(errors="replace"), digest_size=16).digest()
+        found = self.find(key)
+        if found is None:
+            found = Reading(source)
+            self.keep(key, found)
+        return found
+
+    def find(self, key: bytes) -> Reading | None:
+        """What is kept under a key, which is thereby the newest."""
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
-            return found
-        made = self._kept[key] = Reading(source)
+        return found
+
+    def keep(self, key: bytes, made: Reading) -> None:
+        """Keep what was read, unless it is kept already, and let go of the oldest."""
+        if key in self._kept:
+            return
+        self._kept[key] = made
         self._held += 2 + len(made.segments)
         while self._held > self._most and len(self._kept) > 1:
             _, dropped = self._kept.popitem(last=False)
             self._held -= 2 + len(dropped.segments)
-        return made
