@@ -37,7 +37,7 @@ from policies import (
     plan,
 )
 from policies.effects import Answers, Together
-from policies.extraction.readings import Readings
+from policies.text.segments import Readings
 from policies.settings import Layer, Summaries
 from proxy.app import create_app
 from proxy.config import Flags, load_config

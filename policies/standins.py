@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from policies.bounds import Bounds
 from policies.messages import ToolCall
-from policies.text.gist import gist, placeholder
+from policies.text.gist import placeholder
 
 NOTHING = "-"
 
@@ -27,15 +27,7 @@ def standin(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -> str:
         return NOTHING
     message = bounds.transcript.messages[index]
     if not message.is_result:
-        note = f"[weir: {message.role} message of {message.tokens} tokens removed; archived as {message.ref}]"
-        said = gist(
-            bounds.transcript.read(index).text,
-            role=message.role,
-            max_tokens=settings.placeholder_tokens,
-            counter=bounds.counter,
-            between=" … ",
-        )
-        return f"{said}\n{note}" if said else note
+        return f"[weir: {message.role} message of {message.tokens} tokens removed; archived as {message.ref}]"
     call = calls.get(index)
     return placeholder(
         bounds.transcript.read(index).text,

@@ -12,7 +12,7 @@ import pytest
 from policies.checkpoint import Checkpoint
 from policies.effects import Answers, Done, Effect, Failed, Offload, Reply, Summarize, Summary, Together
 from policies.extraction.identifiers import scan
-from policies.extraction.readings import Readings
+from policies.text.segments import Readings
 from policies.planner import Decision, plan
 from policies.replay import Known
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Summaries
@@ -89,7 +89,8 @@ def decided(said: list[Said], known: Known, stale: list[str] | None, *, tokens: 
 @pytest.mark.requirement("A0.106", "R.55", "R.57", "S.22", "A4.10", "A0.58")
 @pytest.mark.parametrize("session", recorded(), ids=lambda each: each.name)
 def test_after_ten_rounds_rules_are_byte_identical_and_nothing_is_invented_or_brought_back(session: Session) -> None:
-    stale = [value for fact in session.facts for value in fact.get("superseded", ())]
+    newer = {value: fact["needles"] for fact in session.facts for value in fact.get("superseded", ())}
+    stale = [*newer]
     said, known, rounds = list(session.messages), Known(), 0
     every = "\n".join(m.text for m in said)
     tokens = max(3_000, sum(m.message.tokens for m in said) // 2)
@@ -112,7 +113,7 @@ def test_after_ten_rounds_rules_are_byte_identical_and_nothing_is_invented_or_br
             assert GHOST not in decision.checkpoint
             plain = next(p.text or "" for p in decided(said, quiet, None, tokens=tokens).pieces or () if p.is_summary)
             for value in stale:
-                assert value not in text or value in plain, f"{value} was replaced"
+                assert value not in text or value in plain or _holds(text, newer[value]), f"{value} was replaced"
             unknown = [m.value for m in scan(state.narrative) if m.value.lower() not in every.lower()]
             assert unknown == []
         transcript = talk(*said)
@@ -125,3 +126,7 @@ def test_after_ten_rounds_rules_are_byte_identical_and_nothing_is_invented_or_br
         if fact.get("type") in ("Action", "safety_rule", "hard_constraint"):
             for needle in fact["needles"]:
                 assert any(needle.lower() in rule.lower() for rule in kept[-1]), f"{needle} is in no constraint"
+
+
+def _holds(text: str, needles: list[str]) -> bool:
+    return all(needle.lower() in text.lower() for needle in needles)

@@ -11,7 +11,7 @@ import pytest
 from policies import Decision, Flow, Known, is_soft, plan, prepare
 from policies.budget import divide
 from policies.effects import Answers, Done, Failed, Offload, Reply, Save, Summarize, Summary, Together
-from policies.extraction.readings import Readings
+from policies.text.segments import Readings
 from policies.tokens import CHARS4
 from policies.trend import Trend
 from proxy.policy_files.presets import preset_policies
