@@ -1,30 +1,38 @@
-"""Retention without a model: which facts of recorded conversations are still in the window when they are needed.
+"""Retention through the product: which facts of recorded conversations are in the request when they are needed.
 
-    python -m benchmarks.retention [--data DIR] [--json] [--set NAME --budget N] [--misses]
+    python -m benchmarks.retention [--set NAME] [--budget N] [--way fresh|growing] [--misses] [--json] [--workers N]
+    python -m benchmarks.retention --pareto DIR [--variant NAME=PATH.yaml ...]
+    python -m benchmarks.retention --ablate [NAME ...]
 
-A request is forwarded as head, first user message, summary, kept tail. Tokens are o200k_base plus 4 a message.
+Every request goes through a served Weir with the policy ``balanced`` to an upstream that keeps what it was sent, and
+facts are looked up there. See benchmarks/README.md.
 """
 
 import argparse
+import asyncio
 import json
+import logging
+import multiprocessing
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from policies.extraction.extract import Readings, Source, extract
-from policies.messages import ToolCall
-from policies.settings import BALANCED_SHAPES
-from policies.summary import render_summary
-from proxy.tokenizer import Vocabulary, vocabulary_directories
+from benchmarks.baselines import indexed, keep_last, matched
+from benchmarks.facts import Case, case_of, displaced, is_verbatim, lines_of, quotes, shown
+from benchmarks.served import TOKENS, Ask, Chat, Override, play, window_for, written
+from policies.advise import PROVIDERS, request_cost
 
-Chat = list[dict[str, Any]]
-PER_MESSAGE = 4
-PLANS: tuple[tuple[str, int], ...] = (
+PLANS: tuple[tuple[str, float], ...] = (
     ("tau_airline", 3_000),
     ("tau_airline", 2_000),
     ("tau_airline", 1_800),
+    ("tau_airline_long", 4_000),
+    ("swe_agent", 4_000),
     ("longmemeval_windows", 4_000),
     ("longmemeval_windows", 2_500),
     ("side_constraints", 1_500),
@@ -32,259 +40,160 @@ PLANS: tuple[tuple[str, int], ...] = (
     ("side_constraints:end", 1_500),
     ("side_constraints:paraphrased", 1_500),
     ("canary_sessions", 300),
-    ("swe_agent", 4_000),
-    ("tau_airline_long", 4_000),
-    ("wording", 30),
-    ("wording_unseen", 30),
+    ("wording", 0.3),
+    ("wording_unseen", 0.3),
 )
-SHARES = frozenset({"wording", "wording_unseen"})
-"""Sets of conversations of many lengths: the budget is the first two messages and a percentage of the rest."""
-PARAPHRASES = (
-    "Please stop checking in with me for permission, go ahead and run commands or edit things yourself.",
-    "I want to see any command, message or edit first and approve it, so hold on until I say yes.",
-    "You may prepare emails for me but sending them is something I will handle.",
-    "My name has to stay out of everything you write and out of all tool calls.",
-    "Keep my phone number out of files, notes and forms.",
-    "The confidential folder is off limits, leave the files in there alone.",
-    "I'd rather you searched the web first for every answer, including the ones you feel sure about.",
-    "Once a task is done, close with a single line saying what you did.",
-    "Start each answer by repeating what I asked in a sentence of your own.",
-    "For paper suggestions I favour arXiv preprints above journals and conferences.",
-    "Metric units for me please, imperial ones are no use.",
-    "Quote original sources whenever you cite, secondary ones don't count.",
-    "Spell out all numbers in words in your answers; digits are not OK.",
-    'The last sentence of all your answers has to be: "Let me know if you need anything else."',
-    "Bullet points for everything you answer, please no running prose.",
-)
+OWN = Path(__file__).parent / "sets"
+WAYS = ("fresh", "growing")
+PRICES = PROVIDERS["anthropic"]
 
 
-class O200k:
-    """Exact tokens of o200k_base."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A set at a budget, played in one way under one variant of the policy."""
 
-    def __init__(self) -> None:
-        self._vocabulary = Vocabulary("o200k_base", vocabulary_directories())
+    path: Path
+    name: str
+    budget: float | None
+    way: str
+    variant: str = "balanced"
+    override: Override = field(default_factory=dict)
 
-    def count(self, text: str) -> int:
-        """Tokens of ``text``."""
-        return self._vocabulary.count(text)
+    def cases(self) -> Iterator[Case]:
+        """The conversations of the set; ``name:place`` moves or rewords a side constraint."""
+        place = self.name.partition(":")[2]
+        for number, row in enumerate(lines_of(self.path)):
+            made = displaced(row, place, number) if place else row
+            budget = self.budget or row["meta"]["budget"]
+            yield case_of(made, name=str(row["meta"].get("id", number)), budget=budget)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, kw_only=True)
 class Row:
-    """One line of the table."""
+    """One line of the table; shares of facts, tokens of the requests that facts are looked up in."""
 
     name: str
-    budget: int
-    needed: int
-    in_window: float
-    keep_last: float
-    over: int
-    stale: int
+    budget: float | None
+    way: str
+    variant: str
+    facts: int = 0
+    in_window: float = 0.0
+    answerable: float = 0.0
+    tokens_sent: float = 0.0
+    tokens_in: float = 0.0
+    keep_last: float = 0.0
+    keep_last_tokens: float = 0.0
+    index: float = 0.0
+    index_tokens: float = 0.0
+    requests: int = 0
+    refused: int = 0
+    batches: int | None = None
+    reuse: float | None = None
+    cost: float | None = None
+    stale: int = 0
+    altered: int = 0
+    altered_others: int = 0
+    seconds: float = 0.0
+    misses: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
 
 
-def content_of(message: dict[str, Any]) -> str:
-    """The text of a message, parts joined."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return "\n".join(str(p.get("text", "")) for p in content)
-    return content or ""
+Played = Sequence[tuple[Case, Mapping[Ask, Chat]]]
 
 
-def calls_of(message: dict[str, Any]) -> tuple[ToolCall, ...]:
-    """The tool calls that a message makes."""
-    return tuple(
-        ToolCall(c.get("id", ""), c["function"]["name"], c["function"]["arguments"])
-        for c in message.get("tool_calls") or ()
-    )
+def measure(plan: Plan) -> Row:
+    """One row: what the product sends, beside both baselines at the same tokens."""
+    start = time.monotonic()
+    row = Row(name=plan.name, budget=plan.budget, way=plan.way, variant=plan.variant)
+    cases = list(plan.cases())
+    growing = plan.way == "growing"
+    asks = [case.grown if growing else case.looked_at for case in cases]
+    windows = [window_for(case.budget) for case in cases]
+    histories = [(case.messages, each) for case, each in zip(cases, asks, strict=True)]
+    sent = asyncio.run(play(histories, windows, growing=growing, override=plan.override))
+    played = list(zip(cases, sent, strict=True))
+    row.requests = sum(map(len, sent))
+    row.refused = sum(not messages for each in sent for messages in each.values())
+    _look_up(played, row)
+    _beside(played, row)
+    if growing:
+        _economy(played, row)
+    _check_quotes(played, row)
+    row.seconds = time.monotonic() - start
+    return row
 
 
-def written(message: dict[str, Any]) -> str:
-    """Everything of a message that a model reads."""
-    return content_of(message) + "".join(f" {c.name} {c.arguments}" for c in calls_of(message))
+def _look_up(played: Played, row: Row) -> None:
+    kept = answerable = 0
+    for case, sent in played:
+        texts = {ask: [written(message) for message in sent[ask]] for ask in case.looked_at}
+        without = {ask: shown(said, ask, recalled=False) for ask, said in texts.items()}
+        whole = {ask: shown(said, ask, recalled=True) for ask, said in texts.items()}
+        for fact in case.facts:
+            for ask in fact.needed:
+                row.facts += 1
+                missing = [needle for needle in fact.needles if needle not in without[ask]]
+                kept += not missing
+                answerable += all(needle in whole[ask] for needle in fact.needles)
+                old = any(word in whole[ask] for word in fact.superseded)
+                row.stale += old and not all(word in whole[ask] for word in fact.later)
+                if missing:
+                    row.misses.append(f"{case.name} at {ask.upto}: {missing}")
+    row.in_window, row.answerable = kept / max(1, row.facts), answerable / max(1, row.facts)
 
 
-def size(message: dict[str, Any], counter: O200k) -> int:
-    """Tokens of a message."""
-    return counter.count(written(message)) + PER_MESSAGE
+def _beside(played: Played, row: Row) -> None:
+    looked = [(case, ask) for case, _ in played for ask in case.looked_at]
+    requests = [ask.messages(case.messages) for case, ask in looked]
+    count = max(1, len(requests))
+    went_up = sum(TOKENS.of([written(m) for m in sent[ask]]) for case, sent in played for ask in case.looked_at)
+    row.tokens_sent = went_up / count
+    row.tokens_in = sum(TOKENS.of([written(m) for m in messages]) for messages in requests) / count
+    row.keep_last, row.keep_last_tokens = _kept_by(matched(keep_last, requests, went_up), looked, row.facts)
+    row.index, row.index_tokens = _kept_by(matched(indexed, requests, went_up), looked, row.facts)
 
 
-def cut_middle(text: str, *, max_tokens: int, counter: O200k) -> str:
-    """Head and tail of ``text`` within ``max_tokens``."""
-    if counter.count(text) <= max_tokens:
-        return text
-    keep = len(text)
-    while keep > 0:
-        short = f"{text[: keep * 2 // 3]}\n[…]\n{text[len(text) - keep // 3 :]}"
-        tokens = counter.count(short)
-        if tokens <= max_tokens:
-            return short
-        keep = min(keep - 1, keep * max_tokens // (tokens + 1))
-    return ""
+def _kept_by(sent: Sequence[list[str]], looked: Sequence[tuple[Case, Ask]], facts: int) -> tuple[float, float]:
+    """The share of facts that these texts hold, and their mean tokens."""
+    kept = 0
+    for texts, (case, ask) in zip(sent, looked, strict=True):
+        said = shown(texts, ask, recalled=True)
+        kept += sum(all(n in said for n in fact.needles) for fact in case.facts for at in fact.needed if at == ask)
+    return kept / max(1, facts), sum(map(TOKENS.of, sent)) / max(1, len(sent))
 
 
-def steps(messages: Chat, start: int) -> list[tuple[int, int]]:
-    """Spans of whole steps from ``start``: an assistant message with its results, or one other message."""
-    found: list[tuple[int, int]] = []
-    index = start
-    while index < len(messages):
-        stop = index + 1
-        if messages[index].get("tool_calls"):
-            while stop < len(messages) and messages[stop]["role"] == "tool":
-                stop += 1
-        found.append((index, stop))
-        index = stop
-    return found
+def _economy(played: Played, row: Row) -> None:
+    """Batches, prefix reuse and cost of growing conversations; questions at their end are no part of it."""
+    tokens = same = batches = 0
+    paid = unmanaged = 0.0
+    for case, sent in played:
+        before: list[str] = []
+        known = 0
+        for ask, messages in sent.items():
+            if ask.question or not messages:
+                continue
+            now = [json.dumps(message, sort_keys=True) for message in messages]
+            common = next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), len(before))
+            batches += common < len(before)
+            size = TOKENS.of([written(m) for m in messages])
+            shared = TOKENS.of([written(m) for m in messages[:common]])
+            tokens, same = tokens + size, same + shared
+            paid += request_cost(PRICES, tokens=size, cached=shared)
+            whole = TOKENS.of([written(m) for m in ask.messages(case.messages)])
+            unmanaged += request_cost(PRICES, tokens=whole, cached=known)
+            before, known = now, whole
+    row.batches, row.reuse, row.cost = batches, same / max(1, tokens), paid / max(1.0, unmanaged)
 
 
-def to_source(messages: Chat, index: int) -> Source:
-    """Message ``index`` as a source of the extract."""
-    message = messages[index]
-    if message["role"] == "tool":
-        for earlier in range(index - 1, -1, -1):
-            for call in calls_of(messages[earlier]):
-                if call.id == message.get("tool_call_id"):
-                    return Source(index, "tool", content_of(message), call.name, call.arguments)
-    return Source(index, message["role"], content_of(message), calls=calls_of(message))
-
-
-def kept_tail(messages: Chat, start: int, *, room: int, share: float, counter: O200k) -> tuple[int, dict[int, str]]:
-    """Where the kept tail starts, and the messages in it that had to be cut."""
-    spans = steps(messages, start)
-    cut: dict[int, str] = {}
-    first, used = len(messages), 0
-    for nth, (begin, stop) in enumerate(reversed(spans)):
-        tokens = sum(size(messages[i], counter) for i in range(begin, stop))
-        if nth == 0:
-            for i in range(begin, stop):
-                limit = max(16, room // 4 if messages[i]["role"] == "assistant" else room // 3)
-                if size(messages[i], counter) > limit and messages[i]["role"] in {"tool", "assistant"}:
-                    cut[i] = cut_middle(content_of(messages[i]), max_tokens=limit - PER_MESSAGE, counter=counter)
-            tokens = sum(
-                counter.count(cut[i]) + PER_MESSAGE if i in cut else size(messages[i], counter)
-                for i in range(begin, stop)
-            )
-        elif used + tokens > share * room:
-            break
-        first, used = begin, used + tokens
-    return first, cut
-
-
-def forward(messages: Chat, budget: int, *, counter: O200k, fill: bool = True) -> list[str]:
-    """The texts of the request that goes upstream: unchanged if it fits, else head, task, summary and tail."""
-    if sum(size(m, counter) for m in messages) <= budget:
-        return [written(m) for m in messages]
-    head = next((i for i, m in enumerate(messages) if m["role"] not in {"system", "developer"}), len(messages))
-    task = next((i for i in range(head, len(messages)) if messages[i]["role"] == "user"), head)
-    fixed = sum(size(m, counter) for m in messages[: task + 1])
-    room = budget - fixed
-    shape = next(s for s in BALANCED_SHAPES if s.window is None or budget <= s.window)
-    first, cut = kept_tail(messages, task + 1, room=room, share=shape.tail, counter=counter)
-    tail = [cut.get(i, written(messages[i])) for i in range(first, len(messages))]
-    left = room - sum(counter.count(t) + PER_MESSAGE for t in tail)
-    sources = [to_source(messages, i) for i in (*range(task + 1, first), *sorted(cut))]
-    frame = counter.count(render_summary("", version=1, ref="0" * 12, removed=999)) + PER_MESSAGE
-    share = left if fill else min(left, int(shape.low_water * room))
-    front = [written(m) for m in messages[: task + 1]]
-    later = [content_of(m) for m in messages[first:] if m["role"] == "user"]
-    readings = Readings()
-    allowed = share - frame
-    while allowed > 0:
-        goal = content_of(messages[task])
-        made = extract(
-            sources,
-            max_tokens=allowed,
-            counter=counter,
-            goal=goal,
-            visible=(*front, *tail),
-            later=later,
-            readings=readings,
-        )
-        summary = render_summary(made.text, version=1, ref="3fa9c1d27b60", removed=len(sources))
-        excess = counter.count(summary) + PER_MESSAGE - share
-        if made.text and excess <= 0:
-            return [*front, summary, *tail]
-        allowed -= max(1, excess)
-    return [*front, *tail]
-
-
-def keep_last(messages: Chat, budget: int, *, counter: O200k, fill: bool = True) -> list[str]:
-    """The sliding window: head, then as many of the newest messages as fit."""
-    head = next((i for i, m in enumerate(messages) if m["role"] not in {"system", "developer"}), len(messages))
-    used = sum(size(m, counter) for m in messages[:head])
-    first = len(messages)
-    while first > head and used + size(messages[first - 1], counter) <= budget:
-        first -= 1
-        used += size(messages[first], counter)
-    return [written(m) for m in (*messages[:head], *messages[first:])]
-
-
-def load(name: str, data: Path) -> Iterator[tuple[Chat, list[dict[str, Any]]]]:
-    """The conversations of a set with their facts; ``name:place`` moves or rewords the side constraint."""
-    file, _, variant = name.partition(":")
-    with (data / f"{file}.jsonl").open(encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines if line.strip()]
-    for number, row in enumerate(rows):
-        yield displace(row, variant, number) if variant else (row["messages"], row["meta"]["facts"])
-
-
-def displace(row: dict[str, Any], variant: str, number: int) -> tuple[Chat, list[dict[str, Any]]]:
-    """The conversation with its side constraint moved to the ``middle`` or ``end``, or ``paraphrased`` somewhere."""
-    messages = [dict(m) for m in row["messages"]]
-    fact = dict(row["meta"]["facts"][0])
-    at = fact["evidence_msg"]
-    old = fact["needles"][0]
-    users = [i for i, m in enumerate(messages) if m["role"] == "user"]
-    messages[at]["content"] = messages[at]["content"].replace(old, "").strip()
-    new = PARAPHRASES[number % len(PARAPHRASES)] if variant == "paraphrased" else old
-    place = {"middle": len(users) // 2, "end": len(users) - 4, "paraphrased": (number * 7) % (len(users) - 4)}[variant]
-    target = messages[users[place]]
-    target["content"] = f"{target['content']} {new}" if number % 2 else f"{new} {target['content']}"
-    return messages, [{**fact, "needles": [new]}]
-
-
-Forward = Callable[..., list[str]]
-
-
-def judge(
-    name: str, budget: int, data: Path, *, by: Forward, counter: O200k, fill: bool, misses: list[str]
-) -> tuple[int, int, int, int]:
-    """Facts needed, facts present, requests over budget, stale answers."""
-    needed = present = over = stale = 0
-    for number, (messages, facts) in enumerate(load(name, data)):
-        forwarded: dict[int, str] = {}
-        room = share_of(messages, budget, counter=counter) if name in SHARES else budget
-        for fact in facts:
-            for at in fact.get("needed_at") or [len(messages)]:
-                if at not in forwarded:
-                    texts = by(messages[:at], room, counter=counter, fill=fill)
-                    tokens = sum(counter.count(t) + PER_MESSAGE for t in texts)
-                    fits = sum(size(m, counter) for m in messages[:1]) < room
-                    over += tokens > room and fits
-                    forwarded[at] = "\n".join(texts).lower()
-                needed += 1
-                wanted = fact.get("needles") or [str(fact["value"])]
-                found = all(w.lower() in forwarded[at] for w in wanted)
-                present += found
-                old = any(s.lower() in forwarded[at] for s in fact.get("superseded", ()))
-                stale += old and (not found or name in SHARES)
-                if not found:
-                    misses.append(
-                        f"{name} {budget} #{number} at {at}: {[w for w in wanted if w.lower() not in forwarded[at]]}"
-                    )
-    return needed, present, over, stale
-
-
-def share_of(messages: Chat, percent: int, *, counter: O200k) -> int:
-    """The first two messages and so many percent of the others, tokens."""
-    sizes = [size(m, counter) for m in messages]
-    return sum(sizes[:2]) + sum(sizes[2:]) * percent // 100
-
-
-def measure(name: str, budget: int, data: Path, *, counter: O200k, fill: bool, misses: list[str]) -> Row:
-    """One row: this product's layout beside the sliding window."""
-    needed, present, over, stale = judge(name, budget, data, by=forward, counter=counter, fill=fill, misses=misses)
-    _, last, _, _ = judge(name, budget, data, by=keep_last, counter=counter, fill=fill, misses=[])
-    return Row(name, budget, needed, present / max(1, needed), last / max(1, needed), over, stale)
+def _check_quotes(played: Played, row: Row) -> None:
+    """Count the lines that put other words into somebody's mouth, each once a conversation."""
+    for case, sent in played:
+        said = {quote for messages in sent.values() for m in messages for quote in quotes(written(m))}
+        for role, words in sorted(said):
+            if not is_verbatim(role, words, case.messages):
+                row.altered += role == "user"
+                row.altered_others += role != "user"
+                row.changed.append(f"{case.name}: {role}: {words}")
 
 
 def default_data() -> Path:
@@ -294,32 +203,80 @@ def default_data() -> Path:
     return shared if shared.is_dir() else root / "tests" / "policies" / "data"
 
 
+def sets(data: Path, *, name: str | None, budget: int | None) -> Iterator[tuple[Path, str, float | None]]:
+    """Files, names and budgets of the sets that are there; None for budgets that the rows say."""
+    found: dict[tuple[str, float | None], Path] = {}
+    for known, tokens in PLANS:
+        path = data / f"{known.partition(':')[0]}.jsonl"
+        if path.exists():
+            found[known, budget or tokens] = path
+    for path in sorted((*OWN.glob("*.jsonl"), *OWN.glob("*.jsonl.zst"))):
+        found[path.name.partition(".")[0], budget] = path
+    yield from ((path, known, tokens) for (known, tokens), path in found.items() if name in (None, known))
+
+
+def run(plans: Sequence[Plan], workers: int) -> list[Row]:
+    """The rows of plans, in their order; the longest are begun first."""
+    if workers == 1:
+        return [measure(plan) for plan in plans]
+    order = sorted(range(len(plans)), key=lambda i: (plans[i].way == "fresh", -plans[i].path.stat().st_size))
+    rows: dict[int, Row] = {}
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, logging.disable, (logging.CRITICAL,)) as pool:
+        waiting = {pool.submit(measure, plans[i]): i for i in order}
+        for done in as_completed(waiting):
+            row = rows[waiting[done]] = done.result()
+            said = f"{row.name} @{row.budget} {row.way} {row.variant}: {row.seconds:.0f} s"
+            print(f"{len(rows)}/{len(plans)} {said}", file=sys.stderr)
+    return [rows[i] for i in range(len(plans))]
+
+
+HEADER = (
+    f"{'set':28} {'budget':>6} {'way':7} {'facts':>5} {'window':>6} {'answ.':>6} {'sent':>6} {'input':>6} {'last':>6} "
+    f"{'index':>6} {'bat.':>5} {'reuse':>6} {'cost':>5} {'stale':>5} {'altered':>7} {'others':>6} {'refused':>7}"
+)
+
+
+def line(row: Row) -> str:
+    """One row for people."""
+    economy = ["-" if v is None else f for v, f in ((row.batches, f"{row.batches}"),)]
+    reuse = "-" if row.reuse is None else f"{row.reuse:.1%}"
+    cost = "-" if row.cost is None else f"{row.cost:.2f}"
+    return (
+        f"{row.name:28} {row.budget or '-':>6} {row.way:7} {row.facts:5} {row.in_window:6.1%} {row.answerable:6.1%} "
+        f"{row.tokens_sent:6.0f} {row.tokens_in:6.0f} {row.keep_last:6.1%} {row.index:6.1%} {economy[0]:>5} "
+        f"{reuse:>6} {cost:>5} {row.stale:5} {row.altered:7} {row.altered_others:6} {row.refused:7}"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; exit 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=default_data())
     parser.add_argument("--json", action="store_true", help="rows as JSON instead of a table")
     parser.add_argument("--set", dest="name", help="only this set")
-    parser.add_argument("--budget", type=int, help="only this budget")
+    parser.add_argument("--budget", type=int, help="this budget instead of the sets' own")
+    parser.add_argument("--way", choices=WAYS, help="only this way of playing")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument(
-        "--low-water",
-        action="store_true",
-        help="stop at the low-water mark of the window's shape instead of the budget",
+        "--misses", action="store_true", help="list facts that were missing and quotes that were altered"
     )
-    parser.add_argument("--misses", action="store_true", help="list every fact that was missing")
     options = parser.parse_args(arguments)
-    counter, misses = O200k(), list[str]()
-    plans = [(n, options.budget or b) for n, b in PLANS if (options.name or n) == n]
-    plans = [(n, b) for n, b in dict.fromkeys(plans) if (options.data / f"{n.partition(':')[0]}.jsonl").exists()]
-    rows = [measure(n, b, options.data, counter=counter, fill=not options.low_water, misses=misses) for n, b in plans]
+    plans = [
+        Plan(path=path, name=name, budget=budget, way=way)
+        for path, name, budget in sets(options.data, name=options.name, budget=options.budget)
+        for way in WAYS
+        if options.way in (None, way)
+    ]
+    rows = run(plans, options.workers)
     if options.json:
-        print(json.dumps([asdict(replace(row)) for row in rows], indent=1))
+        print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
-        print(f"{'set':30} {'budget':>6} {'needed':>6} {'in window':>9} {'keep-last':>9} {'over':>4} {'stale':>5}")
-        for r in rows:
-            print(f"{r.name:30} {r.budget:6} {r.needed:6} {r.in_window:9.1%} {r.keep_last:9.1%} {r.over:4} {r.stale:5}")
+        print("\n".join((HEADER, *map(line, rows))))
     if options.misses:
-        print("\n".join(misses), file=sys.stderr)
+        for row in rows:
+            for missing in (*row.misses, *row.changed):
+                print(f"{row.name} @{row.budget} {row.way}: {missing}", file=sys.stderr)
     return 0
 
 
