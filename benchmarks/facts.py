@@ -2,34 +2,18 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
-from benchmarks.served import TOKENS, Ask, Chat, written
+from benchmarks.served import Ask, Chat, tokens, written
 from policies.summary import harmless
 from proxy.recall.automatic import HEADING
 
-PARAPHRASES = (
-    "Please stop checking in with me for permission, go ahead and run commands or edit things yourself.",
-    "I want to see any command, message or edit first and approve it, so hold on until I say yes.",
-    "You may prepare emails for me but sending them is something I will handle.",
-    "My name has to stay out of everything you write and out of all tool calls.",
-    "Keep my phone number out of files, notes and forms.",
-    "The confidential folder is off limits, leave the files in there alone.",
-    "I'd rather you searched the web first for every answer, including the ones you feel sure about.",
-    "Once a task is done, close with a single line saying what you did.",
-    "Start each answer by repeating what I asked in a sentence of your own.",
-    "For paper suggestions I favour arXiv preprints above journals and conferences.",
-    "Metric units for me please, imperial ones are no use.",
-    "Quote original sources whenever you cite, secondary ones don't count.",
-    "Spell out all numbers in words in your answers; digits are not OK.",
-    'The last sentence of all your answers has to be: "Let me know if you need anything else."',
-    "Bullet points for everything you answer, please no running prose.",
-)
+PARAPHRASES = Path(__file__).with_name("paraphrases.txt")
 SUMMARY = re.compile(r"<(weir-\d{6})>\nWritten by Weir from [^\n]*\n(.*?)\n</\1>", re.DOTALL)
 RECALLED = re.compile(re.escape(HEADING) + r"(?:\n<(weir-\d{6})>\n.*?\n</\1>)*\n*", re.DOTALL)
 SPEAKERS = {"User said:": "user", "User rules:": "user", "Assistant's conclusions, oldest first:": "assistant"}
@@ -39,12 +23,12 @@ ELLIPSIS = "…"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """Words that have to be there when they are needed, and those that must not be there without ``later``."""
+    """Words that have to be there when they are needed, and older ones that may not stand without ``later``."""
 
     needles: tuple[str, ...]
     needed: tuple[Ask, ...]
-    superseded: tuple[str, ...] = ()
-    later: tuple[str, ...] = ()
+    superseded: tuple[str, ...]
+    later: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,44 +43,41 @@ class Case:
     @property
     def looked_at(self) -> list[Ask]:
         """The requests that facts are needed in."""
-        asks = dict.fromkeys(ask for fact in self.facts for ask in fact.needed)
-        return sorted(asks, key=lambda ask: (ask.question is not None, ask.upto))
+        return sorted({ask for fact in self.facts for ask in fact.needed}, key=Ask.order)
 
     @property
     def grown(self) -> list[Ask]:
-        """One request before each of the assistant's messages, those that are looked at, and the questions last."""
-        steps = [Ask(i) for i, m in enumerate(self.messages) if m["role"] == "assistant" and i > 0]
-        whole = {ask for ask in (*steps, *self.looked_at) if ask.question is None}
-        return [*sorted(whole, key=lambda ask: ask.upto), *(ask for ask in self.looked_at if ask.question)]
+        """One request before each of the assistant's messages, and those that are looked at, as they came."""
+        steps = (Ask(i) for i, m in enumerate(self.messages) if m["role"] == "assistant" and i > 0)
+        return sorted({*steps, *self.looked_at}, key=Ask.order)
 
 
-def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+def rows_of(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a file of JSON lines, compressed or not."""
     data = path.read_bytes()
     if path.suffix == ".zst":
         data = zstandard.ZstdDecompressor().stream_reader(data).read()
-    yield from (json.loads(line) for line in data.decode().splitlines() if line.strip())
+    yield from (json.loads(line) for line in data.decode().split("\n") if line.strip())
 
 
 def case_of(row: Mapping[str, Any], *, name: str, budget: float) -> Case:
     """The case of a row; a ``budget`` below 1 is the first two messages and that share of the others."""
-    messages = row["messages"]
-    sizes = [TOKENS.of([written(message)]) for message in messages]
-    tokens = int(budget) if budget >= 1 else sum(sizes[:2]) + int(sum(sizes[2:]) * budget)
+    sizes = [tokens(text) for text in written(row["messages"])]
     return Case(
         name=name,
-        messages=messages,
-        facts=tuple(_fact(fact, end=len(messages)) for fact in row["meta"]["facts"]),
-        budget=tokens,
+        messages=row["messages"],
+        facts=tuple(_fact(fact, end=len(sizes)) for fact in row["meta"]["facts"]),
+        budget=int(budget) if budget >= 1 else sum(sizes[:2]) + int(sum(sizes[2:]) * budget),
     )
 
 
 def _fact(fact: Mapping[str, Any], *, end: int) -> Fact:
+    """Without ``needed_at`` a fact is needed at the end; its question, if it has one, is asked when it is needed."""
     needles = _lower(fact.get("needles") or [fact["value"]])
+    question = fact.get("question") or fact.get("probe")
     return Fact(
         needles=needles,
-        needed=tuple(Ask(at) for at in fact.get("needed_at") or ())
-        or (Ask(end, fact.get("question") or fact.get("probe")),),
+        needed=tuple(Ask(at, question) for at in fact.get("needed_at") or [end]),
         superseded=_lower(fact.get("superseded") or ()),
         later=_lower(fact.get("later") or ()) or needles,
     )
@@ -113,7 +94,8 @@ def displaced(row: Mapping[str, Any], variant: str, number: int) -> dict[str, An
     at, old = fact["evidence_msg"], fact["needles"][0]
     users = [i for i, m in enumerate(messages) if m["role"] == "user"]
     messages[at]["content"] = messages[at]["content"].replace(old, "").strip()
-    new = PARAPHRASES[number % len(PARAPHRASES)] if variant == "paraphrased" else old
+    others = PARAPHRASES.read_text(encoding="utf-8").splitlines()
+    new = others[number % len(others)] if variant == "paraphrased" else old
     place = {"middle": len(users) // 2, "end": len(users) - 4, "paraphrased": (number * 7) % (len(users) - 4)}[variant]
     target = messages[users[place]]
     target["content"] = f"{target['content']} {new}" if number % 2 else f"{new} {target['content']}"
@@ -122,34 +104,41 @@ def displaced(row: Mapping[str, Any], variant: str, number: int) -> dict[str, An
 
 def shown(texts: Sequence[str], ask: Ask, *, recalled: bool) -> str:
     """What a request says, in lower case: its question apart, with or without what was brought back for that."""
-    said = "\n".join(texts)
-    said = said.removesuffix(ask.question) if ask.question else said
+    said = "\n".join(texts).removesuffix(ask.question or "")
     return (said if recalled else RECALLED.sub("", said)).lower()
 
 
 def quotes(text: str) -> Iterator[tuple[str, str]]:
     """Who is said to have said what in Weir's summaries within ``text``: role and words, a pair for each line.
 
-    The only place that knows how a summary looks. What a summary attributes to nobody is left out.
+    The only place that knows how a summary looks. What it attributes to nobody, and labels that are Weir's own, are
+    left out.
     """
     for summary in SUMMARY.finditer(text):
         speaker = None
-        for line in summary[2].splitlines():
+        for line in summary[2].split("\n"):
+            words = line.removeprefix("- ")
             if line.startswith(NAMED):
                 yield from (("user", value) for value in line.removeprefix(NAMED).split("; "))
-            elif not line.startswith("- ") and line.endswith(":"):
+            elif words == line and line.endswith(":"):
                 speaker = SPEAKERS.get(line)
             elif speaker is not None:
-                yield speaker, line.removeprefix("- ")
+                yield speaker, words if speaker == "user" else words.partition(": ")[2]
 
 
-def is_verbatim(role: str, words: str, history: Chat) -> bool:
-    """Whether ``words``, but for ellipses, stand in one message of ``role`` as they are, or as a fence shows them."""
+def altered(sent: Iterable[Chat], history: Chat) -> list[tuple[str, str]]:
+    """Quotes in requests that put other words into somebody's mouth: role and words, each once.
+
+    Words are whole where they, but for ellipses, stand in one message of their speaker as they are, or as a fence shows
+    them.
+    """
+    said: dict[str, list[str]] = {}
+    for text, message in zip(written(history), history, strict=True):
+        said.setdefault(message["role"], []).extend((text, harmless(text)))
+    found = sorted({quote for messages in sent for text in written(messages) for quote in quotes(text)})
+    return [(role, words) for role, words in found if not _stands(words, said.get(role, ()))]
+
+
+def _stands(words: str, sources: Sequence[str]) -> bool:
     pieces = [piece.strip() for piece in words.split(ELLIPSIS)]
-    for message in history:
-        if message["role"] == role:
-            said = written(message)
-            for source in (said, harmless(said)):
-                if words in source or all(piece in source for piece in pieces):
-                    return True
-    return False
+    return any(words in source or all(piece in source for piece in pieces) for source in sources)

@@ -1,11 +1,11 @@
 """Retention through the product: which facts of recorded conversations are in the request when they are needed.
 
-    python -m benchmarks.retention [--set NAME] [--budget N] [--way fresh|growing] [--misses] [--json] [--workers N]
-    python -m benchmarks.retention --pareto DIR [--variant NAME=PATH.yaml ...]
+    python -m benchmarks.retention [--set NAME] [--budget N] [--way fresh|growing] [--misses] [--json]
+    python -m benchmarks.retention --variant NAME=PATH.yaml [--pareto FOLDER]
     python -m benchmarks.retention --ablate [NAME ...]
 
-Every request goes through a served Weir with the policy ``balanced`` to an upstream that keeps what it was sent, and
-facts are looked up there. See benchmarks/README.md.
+Every request goes through a served Weir with the policy ``balanced`` to an upstream that keeps what it was sent; facts
+are looked up there. See benchmarks/README.md.
 """
 
 import argparse
@@ -17,85 +17,95 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+
+import yaml
 
 from benchmarks.baselines import indexed, keep_last, matched
-from benchmarks.facts import Case, case_of, displaced, is_verbatim, lines_of, quotes, shown
-from benchmarks.served import TOKENS, Ask, Chat, Override, play, window_for, written
+from benchmarks.curves import curve
+from benchmarks.facts import Case, altered, case_of, displaced, rows_of, shown
+from benchmarks.served import Ask, Chat, Override, play, size, tokens, window_for, written
 from policies.advise import PROVIDERS, request_cost
 
-PLANS: tuple[tuple[str, float], ...] = (
-    ("tau_airline", 3_000),
-    ("tau_airline", 2_000),
-    ("tau_airline", 1_800),
-    ("tau_airline_long", 4_000),
-    ("swe_agent", 4_000),
-    ("longmemeval_windows", 4_000),
-    ("longmemeval_windows", 2_500),
-    ("side_constraints", 1_500),
-    ("side_constraints:middle", 1_500),
-    ("side_constraints:end", 1_500),
-    ("side_constraints:paraphrased", 1_500),
-    ("canary_sessions", 300),
-    ("wording", 0.3),
-    ("wording_unseen", 0.3),
-)
+PLANS: Mapping[str, tuple[float, ...]] = {
+    "tau_airline": (3_000, 2_000, 1_800),
+    "tau_airline_long": (4_000,),
+    "swe_agent": (4_000,),
+    "longmemeval_windows": (4_000, 2_500),
+    "side_constraints": (1_500,),
+    "side_constraints:middle": (1_500,),
+    "side_constraints:end": (1_500,),
+    "side_constraints:paraphrased": (1_500,),
+    "canary_sessions": (300,),
+    "wording": (0.3,),
+    "wording_unseen": (0.3,),
+}
 OWN = Path(__file__).parent / "sets"
 WAYS = ("fresh", "growing")
+SWEEP = (0.7, 1.0, 1.5, 2.2)
 PRICES = PROVIDERS["anthropic"]
+STANDARD = "balanced"
+CASCADE = ({"layer": "ingest_cap"}, {"layer": "dedupe"}, {"layer": "evict", "min_savings": 0.1, "must_reach": 0.5})
+SIGNALS: Mapping[str, Override] = {
+    str(each["layer"]): {"cascade": [*(other for other in CASCADE if other is not each), {"layer": "compact"}]}
+    for each in CASCADE
+}
+"""What ``--ablate`` switches off: by name keys of a policy that stand above those of ``balanced``."""
+COLUMNS: Mapping[str, tuple[str, str]] = {
+    "facts": ("facts", "d"),
+    "in_window": ("window", ".1%"),
+    "answerable": ("answer.", ".1%"),
+    "tokens_sent": ("sent", ".0f"),
+    "tokens_in": ("input", ".0f"),
+    "keep_last": ("last", ".1%"),
+    "index": ("index", ".1%"),
+    "batches": ("batches", "d"),
+    "reuse": ("reuse", ".1%"),
+    "cost": ("cost", ".2f"),
+    "stale": ("stale", "d"),
+    "altered": ("altered", "d"),
+    "altered_others": ("others", "d"),
+    "refused": ("refused", "d"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A set at a budget, played in one way under one variant of the policy."""
+    """A set at a budget, played in one way under one variant of the policy; ``forced`` whatever its rows say."""
 
     path: Path
     name: str
-    budget: float | None
+    budget: float
     way: str
-    variant: str = "balanced"
+    variant: str = STANDARD
     override: Override = field(default_factory=dict)
+    forced: bool = False
+
+    @property
+    def place(self) -> tuple[str, float, str]:
+        return self.name, self.budget, self.way
+
+    def __str__(self) -> str:
+        return f"{self.name} @{self.budget:g} {self.way}" + ("" if self.variant == STANDARD else f" {self.variant}")
 
     def cases(self) -> Iterator[Case]:
-        """The conversations of the set; ``name:place`` moves or rewords a side constraint."""
+        """The set's conversations that have this budget; ``name:place`` moves or rewords a side constraint."""
         place = self.name.partition(":")[2]
-        for number, row in enumerate(lines_of(self.path)):
-            made = displaced(row, place, number) if place else row
-            budget = self.budget or row["meta"]["budget"]
-            yield case_of(made, name=str(row["meta"].get("id", number)), budget=budget)
+        for number, row in enumerate(rows_of(self.path)):
+            if self.forced or self.budget in budgets_of(row, [self.budget]):
+                made = displaced(row, place, number) if place else row
+                yield case_of(made, name=str(row["meta"].get("id", number)), budget=self.budget)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the table; shares of facts, tokens of the requests that facts are looked up in."""
+    """One line of the table: figures by name, and behind them the facts that were ``missing``, quotes ``changed``."""
 
-    name: str
-    budget: float | None
-    way: str
-    variant: str
-    facts: int = 0
-    in_window: float = 0.0
-    answerable: float = 0.0
-    tokens_sent: float = 0.0
-    tokens_in: float = 0.0
-    keep_last: float = 0.0
-    keep_last_tokens: float = 0.0
-    index: float = 0.0
-    index_tokens: float = 0.0
-    requests: int = 0
-    refused: int = 0
-    batches: int | None = None
-    reuse: float | None = None
-    cost: float | None = None
-    stale: int = 0
-    altered: int = 0
-    altered_others: int = 0
-    seconds: float = 0.0
-    misses: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
+    plan: Plan
+    figures: Mapping[str, float]
+    missing: Sequence[str]
+    changed: Sequence[str]
 
 
 Played = Sequence[tuple[Case, Mapping[Ask, Chat]]]
@@ -104,96 +114,79 @@ Played = Sequence[tuple[Case, Mapping[Ask, Chat]]]
 def measure(plan: Plan) -> Row:
     """One row: what the product sends, beside both baselines at the same tokens."""
     start = time.monotonic()
-    row = Row(name=plan.name, budget=plan.budget, way=plan.way, variant=plan.variant)
-    cases = list(plan.cases())
-    growing = plan.way == "growing"
-    asks = [case.grown if growing else case.looked_at for case in cases]
-    windows = [window_for(case.budget) for case in cases]
-    histories = [(case.messages, each) for case, each in zip(cases, asks, strict=True)]
-    sent = asyncio.run(play(histories, windows, growing=growing, override=plan.override))
+    cases, growing = list(plan.cases()), plan.way == "growing"
+    conversations = [(c.messages, c.grown if growing else c.looked_at, window_for(c.budget)) for c in cases]
+    sent = asyncio.run(play(conversations, growing=growing, override=plan.override))
     played = list(zip(cases, sent, strict=True))
-    row.requests = sum(map(len, sent))
-    row.refused = sum(not messages for each in sent for messages in each.values())
-    _look_up(played, row)
-    _beside(played, row)
-    if growing:
-        _economy(played, row)
-    _check_quotes(played, row)
-    row.seconds = time.monotonic() - start
-    return row
+    missing: list[str] = []
+    changed = [(case.name, *quote) for case, each in played for quote in altered(each.values(), case.messages)]
+    figures = {
+        **looked_up(played, missing),
+        **beside(played),
+        **(economy(played) if growing else {}),
+        "altered": sum(role == "user" for _, role, _ in changed),
+        "altered_others": sum(role != "user" for _, role, _ in changed),
+        "requests": sum(map(len, sent)),
+        "refused": sum(not messages for each in sent for messages in each.values()),
+        "seconds": time.monotonic() - start,
+    }
+    return Row(plan=plan, figures=figures, missing=missing, changed=[": ".join(each) for each in changed])
 
 
-def _look_up(played: Played, row: Row) -> None:
-    kept = answerable = 0
+def looked_up(played: Played, missing: list[str]) -> dict[str, float]:
+    """Facts, and of these: in the window, answerable, and stale; ``missing`` is told what was not in the window."""
+    facts = kept = answerable = stale = 0
     for case, sent in played:
-        texts = {ask: [written(message) for message in sent[ask]] for ask in case.looked_at}
-        without = {ask: shown(said, ask, recalled=False) for ask, said in texts.items()}
+        texts = {ask: written(sent[ask]) for ask in case.looked_at}
+        own = {ask: shown(said, ask, recalled=False) for ask, said in texts.items()}
         whole = {ask: shown(said, ask, recalled=True) for ask, said in texts.items()}
-        for fact in case.facts:
-            for ask in fact.needed:
-                row.facts += 1
-                missing = [needle for needle in fact.needles if needle not in without[ask]]
-                kept += not missing
-                answerable += all(needle in whole[ask] for needle in fact.needles)
-                old = any(word in whole[ask] for word in fact.superseded)
-                row.stale += old and not all(word in whole[ask] for word in fact.later)
-                if missing:
-                    row.misses.append(f"{case.name} at {ask.upto}: {missing}")
-    row.in_window, row.answerable = kept / max(1, row.facts), answerable / max(1, row.facts)
+        for fact, ask in ((each, at) for each in case.facts for at in each.needed):
+            lost = [needle for needle in fact.needles if needle not in own[ask]]
+            old = any(word in whole[ask] for word in fact.superseded)
+            facts, kept = facts + 1, kept + (not lost)
+            answerable += all(needle in whole[ask] for needle in fact.needles)
+            stale += old and not all(word in whole[ask] for word in fact.later)
+            if lost:
+                missing.append(f"{case.name} at {ask.upto}: {lost}")
+    count = max(1, facts)
+    return {"facts": facts, "in_window": kept / count, "answerable": answerable / count, "stale": stale}
 
 
-def _beside(played: Played, row: Row) -> None:
+def beside(played: Played) -> dict[str, float]:
+    """Mean tokens of the requests that facts are looked up in, and what the baselines keep with as many."""
     looked = [(case, ask) for case, _ in played for ask in case.looked_at]
     requests = [ask.messages(case.messages) for case, ask in looked]
     count = max(1, len(requests))
-    went_up = sum(TOKENS.of([written(m) for m in sent[ask]]) for case, sent in played for ask in case.looked_at)
-    row.tokens_sent = went_up / count
-    row.tokens_in = sum(TOKENS.of([written(m) for m in messages]) for messages in requests) / count
-    row.keep_last, row.keep_last_tokens = _kept_by(matched(keep_last, requests, went_up), looked, row.facts)
-    row.index, row.index_tokens = _kept_by(matched(indexed, requests, went_up), looked, row.facts)
+    went_up = sum(size(sent[ask]) for case, sent in played for ask in case.looked_at)
+    found = {"tokens_sent": went_up / count, "tokens_in": sum(map(size, requests)) / count}
+    for name, baseline in (("keep_last", keep_last), ("index", indexed)):
+        holds: list[bool] = []
+        texts = matched(baseline, requests, went_up)
+        for (case, ask), each in zip(looked, texts, strict=True):
+            said = shown(each, ask, recalled=True)
+            needed = (fact for fact in case.facts for at in fact.needed if at == ask)
+            holds += [all(needle in said for needle in fact.needles) for fact in needed]
+        found[name] = sum(holds) / max(1, len(holds))
+        found[f"{name}_tokens"] = sum(tokens(text) for each in texts for text in each) / count
+    return found
 
 
-def _kept_by(sent: Sequence[list[str]], looked: Sequence[tuple[Case, Ask]], facts: int) -> tuple[float, float]:
-    """The share of facts that these texts hold, and their mean tokens."""
-    kept = 0
-    for texts, (case, ask) in zip(sent, looked, strict=True):
-        said = shown(texts, ask, recalled=True)
-        kept += sum(all(n in said for n in fact.needles) for fact in case.facts for at in fact.needed if at == ask)
-    return kept / max(1, facts), sum(map(TOKENS.of, sent)) / max(1, len(sent))
-
-
-def _economy(played: Played, row: Row) -> None:
-    """Batches, prefix reuse and cost of growing conversations; questions at their end are no part of it."""
-    tokens = same = batches = 0
+def economy(played: Played) -> dict[str, float]:
+    """Batches, prefix reuse and cost of growing conversations; questions are no part of them."""
+    sent_tokens = reused = batches = 0
     paid = unmanaged = 0.0
     for case, sent in played:
-        before: list[str] = []
+        before: Chat = []
         known = 0
-        for ask, messages in sent.items():
-            if ask.question or not messages:
-                continue
-            now = [json.dumps(message, sort_keys=True) for message in messages]
+        for ask, now in ((ask, now) for ask, now in sent.items() if now and not ask.question):
             common = next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), len(before))
+            whole, forwarded, shared = size(ask.messages(case.messages)), size(now), size(now[:common])
             batches += common < len(before)
-            size = TOKENS.of([written(m) for m in messages])
-            shared = TOKENS.of([written(m) for m in messages[:common]])
-            tokens, same = tokens + size, same + shared
-            paid += request_cost(PRICES, tokens=size, cached=shared)
-            whole = TOKENS.of([written(m) for m in ask.messages(case.messages)])
+            sent_tokens, reused = sent_tokens + forwarded, reused + shared
+            paid += request_cost(PRICES, tokens=forwarded, cached=shared)
             unmanaged += request_cost(PRICES, tokens=whole, cached=known)
             before, known = now, whole
-    row.batches, row.reuse, row.cost = batches, same / max(1, tokens), paid / max(1.0, unmanaged)
-
-
-def _check_quotes(played: Played, row: Row) -> None:
-    """Count the lines that put other words into somebody's mouth, each once a conversation."""
-    for case, sent in played:
-        said = {quote for messages in sent.values() for m in messages for quote in quotes(written(m))}
-        for role, words in sorted(said):
-            if not is_verbatim(role, words, case.messages):
-                row.altered += role == "user"
-                row.altered_others += role != "user"
-                row.changed.append(f"{case.name}: {role}: {words}")
+    return {"batches": batches, "reuse": reused / max(1, sent_tokens), "cost": paid / max(1.0, unmanaged)}
 
 
 def default_data() -> Path:
@@ -203,16 +196,24 @@ def default_data() -> Path:
     return shared if shared.is_dir() else root / "tests" / "policies" / "data"
 
 
-def sets(data: Path, *, name: str | None, budget: int | None) -> Iterator[tuple[Path, str, float | None]]:
-    """Files, names and budgets of the sets that are there; None for budgets that the rows say."""
-    found: dict[tuple[str, float | None], Path] = {}
-    for known, tokens in PLANS:
-        path = data / f"{known.partition(':')[0]}.jsonl"
-        if path.exists():
-            found[known, budget or tokens] = path
+def budgets_of(row: Mapping[str, Mapping[str, object]], otherwise: Sequence[float]) -> Sequence[float]:
+    """The budgets that a row names, one or several; else those that it is played at anyway."""
+    named = row["meta"].get("budget")
+    return named if isinstance(named, list) else [named] if isinstance(named, int | float) else otherwise
+
+
+def plans_of(data: Path, *, name: str | None, budget: float | None, way: str | None) -> list[Plan]:
+    """The sets that are there, each at its budgets and in both ways, unless one of them is asked for."""
+    sets = {known: (data / f"{known.partition(':')[0]}.jsonl", budgets) for known, budgets in PLANS.items()}
     for path in sorted((*OWN.glob("*.jsonl"), *OWN.glob("*.jsonl.zst"))):
-        found[path.name.partition(".")[0], budget] = path
-    yield from ((path, known, tokens) for (known, tokens), path in found.items() if name in (None, known))
+        sets[path.name.partition(".")[0]] = path, tuple({b: None for r in rows_of(path) for b in budgets_of(r, ())})
+    return [
+        Plan(path=path, name=known, budget=amount, way=each, forced=budget is not None)
+        for known, (path, budgets) in sets.items()
+        for amount in ([budget] if budget else budgets)
+        for each in WAYS
+        if path.exists() and name in (None, known) and way in (None, each)
+    ]
 
 
 def run(plans: Sequence[Plan], workers: int) -> list[Row]:
@@ -226,27 +227,56 @@ def run(plans: Sequence[Plan], workers: int) -> list[Row]:
         waiting = {pool.submit(measure, plans[i]): i for i in order}
         for done in as_completed(waiting):
             row = rows[waiting[done]] = done.result()
-            said = f"{row.name} @{row.budget} {row.way} {row.variant}: {row.seconds:.0f} s"
-            print(f"{len(rows)}/{len(plans)} {said}", file=sys.stderr)
+            print(f"{len(rows)}/{len(plans)} {row.plan}: {row.figures['seconds']:.0f} s", file=sys.stderr)
     return [rows[i] for i in range(len(plans))]
 
 
-HEADER = (
-    f"{'set':28} {'budget':>6} {'way':7} {'facts':>5} {'window':>6} {'answ.':>6} {'sent':>6} {'input':>6} {'last':>6} "
-    f"{'index':>6} {'bat.':>5} {'reuse':>6} {'cost':>5} {'stale':>5} {'altered':>7} {'others':>6} {'refused':>7}"
-)
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """The rows for people."""
+    wide = max((len(str(row.plan)) for row in rows), default=3)
+    yield f"{'set':{wide}} " + " ".join(f"{heading:>7}" for heading, _ in COLUMNS.values())
+    for row in rows:
+        cells = (format(row.figures[n], form) if n in row.figures else "-" for n, (_, form) in COLUMNS.items())
+        yield f"{row.plan!s:{wide}} " + " ".join(f"{cell:>7}" for cell in cells)
 
 
-def line(row: Row) -> str:
-    """One row for people."""
-    economy = ["-" if v is None else f for v, f in ((row.batches, f"{row.batches}"),)]
-    reuse = "-" if row.reuse is None else f"{row.reuse:.1%}"
-    cost = "-" if row.cost is None else f"{row.cost:.2f}"
-    return (
-        f"{row.name:28} {row.budget or '-':>6} {row.way:7} {row.facts:5} {row.in_window:6.1%} {row.answerable:6.1%} "
-        f"{row.tokens_sent:6.0f} {row.tokens_in:6.0f} {row.keep_last:6.1%} {row.index:6.1%} {economy[0]:>5} "
-        f"{reuse:>6} {cost:>5} {row.stale:5} {row.altered:7} {row.altered_others:6} {row.refused:7}"
-    )
+def losses(rows: Sequence[Row]) -> Iterator[str]:
+    """What each signal adds, in points of facts in the window: set by set, then the most that it adds to any."""
+    base = {row.plan.place: row.figures["in_window"] for row in rows if row.plan.variant == STANDARD}
+    most: dict[str, float] = {}
+    for plan, kept in ((row.plan, row.figures["in_window"]) for row in rows if row.plan.variant != STANDARD):
+        points = 100 * (base[plan.place] - kept)
+        most[plan.variant] = max(points, most.get(plan.variant, points))
+        yield f"{plan}: {-points:+.1f}"
+    yield from (f"{name}: {-points:+.1f} points where it matters most" for name, points in most.items())
+
+
+def draw(rows: Sequence[Row], folder: Path) -> None:
+    """A curve for each set and way: the variants, and the baselines at what ``balanced`` sent."""
+    charts: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for plan, said in ((row.plan, row.figures) for row in rows):
+        chart = charts.setdefault(f"{plan.name} {plan.way}", {})
+        chart.setdefault(plan.variant, []).append((said["tokens_sent"], said["in_window"]))
+        for name in ("keep_last", "index") if plan.variant == STANDARD else ():
+            chart.setdefault(name.replace("_", "-"), []).append((said[f"{name}_tokens"], said[name]))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, chart in charts.items():
+        (folder / f"{name.replace(' ', '-').replace(':', '-')}.svg").write_text(curve(name, chart), encoding="utf-8")
+
+
+def variants_of(files: Sequence[str], ablated: Sequence[str] | None) -> dict[str, Override]:
+    """The candidates by name: ``balanced``, the files (``NAME=PATH``), the signals to switch off; no name is all."""
+    named = dict(each.partition("=")[::2] for each in files)
+    chosen = {name: yaml.safe_load(Path(path).read_text(encoding="utf-8")) for name, path in named.items()}
+    off = () if ablated is None else ablated or SIGNALS
+    return {STANDARD: {}, **chosen, **{f"without {name}": SIGNALS[name] for name in off}}
+
+
+def values(row: Row) -> dict[str, object]:
+    """One row for programs."""
+    plan = row.plan
+    place = {"set": plan.name, "budget": plan.budget, "way": plan.way, "variant": plan.variant}
+    return {**place, **row.figures, "missing": row.missing, "changed": row.changed}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -255,28 +285,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=default_data())
     parser.add_argument("--json", action="store_true", help="rows as JSON instead of a table")
     parser.add_argument("--set", dest="name", help="only this set")
-    parser.add_argument("--budget", type=int, help="this budget instead of the sets' own")
+    parser.add_argument("--budget", type=float, help="this budget instead of the sets' own")
     parser.add_argument("--way", choices=WAYS, help="only this way of playing")
     parser.add_argument("--workers", type=int, default=2, help="processes")
-    parser.add_argument(
-        "--misses", action="store_true", help="list facts that were missing and quotes that were altered"
-    )
-    options = parser.parse_args(arguments)
-    plans = [
-        Plan(path=path, name=name, budget=budget, way=way)
-        for path, name, budget in sets(options.data, name=options.name, budget=options.budget)
-        for way in WAYS
-        if options.way in (None, way)
-    ]
-    rows = run(plans, options.workers)
-    if options.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-    else:
-        print("\n".join((HEADER, *map(line, rows))))
-    if options.misses:
-        for row in rows:
-            for missing in (*row.misses, *row.changed):
-                print(f"{row.name} @{row.budget} {row.way}: {missing}", file=sys.stderr)
+    parser.add_argument("--misses", action="store_true", help="list missing facts and altered quotes")
+    parser.add_argument("--variant", action="append", default=[], help="NAME=PATH of YAML that stands above balanced")
+    parser.add_argument("--ablate", nargs="*", choices=sorted(SIGNALS), help="what each signal adds; all for no name")
+    parser.add_argument("--pareto", type=Path, help="a folder for curves of what is kept against tokens sent")
+    given = parser.parse_args(arguments)
+    plans = plans_of(given.data, name=given.name, budget=given.budget, way=given.way)
+    if given.pareto:
+        swept = (replace(p, budget=round(p.budget * f, 2), forced=True) for p in plans for f in SWEEP)
+        plans = list({plan.place: plan for plan in swept}.values())
+    variants = variants_of(given.variant, given.ablate)
+    rows = run([replace(p, variant=v, override=o) for p in plans for v, o in variants.items()], given.workers)
+    if given.pareto:
+        draw(rows, given.pareto)
+    lines = [*table(rows), *(() if given.ablate is None else losses(rows))]
+    print(json.dumps([values(row) for row in rows], indent=1) if given.json else "\n".join(lines))
+    if given.misses:
+        print("\n".join(f"{r.plan}: {said}" for r in rows for said in (*r.missing, *r.changed)), file=sys.stderr)
     return 0
 
 

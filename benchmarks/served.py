@@ -3,9 +3,10 @@
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,51 +25,13 @@ from proxy.tokenizer import Tokenizer
 
 Chat = list[dict[str, Any]]
 Override = Mapping[str, object]
+Send = Callable[[str, Chat, int], Awaitable[Chat]]
 TOKENIZER = Tokenizer()
+COUNTER = TOKENIZER.counter("o200k_base")
 PER_MESSAGE = 4
 MAX_TOKENS = 64
-BALANCED = ContextSettings()
 AT_ONCE = 8
-ANSWER = {"role": "assistant", "content": "Done."}
-
-
-class Tokens:
-    """Tokens of texts by o200k_base, each text counted once."""
-
-    def __init__(self) -> None:
-        self._counter = TOKENIZER.counter("o200k_base")
-        self._known: dict[str, int] = {}
-
-    def of(self, texts: Sequence[str]) -> int:
-        """Tokens of messages with these texts, 4 more for each."""
-        for text in texts:
-            if text not in self._known:
-                self._known[text] = self._counter.count(text)
-        return sum(self._known[text] + PER_MESSAGE for text in texts)
-
-
-TOKENS = Tokens()
-
-
-def written(message: Mapping[str, Any]) -> str:
-    """Everything of a message that a model reads."""
-    content = message.get("content") or ""
-    if isinstance(content, list):
-        content = "\n".join(str(part.get("text", "")) for part in content)
-    calls = (call["function"] for call in message.get("tool_calls") or ())
-    return str(content) + "".join(f" {call['name']} {call['arguments']}" for call in calls)
-
-
-def window_for(budget: int) -> int:
-    """The smallest window whose soft limit is ``budget`` under ``balanced`` before the upstream has reported usage.
-
-    That is (W - R - H) / (1 + M), where R is :data:`MAX_TOKENS`, or a quarter of W if that is less. The margin M is .05,
-    and .02 once three answers agree: a growing conversation may then have 3 % more.
-    """
-    window = budget
-    while divide(BALANCED, window=window, requested=MAX_TOKENS).soft_limit < budget:
-        window += 1
-    return window
+ANSWER = {"index": 0, "message": {"role": "assistant", "content": "Done."}, "finish_reason": "stop"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,97 +41,109 @@ class Ask:
     upto: int
     question: str | None = None
 
+    def order(self) -> tuple[int, str]:
+        return self.upto, self.question or ""
+
     def messages(self, history: Chat) -> Chat:
         """What the client sends."""
         return [*history[: self.upto], *([{"role": "user", "content": self.question}] if self.question else ())]
 
 
-@dataclass(slots=True)
-class Upstream:
-    """A model that answers at once, reports exact usage and keeps what each key sent last; ``went_up`` by key."""
-
-    went_up: dict[str, Chat] = field(default_factory=dict)
-
-    async def answer(self, request: Request) -> JSONResponse:
-        """One chat completion."""
-        body = json.loads(await request.body())
-        self.went_up[request.headers["authorization"]] = body["messages"]
-        prompt = TOKENS.of([written(message) for message in body["messages"]])
-        usage = {"prompt_tokens": prompt, "completion_tokens": 2, "total_tokens": prompt + 2}
-        choice = {"index": 0, "message": ANSWER, "finish_reason": "stop"}
-        answer = {"id": "chatcmpl-0", "object": "chat.completion", "created": 0, "model": body["model"]}
-        return JSONResponse({**answer, "choices": [choice], "usage": usage})
-
-    @property
-    def app(self) -> Starlette:
-        """The application that answers."""
-        return Starlette(routes=[Route("/v1/chat/completions", self.answer, methods=["POST"])])
+def written(messages: Chat) -> list[str]:
+    """Of each message everything that a model reads."""
+    return [_text(m.get("content")) + _calls(m.get("tool_calls")) for m in messages]
 
 
-@dataclass(frozen=True, slots=True)
-class Weir:
-    """A served Weir and its upstream."""
+def _text(content: Any) -> str:
+    return "\n".join(str(p.get("text", "")) for p in content) if isinstance(content, list) else content or ""
 
-    url: str
-    upstream: Upstream
-    client: aiohttp.ClientSession
 
-    async def send(self, key: str, messages: Chat, *, window: int) -> Chat:
-        """The messages that went up for these; none where Weir refused the request."""
-        bearer = f"Bearer {key}"
-        self.upstream.went_up.pop(bearer, None)
-        body = {"model": f"window-{window}", "max_tokens": MAX_TOKENS, "messages": messages}
-        async with self.client.post(self.url, json=body, headers={"authorization": bearer}) as response:
-            await response.read()
-        return self.upstream.went_up.pop(bearer, [])
+def _calls(calls: Any) -> str:
+    return "".join(f" {c['function']['name']} {c['function']['arguments']}" for c in calls or ())
+
+
+@cache
+def tokens(text: str) -> int:
+    """Tokens of a message with this text."""
+    return COUNTER.count(text) + PER_MESSAGE
+
+
+def size(messages: Chat) -> int:
+    """Tokens of messages."""
+    return sum(map(tokens, written(messages)))
+
+
+def window_for(budget: int) -> int:
+    """The smallest window whose soft limit is ``budget`` under ``balanced`` before the upstream has reported usage.
+
+    That is (W - R - H) / (1 + M), where R is :data:`MAX_TOKENS`, or a quarter of W if that is less. The margin M is
+    .05, and .02 once three answers agree: a growing conversation may then have 3 % more.
+    """
+    window = budget
+    while divide(ContextSettings(), window=window, requested=MAX_TOKENS).soft_limit < budget:
+        window += 1
+    return window
 
 
 @asynccontextmanager
-async def serving(windows: Sequence[int], override: Override) -> AsyncIterator[Weir]:
-    """Weir with default settings, but for what of ``balanced`` is overridden; a model for each window."""
-    upstream = Upstream()
+async def serving(windows: Sequence[int], override: Override) -> AsyncIterator[Send]:
+    """Weir as it comes, but for what of ``balanced`` is overridden, with a model for each window.
+
+    What is given sends messages under a key to the model of a window, and says which went up; none if refused. The
+    model answers at once and reports exact usage.
+    """
+    went_up: dict[str, Chat] = {}
+
+    async def answer(request: Request) -> JSONResponse:
+        body = json.loads(await request.body())
+        went_up[request.headers["authorization"]] = body["messages"]
+        prompt = size(body["messages"])
+        usage = {"prompt_tokens": prompt, "completion_tokens": 2, "total_tokens": prompt + 2}
+        head = {"id": "chatcmpl-0", "object": "chat.completion", "created": 0, "model": body["model"]}
+        return JSONResponse({**head, "choices": [ANSWER], "usage": usage})
+
+    async def send(key: str, messages: Chat, window: int) -> Chat:
+        bearer = f"Bearer {key}"
+        went_up.pop(bearer, None)
+        body = {"model": f"window-{window}", "max_tokens": MAX_TOKENS, "messages": messages}
+        url = f"http://127.0.0.1:{weir.port}/v1/chat/completions"
+        async with client.post(url, json=body, headers={"authorization": bearer}) as response:
+            await response.read()
+        return went_up.pop(bearer, [])
+
+    upstream = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
     with tempfile.TemporaryDirectory() as folder:
-        async with serve(upstream.app, lifespan="off") as behind:
-            path = Path(folder) / "weir.yaml"
+        async with serve(upstream, lifespan="off") as behind, aiohttp.ClientSession() as client:
             values = {
                 "upstreams": {"recording": {"base_url": f"http://127.0.0.1:{behind.port}/v1"}},
                 "models": [{"match": f"window-{window}", "window": window} for window in sorted(set(windows))],
                 "policies": {"measured": {"preset": "balanced", **override}},
                 "default_policy": "measured",
             }
+            path = Path(folder) / "weir.yaml"
             path.write_text(json.dumps(values))
             config = load_config(path, env={}, flags=Flags(store=f"sqlite+aiosqlite:///{folder}/weir.db"))
             app = create_app(config, telemetry=Telemetry.create(TelemetrySettings()), tokenizer=TOKENIZER)
-            async with serve(app) as server, aiohttp.ClientSession() as client:
-                yield Weir(f"http://127.0.0.1:{server.port}/v1/chat/completions", upstream, client)
-
-
-Told = Callable[[int], None]
+            async with serve(app) as weir:
+                yield send
 
 
 async def play(
-    histories: Sequence[tuple[Chat, Sequence[Ask]]],
-    windows: Sequence[int],
-    *,
-    growing: bool,
-    override: Override,
-    told: Told = lambda _: None,
+    conversations: Sequence[tuple[Chat, Sequence[Ask], int]], *, growing: bool, override: Override
 ) -> list[dict[Ask, Chat]]:
-    """What went up for each request of each conversation, in the order of sending.
+    """What went up for each request of conversations (messages, requests, window), in the order of sending.
 
     ``growing``: all of a conversation under one key, one after another; else each request under a key of its own.
     """
     limit = asyncio.Semaphore(AT_ONCE)
 
-    async def one(weir: Weir, number: int) -> dict[Ask, Chat]:
-        history, asks = histories[number]
-        found = {}
+    async def one(number: int) -> dict[Ask, Chat]:
+        history, asks, window = conversations[number]
         async with limit:
-            for place, ask in enumerate(asks):
-                key = f"sk-{number}" if growing else f"sk-{number}-{place}"
-                found[ask] = await weir.send(key, ask.messages(history), window=windows[number])
-                told(1)
-        return found
+            return {
+                ask: await send(f"sk-{number}" if growing else f"sk-{number}-{place}", ask.messages(history), window)
+                for place, ask in enumerate(asks)
+            }
 
-    async with serving(windows, override) as weir:
-        return await asyncio.gather(*(one(weir, number) for number in range(len(histories))))
+    async with serving([window for _, _, window in conversations], override) as send:
+        return await asyncio.gather(*(one(number) for number in range(len(conversations))))
