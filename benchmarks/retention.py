@@ -1,290 +1,192 @@
-"""Retention without a model: which facts of recorded conversations are still in the window when they are needed.
+"""Retention through the product: which facts of recorded conversations are in the request when they are needed.
 
-    python -m benchmarks.retention [--data DIR] [--json] [--set NAME --budget N] [--misses]
+    python -m benchmarks.retention [--set NAME] [--budget N] [--way fresh|growing] [--misses] [--json]
+    python -m benchmarks.retention --variant NAME=PATH.yaml [--pareto FOLDER]
+    python -m benchmarks.retention --ablate [NAME ...]
 
-A request is forwarded as head, first user message, summary, kept tail. Tokens are o200k_base plus 4 a message.
+Every request goes through a served Weir with the policy ``balanced`` to an upstream that keeps what it was sent; facts
+are looked up there. See benchmarks/README.md.
 """
 
 import argparse
+import asyncio
 import json
+import logging
+import multiprocessing
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from policies.extraction.extract import Readings, Source, extract
-from policies.messages import ToolCall
-from policies.settings import BALANCED_SHAPES
-from policies.summary import render_summary
-from proxy.tokenizer import Vocabulary, vocabulary_directories
+import yaml
 
-Chat = list[dict[str, Any]]
-PER_MESSAGE = 4
-PLANS: tuple[tuple[str, int], ...] = (
-    ("tau_airline", 3_000),
-    ("tau_airline", 2_000),
-    ("tau_airline", 1_800),
-    ("longmemeval_windows", 4_000),
-    ("longmemeval_windows", 2_500),
-    ("side_constraints", 1_500),
-    ("side_constraints:middle", 1_500),
-    ("side_constraints:end", 1_500),
-    ("side_constraints:paraphrased", 1_500),
-    ("canary_sessions", 300),
-    ("swe_agent", 4_000),
-    ("tau_airline_long", 4_000),
-    ("wording", 30),
-    ("wording_unseen", 30),
-)
-SHARES = frozenset({"wording", "wording_unseen"})
-"""Sets of conversations of many lengths: the budget is the first two messages and a percentage of the rest."""
-PARAPHRASES = (
-    "Please stop checking in with me for permission, go ahead and run commands or edit things yourself.",
-    "I want to see any command, message or edit first and approve it, so hold on until I say yes.",
-    "You may prepare emails for me but sending them is something I will handle.",
-    "My name has to stay out of everything you write and out of all tool calls.",
-    "Keep my phone number out of files, notes and forms.",
-    "The confidential folder is off limits, leave the files in there alone.",
-    "I'd rather you searched the web first for every answer, including the ones you feel sure about.",
-    "Once a task is done, close with a single line saying what you did.",
-    "Start each answer by repeating what I asked in a sentence of your own.",
-    "For paper suggestions I favour arXiv preprints above journals and conferences.",
-    "Metric units for me please, imperial ones are no use.",
-    "Quote original sources whenever you cite, secondary ones don't count.",
-    "Spell out all numbers in words in your answers; digits are not OK.",
-    'The last sentence of all your answers has to be: "Let me know if you need anything else."',
-    "Bullet points for everything you answer, please no running prose.",
-)
+from benchmarks.baselines import indexed, keep_last, matched
+from benchmarks.curves import curve
+from benchmarks.facts import Case, altered, case_of, displaced, rows_of, shown
+from benchmarks.served import Ask, Chat, Override, play, size, tokens, window_for, written
+from policies.advise import PROVIDERS, request_cost
 
-
-class O200k:
-    """Exact tokens of o200k_base."""
-
-    def __init__(self) -> None:
-        self._vocabulary = Vocabulary("o200k_base", vocabulary_directories())
-
-    def count(self, text: str) -> int:
-        """Tokens of ``text``."""
-        return self._vocabulary.count(text)
+PLANS: Mapping[str, tuple[float, ...]] = {
+    "tau_airline": (3_000, 2_000, 1_800),
+    "tau_airline_long": (4_000,),
+    "swe_agent": (4_000,),
+    "longmemeval_windows": (4_000, 2_500),
+    "side_constraints": (1_500,),
+    "side_constraints:middle": (1_500,),
+    "side_constraints:end": (1_500,),
+    "side_constraints:paraphrased": (1_500,),
+    "canary_sessions": (300,),
+    "wording": (0.3,),
+    "wording_unseen": (0.3,),
+}
+OWN = Path(__file__).parent / "sets"
+WAYS = ("fresh", "growing")
+SWEEP = (0.7, 1.0, 1.5, 2.2)
+PRICES = PROVIDERS["anthropic"]
+STANDARD = "balanced"
+CASCADE = ({"layer": "ingest_cap"}, {"layer": "dedupe"}, {"layer": "evict", "min_savings": 0.1, "must_reach": 0.5})
+SIGNALS: Mapping[str, Override] = {
+    str(each["layer"]): {"cascade": [*(other for other in CASCADE if other is not each), {"layer": "compact"}]}
+    for each in CASCADE
+}
+"""What ``--ablate`` switches off: by name keys of a policy that stand above those of ``balanced``."""
+COLUMNS: Mapping[str, tuple[str, str]] = {
+    "facts": ("facts", "d"),
+    "in_window": ("window", ".1%"),
+    "answerable": ("answer.", ".1%"),
+    "tokens_sent": ("sent", ".0f"),
+    "tokens_in": ("input", ".0f"),
+    "keep_last": ("last", ".1%"),
+    "index": ("index", ".1%"),
+    "batches": ("batches", "d"),
+    "reuse": ("reuse", ".1%"),
+    "cost": ("cost", ".2f"),
+    "stale": ("stale", "d"),
+    "altered": ("altered", "d"),
+    "altered_others": ("others", "d"),
+    "refused": ("refused", "d"),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A set at a budget, played in one way under one variant of the policy; ``forced`` whatever its rows say."""
 
+    path: Path
     name: str
-    budget: int
-    needed: int
-    in_window: float
-    keep_last: float
-    over: int
-    stale: int
+    budget: float
+    way: str
+    variant: str = STANDARD
+    override: Override = field(default_factory=dict)
+    forced: bool = False
+
+    @property
+    def place(self) -> tuple[str, float, str]:
+        return self.name, self.budget, self.way
+
+    def __str__(self) -> str:
+        return f"{self.name} @{self.budget:g} {self.way}" + ("" if self.variant == STANDARD else f" {self.variant}")
+
+    def cases(self) -> Iterator[Case]:
+        """The set's conversations that have this budget; ``name:place`` moves or rewords a side constraint."""
+        place = self.name.partition(":")[2]
+        for number, row in enumerate(rows_of(self.path)):
+            if self.forced or self.budget in budgets_of(row, [self.budget]):
+                made = displaced(row, place, number) if place else row
+                yield case_of(made, name=str(row["meta"].get("id", number)), budget=self.budget)
 
 
-def content_of(message: dict[str, Any]) -> str:
-    """The text of a message, parts joined."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return "\n".join(str(p.get("text", "")) for p in content)
-    return content or ""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table: figures by name, and behind them the facts that were ``missing``, quotes ``changed``."""
+
+    plan: Plan
+    figures: Mapping[str, float]
+    missing: Sequence[str]
+    changed: Sequence[str]
 
 
-def calls_of(message: dict[str, Any]) -> tuple[ToolCall, ...]:
-    """The tool calls that a message makes."""
-    return tuple(
-        ToolCall(c.get("id", ""), c["function"]["name"], c["function"]["arguments"])
-        for c in message.get("tool_calls") or ()
-    )
+Played = Sequence[tuple[Case, Mapping[Ask, Chat]]]
 
 
-def written(message: dict[str, Any]) -> str:
-    """Everything of a message that a model reads."""
-    return content_of(message) + "".join(f" {c.name} {c.arguments}" for c in calls_of(message))
+def measure(plan: Plan) -> Row:
+    """One row: what the product sends, beside both baselines at the same tokens."""
+    start = time.monotonic()
+    cases, growing = list(plan.cases()), plan.way == "growing"
+    conversations = [(c.messages, c.grown if growing else c.looked_at, window_for(c.budget)) for c in cases]
+    sent = asyncio.run(play(conversations, growing=growing, override=plan.override))
+    played = list(zip(cases, sent, strict=True))
+    missing: list[str] = []
+    changed = [(case.name, *quote) for case, each in played for quote in altered(each.values(), case.messages)]
+    figures = {
+        **looked_up(played, missing),
+        **beside(played),
+        **(economy(played) if growing else {}),
+        "altered": sum(role == "user" for _, role, _ in changed),
+        "altered_others": sum(role != "user" for _, role, _ in changed),
+        "requests": sum(map(len, sent)),
+        "refused": sum(not messages for each in sent for messages in each.values()),
+        "seconds": time.monotonic() - start,
+    }
+    return Row(plan=plan, figures=figures, missing=missing, changed=[": ".join(each) for each in changed])
 
 
-def size(message: dict[str, Any], counter: O200k) -> int:
-    """Tokens of a message."""
-    return counter.count(written(message)) + PER_MESSAGE
+def looked_up(played: Played, missing: list[str]) -> dict[str, float]:
+    """Facts, and of these: in the window, answerable, and stale; ``missing`` is told what was not in the window."""
+    facts = kept = answerable = stale = 0
+    for case, sent in played:
+        texts = {ask: written(sent[ask]) for ask in case.looked_at}
+        own = {ask: shown(said, ask, recalled=False) for ask, said in texts.items()}
+        whole = {ask: shown(said, ask, recalled=True) for ask, said in texts.items()}
+        for fact, ask in ((each, at) for each in case.facts for at in each.needed):
+            lost = [needle for needle in fact.needles if needle not in own[ask]]
+            old = any(word in whole[ask] for word in fact.superseded)
+            facts, kept = facts + 1, kept + (not lost)
+            answerable += all(needle in whole[ask] for needle in fact.needles)
+            stale += old and not all(word in whole[ask] for word in fact.later)
+            if lost:
+                missing.append(f"{case.name} at {ask.upto}: {lost}")
+    count = max(1, facts)
+    return {"facts": facts, "in_window": kept / count, "answerable": answerable / count, "stale": stale}
 
 
-def cut_middle(text: str, *, max_tokens: int, counter: O200k) -> str:
-    """Head and tail of ``text`` within ``max_tokens``."""
-    if counter.count(text) <= max_tokens:
-        return text
-    keep = len(text)
-    while keep > 0:
-        short = f"{text[: keep * 2 // 3]}\n[…]\n{text[len(text) - keep // 3 :]}"
-        tokens = counter.count(short)
-        if tokens <= max_tokens:
-            return short
-        keep = min(keep - 1, keep * max_tokens // (tokens + 1))
-    return ""
-
-
-def steps(messages: Chat, start: int) -> list[tuple[int, int]]:
-    """Spans of whole steps from ``start``: an assistant message with its results, or one other message."""
-    found: list[tuple[int, int]] = []
-    index = start
-    while index < len(messages):
-        stop = index + 1
-        if messages[index].get("tool_calls"):
-            while stop < len(messages) and messages[stop]["role"] == "tool":
-                stop += 1
-        found.append((index, stop))
-        index = stop
+def beside(played: Played) -> dict[str, float]:
+    """Mean tokens of the requests that facts are looked up in, and what the baselines keep with as many."""
+    looked = [(case, ask) for case, _ in played for ask in case.looked_at]
+    requests = [ask.messages(case.messages) for case, ask in looked]
+    count = max(1, len(requests))
+    went_up = sum(size(sent[ask]) for case, sent in played for ask in case.looked_at)
+    found = {"tokens_sent": went_up / count, "tokens_in": sum(map(size, requests)) / count}
+    for name, baseline in (("keep_last", keep_last), ("index", indexed)):
+        holds: list[bool] = []
+        texts = matched(baseline, requests, went_up)
+        for (case, ask), each in zip(looked, texts, strict=True):
+            said = shown(each, ask, recalled=True)
+            needed = (fact for fact in case.facts for at in fact.needed if at == ask)
+            holds += [all(needle in said for needle in fact.needles) for fact in needed]
+        found[name] = sum(holds) / max(1, len(holds))
+        found[f"{name}_tokens"] = sum(tokens(text) for each in texts for text in each) / count
     return found
 
 
-def to_source(messages: Chat, index: int) -> Source:
-    """Message ``index`` as a source of the extract."""
-    message = messages[index]
-    if message["role"] == "tool":
-        for earlier in range(index - 1, -1, -1):
-            for call in calls_of(messages[earlier]):
-                if call.id == message.get("tool_call_id"):
-                    return Source(index, "tool", content_of(message), call.name, call.arguments)
-    return Source(index, message["role"], content_of(message), calls=calls_of(message))
-
-
-def kept_tail(messages: Chat, start: int, *, room: int, share: float, counter: O200k) -> tuple[int, dict[int, str]]:
-    """Where the kept tail starts, and the messages in it that had to be cut."""
-    spans = steps(messages, start)
-    cut: dict[int, str] = {}
-    first, used = len(messages), 0
-    for nth, (begin, stop) in enumerate(reversed(spans)):
-        tokens = sum(size(messages[i], counter) for i in range(begin, stop))
-        if nth == 0:
-            for i in range(begin, stop):
-                limit = max(16, room // 4 if messages[i]["role"] == "assistant" else room // 3)
-                if size(messages[i], counter) > limit and messages[i]["role"] in {"tool", "assistant"}:
-                    cut[i] = cut_middle(content_of(messages[i]), max_tokens=limit - PER_MESSAGE, counter=counter)
-            tokens = sum(
-                counter.count(cut[i]) + PER_MESSAGE if i in cut else size(messages[i], counter)
-                for i in range(begin, stop)
-            )
-        elif used + tokens > share * room:
-            break
-        first, used = begin, used + tokens
-    return first, cut
-
-
-def forward(messages: Chat, budget: int, *, counter: O200k, fill: bool = True) -> list[str]:
-    """The texts of the request that goes upstream: unchanged if it fits, else head, task, summary and tail."""
-    if sum(size(m, counter) for m in messages) <= budget:
-        return [written(m) for m in messages]
-    head = next((i for i, m in enumerate(messages) if m["role"] not in {"system", "developer"}), len(messages))
-    task = next((i for i in range(head, len(messages)) if messages[i]["role"] == "user"), head)
-    fixed = sum(size(m, counter) for m in messages[: task + 1])
-    room = budget - fixed
-    shape = next(s for s in BALANCED_SHAPES if s.window is None or budget <= s.window)
-    first, cut = kept_tail(messages, task + 1, room=room, share=shape.tail, counter=counter)
-    tail = [cut.get(i, written(messages[i])) for i in range(first, len(messages))]
-    left = room - sum(counter.count(t) + PER_MESSAGE for t in tail)
-    sources = [to_source(messages, i) for i in (*range(task + 1, first), *sorted(cut))]
-    frame = counter.count(render_summary("", version=1, ref="0" * 12, removed=999)) + PER_MESSAGE
-    share = left if fill else min(left, int(shape.low_water * room))
-    front = [written(m) for m in messages[: task + 1]]
-    later = [content_of(m) for m in messages[first:] if m["role"] == "user"]
-    readings = Readings()
-    allowed = share - frame
-    while allowed > 0:
-        goal = content_of(messages[task])
-        made = extract(
-            sources,
-            max_tokens=allowed,
-            counter=counter,
-            goal=goal,
-            visible=(*front, *tail),
-            later=later,
-            readings=readings,
-        )
-        summary = render_summary(made.text, version=1, ref="3fa9c1d27b60", removed=len(sources))
-        excess = counter.count(summary) + PER_MESSAGE - share
-        if made.text and excess <= 0:
-            return [*front, summary, *tail]
-        allowed -= max(1, excess)
-    return [*front, *tail]
-
-
-def keep_last(messages: Chat, budget: int, *, counter: O200k, fill: bool = True) -> list[str]:
-    """The sliding window: head, then as many of the newest messages as fit."""
-    head = next((i for i, m in enumerate(messages) if m["role"] not in {"system", "developer"}), len(messages))
-    used = sum(size(m, counter) for m in messages[:head])
-    first = len(messages)
-    while first > head and used + size(messages[first - 1], counter) <= budget:
-        first -= 1
-        used += size(messages[first], counter)
-    return [written(m) for m in (*messages[:head], *messages[first:])]
-
-
-def load(name: str, data: Path) -> Iterator[tuple[Chat, list[dict[str, Any]]]]:
-    """The conversations of a set with their facts; ``name:place`` moves or rewords the side constraint."""
-    file, _, variant = name.partition(":")
-    with (data / f"{file}.jsonl").open(encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines if line.strip()]
-    for number, row in enumerate(rows):
-        yield displace(row, variant, number) if variant else (row["messages"], row["meta"]["facts"])
-
-
-def displace(row: dict[str, Any], variant: str, number: int) -> tuple[Chat, list[dict[str, Any]]]:
-    """The conversation with its side constraint moved to the ``middle`` or ``end``, or ``paraphrased`` somewhere."""
-    messages = [dict(m) for m in row["messages"]]
-    fact = dict(row["meta"]["facts"][0])
-    at = fact["evidence_msg"]
-    old = fact["needles"][0]
-    users = [i for i, m in enumerate(messages) if m["role"] == "user"]
-    messages[at]["content"] = messages[at]["content"].replace(old, "").strip()
-    new = PARAPHRASES[number % len(PARAPHRASES)] if variant == "paraphrased" else old
-    place = {"middle": len(users) // 2, "end": len(users) - 4, "paraphrased": (number * 7) % (len(users) - 4)}[variant]
-    target = messages[users[place]]
-    target["content"] = f"{target['content']} {new}" if number % 2 else f"{new} {target['content']}"
-    return messages, [{**fact, "needles": [new]}]
-
-
-Forward = Callable[..., list[str]]
-
-
-def judge(
-    name: str, budget: int, data: Path, *, by: Forward, counter: O200k, fill: bool, misses: list[str]
-) -> tuple[int, int, int, int]:
-    """Facts needed, facts present, requests over budget, stale answers."""
-    needed = present = over = stale = 0
-    for number, (messages, facts) in enumerate(load(name, data)):
-        forwarded: dict[int, str] = {}
-        room = share_of(messages, budget, counter=counter) if name in SHARES else budget
-        for fact in facts:
-            for at in fact.get("needed_at") or [len(messages)]:
-                if at not in forwarded:
-                    texts = by(messages[:at], room, counter=counter, fill=fill)
-                    tokens = sum(counter.count(t) + PER_MESSAGE for t in texts)
-                    fits = sum(size(m, counter) for m in messages[:1]) < room
-                    over += tokens > room and fits
-                    forwarded[at] = "\n".join(texts).lower()
-                needed += 1
-                wanted = fact.get("needles") or [str(fact["value"])]
-                found = all(w.lower() in forwarded[at] for w in wanted)
-                present += found
-                old = any(s.lower() in forwarded[at] for s in fact.get("superseded", ()))
-                stale += old and (not found or name in SHARES)
-                if not found:
-                    misses.append(
-                        f"{name} {budget} #{number} at {at}: {[w for w in wanted if w.lower() not in forwarded[at]]}"
-                    )
-    return needed, present, over, stale
-
-
-def share_of(messages: Chat, percent: int, *, counter: O200k) -> int:
-    """The first two messages and so many percent of the others, tokens."""
-    sizes = [size(m, counter) for m in messages]
-    return sum(sizes[:2]) + sum(sizes[2:]) * percent // 100
-
-
-def measure(name: str, budget: int, data: Path, *, counter: O200k, fill: bool, misses: list[str]) -> Row:
-    """One row: this product's layout beside the sliding window."""
-    needed, present, over, stale = judge(name, budget, data, by=forward, counter=counter, fill=fill, misses=misses)
-    _, last, _, _ = judge(name, budget, data, by=keep_last, counter=counter, fill=fill, misses=[])
-    return Row(name, budget, needed, present / max(1, needed), last / max(1, needed), over, stale)
+def economy(played: Played) -> dict[str, float]:
+    """Batches, prefix reuse and cost of growing conversations; questions are no part of them."""
+    sent_tokens = reused = batches = 0
+    paid = unmanaged = 0.0
+    for case, sent in played:
+        before: Chat = []
+        known = 0
+        for ask, now in ((ask, now) for ask, now in sent.items() if now and not ask.question):
+            common = next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), len(before))
+            whole, forwarded, shared = size(ask.messages(case.messages)), size(now), size(now[:common])
+            batches += common < len(before)
+            sent_tokens, reused = sent_tokens + forwarded, reused + shared
+            paid += request_cost(PRICES, tokens=forwarded, cached=shared)
+            unmanaged += request_cost(PRICES, tokens=whole, cached=known)
+            before, known = now, whole
+    return {"batches": batches, "reuse": reused / max(1, sent_tokens), "cost": paid / max(1.0, unmanaged)}
 
 
 def default_data() -> Path:
@@ -294,32 +196,115 @@ def default_data() -> Path:
     return shared if shared.is_dir() else root / "tests" / "policies" / "data"
 
 
+def budgets_of(row: Mapping[str, Mapping[str, object]], otherwise: Sequence[float]) -> Sequence[float]:
+    """The budgets that a row names, one or several; else those that it is played at anyway."""
+    named = row["meta"].get("budget")
+    return named if isinstance(named, list) else [named] if isinstance(named, int | float) else otherwise
+
+
+def plans_of(data: Path, *, name: str | None, budget: float | None, way: str | None) -> list[Plan]:
+    """The sets that are there, each at its budgets and in both ways, unless one of them is asked for."""
+    sets = {known: (data / f"{known.partition(':')[0]}.jsonl", budgets) for known, budgets in PLANS.items()}
+    for path in sorted((*OWN.glob("*.jsonl"), *OWN.glob("*.jsonl.zst"))):
+        sets[path.name.partition(".")[0]] = path, tuple({b: None for r in rows_of(path) for b in budgets_of(r, ())})
+    return [
+        Plan(path=path, name=known, budget=amount, way=each, forced=budget is not None)
+        for known, (path, budgets) in sets.items()
+        for amount in ([budget] if budget else budgets)
+        for each in WAYS
+        if path.exists() and name in (None, known) and way in (None, each)
+    ]
+
+
+def run(plans: Sequence[Plan], workers: int) -> list[Row]:
+    """The rows of plans, in their order; the longest are begun first."""
+    if workers == 1:
+        return [measure(plan) for plan in plans]
+    order = sorted(range(len(plans)), key=lambda i: (plans[i].way == "fresh", -plans[i].path.stat().st_size))
+    rows: dict[int, Row] = {}
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, logging.disable, (logging.CRITICAL,)) as pool:
+        waiting = {pool.submit(measure, plans[i]): i for i in order}
+        for done in as_completed(waiting):
+            row = rows[waiting[done]] = done.result()
+            print(f"{len(rows)}/{len(plans)} {row.plan}: {row.figures['seconds']:.0f} s", file=sys.stderr)
+    return [rows[i] for i in range(len(plans))]
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """The rows for people."""
+    wide = max((len(str(row.plan)) for row in rows), default=3)
+    yield f"{'set':{wide}} " + " ".join(f"{heading:>7}" for heading, _ in COLUMNS.values())
+    for row in rows:
+        cells = (format(row.figures[n], form) if n in row.figures else "-" for n, (_, form) in COLUMNS.items())
+        yield f"{row.plan!s:{wide}} " + " ".join(f"{cell:>7}" for cell in cells)
+
+
+def losses(rows: Sequence[Row]) -> Iterator[str]:
+    """What each signal adds, in points of facts in the window: set by set, then the most that it adds to any."""
+    base = {row.plan.place: row.figures["in_window"] for row in rows if row.plan.variant == STANDARD}
+    most: dict[str, float] = {}
+    for plan, kept in ((row.plan, row.figures["in_window"]) for row in rows if row.plan.variant != STANDARD):
+        points = 100 * (base[plan.place] - kept)
+        most[plan.variant] = max(points, most.get(plan.variant, points))
+        yield f"{plan}: {-points:+.1f}"
+    yield from (f"{name}: {-points:+.1f} points where it matters most" for name, points in most.items())
+
+
+def draw(rows: Sequence[Row], folder: Path) -> None:
+    """A curve for each set and way: the variants, and the baselines at what ``balanced`` sent."""
+    charts: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for plan, said in ((row.plan, row.figures) for row in rows):
+        chart = charts.setdefault(f"{plan.name} {plan.way}", {})
+        chart.setdefault(plan.variant, []).append((said["tokens_sent"], said["in_window"]))
+        for name in ("keep_last", "index") if plan.variant == STANDARD else ():
+            chart.setdefault(name.replace("_", "-"), []).append((said[f"{name}_tokens"], said[name]))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, chart in charts.items():
+        (folder / f"{name.replace(' ', '-').replace(':', '-')}.svg").write_text(curve(name, chart), encoding="utf-8")
+
+
+def variants_of(files: Sequence[str], ablated: Sequence[str] | None) -> dict[str, Override]:
+    """The candidates by name: ``balanced``, the files (``NAME=PATH``), the signals to switch off; no name is all."""
+    named = dict(each.partition("=")[::2] for each in files)
+    chosen = {name: yaml.safe_load(Path(path).read_text(encoding="utf-8")) for name, path in named.items()}
+    off = () if ablated is None else ablated or SIGNALS
+    return {STANDARD: {}, **chosen, **{f"without {name}": SIGNALS[name] for name in off}}
+
+
+def values(row: Row) -> dict[str, object]:
+    """One row for programs."""
+    plan = row.plan
+    place = {"set": plan.name, "budget": plan.budget, "way": plan.way, "variant": plan.variant}
+    return {**place, **row.figures, "missing": row.missing, "changed": row.changed}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; exit 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=default_data())
     parser.add_argument("--json", action="store_true", help="rows as JSON instead of a table")
     parser.add_argument("--set", dest="name", help="only this set")
-    parser.add_argument("--budget", type=int, help="only this budget")
-    parser.add_argument(
-        "--low-water",
-        action="store_true",
-        help="stop at the low-water mark of the window's shape instead of the budget",
-    )
-    parser.add_argument("--misses", action="store_true", help="list every fact that was missing")
-    options = parser.parse_args(arguments)
-    counter, misses = O200k(), list[str]()
-    plans = [(n, options.budget or b) for n, b in PLANS if (options.name or n) == n]
-    plans = [(n, b) for n, b in dict.fromkeys(plans) if (options.data / f"{n.partition(':')[0]}.jsonl").exists()]
-    rows = [measure(n, b, options.data, counter=counter, fill=not options.low_water, misses=misses) for n, b in plans]
-    if options.json:
-        print(json.dumps([asdict(replace(row)) for row in rows], indent=1))
-    else:
-        print(f"{'set':30} {'budget':>6} {'needed':>6} {'in window':>9} {'keep-last':>9} {'over':>4} {'stale':>5}")
-        for r in rows:
-            print(f"{r.name:30} {r.budget:6} {r.needed:6} {r.in_window:9.1%} {r.keep_last:9.1%} {r.over:4} {r.stale:5}")
-    if options.misses:
-        print("\n".join(misses), file=sys.stderr)
+    parser.add_argument("--budget", type=float, help="this budget instead of the sets' own")
+    parser.add_argument("--way", choices=WAYS, help="only this way of playing")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
+    parser.add_argument("--misses", action="store_true", help="list missing facts and altered quotes")
+    parser.add_argument("--variant", action="append", default=[], help="NAME=PATH of YAML that stands above balanced")
+    parser.add_argument("--ablate", nargs="*", choices=sorted(SIGNALS), help="what each signal adds; all for no name")
+    parser.add_argument("--pareto", type=Path, help="a folder for curves of what is kept against tokens sent")
+    given = parser.parse_args(arguments)
+    plans = plans_of(given.data, name=given.name, budget=given.budget, way=given.way)
+    if given.pareto:
+        swept = (replace(p, budget=round(p.budget * f, 2), forced=True) for p in plans for f in SWEEP)
+        plans = list({plan.place: plan for plan in swept}.values())
+    variants = variants_of(given.variant, given.ablate)
+    rows = run([replace(p, variant=v, override=o) for p in plans for v, o in variants.items()], given.workers)
+    if given.pareto:
+        draw(rows, given.pareto)
+    lines = [*table(rows), *(() if given.ablate is None else losses(rows))]
+    print(json.dumps([values(row) for row in rows], indent=1) if given.json else "\n".join(lines))
+    if given.misses:
+        print("\n".join(f"{r.plan}: {said}" for r in rows for said in (*r.missing, *r.changed)), file=sys.stderr)
     return 0
 
 

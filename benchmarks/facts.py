@@ -1,0 +1,144 @@
+"""Recorded conversations with the facts that they need later, and whether a request still holds them."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from benchmarks.served import Ask, Chat, tokens, written
+from policies.summary import harmless
+from proxy.recall.automatic import HEADING
+
+PARAPHRASES = Path(__file__).with_name("paraphrases.txt")
+SUMMARY = re.compile(r"<(weir-\d{6})>\nWritten by Weir from [^\n]*\n(.*?)\n</\1>", re.DOTALL)
+RECALLED = re.compile(re.escape(HEADING) + r"(?:\n<(weir-\d{6})>\n.*?\n</\1>)*\n*", re.DOTALL)
+SPEAKERS = {"User said:": "user", "User rules:": "user", "Assistant's conclusions, oldest first:": "assistant"}
+NAMED = "- the user named: "
+ELLIPSIS = "…"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Words that have to be there when they are needed, and older ones that may not stand without ``later``."""
+
+    needles: tuple[str, ...]
+    needed: tuple[Ask, ...]
+    superseded: tuple[str, ...]
+    later: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A conversation, its facts, and the tokens that a request of it may have."""
+
+    name: str
+    messages: Chat
+    facts: tuple[Fact, ...]
+    budget: int
+
+    @property
+    def looked_at(self) -> list[Ask]:
+        """The requests that facts are needed in."""
+        return sorted({ask for fact in self.facts for ask in fact.needed}, key=Ask.order)
+
+    @property
+    def grown(self) -> list[Ask]:
+        """One request before each of the assistant's messages, and those that are looked at, as they came."""
+        steps = (Ask(i) for i, m in enumerate(self.messages) if m["role"] == "assistant" and i > 0)
+        return sorted({*steps, *self.looked_at}, key=Ask.order)
+
+
+def rows_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file of JSON lines, compressed or not."""
+    data = path.read_bytes()
+    if path.suffix == ".zst":
+        data = zstandard.ZstdDecompressor().stream_reader(data).read()
+    yield from (json.loads(line) for line in data.decode().split("\n") if line.strip())
+
+
+def case_of(row: Mapping[str, Any], *, name: str, budget: float) -> Case:
+    """The case of a row; a ``budget`` below 1 is the first two messages and that share of the others."""
+    sizes = [tokens(text) for text in written(row["messages"])]
+    return Case(
+        name=name,
+        messages=row["messages"],
+        facts=tuple(_fact(fact, end=len(sizes)) for fact in row["meta"]["facts"]),
+        budget=int(budget) if budget >= 1 else sum(sizes[:2]) + int(sum(sizes[2:]) * budget),
+    )
+
+
+def _fact(fact: Mapping[str, Any], *, end: int) -> Fact:
+    """Without ``needed_at`` a fact is needed at the end; its question, if it has one, is asked when it is needed."""
+    needles = _lower(fact.get("needles") or [fact["value"]])
+    question = fact.get("question") or fact.get("probe")
+    return Fact(
+        needles=needles,
+        needed=tuple(Ask(at, question) for at in fact.get("needed_at") or [end]),
+        superseded=_lower(fact.get("superseded") or ()),
+        later=_lower(fact.get("later") or ()) or needles,
+    )
+
+
+def _lower(values: Sequence[object]) -> tuple[str, ...]:
+    return tuple(str(value).lower() for value in values)
+
+
+def displaced(row: Mapping[str, Any], variant: str, number: int) -> dict[str, Any]:
+    """The row with its side constraint moved to the ``middle`` or ``end``, or ``paraphrased`` somewhere."""
+    messages = [dict(m) for m in row["messages"]]
+    fact = dict(row["meta"]["facts"][0])
+    at, old = fact["evidence_msg"], fact["needles"][0]
+    users = [i for i, m in enumerate(messages) if m["role"] == "user"]
+    messages[at]["content"] = messages[at]["content"].replace(old, "").strip()
+    others = PARAPHRASES.read_text(encoding="utf-8").splitlines()
+    new = others[number % len(others)] if variant == "paraphrased" else old
+    place = {"middle": len(users) // 2, "end": len(users) - 4, "paraphrased": (number * 7) % (len(users) - 4)}[variant]
+    target = messages[users[place]]
+    target["content"] = f"{target['content']} {new}" if number % 2 else f"{new} {target['content']}"
+    return {**row, "messages": messages, "meta": {**row["meta"], "facts": [{**fact, "needles": [new]}]}}
+
+
+def shown(texts: Sequence[str], ask: Ask, *, recalled: bool) -> str:
+    """What a request says, in lower case: its question apart, with or without what was brought back for that."""
+    said = "\n".join(texts).removesuffix(ask.question or "")
+    return (said if recalled else RECALLED.sub("", said)).lower()
+
+
+def quotes(text: str) -> Iterator[tuple[str, str]]:
+    """Who is said to have said what in Weir's summaries within ``text``: role and words, a pair for each line.
+
+    The only place that knows how a summary looks. What it attributes to nobody, and labels that are Weir's own, are
+    left out.
+    """
+    for summary in SUMMARY.finditer(text):
+        speaker = None
+        for line in summary[2].split("\n"):
+            words = line.removeprefix("- ")
+            if line.startswith(NAMED):
+                yield from (("user", value) for value in line.removeprefix(NAMED).split("; "))
+            elif words == line and line.endswith(":"):
+                speaker = SPEAKERS.get(line)
+            elif speaker is not None:
+                yield speaker, words if speaker == "user" else words.partition(": ")[2]
+
+
+def altered(sent: Iterable[Chat], history: Chat) -> list[tuple[str, str]]:
+    """Quotes in requests that put other words into somebody's mouth: role and words, each once.
+
+    Words are whole where they, but for ellipses, stand in one message of their speaker as they are, or as a fence shows
+    them.
+    """
+    said: dict[str, list[str]] = {}
+    for text, message in zip(written(history), history, strict=True):
+        said.setdefault(message["role"], []).extend((text, harmless(text)))
+    found = sorted({quote for messages in sent for text in written(messages) for quote in quotes(text)})
+    return [(role, words) for role, words in found if not _stands(words, said.get(role, ()))]
+
+
+def _stands(words: str, sources: Sequence[str]) -> bool:
+    pieces = [piece.strip() for piece in words.split(ELLIPSIS)]
+    return any(words in source or all(piece in source for piece in pieces) for source in sources)
