@@ -6,8 +6,9 @@ shares thrash in small windows.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Literal
 
@@ -28,7 +29,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Where a batch starts and where it ends, for windows up to ``window`` tokens (None: any).
+    """Where a batch starts and where it ends in a window of ``window`` tokens (None: in any, or far above the others).
 
     ``trigger`` is a share of U = W - R - H. ``low_water``, ``extract``, ``tail`` and ``note`` are shares of
     room = trigger - fixed; ``extract_max`` caps the extract in tokens; a ``note`` of 0 asks no model.
@@ -40,14 +41,26 @@ class Shape:
     extract: float
     tail: float
     note: float = 0.04
-    extract_max: int = 4_000
+    extract_max: int = 64_000
 
+    def toward(self, other: "Shape", share: float) -> "Shape":
+        """The shape that lies so far on the way to another one."""
+        mixed = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ("trigger", "low_water", "extract", "tail", "note", "extract_max"):
+            here, there = getattr(self, name), getattr(other, name)
+            mixed[name] = type(here)(here + share * (there - here))
+        return Shape(**mixed)
+
+
+FAR = 4
 
 BALANCED_SHAPES: tuple[Shape, ...] = (
-    Shape(window=6_144, trigger=0.95, low_water=0.75, extract=0.50, tail=0.25, note=0.0),
-    Shape(window=16_384, trigger=0.90, low_water=0.45, extract=0.20, tail=0.25),
-    Shape(window=65_536, trigger=0.90, low_water=0.35, extract=0.10, tail=0.25),
-    Shape(window=None, trigger=0.80, low_water=0.30, extract=0.04, tail=0.26),
+    Shape(window=2_048, trigger=0.98, low_water=0.94, extract=0.80, tail=0.14),
+    Shape(window=4_096, trigger=0.95, low_water=0.80, extract=0.60, tail=0.18),
+    Shape(window=8_192, trigger=0.92, low_water=0.48, extract=0.30, tail=0.18),
+    Shape(window=32_768, trigger=0.90, low_water=0.42, extract=0.26, tail=0.16),
+    Shape(window=131_072, trigger=0.82, low_water=0.32, extract=0.16, tail=0.16),
+    Shape(window=None, trigger=0.80, low_water=0.30, extract=0.14, tail=0.16),
 )
 
 
@@ -400,11 +413,17 @@ class ContextSettings:
         return self.mode is Mode.OBSERVE or self.enforce == "observe" or self.compaction == "provider"
 
     def shape_for(self, window: int) -> Shape:
-        """The shape for a window of ``window`` tokens: the first that is large enough, else the last."""
-        for shape in self.shapes:
-            if shape.window is None or window <= shape.window:
-                return shape
-        return self.shapes[-1]
+        """The shape for a window of ``window`` tokens: between two shapes, in proportion to the window's logarithm.
+
+        So a little more window never means another policy. Below the first shape and above the last these hold; one
+        without a window stands at four times the one before.
+        """
+        placed = [shape.window or FAR * (self.shapes[n - 1].window or 1) for n, shape in enumerate(self.shapes)]
+        at = bisect_left(placed, window)
+        if at == 0 or at == len(placed):
+            return self.shapes[min(at, len(placed) - 1)]
+        share = math.log(window / placed[at - 1]) / math.log(placed[at] / placed[at - 1])
+        return self.shapes[at - 1].toward(self.shapes[at], share)
 
 
 def amount(value: float, window: int) -> int:

@@ -32,6 +32,8 @@ LISTS = 0.25
 CUT_STEP = 2 / 3
 """What a newest step that has to be cut may take of the room beside the summary: the rest is for the next one."""
 SMALLEST_STEP = 200
+LEAST_EXTRACT = 0.4
+"""What of its share the summary has where the newest step alone fills what a batch should leave."""
 
 
 def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
@@ -45,9 +47,10 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
     gone = [i for i in covered if i not in bounds.protection.verbatim]
     if not gone:
         return draft
-    budget = min(int(share * bounds.shape.extract * bounds.room), bounds.shape.extract_max)
+    budget = _extract_budget(draft, bounds, start, share)
     newest = _too_large_results(draft, bounds, room=_room_beside(bounds, budget))
     read, end = {*gone, *newest}, len(draft.transcript.messages)
+    import sys; print("DBG", dict(trigger=bounds.trigger, fixed=bounds.fixed, room=bounds.room, budget=budget, start=start, share=share, shape=bounds.shape, low=bounds.low_water, gone=len(gone), newest=newest), file=sys.stderr)
     sources = sources_of(bounds.transcript, sorted(read), bounds.calls())
     later = [_read(bounds, i).text for i in range(start, end) if draft.transcript.messages[i].role == "user"]
     visible = [_read(bounds, i).text for i in range(head, end) if i not in read]
@@ -90,6 +93,15 @@ def _told(
     version = saved.version + 1 if isinstance(saved, Saved) else version
     told = yield from tell(bounds, gone, before=before, key=bounds.transcript.chain[covers - 1].hex())
     return told, version
+
+
+def _extract_budget(draft: Draft, bounds: Bounds, start: int, share: float) -> int:
+    """Tokens of the summary: what the tail leaves of low water, within the shape's share of room."""
+    most = share * bounds.shape.extract * bounds.room
+    kept = bounds.protection.verbatim
+    tail = sum(p.tokens for p in draft.pieces if p.index is not None and p.index >= start and p.index not in kept)
+    left = share * bounds.shape.low_water * bounds.room - tail
+    return min(int(min(most, max(left, LEAST_EXTRACT * most))), bounds.shape.extract_max)
 
 
 def _summary_overhead(draft: Draft, bounds: Bounds) -> int:
