@@ -16,7 +16,7 @@ from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store.records import ExchangeRow
 from proxy.telemetry import Telemetry, TelemetrySettings
-from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, InTurns, Talk
+from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk
 
 WINDOW = 100_000
 
@@ -68,14 +68,16 @@ async def test_a_retry_of_the_same_request_changes_nothing(deployment: Deploymen
         deployment.serving(simulator.base_url, window=WINDOW) as target,
     ):
         talk = Talk(target.client())
-        await talk.agent(3)
+        for _ in range(3):  # without definitions of tools the upstream counts as Weir does: no ratio is learned
+            await talk.ask()
+            talk.add_step()
         rows = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
         before = await trend_of(target, rows[-1].branch)
-        await talk.ask(talk.messages[:-2], tools=TOOLS)
+        await talk.ask(talk.messages[:-2])
         again = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
         after = await trend_of(target, rows[-1].branch)
     assert again[-1].branch == rows[-1].branch
-    assert again[-1].velocity == pytest.approx(rows[-1].velocity, rel=0.01)
+    assert again[-1].velocity == pytest.approx(rows[-1].velocity)
     assert (after.raw, after.deltas, after.baseline) == (before.raw, before.deltas, before.baseline)
 
 
