@@ -166,6 +166,11 @@ class Deployment:
     store: Path | str
     count: int = 1
 
+    @property
+    def url(self) -> str:
+        """The database, as a command is given it."""
+        return self.store if isinstance(self.store, str) else f"sqlite+aiosqlite:///{self.store}"
+
     @asynccontextmanager
     async def serving(self, upstream: str, **options: Any) -> AsyncIterator[InTurns]:
         """As many Weirs in front of ``upstream``, each with the options of :func:`weir`."""
