@@ -32,6 +32,7 @@ TOKENS_PER_CHARACTER = {"en": 0.23, "de": 0.25, "fr": 0.25, "es": 0.25, "zh": 0.
 NO_BLANKS = frozenset({"zh", "ja"})
 _ALTERNATIVES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d+)~(\d+)")
+_SHAPES = {"#": "0123456789", "^": "012345", "?": "ABCDEFGHJKLMNPQRSTUVWXYZ", "~": "0123456789abcdef"}
 _SENTENCE_END = re.compile(r"(?<=[.!?;؛؟])\s+|(?<=[。\uff01\uff1f])")
 
 
@@ -84,9 +85,10 @@ class Writer:
                 inner = words[inner[1:]]
             if numbers := _NUMBERS.fullmatch(inner):
                 return str(self.random.randint(int(numbers.group(1)), int(numbers.group(2))))
-            return self.random.choice(inner.split("|"))
+            choices = inner.split("|")
+            return choices[int(self.random.random() * len(choices))]
 
-        while _ALTERNATIVES.search(line):
+        while "{" in line:
             line = _ALTERNATIVES.sub(choose, line)
         return line[:1].upper() + line[1:]
 
@@ -106,11 +108,16 @@ class Writer:
             lines = list(pool(topics[(self.topic + step) % len(topics)]))
             self.random.shuffle(lines)
             for line in lines:
-                if len(found) < count and (text := self._fresh(line)):
+                if len(found) == count:
+                    return found
+                if text := self._fresh(line):
                     found.append(text)
-        if len(found) < count:
-            raise ValueError(f"the lines of {self.language} are used up")
-        return found
+        raise ValueError(f"the lines of {self.language} are used up")
+
+    def one_of(self, lines: Sequence[str]) -> str:
+        """One of the lines, new if there is a new one."""
+        shuffled = self.random.sample(lines, len(lines))
+        return next(filter(None, map(self._fresh, shuffled)), "") or self._render(shuffled[0])
 
     def ask(self) -> str:
         """A message of a user, who stays with a topic for a few turns."""
@@ -187,21 +194,78 @@ def _ack(language: str, random: Random) -> Message:
     return says("assistant", random.choice(texts("acks")[language]))
 
 
-def _call(number: int, entry: Mapping[str, Any]) -> list[Message]:
+def calls(wanted: Sequence[tuple[str, str, Mapping[str, Any]]], content: str | None = None) -> Message:
+    """A message that calls tools: of each the call's id, the name and the arguments."""
+    made = [
+        {"id": i, "type": "function", "function": {"name": name, "arguments": json.dumps(given, ensure_ascii=False)}}
+        for i, name, given in wanted
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": made}
+
+
+def _looked_up(identity: str, text: str, entry: Mapping[str, Any]) -> list[Message]:
     """A question, the call, its result and what the assistant makes of it."""
-    arguments = json.dumps(entry["call"], ensure_ascii=False)
-    function = {"name": entry["tool"], "arguments": arguments}
-    identity = f"call_{number:04d}"
     return [
         says("user", entry["ask"]),
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": identity, "type": "function", "function": function}],
-        },
-        {"role": "tool", "tool_call_id": identity, "content": entry["text"]},
+        calls([(identity, entry["tool"], entry["call"])]),
+        {"role": "tool", "tool_call_id": identity, "content": text},
         says("assistant", entry["reply"]),
     ]
+
+
+@dataclass(slots=True)
+class Loops:
+    """Writes loops of tools over made-up records of one trade."""
+
+    trade: str
+    random: Random
+    number: int = 0
+
+    def turns(self, tokens: int) -> list[list[Message]]:
+        """Turns of about so many tokens; the first begins with the system prompt."""
+        trade, writer = texts("agents")[self.trade], Writer("en", self.random)
+        turns: list[list[Message]] = []
+        size = 0
+        while size < tokens:
+            asked = writer.one_of(trade["user"].splitlines())
+            turn = [says("user", asked)]
+            for _ in range(self.random.choice((1, 1, 2, 2, 3))):
+                turn += self._step(trade)
+            lines = self.random.sample(trade["assistant"].splitlines(), self.random.randint(1, 3))
+            said = [writer.one_of([line]) for line in lines]
+            turns.append([*turn, says("assistant", " ".join(said))])
+            size += int(1.65 * tokens_about(turns[-1], "en"))
+        turns[0].insert(0, says("system", trade["system"]))
+        return turns
+
+    def _step(self, trade: Mapping[str, Any]) -> list[Message]:
+        wanted = []
+        for _ in range(self.random.choice((1, 1, 1, 2))):
+            self.number += 1
+            name = self.random.choice(trade["tools"].split("|"))
+            key = self.random.choice(list(trade["fields"]))
+            wanted.append((f"call_{self.number:04d}", name, {key: self._value(trade["fields"][key])}))
+        results = [{"role": "tool", "tool_call_id": i, "content": self._records(trade["fields"])} for i, _, _ in wanted]
+        return [calls(wanted), *results]
+
+    def _records(self, fields: Mapping[str, str]) -> str:
+        count = self.random.randint(4, 14)
+        records = [{key: self._value(field) for key, field in fields.items()} for _ in range(count)]
+        match self.random.randrange(3):
+            case 0:
+                return json.dumps({"count": count, "items": records})
+            case 1:
+                return "\n".join(" ".join(f"{key}={value}" for key, value in each.items()) for each in records)
+            case _:
+                rows = [list(fields), *(map(str, each.values()) for each in records)]
+                return "\n".join(" | ".join(row) for row in rows)
+
+    def _value(self, field: str) -> str | int:
+        if "|" in field:
+            field = self.random.choice(field.split("|"))
+        if numbers := _NUMBERS.fullmatch(field):
+            return self.random.randint(int(numbers.group(1)), int(numbers.group(2)))
+        return "".join(self.random.choice(_SHAPES[mark]) if mark in _SHAPES else mark for mark in field)
 
 
 def _needs_own_turn(text: str, entry: Mapping[str, Any]) -> bool:
@@ -215,29 +279,31 @@ class Plan:
     turns: list[list[Message]]
     random: Random
     added: dict[int, list[list[Message]]] = field(default_factory=dict)
+    lookups: int = 0
 
     def say(self, at: int, text: str, entry: Mapping[str, Any], language: str) -> None:
         """Plant a text: in the turn at this place if it is attached to another message, else as a turn before it."""
         by = entry.get("by", "user")
-        if by == "tool" or entry.get("place") == "tool":
-            self._before(at, _call(at, entry))
-        elif "@@" in text:
-            message = next(m for m in self.turns[at] if m["role"] == by)
+        if "@@" in text:
+            message = next(m for m in reversed(self.turns[at]) if m["role"] == by)
             message["content"] = text.replace("@@", message["content"].rstrip())
+        elif by == "tool" or entry.get("place") == "tool":
+            self.lookups += 1
+            self._before(at, _looked_up(f"lookup_{self.lookups:02d}", text, entry))
         else:
             self._before(at, [says("user", text), _ack(language, self.random)])
 
     def _before(self, at: int, turn: list[Message]) -> None:
         self.added.setdefault(at, []).append(turn)
 
-    def messages(self, last: Message) -> list[Message]:
-        """The conversation with all that was planted, ending with a user's message."""
+    def messages(self, *last: Message) -> list[Message]:
+        """The conversation with all that was planted."""
         return [
             message
             for number, turn in enumerate(self.turns)
             for planted in (*self.added.get(number, ()), turn)
             for message in planted
-        ] + [last]
+        ] + [*last]
 
 
 def _copied(turns: Sequence[list[Message]]) -> list[list[Message]]:
@@ -363,8 +429,146 @@ def facts300(data: Path) -> Iterator[Row]:
             plan.say(int(at + len(turns) * random.uniform(0.08, 0.3)), entry["later_text"], entry, "en")
     messages = plan.messages(last)
     facts = [fact_of(entry, messages, "en") for entry in entries]
+    carrier = "mixed" if windows(data) else "written"
     for name, window, budget in (("8k", 8_192, 4_100), ("32k", 32_768, 20_000)):
-        yield _row("facts300", name, messages, facts, budget=budget, window=window, language="en", carrier="mixed")
+        yield _row("facts300", name, messages, facts, budget=budget, window=window, language="en", carrier=carrier)
+
+
+_TRADES = ("guesthouse", "desk", "stores", "logs")
+
+
+def questions(data: Path) -> Iterator[Row]:
+    """One fact in a long chat or in long loops of tools; the rows end with an answer, the question comes next."""
+    for number, entry in enumerate(texts("questions")):
+        random = Random(f"{SEED}:questions:{number}")
+        language = entry.get("lang", "en")
+        size = random.randint(19_000, 23_000)
+        loops = entry.get("carrier") == "loops"
+        turns = Loops(_trade(entry, number), random).turns(size) if loops else written(language, size, random)
+        plan, made = Plan(turns, random), {"kind": "fact", "by": "tool" if "tool" in entry else "user", **entry}
+        plan.say(max(1, int(len(turns) * random.uniform(0.05, 0.6))), entry["text"], made, language)
+        messages = plan.messages()
+        facts = [fact_of(made, messages, language)]
+        carrier = "loops" if loops else "written"
+        yield _row(
+            "questions",
+            f"{number:02d}",
+            messages,
+            facts,
+            budget=3_900,
+            window=8_192,
+            language=language,
+            carrier=carrier,
+        )
+
+
+def _trade(entry: Mapping[str, Any], number: int) -> str:
+    """The trade that has the entry's tool, or else any."""
+    offered = {tool: trade for trade in _TRADES for tool in texts("agents")[trade]["tools"].split("|")}
+    return offered.get(entry.get("tool", ""), _TRADES[number % len(_TRADES)])
+
+
+def laundering(data: Path) -> Iterator[Row]:
+    """A tool result or the assistant claims what the user never said; ``note`` repeats it, ``claims`` are its words."""
+    for number, entry in enumerate(texts("laundering")):
+        random = Random(f"{SEED}:laundering:{number}")
+        language = entry.get("lang", "en")
+        size = random.randint(11_000, 13_000)
+        looked_up = entry["by"] == "tool" and language == "en"
+        turns = Loops(_TRADES[number % 4], random).turns(size) if looked_up else written(language, size, random)
+        last = turns.pop()
+        text = f"@@\n{entry['text']}" if looked_up else entry["text"]
+        ask, reply = texts("lookups").get(language, ("", ""))
+        made = {**entry, "kind": "laundering", "tool": "lookup", "call": {}, "ask": ask, "reply": reply}
+        plan = Plan(turns, random)
+        plan.say(max(1, int(len(turns) * random.uniform(0.05, 0.55))), text, made, language)
+        messages = plan.messages(last[0])
+        fact = {**fact_of({**made, "question": ""}, messages, language), "claims": entry["claims"]}
+        carrier = "loops" if looked_up else "written"
+        yield _row(
+            "laundering",
+            f"{number:02d}",
+            messages,
+            [fact],
+            budget=3_900,
+            window=8_192,
+            language=language,
+            carrier=carrier,
+            note=entry["note"],
+        )
+
+
+def grounding(data: Path) -> Iterator[Row]:
+    """A ``sentence`` of a note about messages in a long chat, true in other words or with one lie, of the kind ``lie``.
+
+    ``source`` gives the first and the last of the messages that it is about.
+    """
+    for number, source in enumerate(texts("grounding")):
+        random, language = Random(f"{SEED}:grounding:{number}"), source["lang"]
+        turns = written(language, random.randint(9_500, 11_000), random)
+        last, at = turns.pop()[0], int(len(turns) * random.uniform(0.05, 0.4))
+        said = _said(source["source"])
+        if said[-1]["role"] == "user":
+            said.append(_ack(language, random))
+        before = [m for turn in turns[:at] for m in turn]
+        messages = [*before, *said, *(m for turn in turns[at:] for m in turn), last]
+        for pair, (lie, false, true, evidence) in enumerate(source["pairs"]):
+            facts = [
+                fact_of({"kind": "grounding", "text": "", "needles": [evidence], "question": ""}, messages, language)
+            ]
+            for kind, sentence in ((lie, false), ("", true)):
+                yield _row(
+                    "grounding",
+                    f"{number:02d}-{pair}-{'lie' if kind else 'true'}",
+                    messages,
+                    facts,
+                    budget=3_900,
+                    window=8_192,
+                    language=language,
+                    carrier="written",
+                    sentence=sentence,
+                    lie=kind,
+                    source=[len(before), len(before) + len(said) - 1],
+                )
+
+
+def _said(source: Sequence[str]) -> list[Message]:
+    """The messages of lines like ``user: …`` and ``tool name: …``."""
+    messages: list[Message] = []
+    for line in source:
+        role, text = line.split(": ", 1)
+        if role in {"user", "assistant"}:
+            messages.append(says(role, text))
+            continue
+        identity = f"call_{len(messages):02d}"
+        messages.append(calls([(identity, role.removeprefix("tool "), {})]))
+        messages.append({"role": "tool", "tool_call_id": identity, "content": text})
+    return messages
+
+
+def revised_values(data: Path) -> Iterator[Row]:
+    """A value in loops of tools that changes: the newest is to be shown where any older one is."""
+    for number, entry in enumerate(texts("revised")):
+        random = Random(f"{SEED}:revised_values:{number}")
+        language = entry.get("lang", "en")
+        turns = Loops(_TRADES[number % 4], random).turns(random.randint(11_500, 13_500))
+        last = turns.pop()
+        plan, later = Plan(turns, random), {**entry}
+        later |= {"ask": entry.get("later_ask"), "reply": entry.get("later_reply")}
+        plan.say(max(1, int(len(turns) * random.uniform(0.05, 0.4))), entry["text"], entry, language)
+        plan.say(int(len(turns) * random.uniform(0.5, 0.7)), entry["later_text"], later, language)
+        messages = plan.messages(last[0])
+        facts = [fact_of({"kind": "revised", **entry}, messages, language)]
+        yield _row(
+            "revised_values",
+            f"{number:02d}",
+            messages,
+            facts,
+            budget=3_900,
+            window=8_192,
+            language=language,
+            carrier="loops",
+        )
 
 
 _MAKERS: dict[str, Callable[[Path], Iterator[Row]]] = {
@@ -372,6 +576,10 @@ _MAKERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     "rules_in_english": rules_in_english,
     "rules_many": rules_many,
     "facts300": facts300,
+    "questions": questions,
+    "laundering": laundering,
+    "grounding": grounding,
+    "revised_values": revised_values,
 }
 SETS = tuple(_MAKERS)
 
