@@ -346,7 +346,7 @@ def _row(name: str, number: int | str, messages: list[Message], facts: list[dict
 def _one_rule(name: str, number: int, entry: Mapping[str, Any], turns: list[list[Message]], carrier: str) -> Row:
     random = Random(f"{SEED}:{name}:{number}:place")
     plan, last = Plan(turns, random), turns.pop()[0]
-    at = int(len(turns) * random.uniform(0.04, 0.5))
+    at = max(1, int(len(turns) * random.uniform(0.04, 0.5)))
     plan.say(at, entry["text"], entry, entry["lang"])
     if later := entry.get("later_text"):
         plan.say(int(len(turns) * random.uniform(0.55, 0.68)), later, entry, entry["lang"])
@@ -386,7 +386,7 @@ def rules_many(data: Path) -> Iterator[Row]:
     last = turns.pop()[0]
     plan, planted = Plan(turns, random), []
     for number, (language, text, needle) in enumerate(entries):
-        at = int((number + random.random()) / len(entries) * len(turns) * 0.93)
+        at = max(1, int((number + random.random()) / len(entries) * len(turns) * 0.93))
         entry = {"text": f"@@ {text}" if number % 3 == 2 else text, "needles": [needle], "question": ""}
         plan.say(at, entry["text"], entry, language)
         planted.append((entry, language))
@@ -423,7 +423,7 @@ def facts300(data: Path) -> Iterator[Row]:
     for number, entry in enumerate(entries):
         revised = "later_text" in entry
         reach = 0.6 if revised else 0.94
-        at = int((number + random.random()) / len(entries) * len(turns) * reach)
+        at = max(1, int((number + random.random()) / len(entries) * len(turns) * reach))
         plan.say(at, entry["text"], entry, "en")
         if revised:
             plan.say(int(at + len(turns) * random.uniform(0.08, 0.3)), entry["later_text"], entry, "en")
