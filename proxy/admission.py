@@ -33,11 +33,6 @@ class Admission:
         inside.requests += 1
         return Stay(self, caller.tenant, inside)
 
-    async def hold(self, stay: "Stay", size: int) -> None:
-        """See :meth:`Stay.hold`."""
-        if not self._take(stay, size):
-            await self._wait(stay, size)
-
     def leave(self, stay: "Stay") -> None:
         """The stay is over: what it held is free, and who waits for that goes on."""
         stay.inside.requests -= 1
@@ -48,10 +43,10 @@ class Admission:
             self._inside.pop(stay.tenant, None)
         for waiting in tuple(self._waiting):
             other, size, turn = waiting
-            if not turn.done() and self._take(other, size):
+            if not turn.done() and self.take(other, size):
                 turn.set_result(None)
 
-    def _take(self, stay: "Stay", size: int) -> bool:
+    def take(self, stay: "Stay", size: int) -> bool:
         """Count the bytes if there is room for them; what is alone always has room, it has limits of its own."""
         inside = stay.inside
         if inside.held + size > self._bytes_of_one and inside.held > stay.held:
@@ -63,7 +58,8 @@ class Admission:
         self._held += size
         return True
 
-    async def _wait(self, stay: "Stay", size: int) -> None:
+    async def wait(self, stay: "Stay", size: int) -> None:
+        """Wait a moment for room, and count the bytes then."""
         waiting = (stay, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         try:
@@ -98,7 +94,8 @@ class Stay:
 
     async def hold(self, size: int) -> None:
         """Count so many more bytes of the body; waits a moment for room. Raises RateLimited, Busy for all keys'."""
-        await self.admission.hold(self, size)
+        if not self.admission.take(self, size):
+            await self.admission.wait(self, size)
 
     def __enter__(self) -> Self:
         return self

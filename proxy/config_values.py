@@ -134,10 +134,6 @@ class UpstreamSettings:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         return f"{parts.scheme}://{parts.hostname}:{port}"
 
-    def url(self, path: str) -> str:
-        """The upstream's address of a client's path: what follows ``/v1`` is put after the base URL."""
-        return f"{self.base_url}{path.removeprefix('/v1') if path.startswith('/v1/') else path}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:

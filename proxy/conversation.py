@@ -100,18 +100,21 @@ class Thread:
 
     def ends(self, transcript: Transcript) -> tuple[bytes, ...]:
         """The hashes that the next request finds the thread by, once this one was sent."""
-        end = transcript.chain[-1:]
-        return end if self.known.resumed is None else tuple(_behind(door, link) for link in end for door in self.doors)
+        return self.behind(transcript.chain[-1:])
 
     def tips(self, transcript: Transcript) -> tuple[tuple[bytes, int], ...]:
         """The same with their lengths, and those before its newest user messages, which some clients rewrite later."""
         chain, messages = transcript.chain, transcript.messages
         head, whole = len(messages) - len(chain), len(chain)
         before = (n for n in range(max(1, whole - REWRITTEN_END), whole) if messages[head + n].role == "user")
-        open_ = [(chain[length - 1], length) for length in (*before, whole) if length > 0]
+        lengths = [length for length in (*before, whole) if length > 0]
+        return tuple((link, length) for length in lengths for link in self.behind(chain[length - 1 : length]))
+
+    def behind(self, links: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Links of the chain as the thread is found by them: a resumed one behind each of its doors."""
         if self.known.resumed is None:
-            return tuple(open_)
-        return tuple((_behind(door, link), length) for link, length in open_ for door in self.doors)
+            return tuple(links)
+        return tuple(_behind(door, link) for link in links for door in self.doors)
 
     def ledger(self, *, observed: bool) -> Known:
         """What a plan starts from: what is known, or for an observed one what would be."""
@@ -247,7 +250,8 @@ class Conversations:
         opening = _opening(chain, messages)
         doors, answered = _doors(chain, opening, name, resumes), opening < len(chain)
         found = self._in_memory(chain, messages)
-        mine = self._behind_doors(doors, chain, messages, opening, found, name) if self._has_resumed else None
+        tried = _tried(doors, chain, opening, found, name)
+        mine = self._behind_doors(tried, chain, messages, found) if self._has_resumed else None
         if self._store is not None:
             strays = found is None or found.length < min(found.thread.branch.longest, len(chain))
             if self._shared or (mine is None and answered and strays):
@@ -256,10 +260,11 @@ class Conversations:
                 except StoreError:
                     if mine is None:
                         raise
+            tried = _tried(doors, chain, opening, found, name)
             if self._shared and mine is not None:  # what was not known in the open may be another's
-                mine = self._behind_doors(doors, chain, messages, opening, found, name)
+                mine = self._behind_doors(tried, chain, messages, found)
             if mine is None or self._shared:
-                mine = await self._behind_stored_doors(tenant, doors, chain, opening, found, mine, name)
+                mine = await self._behind_stored_doors(tenant, tried, chain, opening, found, mine)
         found = mine or found
         if resumes is not None and not answered and not (found is not None and found.is_repeat(chain)):
             found = await self._resume(tenant, name, resumes) or found
@@ -284,10 +289,10 @@ class Conversations:
         ends = [extend_chain(transcript.chain[-1:], (message,))[-1] for message in said]
         if thread.known.resumed is not None:
             thread.doors = _known_doors((*thread.doors, *((ANSWER, end.hex()) for end in ends)))
-            ends = [_behind(door, end) for end in ends for door in thread.doors]
-        for end in ends:
+        found_by = thread.behind(ends)
+        for end in found_by:
             self._ends[end] = (thread.branch.branch, True)
-        return tuple(ends)
+        return found_by
 
     def begin(self, tenant: str, chain: Sequence[bytes], *, name: str | None) -> Recognised:
         """A new thread, known to memory only for now."""
@@ -470,17 +475,11 @@ class Conversations:
         doors: Sequence[Door],
         chain: Sequence[bytes],
         messages: Sequence[Message],
-        opening: int,
         found: Recognised | None,
-        name: str | None,
     ) -> Recognised | None:
         """The resumed thread that a request goes on with rather than with what was ``found`` in the open."""
-        for door in doors:
-            if _may_try(door, chain, opening, found, name):
-                mine = self._in_memory(chain, messages, door)
-                if mine is not None and (found is None or mine.length >= found.length):
-                    return mine
-        return None
+        behind = (self._in_memory(chain, messages, door) for door in doors)
+        return next((mine for mine in behind if mine is not None and _goes_as_far(mine, found)), None)
 
     async def _behind_stored_doors(
         self,
@@ -490,15 +489,13 @@ class Conversations:
         opening: int,
         found: Recognised | None,
         mine: Recognised | None,
-        name: str | None,
     ) -> Recognised | None:
         """The same of what is stored, if it knows more.
 
         A store of one process does not know every answer in the open: it is not asked where one may have been shared.
         """
         for door in doors:
-            asked = self._shared or found is None or (door[0] != ANSWER and found.length <= opening)
-            if not asked or not _may_try(door, chain, opening, found, name):
+            if not (self._shared or found is None or (door[0] != ANSWER and found.length <= opening)):
                 continue
             near = (*chain[: opening + 1], *chain[max(opening + 1, len(chain) - NEAR) :])
             try:
@@ -507,7 +504,7 @@ class Conversations:
                 if found is None:
                     raise
                 return None
-            if stored is not None and (found is None or stored.length >= found.length):
+            if stored is not None and _goes_as_far(stored, found):
                 return stored if stored is mine else replace(stored, door=door)
         return mine
 
@@ -666,6 +663,18 @@ def _doors(chain: Sequence[bytes], opening: int, name: str | None, resumes: str 
     if name is None:
         doors.append((NAME, ""))
     return doors
+
+
+def _tried(
+    doors: Sequence[Door], chain: Sequence[bytes], opening: int, found: Recognised | None, name: str | None
+) -> list[Door]:
+    """The doors that a request may go through."""
+    return [door for door in doors if _may_try(door, chain, opening, found, name)]
+
+
+def _goes_as_far(mine: Recognised, found: Recognised | None) -> bool:
+    """Whether no more of the request is known in the open than behind a door."""
+    return found is None or mine.length >= found.length
 
 
 def _may_try(door: Door, chain: Sequence[bytes], opening: int, found: Recognised | None, name: str | None) -> bool:

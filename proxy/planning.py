@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 from policies import (
     BucketExceeded,
@@ -69,6 +69,8 @@ from proxy.wire.raw import read_value
 log = logging.getLogger("weir.planning")
 
 MOST_REPLANS = 4
+CLAIMED = 60.0
+"""Seconds after which a process that began to have a summary written, and never ended, is waited for no longer."""
 OTHERS_EVERY = 0.05
 MOST_LIMITS = 1_000
 HARDER = (0.8, 0.5)
@@ -295,13 +297,13 @@ class Planner:
             if isinstance(asked, Returned):
                 planned.decision, thread.trend = asked.value, asked.value.trend
                 return
-            async with thread.lock:
+            async with thread.lock, _Turn(self.store, thread) as turn:
                 if thread.ledger(observed=observed).edits is not known.edits:
                     continue  # another request of this conversation has just decided: replay that
-                ask = _unpaid(job.ask) if observed else partial(self._answer, job, planned, known)
+                ask = _unpaid(job.ask) if observed else partial(self._answer, job, planned, known, turn)
                 try:
                     decision = await drive(flow, asked, ask)
-                except _PreparedMeanwhile:
+                except _DoneMeanwhile:
                     continue
                 planned.decision, thread.trend = decision, decision.trend
                 planned.prepared = known.prepared is not None
@@ -314,7 +316,7 @@ class Planner:
                 return
         log.warning("a conversation kept changing under a request; its last plan was used without being stored")
 
-    async def _answer(self, job: "Job", planned: Planned, known: Known, effect: Effect) -> Reply:
+    async def _answer(self, job: "Job", planned: Planned, known: Known, turn: "_Turn", effect: Effect) -> Reply:
         """The reply to one effect of a plan that is carried out and was begun with what was ``known``."""
         if not isinstance(effect, Save):
             return await job.ask(effect)
@@ -323,28 +325,14 @@ class Planner:
         if effect.reason == BEFORE_MODEL:
             if thread.preparing is not None:
                 await thread.preparing.wait()
-            await self._await_others(thread, job.settings.summaries.seconds)
-            if thread.known.prepared is not known.prepared:
-                raise _PreparedMeanwhile
+            await turn.take(job.settings.summaries.seconds)
+            if thread.known.prepared is not known.prepared or thread.known.edits is not known.edits:
+                raise _DoneMeanwhile
         rules = job.settings.checkpoints
         if not rules.enabled:
             return Failed("off")
         version = await self.save(thread, planned.reading, effect, keep=rules.keep, request=job.id)
         return Failed("store") if version is None else Saved(version)
-
-    async def _await_others(self, thread: Thread, seconds: float) -> None:
-        """Have the summary that another process prepares of this conversation, if it is there in so many seconds."""
-        if self.store is None or not self.store.shared:
-            return
-        branch = thread.branch
-        with contextlib.suppress(StoreError):
-            for _ in range(int(seconds / OTHERS_EVERY)):
-                if not await self.store.is_claimed(branch.tenant, branch.branch):
-                    break
-                await asyncio.sleep(OTHERS_EVERY)
-            stored = await self.store.branch(branch.tenant, branch.branch)
-            if stored is not None:
-                thread.catch_up(stored)
 
     async def save(self, thread: Thread, reading: Reading, effect: Save, *, keep: int, request: str = "") -> int | None:
         """The version under which a state was saved beside what is removed; None where that failed. Holds the lock."""
@@ -444,8 +432,43 @@ class Planner:
             planned.body = marked(messages=None, pruned=())
 
 
-class _PreparedMeanwhile(Exception):
-    """The summary that was being prepared is there."""
+@dataclass(slots=True)
+class _Turn:
+    """At its end other processes may have a summary of the thread's conversation written, if this one has taken it."""
+
+    store: Store | None
+    thread: Thread
+    taken: bool = False
+
+    async def take(self, seconds: float) -> None:
+        """Be the only process that has one written, and take over what others have made by then.
+
+        Nobody waits for them for more than so many seconds.
+        """
+        if self.store is None or not self.store.shared or self.taken:
+            return
+        branch = self.thread.branch
+        with contextlib.suppress(StoreError):
+            for _ in range(int(seconds / OTHERS_EVERY)):
+                self.taken = await self.store.claim(branch.tenant, branch.branch, CLAIMED)
+                if self.taken or not self.thread.stored:
+                    break
+                await asyncio.sleep(OTHERS_EVERY)
+            stored = await self.store.branch(branch.tenant, branch.branch)
+            if stored is not None:
+                self.thread.catch_up(stored)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.store is not None and self.taken:
+            with contextlib.suppress(StoreError):  # it ends by itself
+                await self.store.release(self.thread.branch.tenant, self.thread.branch.branch)
+
+
+class _DoneMeanwhile(Exception):
+    """The summary that was being prepared is there, or another process has made the batch."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from policies.notes import Note
 from proxy.background import Background
 from proxy.conversation import Recognised, Thread
 from proxy.perform import Ask, Returned, drive, step
-from proxy.planning import Job, Planned, Planner
+from proxy.planning import CLAIMED, Job, Planned, Planner
 from proxy.store import Store, StoreError
 from proxy.store.records import NoteRow
 from proxy.telemetry import ABOUT, NULL_TRACE, About, Trace, names
@@ -42,8 +42,6 @@ log = logging.getLogger("weir.preparation")
 AT_ONCE = 2
 MOST_WAITING = 64
 WARM_AT = 0.9
-CLAIMED = 60.0
-"""Seconds after which a server that began to prepare a summary, and never ended, is waited for no longer."""
 GROWN = 1.2
 MOST_EMBEDDED = 256
 NEARLY_FULL = frozenset({"orange", "red", "critical"})

@@ -1,14 +1,11 @@
 """Evaluating compactions of recorded conversations: the deterministic score, and with a model the judged one."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from policies.fidelity import Coverage, Fidelity, Terms, coverage_of, evaluate, questions_for
 from policies.settings import NoteTaking
 from proxy.perform import Ask, Returned, drive, step
 from proxy.rehearsal.compactions import Compaction
-
-Evaluate = Callable[[Compaction], Awaitable["Evaluated"]]
 
 
 @dataclass(frozen=True, slots=True)

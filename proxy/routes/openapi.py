@@ -24,7 +24,6 @@ from proxy.store.usage import By
 
 REF = "#/components/schemas/{name}"
 JSON = "application/json"
-BYTES = "application/octet-stream"
 YAML = "application/yaml"
 
 Schema = dict[str, Any]
@@ -77,7 +76,6 @@ FAULTS: Mapping[int, str] = MappingProxyType(
         500: "The database cannot be read or written now; try again.",
     }
 )
-CHANGING = frozenset({"POST", "PUT", "DELETE"})
 
 
 @cache

@@ -5,7 +5,7 @@ what the error names. Calls and results are paired by position: the results of a
 at once, in any order, one for each call.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.simulator.dialects import Problem, Rejected
@@ -260,6 +260,3 @@ def _check_last(request: Request, settings: SimulatorSettings) -> None:
     if last["role"] == "assistant" and not marked:
         text = "Expected last role User or Tool (or Assistant with prefix True) for serving but got assistant"
         raise reject(text, f"messages.[{len(request['messages']) - 1}].role")
-
-
-Check = Callable[[Request, SimulatorSettings], None]

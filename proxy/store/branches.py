@@ -57,7 +57,7 @@ def prepare(connection: sa.Connection, tenant: str, branch: str, prepared: Prepa
 
 
 def claim(connection: sa.Connection, tenant: str, branch: str, seconds: float) -> bool:
-    """Whether the branch's next summary is the caller's to prepare for so long, by the clock of the database."""
+    """Whether the branch's next summary is the caller's to have written for so long, by the clock of the database."""
     now = NOW[connection.dialect.name]
     values = {"t": tenant, "b": branch, "seconds": seconds}
     free = sa.or_(branches.c.preparing.is_(None), branches.c.preparing < now)
@@ -65,15 +65,8 @@ def claim(connection: sa.Connection, tenant: str, branch: str, seconds: float) -
     return connection.execute(taken, values).rowcount == 1
 
 
-def is_claimed(connection: sa.Connection, tenant: str, branch: str) -> bool:
-    """Whether somebody prepares the branch's next summary."""
-    now = NOW[connection.dialect.name]
-    query = sa.select(branches.c.preparing > now).where(MINE)
-    return bool(connection.execute(query, {"t": tenant, "b": branch}).scalar())
-
-
 def release(connection: sa.Connection, tenant: str, branch: str) -> None:
-    """Let whoever asks next prepare the branch's next summary."""
+    """Let whoever asks next have the branch's next summary written."""
     connection.execute(sa.update(branches).where(MINE).values(preparing=None), {"t": tenant, "b": branch})
 
 

@@ -85,12 +85,8 @@ class Kept:
         return await self._database.write(lambda c: branches.prepare(c, tenant, branch, kept))
 
     async def claim(self, tenant: str, branch: str, seconds: float) -> bool:
-        """Whether to prepare the branch's next summary: no other server does, and none begins for so long."""
+        """Whether to have the branch's next summary written: no other server does, and none begins for so long."""
         return await self._database.write(lambda c: branches.claim(c, tenant, branch, seconds))
-
-    async def is_claimed(self, tenant: str, branch: str) -> bool:
-        """Whether a server prepares the branch's next summary."""
-        return await self._database.read(lambda c: branches.is_claimed(c, tenant, branch))
 
     async def release(self, tenant: str, branch: str) -> None:
         """Give back what was claimed."""

@@ -88,24 +88,12 @@ def requests(connection: sa.Connection) -> int:
 
 def prune_exchanges(connection: sa.Connection, before: float) -> int:
     """Delete some exchanges from before ``before``; how many, 0 when none is left."""
-    rows = connection.execute(
-        sa.select(exchanges.c.tenant, exchanges.c.id).where(exchanges.c.at < before).limit(EXCHANGES_AT_ONCE)
-    ).all()
-    for tenant in {row.tenant for row in rows}:
-        ids = [row.id for row in rows if row.tenant == tenant]
-        connection.execute(sa.delete(exchanges).where(exchanges.c.tenant == tenant, exchanges.c.id.in_(ids)))
-    return len(rows)
+    return _prune(connection, exchanges, before)
 
 
 def prune_relayed(connection: sa.Connection, before: float) -> int:
     """Delete some relayed requests from before ``before``; how many, 0 when none is left."""
-    rows = connection.execute(
-        sa.select(relayed.c.tenant, relayed.c.id).where(relayed.c.at < before).limit(EXCHANGES_AT_ONCE)
-    ).all()
-    for tenant in {row.tenant for row in rows}:
-        ids = [row.id for row in rows if row.tenant == tenant]
-        connection.execute(sa.delete(relayed).where(relayed.c.tenant == tenant, relayed.c.id.in_(ids)))
-    return len(rows)
+    return _prune(connection, relayed, before)
 
 
 def delete(connection: sa.Connection, conversation: ConversationRow, at: float) -> bool:
@@ -117,6 +105,16 @@ def delete(connection: sa.Connection, conversation: ConversationRow, at: float) 
     forget_words(connection)
     append(connection, gone)
     return bool(gone)
+
+
+def _prune(connection: sa.Connection, table: sa.Table, before: float) -> int:
+    rows = connection.execute(
+        sa.select(table.c.tenant, table.c.id).where(table.c.at < before).limit(EXCHANGES_AT_ONCE)
+    ).all()
+    for tenant in {row.tenant for row in rows}:
+        ids = [row.id for row in rows if row.tenant == tenant]
+        connection.execute(sa.delete(table).where(table.c.tenant == tenant, table.c.id.in_(ids)))
+    return len(rows)
 
 
 def _delete(

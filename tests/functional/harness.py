@@ -25,6 +25,7 @@ from proxy.runtime import Runtime
 from proxy.server import serve
 from proxy.simulator.ledger import Seen
 from proxy.simulator.serving import RunningSimulator
+from proxy.store import Store
 from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.tokenizer import Tokenizer
@@ -66,6 +67,13 @@ class InTurns:
     def weirs(self) -> list[RunningWeir]:
         """Those that run in this loop."""
         return [each for each in self.targets if isinstance(each, RunningWeir)]
+
+    @property
+    def store(self) -> Store:
+        """The database that they share."""
+        store = self.weirs[0].runtime.store
+        assert store is not None
+        return store
 
     def client(self, key: str = "sk-test", **options: Any) -> Any:
         """A real client of all of them."""
@@ -157,6 +165,11 @@ class Deployment:
 
     store: Path | str
     count: int = 1
+
+    @property
+    def url(self) -> str:
+        """The database, as a command is given it."""
+        return self.store if isinstance(self.store, str) else f"sqlite+aiosqlite:///{self.store}"
 
     @asynccontextmanager
     async def serving(self, upstream: str, **options: Any) -> AsyncIterator[InTurns]:

@@ -13,7 +13,7 @@ from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store.records import EvictionRow
 from proxy.wire.chat import digest_of
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, opening, prose, tool_step, weir
+from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, InTurns, Talk, opening, prose, tool_step
 
 NAME = "audited"
 
@@ -29,15 +29,13 @@ def asks_for(
     return step
 
 
-async def evictions(target: RunningWeir) -> list[EvictionRow]:
+async def evictions(target: InTurns) -> list[EvictionRow]:
     """What is stored of all conversations, oldest first."""
-    await target.runtime.settler.flush()
-    store = target.runtime.store
-    assert store is not None
-    return (await store.evictions(None))[::-1]
+    await target.settled()
+    return (await target.store.evictions(None))[::-1]
 
 
-async def evicted_session(target: RunningWeir, steps: int = 17) -> Talk:
+async def evicted_session(target: InTurns, steps: int = 17) -> Talk:
     """A conversation that was just edited for the first time."""
     talk = Talk(target.client(default_headers={"x-weir-conversation": NAME}))
     for number in range(steps):
@@ -55,10 +53,10 @@ def path_of(talk: Talk, row: EvictionRow) -> int:
 
 
 @pytest.mark.requirement("A0.43", "A0.51")
-async def test_what_a_batch_freed_is_what_the_request_lost(tmp_path: Path) -> None:
+async def test_what_a_batch_freed_is_what_the_request_lost(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db") as target,
+        deployment.serving(simulator.base_url) as target,
     ):
         talk = await evicted_session(target)
         rows = await evictions(target)
@@ -71,21 +69,19 @@ async def test_what_a_batch_freed_is_what_the_request_lost(tmp_path: Path) -> No
 
 @pytest.mark.requirement("A0.43", "A0.51")
 @pytest.mark.parametrize("kind", ["agent", "chat"])
-async def test_batches_add_up_over_a_session(kind: str, tmp_path: Path) -> None:
+async def test_batches_add_up_over_a_session(kind: str, deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=4096), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", window=4096) as target,
+        deployment.serving(simulator.base_url, window=4096) as target,
     ):
         talk, seen = Talk(target.client(), opening() if kind == "agent" else opening()[:1]), 0
-        store = target.runtime.store
-        assert store is not None
         for _ in range(20):
             await (talk.agent(1) if kind == "agent" else talk.chat(1))
             rows = await evictions(target)
             if len(rows) == seen:
                 continue
             seen = len(rows)
-            branch = await store.branch(rows[-1].tenant, rows[-1].branch)
+            branch = await target.store.branch(rows[-1].tenant, rows[-1].branch)
             assert branch is not None
             assert branch.trend is not None
             assert branch.trend.raw is not None
@@ -94,11 +90,12 @@ async def test_batches_add_up_over_a_session(kind: str, tmp_path: Path) -> None:
     assert {"agent": "evict", "chat": "compact"}[kind] in {row.layer for row in rows}
 
 
+@EITHER
 @pytest.mark.requirement("A0.41")
-async def test_a_call_that_comes_again_with_the_same_arguments_marks_what_was_evicted(tmp_path: Path) -> None:
+async def test_a_call_that_comes_again_with_the_same_arguments_marks_what_was_evicted(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db") as target,
+        deployment.serving(simulator.base_url) as target,
     ):
         talk = await evicted_session(target)
         gone = [path_of(talk, row) for row in await evictions(target) if row.tool]
@@ -114,12 +111,12 @@ async def test_a_call_that_comes_again_with_the_same_arguments_marks_what_was_ev
 
 
 @pytest.mark.requirement("A0.41", "A0.25")
-async def test_what_was_evicted_before_a_restart_is_known_after_it(tmp_path: Path) -> None:
+async def test_what_was_evicted_before_a_restart_is_known_after_it(deployment: Deployment) -> None:
     async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
-        async with weir(simulator.base_url, tmp_path / "w.db") as target:
+        async with deployment.serving(simulator.base_url) as target:
             talk = await evicted_session(target)
             gone = [path_of(talk, row) for row in await evictions(target) if row.tool]
-        async with weir(simulator.base_url, tmp_path / "w.db") as target:
+        async with deployment.serving(simulator.base_url) as target:
             talk.client = target.client(default_headers={"x-weir-conversation": NAME})
             talk.messages += asks_for(gone[0])
             await talk.ask(tools=TOOLS)
@@ -127,11 +124,12 @@ async def test_what_was_evicted_before_a_restart_is_known_after_it(tmp_path: Pat
     assert [path_of(talk, row) for row in again] == [gone[0]]
 
 
+@EITHER
 @pytest.mark.requirement("A0.41", "P1")
-async def test_a_conversation_that_was_rewound_makes_its_calls_anew_without_regret(tmp_path: Path) -> None:
+async def test_a_conversation_that_was_rewound_makes_its_calls_anew_without_regret(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db") as target,
+        deployment.serving(simulator.base_url) as target,
     ):
         talk = Talk(target.client())
         await talk.agent(18)
@@ -162,7 +160,7 @@ async def test_the_command_reports_regret_by_layer_and_by_tool(tmp_path: Path) -
     file = tmp_path / "w.db"
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, file) as target,
+        Deployment(file).serving(simulator.base_url) as target,
     ):
         talk = await evicted_session(target)
         rows = await evictions(target)

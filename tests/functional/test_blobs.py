@@ -14,7 +14,7 @@ import pytest
 
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, opening, prose, weir
+from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, InTurns, Talk, answered, opening, prose
 
 POLICY = """
 upstreams:
@@ -56,17 +56,17 @@ def step(text: str, name: str = "read_file") -> list[dict[str, Any]]:
     ]
 
 
-async def sent(target: RunningWeir, upstream: RunningSimulator, added: list[dict[str, Any]]) -> list[dict[str, Any]]:
+async def sent(target: InTurns, upstream: RunningSimulator, added: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The array that went up for a request with these messages after the opening."""
     talk = Talk(target.client(), messages=[*opening(), *added])
     await talk.ask(tools=TOOLS)
     return list(answered(upstream)[-1].json()["messages"])
 
 
-async def page(target: RunningWeir, ref: str, cursor: object = None, key: str = "sk-test") -> httpx.Response:
+async def page(target: InTurns, ref: str, cursor: object = None, key: str = "sk-test") -> httpx.Response:
     async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as http:
         params = {} if cursor is None else {"cursor": str(cursor)}
-        return await http.get(f"{target.root}/weir/blobs/{ref}", params=params)
+        return await http.get(f"{target.root()}/weir/blobs/{ref}", params=params)
 
 
 def cut_of(text: str) -> tuple[str, dict[str, Any], str]:
@@ -75,7 +75,7 @@ def cut_of(text: str) -> tuple[str, dict[str, Any], str]:
     return head, json.loads(line), tail
 
 
-async def walk(target: RunningWeir, ref: str, cursor: int) -> list[httpx.Response]:
+async def walk(target: InTurns, ref: str, cursor: int) -> list[httpx.Response]:
     """Every page from a cursor to the end."""
     pages = [await page(target, ref, cursor)]
     while pages[-1].headers["x-weir-end"] == "false":
@@ -83,11 +83,12 @@ async def walk(target: RunningWeir, ref: str, cursor: int) -> list[httpx.Respons
     return pages
 
 
+@EITHER
 @pytest.mark.requirement("A4.18", "A3.12", "A0.26", "P11")
 async def test_a_walk_along_the_cursors_goes_on_where_the_shown_beginning_ended(
-    upstream: RunningSimulator, tmp_path: Path
+    upstream: RunningSimulator, tmp_path: Path, deployment: Deployment
 ) -> None:
-    async with weir(upstream.base_url, tmp_path / "w.db", yaml=policy(upstream), folder=tmp_path) as target:
+    async with deployment.serving(upstream.base_url, yaml=policy(upstream), folder=tmp_path) as target:
         shown = (await sent(target, upstream, step(TEXT)))[-1]["content"]
         line = cut_of(shown)[1]
         assert line["truncated"] is True
@@ -108,13 +109,13 @@ async def test_a_walk_along_the_cursors_goes_on_where_the_shown_beginning_ended(
 @pytest.mark.requirement("A4.18", "A0.26")
 @pytest.mark.parametrize("parts", [False, True])
 async def test_the_ref_alone_gives_the_message_as_the_client_sent_it(
-    parts: bool, upstream: RunningSimulator, tmp_path: Path
+    parts: bool, upstream: RunningSimulator, tmp_path: Path, deployment: Deployment
 ) -> None:
     added = step(TEXT)
     if parts:
         half = len(TEXT) // 2
         added[1]["content"] = [{"type": "text", "text": TEXT[:half]}, {"type": "text", "text": TEXT[half:]}]
-    async with weir(upstream.base_url, tmp_path / "w.db", yaml=policy(upstream), folder=tmp_path) as target:
+    async with deployment.serving(upstream.base_url, yaml=policy(upstream), folder=tmp_path) as target:
         shown = (await sent(target, upstream, added))[-1]["content"]
         line = cut_of(shown)[1]
         pages = await walk(target, line["ref"].removesuffix(".txt"), 0)
@@ -126,8 +127,10 @@ async def test_the_ref_alone_gives_the_message_as_the_client_sent_it(
 
 
 @pytest.mark.requirement("A4.18")
-async def test_cursors_that_lead_nowhere_and_other_tenants(upstream: RunningSimulator, tmp_path: Path) -> None:
-    async with weir(upstream.base_url, tmp_path / "w.db", yaml=policy(upstream), folder=tmp_path) as target:
+async def test_cursors_that_lead_nowhere_and_other_tenants(
+    upstream: RunningSimulator, tmp_path: Path, deployment: Deployment
+) -> None:
+    async with deployment.serving(upstream.base_url, yaml=policy(upstream), folder=tmp_path) as target:
         shown = (await sent(target, upstream, step(TEXT)))[-1]["content"]
         ref = cut_of(shown)[1]["ref"]
         size = len(TEXT.encode())
@@ -147,11 +150,11 @@ async def test_cursors_that_lead_nowhere_and_other_tenants(upstream: RunningSimu
 
 @pytest.mark.requirement("A4.20")
 async def test_a_result_of_200_kb_of_html_is_served_and_costs_no_more_than_its_cap(
-    upstream: RunningSimulator, tmp_path: Path
+    upstream: RunningSimulator, tmp_path: Path, deployment: Deployment
 ) -> None:
     html = "<html>" + "".join(f"<div id='{n}'>{random.Random(n).random()}</div>" for n in range(5_000)) + "</html>"
     assert len(html) > 190_000
-    async with weir(upstream.base_url, tmp_path / "w.db", yaml=policy(upstream), folder=tmp_path) as target:
+    async with deployment.serving(upstream.base_url, yaml=policy(upstream), folder=tmp_path) as target:
         shown = (await sent(target, upstream, step(html)))[-1]["content"]
         assert len(shown) <= 4_000
         assert shown.startswith("<html><div id='0'>")
@@ -159,11 +162,13 @@ async def test_a_result_of_200_kb_of_html_is_served_and_costs_no_more_than_its_c
 
 
 @pytest.mark.requirement("A4.19")
-async def test_fields_that_are_left_out_are_in_the_archive(upstream: RunningSimulator, tmp_path: Path) -> None:
+async def test_fields_that_are_left_out_are_in_the_archive(
+    upstream: RunningSimulator, tmp_path: Path, deployment: Deployment
+) -> None:
     document = json.dumps({"id": 7, "raw_html": "<p>" * 500, "rows": [{"name": "ä", "etag": "x"}]}, ensure_ascii=False)
     ingest = ", drop_fields: {fetch: [raw_html], '*': [etag]}, include: {list: [etag]}"
     yaml = policy(upstream, cap=20_000, ingest=ingest)
-    async with weir(upstream.base_url, tmp_path / "w.db", yaml=yaml, folder=tmp_path) as target:
+    async with deployment.serving(upstream.base_url, yaml=yaml, folder=tmp_path) as target:
         shown = (await sent(target, upstream, step(document, "fetch")))[-1]["content"]
         kept, line = (json.loads(part) for part in shown.rsplit("\n", 1))
         assert kept == {"id": 7, "rows": [{"name": "ä"}]}
@@ -173,7 +178,9 @@ async def test_fields_that_are_left_out_are_in_the_archive(upstream: RunningSimu
 
 
 @pytest.mark.requirement("A2.23", "A2.18")
-async def test_a_retry_keeps_the_newest_picture_and_old_ones_leave_a_line(tmp_path: Path) -> None:
+async def test_a_retry_keeps_the_newest_picture_and_old_ones_leave_a_line(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     url = "data:image/png;base64," + base64.b64encode(b"\x89PNG" + bytes(600)).decode()
 
     def shown(text: str) -> dict[str, Any]:
@@ -185,7 +192,7 @@ async def test_a_retry_keeps_the_newest_picture_and_old_ones_leave_a_line(tmp_pa
     async with serve_simulator(SimulatorSettings(window=3_000), counter=COUNTER) as simulator:
         cascade = "{layer: media}, {layer: compact}"
         yaml = policy(simulator, window=32_000, cascade=cascade)
-        async with weir(simulator.base_url, tmp_path / "w.db", yaml=yaml, folder=tmp_path, window=None) as target:
+        async with deployment.serving(simulator.base_url, yaml=yaml, folder=tmp_path, window=None) as target:
             talk = Talk(target.client(), messages=messages)
             await talk.ask()
             assert "retry=" in talk.actions()[-1]

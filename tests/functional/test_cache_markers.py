@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from copy import deepcopy
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,19 @@ from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.wire.chat import digest_of
 from proxy.wire.raw import split_array, split_object
-from tests.functional.harness import COUNTER, ROOT, TOOLS, Talk, answered, arrays_of, begins_with, prose, weir
+from tests.functional.harness import (
+    COUNTER,
+    EITHER,
+    ROOT,
+    TOOLS,
+    Deployment,
+    Talk,
+    answered,
+    arrays_of,
+    begins_with,
+    prose,
+    weir,
+)
 
 RECORDED = ROOT.parent / "shared" / "data" / "clients" / "deepagents.jsonl"
 MARKER = {"type": "ephemeral"}
@@ -148,11 +159,14 @@ async def test_an_evicted_result_keeps_its_marker_and_one_without_stays_a_string
     assert begins_with(arrays[1], arrays[0])
 
 
+@EITHER
 @pytest.mark.requirement("A4.13", "P2")
-async def test_the_marker_of_a_summarized_message_stands_on_the_summary_request_after_request(tmp_path: Path) -> None:
+async def test_the_marker_of_a_summarized_message_stands_on_the_summary_request_after_request(
+    deployment: Deployment,
+) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db") as target,
+        deployment.serving(simulator.base_url) as target,
     ):
         talk = Talk(target.client())
         talk.grow(3)

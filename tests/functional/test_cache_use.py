@@ -21,7 +21,18 @@ from proxy.counting import count_message
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.telemetry import Telemetry, TelemetrySettings
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, prose, weir
+from tests.functional.harness import (
+    COUNTER,
+    EITHER,
+    TOOLS,
+    Deployment,
+    InTurns,
+    RunningWeir,
+    Talk,
+    answered,
+    prose,
+    weir,
+)
 
 NAME = "paid-talk"
 PRICES = "{input: 2.0, output: 8.0}"
@@ -60,7 +71,7 @@ async def timeline(target: RunningWeir) -> list[dict[str, Any]]:
     return list((await get(target, "/timeline"))["data"])
 
 
-def named(target: RunningWeir, **options: Any) -> Talk:
+def named(target: RunningWeir | InTurns, **options: Any) -> Talk:
     return Talk(target.client(default_headers={"x-weir-conversation": NAME}), **options)
 
 
@@ -108,15 +119,17 @@ async def test_hits_and_costs_of_fifty_steps_equal_a_recomputation(upstream: Run
     assert kinds["unmanaged"] == pytest.approx(sum(row["cost"] + row["cost_saved"] for row in rows), rel=1e-4)
 
 
+@EITHER
 @pytest.mark.requirement("A4.15", "D25", "P2")
 async def test_the_prefix_is_changed_by_the_proxy_in_a_batch_and_in_no_other_request(
-    upstream: RunningSimulator, tmp_path: Path
+    upstream: RunningSimulator, deployment: Deployment
 ) -> None:
     exporter = InMemorySpanExporter()
     telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
-    async with weir(upstream.base_url, tmp_path / "w.db", telemetry=telemetry) as target:
+    async with deployment.serving(upstream.base_url, telemetry=telemetry) as target:
         await named(target).agent(30)
-        rows = await timeline(target)
+        await target.settled()
+        rows = await timeline(target.weirs[0])
     arrays = [seen.json()["messages"] for seen in answered(upstream)]
     expected = ["none", *("none" if new[: len(old)] == old else "proxy" for old, new in pairwise(arrays))]
     assert [row["prefix_changed"] for row in rows] == expected

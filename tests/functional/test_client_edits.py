@@ -3,14 +3,23 @@
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, begins_with, opening, weir
+from tests.functional.harness import (
+    COUNTER,
+    EITHER,
+    Deployment,
+    InTurns,
+    Talk,
+    answered,
+    arrays_of,
+    begins_with,
+    opening,
+)
 
 WINDOW = 32_768
 
@@ -18,7 +27,7 @@ WINDOW = 32_768
 @dataclass(frozen=True, slots=True)
 class Both:
     simulator: RunningSimulator
-    target: RunningWeir
+    target: InTurns
 
     def talk(self, *edits: Mapping[str, Any], seed: int = 1, **options: Any) -> "Edited":
         talk = Talk(self.target.client(), opening(seed=seed), seed=seed)
@@ -43,10 +52,10 @@ class Edited:
 
 
 @pytest.fixture
-async def both(tmp_path: Path) -> AsyncIterator[Both]:
+async def both(deployment: Deployment) -> AsyncIterator[Both]:
     async with (
         serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", window=WINDOW) as target,
+        deployment.serving(simulator.base_url, window=WINDOW) as target,
     ):
         yield Both(simulator, target)
 
@@ -63,6 +72,7 @@ def sent_ids(talk: Talk) -> list[str]:
 CLEAR = {"type": "clear_tool_uses_20250919"}
 
 
+@EITHER
 @pytest.mark.requirement("P4")
 async def test_above_the_clients_trigger_its_old_results_go_and_the_newest_that_it_keeps_stay(both: Both) -> None:
     trigger = {"type": "input_tokens", "value": 4_000}

@@ -16,7 +16,7 @@ from proxy.cli import main
 from proxy.cli.conversations_show import actions_of
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from tests.functional.harness import COUNTER, ROOT, TOOLS, opening, prose, tool_step, weir
+from tests.functional.harness import COUNTER, EITHER, ROOT, TOOLS, Deployment, opening, prose, tool_step, weir
 
 STEPS = 12
 WINDOW = 4096
@@ -357,10 +357,10 @@ def test_control_characters_of_a_name_do_not_reach_the_table(written: Path, tmp_
     assert "[red]b" in table
 
 
-async def run(*arguments: str, file: Path) -> bytes:
+async def run(*arguments: str, store: str) -> bytes:
     """What a command in a process of its own prints."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "proxy", "conversations", *arguments, "--store", url(file),
+        sys.executable, "-m", "proxy", "conversations", *arguments, "--store", store,
         stdout=asyncio.subprocess.PIPE, cwd=ROOT,
     )  # fmt: skip
     out, _ = await process.communicate()
@@ -368,22 +368,20 @@ async def run(*arguments: str, file: Path) -> bytes:
     return out
 
 
-async def test_it_can_be_read_and_changed_while_weir_runs(tmp_path: Path) -> None:
-    file = tmp_path / "live.db"
+@EITHER
+async def test_it_can_be_read_and_changed_while_weir_runs(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        weir(simulator.base_url, file, window=WINDOW) as target,
-        target.client() as client,
+        deployment.serving(simulator.base_url, window=WINDOW) as target,
     ):
+        client, store = target.client(), target.store
         for text in ("one", "two"):
             await client.chat.completions.create(model="sim", messages=[{"role": "user", "content": text}])
-            await target.runtime.settler.flush()
-        store = target.runtime.store
-        assert store is not None
+            await target.settled()
         rows = await store.conversations(None)
-        out = await run("list", "--json", file=file)
-        await run("notes", rows[0].name, "--add", "a note", file=file)
-        await run("delete", rows[1].name, "--yes", file=file)
+        out = await run("list", "--json", store=deployment.url)
+        await run("notes", rows[0].name, "--add", "a note", store=deployment.url)
+        await run("delete", rows[1].name, "--yes", store=deployment.url)
         left = await store.conversations(None)
         notes = await store.notes(rows[0].tenant, rows[0].id)
         await client.chat.completions.create(model="sim", messages=[{"role": "user", "content": "three"}])

@@ -15,7 +15,9 @@ from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.tokenizer import check_estimator
 from tests.functional.harness import (
     COUNTER,
+    EITHER,
     TOOLS,
+    Deployment,
     Talk,
     WeirProcess,
     answered,
@@ -82,12 +84,13 @@ def kinds(actions: str) -> set[str]:
     return {action.split("=")[0] for action in actions.split(",")}
 
 
+@EITHER
 @pytest.mark.requirement("A1.11")
 async def test_a_conversation_is_kept_in_the_window_by_an_operators_function(
-    upstream: RunningSimulator, tmp_path: Path
+    upstream: RunningSimulator, tmp_path: Path, deployment: Deployment
 ) -> None:
     yaml = policy(upstream, CUSTOM.format(name="newest"))
-    async with weir(upstream.base_url, tmp_path / "w.db", yaml=yaml, folder=tmp_path) as target:
+    async with deployment.serving(upstream.base_url, yaml=yaml, folder=tmp_path) as target:
         talk = Talk(target.client())
         await talk.agent(22)
         assert {s.status for s in answered(upstream)} == {200}

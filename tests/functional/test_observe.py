@@ -43,6 +43,16 @@ def sent_bodies(simulator: RunningSimulator) -> list[bytes]:
     return [seen.body for seen in simulator.answered()]
 
 
+async def session(talk: Talk) -> None:
+    """Tool steps without definitions of tools: only those are counted otherwise upstream.
+
+    Where both counts are the same, plans do not depend on what was learned from which request, and when.
+    """
+    for _ in range(STEPS):
+        await talk.ask()
+        talk.add_step()
+
+
 class Recorder:
     """A client that keeps the bytes of what it sends."""
 
@@ -65,7 +75,7 @@ async def test_an_observed_session_is_forwarded_byte_for_byte_and_planned_from_s
         async with weir(simulator.base_url, tmp_path / "o.db", yaml=yaml, folder=tmp_path, window=None) as target:
             client = Recorder(target.client("sk-watched-1"))
             talk = Talk(client.client)
-            await talk.agent(STEPS)
+            await session(talk)
             observed = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
             simulated = sent_bodies(simulator)
             store = target.runtime.store
@@ -74,8 +84,11 @@ async def test_an_observed_session_is_forwarded_byte_for_byte_and_planned_from_s
             evicted = await store.evictions(None)
             simulator.forget()
             enforced = Talk(target.client("sk-plain-1"))
-            await enforced.agent(STEPS)
+            await session(enforced)
             really = await rows_of(target, enforced.headers[-1]["x-weir-conversation"])
+            await target.runtime.windows.save()
+            learned = await store.calibrations()
+    assert [row.ratio for row in learned] == [1.0, 1.0], "plans depend on when each was learned"
     assert simulated == client.bodies
     assert {h["x-weir-actions"] for h in talk.headers} == {"observe=1"}
     for header, row in zip(talk.headers, observed, strict=True):

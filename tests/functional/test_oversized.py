@@ -18,7 +18,9 @@ from proxy.simulator.settings import SimulatorSettings
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
     COUNTER,
+    EITHER,
     TOOLS,
+    Deployment,
     RunningWeir,
     Talk,
     answered,
@@ -129,10 +131,13 @@ async def test_three_megabytes_of_chinese_are_clipped_and_kept_in_full(
     assert seen.prompt_tokens + 512 <= WINDOW
 
 
+@EITHER
 @pytest.mark.requirement("A0.3", "P2")
-async def test_an_agent_goes_on_working_for_a_question_that_was_too_large(upstream: RunningSimulator) -> None:
+async def test_an_agent_goes_on_working_for_a_question_that_was_too_large(
+    upstream: RunningSimulator, deployment: Deployment
+) -> None:
     """The question leaves room for the work: results arrive whole, and not every step is a batch."""
-    async with weir(upstream.base_url) as target:
+    async with deployment.serving(upstream.base_url) as target:
         talk = Talk(target.client())
         talk.messages.append({"role": "user", "content": prose(BIG_WORDS, seed=3)})
         await talk.agent(14)

@@ -1,7 +1,6 @@
 """What was removed is found by what it is about: vectors kept with the archive, from a real embeddings endpoint."""
 
 import json
-import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,11 +9,24 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from proxy.server import serve
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, arrays_of, opening, tool_step, weir
+from tests.functional.harness import (
+    COUNTER,
+    EITHER,
+    TOOLS,
+    Deployment,
+    InTurns,
+    Talk,
+    answered,
+    arrays_of,
+    opening,
+    tool_step,
+)
 
 WINDOW = 8192
 CONFIG = """
@@ -70,50 +82,53 @@ class Meaning:
 class Place:
     simulator: RunningSimulator
     meaning: Meaning
-    text: str
+    yaml: str
     folder: Path
+    deployment: Deployment
 
     @asynccontextmanager
-    async def serve(self) -> AsyncIterator[RunningWeir]:
-        options: dict[str, Any] = {"yaml": self.text, "folder": self.folder, "window": None}
-        async with weir(self.simulator.base_url, self.folder / "w.db", **options) as target:
+    async def serve(self) -> AsyncIterator[InTurns]:
+        options: dict[str, Any] = {"yaml": self.yaml, "folder": self.folder, "window": None}
+        async with self.deployment.serving(self.simulator.base_url, **options) as target:
             yield target
 
-    def vectors(self) -> int:
-        with sqlite3.connect(self.folder / "w.db") as connection:
-            found = connection.execute("SELECT count(*) FROM vectors").fetchone()[0]
-        connection.close()
-        return int(found)
+    async def vectors(self) -> int:
+        engine = create_async_engine(self.deployment.url.replace("postgresql:", "postgresql+asyncpg:"))
+        async with engine.connect() as connection:
+            found = await connection.scalar(text("SELECT count(*) FROM vectors"))
+        await engine.dispose()
+        return int(found or 0)
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
+async def place(tmp_path: Path, deployment: Deployment) -> AsyncIterator[Place]:
     meaning = Meaning()
     async with (
         serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
         serve(meaning) as server,
     ):
-        text = CONFIG.replace("URL", simulator.base_url).replace("PORT", str(server.port))
-        yield Place(simulator, meaning, text, tmp_path)
+        yaml = CONFIG.replace("URL", simulator.base_url).replace("PORT", str(server.port))
+        yield Place(simulator, meaning, yaml, tmp_path, deployment)
 
 
-async def evicted(target: RunningWeir, place: Place) -> Talk:
+async def evicted(target: InTurns, place: Place) -> Talk:
     """A conversation whose word on the automobile is out of the window."""
     talk = Talk(target.client(default_headers={"x-weir-conversation": "trip"}), opening())
     talk.messages += tool_step(900, text=SAID + " " + "Nothing else of note. " * 60)
     while not talk.headers or talk.actions()[-1] == "none":
         await talk.agent(1)
-    await target.runtime.preparation.settled()
+    await target.settled()
     assert SAID not in json.dumps(arrays_of(answered(place.simulator))[-1])
     talk.messages += [{"role": "assistant", "content": "So far."}, ASKED]
     return talk
 
 
+@EITHER
 @pytest.mark.requirement("A4.25")
 async def test_a_question_in_other_words_brings_back_what_was_said_after_a_restart_too(place: Place) -> None:
     async with place.serve() as target:
         talk = await evicted(target, place)
-    assert place.vectors() > 0
+    assert await place.vectors() > 0
     async with place.serve() as target:
         talk.client = target.client(default_headers={"x-weir-conversation": "trip"})
         await talk.ask(tools=TOOLS)
@@ -123,9 +138,9 @@ async def test_a_question_in_other_words_brings_back_what_was_said_after_a_resta
         assert place.meaning.asked[-1] == [ASKED["content"]]
         async with httpx.AsyncClient() as http:
             mine = {"authorization": "Bearer sk-test"}
-            gone = await http.delete(f"{target.root}/weir/conversations/trip", headers=mine)
+            gone = await http.delete(f"{target.root()}/weir/conversations/trip", headers=mine)
     assert gone.status_code < 300
-    assert place.vectors() == 0
+    assert await place.vectors() == 0
 
 
 @pytest.mark.requirement("A4.25", "P6")
@@ -135,6 +150,6 @@ async def test_an_endpoint_that_fails_costs_nobody_an_answer(place: Place) -> No
         talk = await evicted(target, place)
         await talk.ask(tools=TOOLS)
     assert place.meaning.asked
-    assert place.vectors() == 0
+    assert await place.vectors() == 0
     assert {s.status for s in answered(place.simulator)} == {200}
     assert SAID not in json.dumps(arrays_of(answered(place.simulator))[-1])

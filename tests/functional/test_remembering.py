@@ -11,32 +11,28 @@ from policies.checkpoint import Checkpoint
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings, SummaryMode
 from proxy.store.records import CheckpointRow, ConversationRow
-from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, batches, opening, weir
+from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, answered, arrays_of, batches, opening
 
 WINDOW = 8192
 
 
-async def conversation(target: RunningWeir, talk: Talk) -> ConversationRow:
+async def conversation(target: InTurns, talk: Talk) -> ConversationRow:
     """The row of a conversation, once everything after its answers is done."""
-    await target.runtime.preparation.settled()
-    await target.runtime.settler.flush()
-    store = target.runtime.store
-    assert store is not None
-    row = await store.conversation(None, talk.headers[-1]["x-weir-conversation"])
+    await target.settled()
+    row = await target.store.conversation(None, talk.headers[-1]["x-weir-conversation"])
     assert row is not None
     return row
 
 
-async def checkpoints(target: RunningWeir, talk: Talk) -> list[CheckpointRow]:
+async def checkpoints(target: InTurns, talk: Talk) -> list[CheckpointRow]:
     row = await conversation(target, talk)
-    assert target.runtime.store is not None
-    return await target.runtime.store.checkpoints(row)
+    return await target.store.checkpoints(row)
 
 
-async def control(target: RunningWeir, method: str, path: str, **options: Any) -> httpx.Response:
+async def control(target: InTurns, method: str, path: str, **options: Any) -> httpx.Response:
     async with httpx.AsyncClient(timeout=10) as client:
         headers = {"authorization": "Bearer sk-test"}
-        return await client.request(method, f"{target.root}/weir/conversations/{path}", headers=headers, **options)
+        return await client.request(method, f"{target.root()}/weir/conversations/{path}", headers=headers, **options)
 
 
 def summaries_in(simulator: RunningSimulator, model: str = "sim") -> list[str]:
@@ -46,11 +42,13 @@ def summaries_in(simulator: RunningSimulator, model: str = "sim") -> list[str]:
 
 
 @pytest.mark.requirement("A2.11", "D14")
-async def test_the_request_at_the_trigger_waits_for_no_model_because_its_summary_is_there(tmp_path: Path) -> None:
+async def test_the_request_at_the_trigger_waits_for_no_model_because_its_summary_is_there(
+    deployment: Deployment,
+) -> None:
     settings = SimulatorSettings(window=WINDOW, summary_model="summariser", latency=0.0)
     async with (
         serve_simulator(settings, counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser") as target,
+        deployment.serving(simulator.base_url, summarizer="summariser") as target,
     ):
         talk = Talk(target.client(), opening())
         for _ in range(30):
@@ -58,7 +56,7 @@ async def test_the_request_at_the_trigger_waits_for_no_model_because_its_summary
             talk.add_question()
             await talk.ask()
             during = len(answered(simulator, "summariser"))
-            await target.runtime.preparation.settled()
+            await target.settled()
             talk.add_answer()
             if talk.actions()[-1] == "compact=1":
                 break
@@ -71,16 +69,16 @@ async def test_the_request_at_the_trigger_waits_for_no_model_because_its_summary
 
 
 @pytest.mark.requirement("D14", "P2")
-async def test_with_preparation_there_is_still_one_question_a_batch(tmp_path: Path) -> None:
+async def test_with_preparation_there_is_still_one_question_a_batch(deployment: Deployment) -> None:
     settings = SimulatorSettings(window=WINDOW, summary_model="summariser")
     async with (
         serve_simulator(settings, counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser") as target,
+        deployment.serving(simulator.base_url, summarizer="summariser") as target,
     ):
         talk = Talk(target.client(), opening())
         for _ in range(30):
             await talk.chat(1)
-            await target.runtime.preparation.settled()
+            await target.settled()
         calls, made = answered(simulator, "summariser"), batches(arrays_of(answered(simulator)))
         assert {s.status for s in answered(simulator)} == {200}
     assert made >= 2
@@ -101,11 +99,12 @@ def yaml_with(policy: str, simulator: RunningSimulator, database: Path) -> str:
     return YAML.replace("URL", simulator.base_url).replace("DB", str(database)).replace("POLICY", policy)
 
 
+@EITHER
 @pytest.mark.requirement("D23", "A0.111", "P9")
-async def test_rising_over_the_mark_saves_one_version(tmp_path: Path) -> None:
+async def test_rising_over_the_mark_saves_one_version(tmp_path: Path, deployment: Deployment) -> None:
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
         text = yaml_with("{checkpoints: {save_at: 0.6}}", simulator, tmp_path / "w.db")
-        async with weir(simulator.base_url, tmp_path / "w.db", yaml=text, folder=tmp_path, window=None) as target:
+        async with deployment.serving(simulator.base_url, yaml=text, folder=tmp_path, window=None) as target:
             talk, pressure = Talk(target.client(), opening()), 0.0
             while pressure <= 0.6:
                 assert await _saved(target, talk) == []
@@ -119,31 +118,31 @@ async def test_rising_over_the_mark_saves_one_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("P5", "A2.11")
-async def test_a_conversation_without_a_name_is_not_read_before_a_batch_is_near(tmp_path: Path) -> None:
+async def test_a_conversation_without_a_name_is_not_read_before_a_batch_is_near(deployment: Deployment) -> None:
     """Reading a long one takes a good part of a second of the process: nobody pays for that who may never need it."""
     async with (
         serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db") as target,
+        deployment.serving(simulator.base_url) as target,
     ):
         talk, read = Talk(target.client(), opening(), mark="I have decided to use fetch instead of axios."), {}
         while not talk.headers or talk.actions()[-1] == "none":
             await talk.chat(1)
-            await target.runtime.preparation.settled()
+            await target.settled()
             if talk.actions()[-1] == "none":
-                read[talk.headers[-1]["x-weir-pressure"].split(";")[1]] = len(target.runtime.planner.readings)
+                read[talk.headers[-1]["x-weir-pressure"].split(";")[1]] = len(target.weirs[0].runtime.planner.readings)
     assert (read["green"], read["yellow"]) == (0, 0)
     assert read["orange"] > 0
 
 
-async def _saved(target: RunningWeir, talk: Talk) -> list[str]:
+async def _saved(target: InTurns, talk: Talk) -> list[str]:
     return [row.reason for row in await checkpoints(target, talk)] if talk.headers else []
 
 
 @pytest.mark.requirement("A0.113", "A0.102", "A0.5")
-async def test_a_new_conversation_goes_on_from_the_checkpoint_of_a_named_one(tmp_path: Path) -> None:
+async def test_a_new_conversation_goes_on_from_the_checkpoint_of_a_named_one(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db") as target,
+        deployment.serving(simulator.base_url) as target,
     ):
         named = {"x-weir-conversation": "migration-7"}
         first = Talk(target.client(default_headers=named), opening())
@@ -177,10 +176,12 @@ async def test_a_new_conversation_goes_on_from_the_checkpoint_of_a_named_one(tmp
 
 
 @pytest.mark.requirement("A0.113", "P9")
-async def test_where_the_policy_says_so_a_name_that_begins_anew_resumes_by_itself(tmp_path: Path) -> None:
+async def test_where_the_policy_says_so_a_name_that_begins_anew_resumes_by_itself(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
         text = yaml_with("{resume: auto}", simulator, tmp_path / "w.db")
-        async with weir(simulator.base_url, tmp_path / "w.db", yaml=text, folder=tmp_path, window=None) as target:
+        async with deployment.serving(simulator.base_url, yaml=text, folder=tmp_path, window=None) as target:
             named = {"x-weir-conversation": "agent-1"}
             first = Talk(target.client(default_headers=named), opening())
             first.grow(12)
@@ -195,10 +196,10 @@ async def test_where_the_policy_says_so_a_name_that_begins_anew_resumes_by_itsel
 
 
 @pytest.mark.requirement("A0.59", "S.25")
-async def test_an_operator_has_a_conversation_compacted_whatever_its_size(tmp_path: Path) -> None:
+async def test_an_operator_has_a_conversation_compacted_whatever_its_size(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=32_000), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", window=32_000) as target,
+        deployment.serving(simulator.base_url, window=32_000) as target,
     ):
         talk = Talk(target.client(), opening())
         talk.grow(20)
@@ -215,10 +216,10 @@ async def test_an_operator_has_a_conversation_compacted_whatever_its_size(tmp_pa
 
 
 @pytest.mark.requirement("A2.20", "P8")
-async def test_a_rollback_gives_the_history_back_and_a_pin_keeps_a_message(tmp_path: Path) -> None:
+async def test_a_rollback_gives_the_history_back_and_a_pin_keeps_a_message(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=32_000), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", window=32_000) as target,
+        deployment.serving(simulator.base_url, window=32_000) as target,
     ):
         talk = Talk(target.client(), opening())
         talk.grow(20)
@@ -242,10 +243,10 @@ async def test_a_rollback_gives_the_history_back_and_a_pin_keeps_a_message(tmp_p
 
 
 @pytest.mark.requirement("A2.24")
-async def test_a_child_conversation_says_whose_part_it_is(tmp_path: Path) -> None:
+async def test_a_child_conversation_says_whose_part_it_is(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db") as target,
+        deployment.serving(simulator.base_url) as target,
     ):
         headers = {"x-weir-parent": "boss-1", "x-weir-conversation": "child-1"}
         talk = Talk(target.client(default_headers=headers), opening())
@@ -259,10 +260,10 @@ async def test_a_child_conversation_says_whose_part_it_is(tmp_path: Path) -> Non
 
 
 @pytest.mark.requirement("A0.60", "A0.63")
-async def test_a_todo_list_that_leaves_the_window_is_in_the_summary(tmp_path: Path) -> None:
+async def test_a_todo_list_that_leaves_the_window_is_in_the_summary(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db") as target,
+        deployment.serving(simulator.base_url) as target,
     ):
         talk = Talk(target.client(), opening())
         arguments = (
@@ -285,14 +286,14 @@ async def test_a_todo_list_that_leaves_the_window_is_in_the_summary(tmp_path: Pa
 
 
 @pytest.mark.requirement("R.74", "D14")
-async def test_a_shutdown_in_the_middle_of_a_preparation_leaves_no_half_of_it(tmp_path: Path) -> None:
+async def test_a_shutdown_in_the_middle_of_a_preparation_leaves_no_half_of_it(deployment: Deployment) -> None:
     settings = SimulatorSettings(window=WINDOW, summary_model="summariser", latency=1.5)
     async with asyncio.timeout(60), serve_simulator(settings, counter=COUNTER) as simulator:
-        async with weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser") as target:
+        async with deployment.serving(simulator.base_url, summarizer="summariser") as target:
             talk = Talk(target.client(), opening())
             talk.grow(9)
             await talk.chat(1)
-            thread = next(iter(target.runtime.planner.conversations._threads.values()))
+            thread = next(iter(target.weirs[0].runtime.planner.conversations._threads.values()))
             for _ in range(50):
                 if thread.preparing is not None:
                     break
@@ -300,8 +301,11 @@ async def test_a_shutdown_in_the_middle_of_a_preparation_leaves_no_half_of_it(tm
         assert thread.known.prepared is None
 
 
+@EITHER
 @pytest.mark.requirement("A0.133", "A0.148", "A0.146")
-async def test_a_long_task_goes_through_every_phase_from_its_resumption_to_its_archive(tmp_path: Path) -> None:
+async def test_a_long_task_goes_through_every_phase_from_its_resumption_to_its_archive(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     policy = (
         "{zones: {yellow_at: 0.5, orange_at: 0.6, red_at: 0.75, critical_at: 0.9}, checkpoints: {save_at: 0.4}, "
         "cascade: [{layer: evict, at: 0.6, stop_at: 0.5, min_savings: 0.02, params: {scorer: fifo}}, "
@@ -309,7 +313,7 @@ async def test_a_long_task_goes_through_every_phase_from_its_resumption_to_its_a
     )
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
         text = yaml_with(policy, simulator, tmp_path / "w.db")
-        async with weir(simulator.base_url, tmp_path / "w.db", yaml=text, folder=tmp_path, window=None) as target:
+        async with deployment.serving(simulator.base_url, yaml=text, folder=tmp_path, window=None) as target:
             before = Talk(target.client(default_headers={"x-weir-conversation": "monday"}), opening())
             before.grow(6)
             await before.chat(3)
@@ -318,13 +322,13 @@ async def test_a_long_task_goes_through_every_phase_from_its_resumption_to_its_a
             task = Talk(target.client(default_headers=headers), [{"role": "user", "content": "Go on, please."}], seed=3)
             for _ in range(9):
                 await task.agent(1)
-                await target.runtime.preparation.settled()
+                await target.settled()
             task.messages.append({"role": "user", "content": "Why so? " + "Tell me more about it. " * 480})
             await task.ask()
             task.add_answer()
             for _ in range(12):
                 await task.chat(1)
-            await target.runtime.settler.flush()
+            await target.settled()
             timeline = (await control(target, "GET", "tuesday/timeline?limit=200")).json()["data"]
             closed = await control(target, "POST", "tuesday/close")
             saved = await checkpoints(target, task)
@@ -340,14 +344,14 @@ async def test_a_long_task_goes_through_every_phase_from_its_resumption_to_its_a
 
 @pytest.mark.requirement("R.9", "R.74")
 async def test_a_client_that_leaves_while_its_history_is_summarised_leaves_a_whole_checkpoint_or_none(
-    tmp_path: Path,
+    deployment: Deployment,
 ) -> None:
     settings = SimulatorSettings(
         window=WINDOW, summary_model="summariser", summary_seconds=0.4, summary_mode=SummaryMode.SLOW
     )
     async with (
         serve_simulator(settings, counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", summarizer="summariser") as target,
+        deployment.serving(simulator.base_url, summarizer="summariser") as target,
     ):
         for number in range(4):
             talk = Talk(target.client(), opening(seed=50 + number), seed=number)
@@ -356,10 +360,8 @@ async def test_a_client_that_leaves_while_its_history_is_summarised_leaves_a_who
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(talk.ask(), 0.15 + 0.05 * number)
         await asyncio.sleep(0.8)
-        await target.runtime.preparation.settled()
-        await target.runtime.settler.flush()
-        store = target.runtime.store
-        assert store is not None
+        await target.settled()
+        store = target.store
         rows = [row for each in await store.conversations(None) for row in await store.checkpoints(each)]
         assert store.damaged == 0
         for row in rows:
@@ -370,23 +372,26 @@ async def test_a_client_that_leaves_while_its_history_is_summarised_leaves_a_who
     assert "compact=1" in talk.actions()[0]
 
 
+@EITHER
 @pytest.mark.requirement("A0.60", "A0.61", "A0.62")
-async def test_a_model_takes_notes_in_the_background_once_a_conversation_is_long(tmp_path: Path) -> None:
+async def test_a_model_takes_notes_in_the_background_once_a_conversation_is_long(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     settings = SimulatorSettings(window=32_000, summary_model="summariser")
     policy = "{summarizer: summariser, notes: {extract: true, min_turns: 20}}"
     async with serve_simulator(settings, counter=COUNTER) as simulator:
         text = yaml_with(policy, simulator, tmp_path / "w.db").replace("8192", "32000")
-        async with weir(simulator.base_url, tmp_path / "w.db", yaml=text, folder=tmp_path, window=None) as target:
+        async with deployment.serving(simulator.base_url, yaml=text, folder=tmp_path, window=None) as target:
             talk = Talk(target.client(default_headers={"x-weir-conversation": "noted"}), opening())
             for _ in range(9):
                 await talk.agent(1)
-                await target.runtime.preparation.settled()
+                await target.settled()
             early = len(answered(simulator, "summariser"))
             for _ in range(14):
                 await talk.agent(1)
-                await target.runtime.preparation.settled()
+                await target.settled()
             late = len(answered(simulator, "summariser"))
-            await target.runtime.settler.flush()
+            await target.settled()
             notes = (await control(target, "GET", "noted/notes")).json()["data"]
     assert early == 0
     assert late == 1
@@ -398,11 +403,11 @@ async def test_a_model_takes_notes_in_the_background_once_a_conversation_is_long
 @pytest.mark.requirement("D12", "A3.9", "S.20")
 @pytest.mark.parametrize("role", ["user", "system", "system_append"])
 async def test_a_summary_stands_where_the_policy_says_and_the_system_prompt_keeps_its_bytes(
-    role: str, tmp_path: Path
+    role: str, tmp_path: Path, deployment: Deployment
 ) -> None:
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
         text = yaml_with(f"{{summaries: {{role: {role}}}}}", simulator, tmp_path / "w.db")
-        async with weir(simulator.base_url, tmp_path / "w.db", yaml=text, folder=tmp_path, window=None) as target:
+        async with deployment.serving(simulator.base_url, yaml=text, folder=tmp_path, window=None) as target:
             talk = Talk(target.client(), opening())
             talk.grow(16)
             await talk.chat(2)

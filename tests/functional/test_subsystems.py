@@ -18,7 +18,7 @@ from proxy.simulator.settings import SimulatorSettings
 from proxy.store.packing import unpack_message
 from proxy.wire.chat import digest_of
 from proxy.wire.raw import split_array, split_object
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, prose, weir
+from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, RunningWeir, Talk, answered, prose, weir
 from tests.functional.test_reference_task import restored
 
 WINDOW, MAX_TOKENS = 8_192, 512
@@ -311,13 +311,16 @@ async def test_a_summary_is_stored_apart_and_the_system_prompt_not_at_all(
     assert b"heliotrope-4417" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
 
 
+@EITHER
 @pytest.mark.requirement("P10", "P2")
-async def test_a_switch_to_a_model_with_a_smaller_window_plans_again_and_keeps_what_was_decided(tmp_path: Path) -> None:
+async def test_a_switch_to_a_model_with_a_smaller_window_plans_again_and_keeps_what_was_decided(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     windows = {"large": 200_000, "small": 32_000}
     async with serve_simulator(SimulatorSettings(windows=windows), counter=COUNTER) as simulator:
         rules = [{"match": name, "upstream": "sim", "window": size} for name, size in windows.items()]
         yaml = f'upstreams: {{sim: {{kind: openai, base_url: "{simulator.base_url}"}}}}\nmodels: {json.dumps(rules)}\n'
-        async with weir(simulator.base_url, yaml=yaml, folder=tmp_path, window=None) as target:
+        async with deployment.serving(simulator.base_url, yaml=yaml, folder=tmp_path, window=None) as target:
             talk = Talk(target.client(), model="large")
             talk.grow(110, kind="agent")
             for model in ("large", "small", "small", "large"):

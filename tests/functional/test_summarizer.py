@@ -26,8 +26,11 @@ from proxy.upstream.providers import providers_for
 from proxy.wire.chat import parse_chat
 from tests.functional.harness import (
     COUNTER,
+    EITHER,
     TOKENIZER,
     TOOLS,
+    Deployment,
+    InTurns,
     RunningWeir,
     Talk,
     answered,
@@ -62,6 +65,16 @@ default_policy: notes
 
 @asynccontextmanager
 async def summarised(
+    folder: Path, mode: SummaryMode = SummaryMode.OK, **options: Any
+) -> AsyncIterator[tuple[RunningWeir, RunningSimulator]]:
+    """One Weir with a file of its own, and the rest of :func:`all_summarised`."""
+    async with all_summarised(Deployment(folder / "w.db"), folder, mode, **options) as (turns, simulator):
+        yield turns.weirs[0], simulator
+
+
+@asynccontextmanager
+async def all_summarised(
+    deployment: Deployment,
     folder: Path,
     mode: SummaryMode = SummaryMode.OK,
     *,
@@ -71,8 +84,8 @@ async def summarised(
     asking: Summarizer | None = None,
     telemetry: Telemetry | None = None,
     **settings: Any,
-) -> AsyncIterator[tuple[RunningWeir, RunningSimulator]]:
-    """Weir with one layer, in front of a simulator whose model ``summariser`` answers in ``mode``."""
+) -> AsyncIterator[tuple[InTurns, RunningSimulator]]:
+    """Weirs with one layer, in front of a simulator whose model ``summariser`` answers in ``mode``."""
     options = {
         "window": 8192,
         "windows": {"summariser": 32768},
@@ -82,13 +95,12 @@ async def summarised(
     }
     async with serve_simulator(SimulatorSettings(**options), counter=COUNTER) as simulator:
         yaml = YAML.format(upstream=simulator.base_url, summarizer=summarizer, summaries=summaries, cascade=cascade)
-        async with weir(
-            "", folder / "w.db", yaml=yaml, folder=folder, window=None, asking=asking, telemetry=telemetry
-        ) as target:
-            yield target, simulator
+        given = {"yaml": yaml, "folder": folder, "window": None, "asking": asking, "telemetry": telemetry}
+        async with deployment.serving("", **given) as turns:
+            yield turns, simulator
 
 
-def talk_of(target: RunningWeir, *, key: str = "sk-test", seed: int = 0, earlier: int = EARLIER) -> Talk:
+def talk_of(target: RunningWeir | InTurns, *, key: str = "sk-test", seed: int = 0, earlier: int = EARLIER) -> Talk:
     """A conversation that has been going on for a while, just under its first batch."""
     talk = Talk(target.client(key), opening()[:1], seed=seed)
     talk.grow(earlier)
@@ -227,20 +239,21 @@ def tenant_of(target: RunningWeir, key: str) -> str:
     return target.runtime.keyring.identify(credentials_in([(b"authorization", f"Bearer {key}".encode())])).tenant
 
 
+@EITHER
 @pytest.mark.requirement("R.51", "S.28", "P13", "P2")
-async def test_twenty_requests_of_one_conversation_at_once_make_one_call_and_one_version(tmp_path: Path) -> None:
-    rules = "by_schema: false"
-    async with summarised(tmp_path, SummaryMode.SLOW, summaries=rules, summary_seconds=0.3) as (target, simulator):
+async def test_twenty_requests_of_one_conversation_at_once_make_one_call_and_one_version(
+    tmp_path: Path, deployment: Deployment
+) -> None:
+    rules: dict[str, Any] = {"summaries": "by_schema: false", "summary_seconds": 0.3}
+    async with all_summarised(deployment, tmp_path, SummaryMode.SLOW, **rules) as (target, simulator):
         talk = talk_of(target, earlier=4)
         await talk.chat(1)
         talk.grow(EARLIER - 5)
         talk.add_question()
         await asyncio.gather(*(talk.ask() for _ in range(20)))
-        await target.runtime.settler.flush()
-        store = target.runtime.store
-        assert store is not None
-        (conversation,) = await store.conversations(None)
-        versions = await store.checkpoints(conversation)
+        await target.settled()
+        (conversation,) = await target.store.conversations(None)
+        versions = await target.store.checkpoints(conversation)
         calls, seen, made = side_calls(simulator), answered(simulator), summaries(simulator)
     assert len(calls) == 1
     assert len(made) == 1

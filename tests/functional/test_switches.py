@@ -16,7 +16,8 @@ from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     TOOLS,
-    RunningWeir,
+    Deployment,
+    InTurns,
     Talk,
     answered,
     arrays_of,
@@ -24,7 +25,6 @@ from tests.functional.harness import (
     opening,
     prose,
     tool_step,
-    weir,
 )
 
 WINDOW = 8192
@@ -40,18 +40,21 @@ DECIDED = "I have decided to use fetch instead of axios, because axios is unmain
 class Served:
     """A Weir with one policy and its upstream."""
 
-    def __init__(self, folder: Path, policy: str, *, window: int = WINDOW, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, policy: str, *, window: int = WINDOW, on: Deployment | None = None, **options: Any
+    ) -> None:
         self.folder, self.policy, self.window, self.options = folder, policy, window, options
+        self.deployment = on or Deployment(folder / "w.db")
         self.stack = AsyncExitStack()
         self.simulator: RunningSimulator
-        self.target: RunningWeir
+        self.target: InTurns
 
     async def __aenter__(self) -> Self:
         settings = SimulatorSettings(window=self.window, **self.options)
         self.simulator = await self.stack.enter_async_context(serve_simulator(settings, counter=COUNTER))
         text = CONFIG.replace("URL", self.simulator.base_url).replace("WINDOW", str(self.window))
         options: dict[str, Any] = {"yaml": text.replace("POLICY", self.policy), "folder": self.folder, "window": None}
-        running = weir(self.simulator.base_url, self.folder / "w.db", **options)
+        running = self.deployment.serving(self.simulator.base_url, **options)
         self.target = await self.stack.enter_async_context(running)
         return self
 
@@ -66,11 +69,10 @@ class Served:
         return arrays_of(answered(self.simulator))
 
     async def timeline(self, talk: Talk) -> list[dict[str, Any]]:
-        await self.target.runtime.preparation.settled()
-        await self.target.runtime.settler.flush()
+        await self.target.settled()
         name = talk.headers[-1]["x-weir-conversation"]
         async with httpx.AsyncClient() as http:
-            url = f"{self.target.root}/weir/conversations/{name}/timeline?limit=100"
+            url = f"{self.target.root()}/weir/conversations/{name}/timeline?limit=100"
             rows: list[dict[str, Any]] = (await http.get(url, headers={"authorization": "Bearer sk-test"})).json()[
                 "data"
             ]
@@ -138,11 +140,19 @@ async def test_memory_is_counted_in_its_own_bucket_by_a_pattern_or_by_the_tag_th
 
 
 @pytest.mark.requirement("A4.13")
-@pytest.mark.parametrize("system", [True, False], ids=["behind the system prompt", "behind the tools"])
+@pytest.mark.parametrize(
+    ("system", "deployment"),
+    [
+        pytest.param(True, 1, id="behind the system prompt"),
+        pytest.param(True, 2, id="behind the system prompt, two in turns on PostgreSQL"),
+        pytest.param(False, 1, id="behind the tools"),
+    ],
+    indirect=["deployment"],
+)
 async def test_a_cache_breakpoint_stands_between_tools_and_history_and_never_moves(
-    system: bool, tmp_path: Path
+    system: bool, tmp_path: Path, deployment: Deployment
 ) -> None:
-    async with Served(tmp_path, "{cache_breakpoint: 1h}") as served:
+    async with Served(tmp_path, "{cache_breakpoint: 1h}", on=deployment) as served:
         talk = served.talk(opening() if system else opening()[1:])
         await talk.agent(20)
         bodies = [s.json() for s in answered(served.simulator)]

@@ -14,7 +14,7 @@ from proxy.simulator.settings import SimulatorSettings
 from proxy.transcripts import Transcripts
 from proxy.wire.chat import chosen_tools, parse_chat, rewritten
 from proxy.wire.raw import split_array, split_object
-from tests.functional.harness import COUNTER, answered, prose, weir
+from tests.functional.harness import COUNTER, EITHER, Deployment, answered, prose, weir
 
 CAP = 2_000
 POLICY = """
@@ -53,15 +53,17 @@ def called(name: str, number: int) -> list[dict[str, Any]]:
     ]
 
 
+@EITHER
 @pytest.mark.requirement("D17", "A4.9", "A0.150", "A4.15", "P2")
-async def test_unused_tools_are_left_out_once_and_the_array_stays_the_same_even_after_a_restart(tmp_path: Path) -> None:
-    store = tmp_path / "weir.db"
+async def test_unused_tools_are_left_out_once_and_the_array_stays_the_same_even_after_a_restart(
+    tmp_path: Path, deployment: Deployment
+) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Do job 17 and job 23, please."}]
     async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
         yaml = POLICY.format(upstream=simulator.base_url)
         actions = []
         for start in (0, 3):
-            async with weir(simulator.base_url, store, yaml=yaml, folder=tmp_path) as target:
+            async with deployment.serving(simulator.base_url, yaml=yaml, folder=tmp_path) as target:
                 client = target.client()
                 for number in range(start, start + 3):
                     answer = await client.chat.completions.with_raw_response.create(

@@ -16,27 +16,23 @@ from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store.records import ExchangeRow
 from proxy.telemetry import Telemetry, TelemetrySettings
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, weir
+from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk
 
 WINDOW = 100_000
 
 
-async def rows_of(target: RunningWeir, name: str) -> list[ExchangeRow]:
+async def rows_of(target: InTurns, name: str) -> list[ExchangeRow]:
     """What was stored of a conversation."""
-    await target.runtime.settler.flush()
-    store = target.runtime.store
-    assert store is not None
-    row = await store.conversation(None, name)
+    await target.settled()
+    row = await target.store.conversation(None, name)
     assert row is not None
-    return await store.timeline(row)
+    return await target.store.timeline(row)
 
 
-async def trend_of(target: RunningWeir, branch: str) -> Trend:
+async def trend_of(target: InTurns, branch: str) -> Trend:
     """The growth that is stored of a branch."""
-    store = target.runtime.store
-    assert store is not None
-    [row] = [r for r in await store.conversations(None) if r.branches]
-    found = await store.branch(row.tenant, branch)
+    [row] = [r for r in await target.store.conversations(None) if r.branches]
+    found = await target.store.branch(row.tenant, branch)
     assert found is not None
     assert found.trend is not None
     return found.trend
@@ -50,7 +46,7 @@ async def test_a_restart_between_two_requests_keeps_the_velocity(tmp_path: Path)
         for stays in ((5,), (3, 2)):
             file, talk = tmp_path / f"{len(stays)}.db", Talk(None)
             for steps in stays:
-                async with weir(simulator.base_url, file, window=WINDOW) as target:
+                async with Deployment(file).serving(simulator.base_url, window=WINDOW) as target:
                     talk.client = target.client()
                     await talk.agent(steps)
                     found = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
@@ -64,29 +60,33 @@ async def test_a_restart_between_two_requests_keeps_the_velocity(tmp_path: Path)
     assert speeds[1] == pytest.approx(speeds[0], rel=0.01)  # calibrated: only that goes on from another sample
 
 
+@EITHER
 @pytest.mark.requirement("A0.23", "A0.25")
-async def test_a_retry_of_the_same_request_changes_nothing(tmp_path: Path) -> None:
+async def test_a_retry_of_the_same_request_changes_nothing(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", window=WINDOW) as target,
+        deployment.serving(simulator.base_url, window=WINDOW) as target,
     ):
         talk = Talk(target.client())
-        await talk.agent(3)
+        for _ in range(3):  # without definitions of tools the upstream counts as Weir does: no ratio is learned
+            await talk.ask()
+            talk.add_step()
         rows = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
         before = await trend_of(target, rows[-1].branch)
-        await talk.ask(talk.messages[:-2], tools=TOOLS)
+        await talk.ask(talk.messages[:-2])
         again = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
         after = await trend_of(target, rows[-1].branch)
     assert again[-1].branch == rows[-1].branch
-    assert again[-1].velocity == pytest.approx(rows[-1].velocity, rel=0.01)
+    assert again[-1].velocity == pytest.approx(rows[-1].velocity)
     assert (after.raw, after.deltas, after.baseline) == (before.raw, before.deltas, before.baseline)
 
 
+@EITHER
 @pytest.mark.requirement("A0.25", "P1")
-async def test_a_fork_inherits_the_growth_and_goes_its_own_way(tmp_path: Path) -> None:
+async def test_a_fork_inherits_the_growth_and_goes_its_own_way(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", window=WINDOW) as target,
+        deployment.serving(simulator.base_url, window=WINDOW) as target,
     ):
         talk = Talk(target.client())
         await talk.agent(8)
@@ -105,10 +105,12 @@ async def test_a_fork_inherits_the_growth_and_goes_its_own_way(tmp_path: Path) -
 
 
 @pytest.mark.requirement("A0.19", "A0.22")
-async def test_the_first_request_of_a_conversation_has_no_velocity_and_the_second_has_one(tmp_path: Path) -> None:
+async def test_the_first_request_of_a_conversation_has_no_velocity_and_the_second_has_one(
+    deployment: Deployment,
+) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", window=WINDOW) as target,
+        deployment.serving(simulator.base_url, window=WINDOW) as target,
     ):
         for seed in (1, 2):
             talk = Talk(target.client(), seed=seed)
@@ -119,18 +121,19 @@ async def test_the_first_request_of_a_conversation_has_no_velocity_and_the_secon
             assert [r.velocity for r in rows] == [None, pytest.approx(grown, abs=1)]
 
 
+@EITHER
 @pytest.mark.requirement("A0.18", "A0.148", "P15")
-async def test_a_change_of_zone_is_an_event_of_the_trace_a_count_and_part_of_the_row(tmp_path: Path) -> None:
+async def test_a_change_of_zone_is_an_event_of_the_trace_a_count_and_part_of_the_row(deployment: Deployment) -> None:
     exporter = InMemorySpanExporter()
     telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", telemetry=telemetry) as target,
+        deployment.serving(simulator.base_url, telemetry=telemetry) as target,
     ):
         talk = Talk(target.client())
         await talk.agent(12)
         rows = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
-        metrics = target.runtime.telemetry.metrics.render().decode()
+        metrics = telemetry.metrics.render().decode()
     zones = [row.zone for row in rows]
     changed = [(old, new) for old, new in pairwise(zones) if old != new]
     stored = [
@@ -167,7 +170,7 @@ async def test_show_prints_zone_pressure_growth_and_what_was_done(tmp_path: Path
     file = tmp_path / "w.db"
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, file) as target,
+        Deployment(file).serving(simulator.base_url) as target,
     ):
         talk = Talk(target.client(default_headers={"x-weir-conversation": "grown"}))
         await talk.agent(16)
