@@ -50,7 +50,6 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
     budget = _extract_budget(draft, bounds, start, share)
     newest = _too_large_results(draft, bounds, room=_room_beside(bounds, budget))
     read, end = {*gone, *newest}, len(draft.transcript.messages)
-    import sys; print("DBG", dict(trigger=bounds.trigger, fixed=bounds.fixed, room=bounds.room, budget=budget, start=start, share=share, shape=bounds.shape, low=bounds.low_water, gone=len(gone), newest=newest), file=sys.stderr)
     sources = sources_of(bounds.transcript, sorted(read), bounds.calls())
     later = [_read(bounds, i).text for i in range(start, end) if draft.transcript.messages[i].role == "user"]
     visible = [_read(bounds, i).text for i in range(head, end) if i not in read]

@@ -341,6 +341,21 @@ def _together(number: int, items: Sequence[Item], taken: bytearray) -> list[int]
     return group
 
 
+def _by_key(items: Sequence[Item]) -> list[Item]:
+    of_record = Counter(item.segment.record for item in items if item.segment.key.strip())
+    lists: dict[str, list[Item]] = defaultdict(list)
+    ordered: list[list[Item]] = []
+    for item in items:
+        if not item.segment.key.strip() or of_record[item.segment.record] > 1:
+            ordered.append([item])
+            continue
+        under = lists[item.segment.key]
+        if not under:
+            ordered.append(under)
+        under.append(item)
+    return [item for group in ordered for item in group]
+
+
 def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[int]) -> str:
     """The chosen items in the order of the conversation, a line for each message with its number."""
     lines: list[str] = []
@@ -352,8 +367,9 @@ def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[in
 
 
 def joined(items: Sequence[Item], *, gap: str = " … ") -> str:
-    """Items of one message in their order; of neighbouring pairs with one key it is named once."""
+    """Items of one message in their order; pairs that stand for their record alone are listed under their key."""
     text = ""
+    items = _by_key(items)
     before: Item | None = None
     for item in items:
         key = item.segment.key

@@ -133,7 +133,7 @@ class Reading:
             self.segments.extend(asked)
             for segment in asked:
                 self._identify(segment.key)
-        self.terms = frozenset(t for s in self.segments for t in s.terms)
+        self.terms = frozenset(t for s in self.segments for t in (*s.terms, s.key.lower()))
         for segment in self.segments:
             if not segment.key:
                 self._identify(segment.text)
