@@ -28,9 +28,11 @@ NUMBER_SAID = 4.0
 NUMBER_IN_RESULT = 0.1
 """Bare numbers of tool results would crowd everything else out."""
 NAME = 1.5
-USED = 2.0
+USED = 1.5
 """A later call asked for it; ``LIKE_USED``: for something of the same shape."""
 LIKE_USED = 1.5
+REUSED = 0.2
+MAX_REUSED = 4
 BRIEFLY = 60
 """Tokens (e-fold) of a message that is said on purpose: a user's short one is worth up to twice."""
 QUESTION = 0.5
@@ -117,9 +119,11 @@ class Weights:
 
     def _weigh(self, term: str, *, result: bool) -> float:
         used = term in self._used
+        if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):  # said again, it is needed: rarity is no measure
+            again = 1 + REUSED * min(self._in[term] - 1, MAX_REUSED)
+            asked = USED if used else LIKE_USED if shape(term) in self._shapes else 1.0
+            return math.log(self._most) * IDENTIFIER * again * asked
         weight = math.log(self._most / max(1, self._in[term])) * (USED if used else 1.0)
-        if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):
-            return weight * IDENTIFIER * (LIKE_USED if not used and shape(term) in self._shapes else 1.0)
         if NUMBER.match(term):
             return weight * (NUMBER_IN_RESULT if result else NUMBER_SAID)
         return weight * NAME if term in self._names else weight

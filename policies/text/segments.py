@@ -161,7 +161,7 @@ class Reading:
 
     def _identify(self, text: str) -> None:
         for word in WORD.findall(text):
-            if len(word) > 4 and is_identifier(word):
+            if len(word) > 4 and not word.isdigit() and is_identifier(word):
                 self.identifiers[word.lower()] = word
 
 
