@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from proxy.store.bulk import run_many
 from proxy.store.paging import Place, ordered
 from proxy.store.records import Change, ConversationRow, EvictionRow, EvictionSum, ExchangeRow
-from proxy.store.tables import branches, conversations, evictions
+from proxy.store.tables import OF_BRANCH, branches, conversations, evictions
 
 ADD = sa.insert(evictions)
 SAME_NAME = (
@@ -34,6 +34,7 @@ EVICTED = sa.text(
     "JOIN evictions e ON e.tenant = :tenant AND e.branch = l.branch AND e.at <= l.until "
     "WHERE length(e.call_hash) > 0 AND e.asked_again_at IS NULL"
 )
+EVICTED = EVICTED.bindparams(*OF_BRANCH).columns(evictions.c.call_hash, evictions.c.branch)
 _OTHERS = evictions.alias()
 ASKED_AGAIN = (
     sa.update(evictions)

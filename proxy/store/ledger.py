@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from policies.ledger import Cut, Edit, EditKind
 from proxy.store.errors import StoreError
 from proxy.store.records import Branch, Change, ConversationRow
-from proxy.store.tables import branches, cuts, edits
+from proxy.store.tables import OF_BRANCH, branches, cuts, edits
 
 Damage = Callable[[str, str, str], None]
 Batched = tuple[int, int, Edit]
@@ -31,7 +31,7 @@ LATEST_CUT = sa.select(sa.func.max(cuts.c.version)).where(
 EDITS = sa.text(
     "SELECT digest, occurrence, kind, text, ref, tokens, chain, sha, version, position, length FROM edits "
     "WHERE tenant = :tenant AND branch = :branch ORDER BY version, position"
-)
+).bindparams(*OF_BRANCH)
 CUTS = (
     sa.select(*(c for c in cuts.c if c.name != "covered"))
     .where(cuts.c.tenant == sa.bindparam("tenant"), cuts.c.branch == sa.bindparam("branch"))

@@ -1,11 +1,31 @@
 """Bodies and texts as they are stored: one zstd frame, in which a text that stands in its message is stored once."""
 
 import json
+import zlib
 
 import zstandard
 
 MOST = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
 SIZE = 4
+PACKED_WORDS = b"\1"
+# What is stored was packed with exactly this: another one needs another mark before what it packs.
+WORDS = (
+    b'"recall":[{"tool":"kind":"query":"condensed":{"window_id":"summary_tokens":"pruned":["ending":"length","caps":'
+    b'"summarizer":{"calls":1,"shared":0,"kept":0,"asked":1,"cached":0,"answered":1,"seconds":0.0,"dollars":0.0'
+    b'"fidelity":{"score":"coverage":"source":"client_estimated","cold":true,"cost":0.0,"cost_saved":0.0,'
+    b'{"kind":"spike","tokens":{"kind":"burn_rate","share":{"kind":"budget_warning","bucket":"memory","tools":1,'
+    b'{"kind":"zone_change","old":"red","new":"green"},{"kind":"zone_change","old":"orange","new":"red"},'
+    b'{"kind":"zone_change","old":"green","new":"yellow"},{"kind":"zone_change","old":"yellow","new":"orange"}],'
+    b'"layers":[{"layer":"summarize","scope":"total","tokens_before":1,{"layer":"ingest_cap","scope":"total",'
+    b'"tokens_before":1,"tokens_after":1,"units":0,"kept":false,"rung":false,"reason":null,"ref":null},{"layer":"dedupe",'
+    b'"scope":"total","tokens_before":1,"tokens_after":1,"units":0,"kept":false,"rung":false,"reason":null,"ref":null},'
+    b'{"layer":"evict","scope":"total","tokens_before":1,"tokens_after":1,"units":1,"kept":true,"rung":false,'
+    b'"reason":null,"ref":null}],"prefix_changed":"proxy"}'
+    b'{"buckets":{"system":1,"history":1,"tool_outputs":1},"base":1,"source":"model_reported",'
+    b'"events":[{"kind":"context.status","percent":1,"used":1,"limit":1,"tokens":1},{"kind":"tool_bloat","share":0.9,'
+    b'"limit":0.3},{"kind":"eviction_candidates","count":1,"tokens":1,"largest":"1: "}],"tools":{"read_file":[1,'
+    b'"hit_ratio":0.9'
+)
 
 
 class Damaged(ValueError):
@@ -32,6 +52,22 @@ def unpack(packed: bytes, *, parts: int) -> list[bytes]:
         found.append(whole[start : start + size])
         start += size
     return found
+
+
+def pack_words(text: str) -> bytes:
+    """Short JSON of Weir's own, without the words that stand in most of it."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY, WORDS)
+    return PACKED_WORDS + packer.compress(text.encode("utf-8", "surrogatepass")) + packer.flush()
+
+
+def unpack_words(packed: bytes) -> str:
+    """What :func:`pack_words` made, or JSON that never was packed. Raises :class:`Damaged`."""
+    if not packed.startswith(PACKED_WORDS):
+        return _text(packed)
+    try:
+        return _text(zlib.decompressobj(-15, WORDS).decompress(packed[len(PACKED_WORDS) :], MOST))
+    except zlib.error:
+        raise Damaged("the words are broken") from None
 
 
 def pack_text(text: str) -> bytes:
