@@ -24,17 +24,21 @@ SAME_NAME = (
     "tokens_remaining",
 )
 # A fork inherits what its parents had evicted until it left them.
-EVICTED = sa.text(
-    "WITH RECURSIVE line (branch, parent, until) AS ("
-    "SELECT branch, parent, CAST(1e300 AS DOUBLE PRECISION) FROM branches WHERE tenant = :tenant AND branch = :branch "
-    "UNION SELECT b.branch, b.parent, c.created FROM line l "
-    "JOIN branches c ON c.tenant = :tenant AND c.branch = l.branch "
-    "JOIN branches b ON b.tenant = :tenant AND b.branch = l.parent) "
-    "SELECT DISTINCT e.call_hash, e.branch FROM line l "
-    "JOIN evictions e ON e.tenant = :tenant AND e.branch = l.branch AND e.at <= l.until "
-    "WHERE length(e.call_hash) > 0 AND e.asked_again_at IS NULL"
+EVICTED = (
+    sa.text(
+        "WITH RECURSIVE line (branch, parent, until) AS ("
+        "SELECT branch, parent, CAST(1e300 AS DOUBLE PRECISION) FROM branches "
+        "WHERE tenant = :tenant AND branch = :branch "
+        "UNION SELECT b.branch, b.parent, c.created FROM line l "
+        "JOIN branches c ON c.tenant = :tenant AND c.branch = l.branch "
+        "JOIN branches b ON b.tenant = :tenant AND b.branch = l.parent) "
+        "SELECT DISTINCT e.call_hash, e.branch FROM line l "
+        "JOIN evictions e ON e.tenant = :tenant AND e.branch = l.branch AND e.at <= l.until "
+        "WHERE length(e.call_hash) > 0 AND e.asked_again_at IS NULL"
+    )
+    .bindparams(*OF_BRANCH)
+    .columns(evictions.c.call_hash, evictions.c.branch)
 )
-EVICTED = EVICTED.bindparams(*OF_BRANCH).columns(evictions.c.call_hash, evictions.c.branch)
 _OTHERS = evictions.alias()
 ASKED_AGAIN = (
     sa.update(evictions)

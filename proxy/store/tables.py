@@ -8,11 +8,12 @@ JSON may carry lone surrogates and NUL, which neither database takes as text.
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from proxy.store.packing import pack_words, unpack_words
+from proxy.store.packing import Damaged, pack_words, unpack_words
 
 metadata = sa.MetaData()
 
@@ -64,7 +65,7 @@ class Id(sa.types.TypeDecorator[str]):
         super().__init__()
         self.prefix = prefix
 
-    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | bytes | None:
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
         """The bytes that the digits stand for, where they give the same text back."""
         if value is None or dialect.name != "sqlite":
             return value
@@ -73,24 +74,33 @@ class Id(sa.types.TypeDecorator[str]):
             return value
         return bytes.fromhex(digits)
 
-    def process_result_value(self, value: str | bytes | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
+    def process_result_value(self, value: object, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
         """The text as it was given."""
-        return self.prefix + value.hex() if isinstance(value, bytes) else value
+        return self.shown(value)
+
+    def shown(self, stored: object) -> Any:
+        """The text as it was given; what no id can be as it is."""
+        return self.prefix + stored.hex() if isinstance(stored, bytes) else stored
 
 
 class Packed(sa.types.TypeDecorator[str]):
-    """JSON of Weir's own, packed (:func:`proxy.store.packing.pack_words`)."""
+    """Short text that Weir wrote, packed (:func:`proxy.store.packing.pack_words`)."""
 
     impl = sa.LargeBinary
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> bytes | None:  # noqa: ARG002 - signature
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> bytes | None:  # noqa: ARG002 - signature
         """The bytes to store."""
         return None if value is None else pack_words(value)
 
-    def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
-        """The text as it was given."""
-        return None if value is None else unpack_words(value)
+    def process_result_value(self, value: object, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
+        """The text as it was given; what somebody has put there instead as the text that it may be."""
+        if not isinstance(value, bytes):
+            return None if value is None else str(value)
+        try:
+            return unpack_words(value)
+        except Damaged:
+            return value.decode(errors="replace")
 
 
 TENANT, CONVERSATION, BRANCH, REQUEST = Id(), Id("conv-"), Id("br-"), Id("req_")
@@ -195,7 +205,7 @@ edits = sa.Table(
     sa.Column("digest", sa.LargeBinary, nullable=False),
     sa.Column("occurrence", sa.Integer, nullable=False),
     sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("text", ExactText, nullable=False),
+    sa.Column("text", Packed, nullable=False),
     sa.Column("ref", sa.Text, nullable=False),
     sa.Column("tokens", sa.BigInteger, nullable=False),
     sa.Column("chain", sa.LargeBinary, nullable=False),
@@ -448,15 +458,15 @@ policies = sa.Table(
 audit = sa.Table(
     "audit",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("type", sa.Text, nullable=False),
-    sa.Column("conversation", sa.Text, nullable=False),
-    sa.Column("branch", sa.Text, nullable=False),
-    sa.Column("request", sa.Text, nullable=False),
+    sa.Column("conversation", CONVERSATION, nullable=False),
+    sa.Column("branch", BRANCH, nullable=False),
+    sa.Column("request", REQUEST, nullable=False),
     sa.Column("sealed", sa.BigInteger, nullable=False),
-    sa.Column("facts", sa.Text, nullable=False),
+    sa.Column("facts", Packed, nullable=False),
     sa.Column("prev", sa.LargeBinary, nullable=False),
     sa.Column("hash", sa.LargeBinary, nullable=False),
     sa.Index("audit_of_conversation", "tenant", "conversation", "seq"),
@@ -467,6 +477,7 @@ audit = sa.Table(
         sqlite_where=sa.text("sealed > 0"),
         postgresql_where=sa.text("sealed > 0"),
     ),
+    sqlite_with_rowid=False,
 )
 
 keys = sa.Table(

@@ -6,6 +6,8 @@ import re
 import sqlalchemy as sa
 from alembic import op
 
+from proxy.store.packing import pack_words
+
 revision = "0011"
 down_revision = "0010"
 branch_labels = None
@@ -51,10 +53,15 @@ def upgrade() -> None:
     if not op.get_context().as_sql:  # a script cannot read what it does not know
         _spent()
     if op.get_context().dialect.name == "sqlite":
+        _functions()
         _details()
+        _audit()
         _ids()
         _words()
     else:
+        if not op.get_context().as_sql:
+            _texts()
+        op.execute("ALTER TABLE audit ALTER COLUMN facts TYPE BYTEA USING convert_to(facts, 'UTF8')")
         op.execute("ALTER TABLE exchanges ALTER COLUMN detail TYPE BYTEA USING convert_to(detail, 'UTF8')")
     op.create_index("exchanges_of_conversation", "exchanges", ["conversation", "at"])
 
@@ -91,20 +98,66 @@ def _sums(tenant: str, request: str, detail: str) -> dict[str, object]:
     }
 
 
+def _texts() -> None:
+    """Texts of edits that look packed are packed; others are read as they are."""
+    columns = [sa.column(name, sa.Text) for name in ("tenant", "branch", "version", "position")]
+    text = sa.column("text", sa.LargeBinary)
+    table, connection = sa.table("edits", *columns, text), op.get_bind()
+    for *key, said in connection.execute(sa.select(*columns, text).where(sa.func.substr(text, 1, 1) == b"\1")).all():
+        one = [column == value for column, value in zip(columns, key, strict=True)]
+        connection.execute(sa.update(table).where(*one).values(text=_packed(bytes(said))))
+
+
 def _details() -> None:
-    """Details that are stored become bytes; they are read as they are."""
+    """Details and the texts of edits are packed."""
     op.add_column("exchanges", sa.Column("packed", sa.LargeBinary, nullable=False, server_default=""))
-    op.execute("UPDATE exchanges SET packed = CAST(detail AS BLOB)")
+    op.execute("UPDATE exchanges SET packed = weir_packed(detail)")
     op.drop_column("exchanges", "detail")
     op.execute("ALTER TABLE exchanges RENAME COLUMN packed TO detail")
+    op.execute("UPDATE edits SET text = weir_packed(text)")
+
+
+def _audit() -> None:
+    """The audit's rows become shorter. Its triggers let nobody change one, so the table is made anew with them."""
+    connection = op.get_bind()
+    kept = connection.scalars(
+        sa.text("SELECT sql FROM sqlite_master WHERE tbl_name = 'audit' AND type IN ('index', 'trigger') AND sql > ''")
+    ).all()
+    op.create_table(
+        "audit_lean",
+        sa.Column("tenant", sa.Text, primary_key=True),
+        sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("at", sa.Double, nullable=False),
+        sa.Column("type", sa.Text, nullable=False),
+        sa.Column("conversation", sa.Text, nullable=False),
+        sa.Column("branch", sa.Text, nullable=False),
+        sa.Column("request", sa.Text, nullable=False),
+        sa.Column("sealed", sa.BigInteger, nullable=False),
+        sa.Column("facts", sa.LargeBinary, nullable=False),
+        sa.Column("prev", sa.LargeBinary, nullable=False),
+        sa.Column("hash", sa.LargeBinary, nullable=False),
+        sqlite_with_rowid=False,
+    )
+    op.execute(
+        f"INSERT INTO audit_lean SELECT weir_short(tenant, '{TENANT}'), seq, at, type, "  # noqa: S608 - constants
+        f"weir_short(conversation, '{CONVERSATION}'), weir_short(branch, '{BRANCH}'), "
+        f"weir_short(request, '{REQUEST}'), sealed, weir_packed(facts), prev, hash FROM audit ORDER BY tenant, seq"
+    )
+    op.drop_table("audit")
+    op.rename_table("audit_lean", "audit")
+    for statement in kept:
+        connection.exec_driver_sql(statement)
+
+
+def _functions() -> None:
+    driver = op.get_bind().connection.driver_connection
+    assert driver is not None  # noqa: S101 - the migration runs on it
+    driver.create_function("weir_short", 2, _short, deterministic=True)
+    driver.create_function("weir_packed", 1, _packed, deterministic=True)
 
 
 def _ids() -> None:
     """Ids of Weir's own become the bytes that their digits stand for."""
-    connection = op.get_bind()
-    driver = connection.connection.driver_connection
-    assert driver is not None  # noqa: S101 - the migration runs on it
-    driver.create_function("weir_short", 2, _short, deterministic=True)
     op.execute("PRAGMA defer_foreign_keys = ON")
     for table, columns in IDS.items():
         changes = ", ".join(f"{name} = weir_short({name}, '{prefix}')" for name, prefix in columns.items())
@@ -115,6 +168,10 @@ def _short(value: object, prefix: str) -> object:
     if not isinstance(value, str) or not value.startswith(prefix) or not DIGITS.fullmatch(value[len(prefix) :]):
         return value
     return bytes.fromhex(value[len(prefix) :])
+
+
+def _packed(text: str | bytes) -> bytes:
+    return pack_words(text if isinstance(text, str) else text.decode("utf-8", "surrogatepass"))
 
 
 def _words() -> None:
