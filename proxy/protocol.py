@@ -41,6 +41,7 @@ _STATUS = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.en
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WHOLE = 1 << 20
 _READ_AHEAD = 1 << 16
+_READ_OUT = 0.25
 _PIPELINED = 8
 _PROBED = frozenset({"/healthz", "/readyz", "/metrics"})  # who asks there would end a process that is only busy
 _PROBES = (0.02, 0.2, 0.5)
@@ -223,13 +224,17 @@ class Cycle(RequestResponseCycle):
         self.transport.write(b"".join(lines))
 
     async def run_asgi(self, app: App) -> None:
-        """Runs the application. One that returns in the middle of its answer has cut it off, and says so itself."""
+        """Runs the application. One that returns in the middle of its answer has cut it off, and says so itself.
+
+        The connection outlives that for a moment: Bun's fetch and aiohttp forget what they have received but not
+        handed out yet once it ends early, and with it the error event that says why.
+        """
 
         async def running(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, send)
             if self.response_started and not self.response_complete and not self.disconnected:
                 self.disconnected = True
-                self.transport.close()
+                asyncio.get_running_loop().call_later(_READ_OUT, self.transport.close)
 
         await super().run_asgi(running)
 
@@ -304,6 +309,8 @@ class Protocol(HttpToolsProtocol):
         """
         running = self.running
         if self.refusal is not None or running is None or running.response_complete or self.scheme == "https":
+            return None
+        if running.disconnected:
             return None
         if self.phase != _IDLE:
             _disconnect(running)

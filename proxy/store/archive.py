@@ -28,19 +28,17 @@ MERGED_PAGES = 64
 MERGE = sa.text("INSERT INTO originals_fts (originals_fts, rank) VALUES ('merge', :pages)")
 MOST_WORDS = 200_000  # characters; PostgreSQL takes no more than 1 MB of words
 INDEXED = sa.select(meta.c.number).where(meta.c.name == "indexed").scalar_subquery()
-TO_INDEX = sa.select(originals.c.id, originals.c.tenant, originals.c.body).where(
+TO_INDEX = sa.select(originals.c.id, originals.c.body).where(
     originals.c.id > sa.bindparam("start"), originals.c.id <= sa.bindparam("stop"), originals.c.body.is_not(None)
 )
-INDEX = sa.text("INSERT INTO originals_fts (rowid, tenant, text) VALUES (:id, :tenant, :text)")
-INDEXED_ONES = sa.select(originals.c.id, originals.c.tenant, originals.c.body).where(
+INDEX = sa.text("INSERT INTO originals_fts (rowid, text) VALUES (:id, :text)")
+INDEXED_ONES = sa.select(originals.c.id, originals.c.body).where(
     originals.c.tenant == sa.bindparam("tenant"),
     originals.c.ref.in_(sa.bindparam("refs", expanding=True)),
     originals.c.body.is_not(None),
     originals.c.id <= INDEXED,
 )
-UNINDEX = sa.text(
-    "INSERT INTO originals_fts (originals_fts, rowid, tenant, text) VALUES ('delete', :id, :tenant, :text)"
-)
+UNINDEX = sa.text("INSERT INTO originals_fts (originals_fts, rowid, text) VALUES ('delete', :id, :text)")
 SET_WORDS = sa.text("UPDATE originals SET words = to_tsvector('simple', :text) WHERE tenant = :tenant AND ref = :ref")
 KNOWN = sa.select(originals.c.ref, sa.or_(originals.c.quarantined, originals.c.body.is_(None)).label("lacking")).where(
     originals.c.tenant == sa.bindparam("tenant"), originals.c.ref.in_(sa.bindparam("refs", expanding=True))
@@ -52,7 +50,7 @@ MATCH_SQLITE = (
     sa.select(originals.c.id)
     .join(WORDS, WORDS.c.rowid == originals.c.id)
     .where(sa.text("originals_fts MATCH :query"))
-    .order_by(sa.text("bm25(originals_fts, 0.0, 1.0)"), originals.c.id.desc())
+    .order_by(sa.text("bm25(originals_fts)"), originals.c.id.desc())
 )
 PARTED = str.maketrans(punctuation, " " * len(punctuation))
 MATCH_POSTGRESQL = (
@@ -257,12 +255,12 @@ def _unindex(connection: sa.Connection, tenant: str, refs: list[str]) -> None:
         _words(connection, UNINDEX, connection.execute(INDEXED_ONES, {"tenant": tenant, "refs": refs}))
 
 
-def _words(connection: sa.Connection, statement: sa.TextClause, rows: Iterable[sa.Row[int, str, bytes]]) -> None:
+def _words(connection: sa.Connection, statement: sa.TextClause, rows: Iterable[sa.Row[int, bytes]]) -> None:
     """Execute ``statement`` with the words of each original that can be read."""
     found = []
     for row in rows:
         with suppress(Damaged):
-            found.append({"id": row.id, "tenant": row.tenant, "text": said(row.body)})
+            found.append({"id": row.id, "text": said(row.body)})
     if found:
         connection.execute(statement, found)
 
@@ -298,7 +296,7 @@ def _match(
 ) -> tuple[sa.Select[*tuple[Any, ...]], str]:
     if connection.dialect.name == "sqlite":
         words = f" {operator} ".join(_quoted(term) for term in terms)
-        words, query = f"tenant : {_quoted(tenant)} AND text : ({words})", MATCH_SQLITE
+        query = MATCH_SQLITE
     else:
         glue = " or " if operator == "OR" else " "
         words, query = glue.join(_quoted(term.translate(PARTED)) for term in terms), MATCH_POSTGRESQL

@@ -5,15 +5,23 @@ from functools import lru_cache
 
 import sqlalchemy as sa
 
+from proxy.store.tables import Id, Packed
+
 
 def run_many(connection: sa.Connection, statement: sa.Insert | sa.Update, rows: Sequence[Mapping[str, object]]) -> None:
     """Execute ``statement`` once a row. All rows have the same keys, and values that the driver takes as they are."""
     if not rows:
         return
-    text, order, fixed = _compiled(statement, connection.dialect, tuple(rows[0]))
+    text, order, fixed, kept = _compiled(statement, connection.dialect, tuple(rows[0]))
     if order is None:
         connection.execute(statement, list(rows))
         return
+    if kept:
+        dialect = connection.dialect
+        rows = [
+            {**row, **{name: each.process_bind_param(row[name], dialect) for name, each in kept.items() if name in row}}
+            for row in rows
+        ]
     connection.exec_driver_sql(
         text, [tuple(row[name] if name in row else fixed[name] for name in order) for row in rows]
     )
@@ -22,8 +30,12 @@ def run_many(connection: sa.Connection, statement: sa.Insert | sa.Update, rows: 
 @lru_cache(maxsize=64)
 def _compiled(
     statement: sa.Insert | sa.Update, dialect: sa.Dialect, keys: tuple[str, ...]
-) -> tuple[str, tuple[str, ...] | None, Mapping[str, object]]:
-    """The SQL text, the order of its parameters (None where the driver has none), and those with a fixed value."""
+) -> tuple[str, tuple[str, ...] | None, Mapping[str, object], Mapping[str, Id | Packed]]:
+    """The SQL text, the order of its parameters (None where the driver has none), those with a fixed value, and types.
+
+    The types are of the parameters that are not stored as they are given.
+    """
     compiled = statement.compile(dialect=dialect, column_keys=list(keys) if isinstance(statement, sa.Insert) else None)
     order = tuple(compiled.positiontup) if compiled.positiontup else None
-    return str(compiled), order, dict(compiled.params)
+    kept = {name: bind.type for name, bind in compiled.binds.items() if isinstance(bind.type, Id | Packed)}
+    return str(compiled), order, dict(compiled.params), kept

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from proxy.store.ledger import Covering, Damage, cuts_of
 from proxy.store.packing import Damaged, pack_text, unpack_text
 from proxy.store.records import Change, CheckpointRow, ConversationRow
-from proxy.store.tables import branches, checkpoints, cuts
+from proxy.store.tables import OF_BRANCH, branches, checkpoints, cuts
 
 Spans = Sequence[tuple[int, int]]
 
@@ -27,7 +27,7 @@ ADD = sa.insert(checkpoints)
 NEWEST = sa.text(
     "SELECT body, sha, length FROM checkpoints "
     "WHERE tenant = :tenant AND branch = :branch ORDER BY version DESC LIMIT 1"
-)
+).bindparams(*OF_BRANCH)
 MINE = sa.and_(checkpoints.c.tenant == sa.bindparam("tenant"), checkpoints.c.branch == sa.bindparam("branch"))
 DROP_OLDER = sa.delete(checkpoints).where(
     MINE,

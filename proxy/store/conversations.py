@@ -25,7 +25,7 @@ from proxy.store.evictions import add_evictions, load_evicted
 from proxy.store.ledger import Damage
 from proxy.store.paging import Place, ordered
 from proxy.store.records import Branch, Change, CheckpointRow, ConversationRow
-from proxy.store.tables import ExactText, branches, chains, conversations, cuts, edits, keep_first, keep_last
+from proxy.store.tables import TENANT, ExactText, branches, chains, conversations, cuts, edits, keep_first, keep_last
 
 FIRST_LOOK = 8
 LATER_LOOKS = 500
@@ -48,16 +48,21 @@ HEADS = sa.select(
     conversations.c.health,
 ).join(conversations, sa.and_(*OF_BRANCH))
 # All hashes travel as one value: SQLAlchemy spends ten times as long on 200 parameters as SQLite on 200 look-ups.
-LOOK = sa.text(
-    "WITH RECURSIVE places (start) AS "
-    "(SELECT 1 UNION ALL SELECT start + :width FROM places WHERE start + :width <= :size) "
-    "SELECT chains.branch, chains.length FROM places CROSS JOIN chains "
-    "WHERE chains.tenant = :tenant AND chains.hash = substr(:hashes, start, :width) "
-    "ORDER BY chains.length DESC, chains.at DESC LIMIT 1"
-).bindparams(
-    sa.bindparam("hashes", type_=sa.LargeBinary),
-    sa.bindparam("width", type_=sa.Integer),
-    sa.bindparam("size", type_=sa.Integer),
+LOOK = (
+    sa.text(
+        "WITH RECURSIVE places (start) AS "
+        "(SELECT 1 UNION ALL SELECT start + :width FROM places WHERE start + :width <= :size) "
+        "SELECT chains.branch, chains.length FROM places CROSS JOIN chains "
+        "WHERE chains.tenant = :tenant AND chains.hash = substr(:hashes, start, :width) "
+        "ORDER BY chains.length DESC, chains.at DESC LIMIT 1"
+    )
+    .bindparams(
+        sa.bindparam("tenant", type_=TENANT),
+        sa.bindparam("hashes", type_=sa.LargeBinary),
+        sa.bindparam("width", type_=sa.Integer),
+        sa.bindparam("size", type_=sa.Integer),
+    )
+    .columns(chains.c.branch, chains.c.length)
 )
 BY_ID = HEADS.where(branches.c.tenant == sa.bindparam("tenant"), branches.c.branch == sa.bindparam("branch"))
 NAMED = sa.select(conversations.c.id).where(

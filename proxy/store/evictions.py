@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from proxy.store.bulk import run_many
 from proxy.store.paging import Place, ordered
 from proxy.store.records import Change, ConversationRow, EvictionRow, EvictionSum, ExchangeRow
-from proxy.store.tables import branches, conversations, evictions
+from proxy.store.tables import OF_BRANCH, branches, conversations, evictions
 
 ADD = sa.insert(evictions)
 SAME_NAME = (
@@ -24,15 +24,20 @@ SAME_NAME = (
     "tokens_remaining",
 )
 # A fork inherits what its parents had evicted until it left them.
-EVICTED = sa.text(
-    "WITH RECURSIVE line (branch, parent, until) AS ("
-    "SELECT branch, parent, CAST(1e300 AS DOUBLE PRECISION) FROM branches WHERE tenant = :tenant AND branch = :branch "
-    "UNION SELECT b.branch, b.parent, c.created FROM line l "
-    "JOIN branches c ON c.tenant = :tenant AND c.branch = l.branch "
-    "JOIN branches b ON b.tenant = :tenant AND b.branch = l.parent) "
-    "SELECT DISTINCT e.call_hash, e.branch FROM line l "
-    "JOIN evictions e ON e.tenant = :tenant AND e.branch = l.branch AND e.at <= l.until "
-    "WHERE length(e.call_hash) > 0 AND e.asked_again_at IS NULL"
+EVICTED = (
+    sa.text(
+        "WITH RECURSIVE line (branch, parent, until) AS ("
+        "SELECT branch, parent, CAST(1e300 AS DOUBLE PRECISION) FROM branches "
+        "WHERE tenant = :tenant AND branch = :branch "
+        "UNION SELECT b.branch, b.parent, c.created FROM line l "
+        "JOIN branches c ON c.tenant = :tenant AND c.branch = l.branch "
+        "JOIN branches b ON b.tenant = :tenant AND b.branch = l.parent) "
+        "SELECT DISTINCT e.call_hash, e.branch FROM line l "
+        "JOIN evictions e ON e.tenant = :tenant AND e.branch = l.branch AND e.at <= l.until "
+        "WHERE length(e.call_hash) > 0 AND e.asked_again_at IS NULL"
+    )
+    .bindparams(*OF_BRANCH)
+    .columns(evictions.c.call_hash, evictions.c.branch)
 )
 _OTHERS = evictions.alias()
 ASKED_AGAIN = (

@@ -21,7 +21,6 @@ from proxy.store.tables import branches, conversations, exchanges, keep_first, k
 SAME_NAME = (
     "id",
     "tenant",
-    "name",
     "branch",
     "parent",
     "at",
@@ -121,6 +120,7 @@ def record(
                 "conversation": home[row.id],
                 "token_limit": row.limit,
                 "detail": _ENCODER.encode(dict(row.detail)) if row.detail else "{}",
+                **_spent(row.detail),
             }
             for row in rows
         ],
@@ -150,7 +150,7 @@ def timeline(
     if since is not None:
         query = query.where(exchanges.c.at >= since)
     query = ordered(query, ((exchanges.c.at, True), (exchanges.c.id, True)), after=after, limit=limit)
-    found = [_exchange(row) for row in connection.execute(query)]
+    found = [_exchange(row, of.name) for row in connection.execute(query)]
     return found[::-1]
 
 
@@ -271,10 +271,22 @@ def _relayed(row: RelayedRow) -> dict[str, object]:
     return asdict(row) | {"model": plain_text(row.model)}
 
 
-def _exchange(row: sa.Row[*tuple[Any, ...]]) -> ExchangeRow:
+def _spent(detail: Mapping[str, Any]) -> dict[str, object]:
+    """What is added up of an exchange's detail."""
+    summaries = detail.get("summarizer", {})
+    return {
+        "cost": detail.get("cost"),
+        "cost_saved": detail.get("cost_saved"),
+        "summaries": summaries.get("asked", 0) + summaries.get("answered", 0) or None,
+        "summaries_cost": summaries.get("dollars"),
+    }
+
+
+def _exchange(row: sa.Row[*tuple[Any, ...]], name: str) -> ExchangeRow:
     return ExchangeRow(
         **{name: getattr(row, name) for name in SAME_NAME},
         conversation=row.conversation,
+        name=name,
         limit=row.token_limit,
         detail=json.loads(row.detail),
     )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -10,8 +11,9 @@ import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit, EditKind
 from proxy.store.errors import StoreError
+from proxy.store.packing import Damaged, unpack_words
 from proxy.store.records import Branch, Change, ConversationRow
-from proxy.store.tables import branches, cuts, edits
+from proxy.store.tables import OF_BRANCH, branches, cuts, edits
 
 Damage = Callable[[str, str, str], None]
 Batched = tuple[int, int, Edit]
@@ -31,7 +33,7 @@ LATEST_CUT = sa.select(sa.func.max(cuts.c.version)).where(
 EDITS = sa.text(
     "SELECT digest, occurrence, kind, text, ref, tokens, chain, sha, version, position, length FROM edits "
     "WHERE tenant = :tenant AND branch = :branch ORDER BY version, position"
-)
+).bindparams(*OF_BRANCH)
 CUTS = (
     sa.select(*(c for c in cuts.c if c.name != "covered"))
     .where(cuts.c.tenant == sa.bindparam("tenant"), cuts.c.branch == sa.bindparam("branch"))
@@ -75,10 +77,14 @@ def load_batches(
     for digest, occurrence, kind, text, ref, tokens, chain, sha, version, position, length in rows:
         if sha == WITHHELD and not withheld:
             continue
-        if sha != WITHHELD and _edit_sha(digest, occurrence, kind, text, ref, tokens, chain) != sha:
+        said = _said(text)
+        whole = said is not None and sha in (
+            WITHHELD,
+            _edit_sha(digest, occurrence, kind, said.encode("utf-8", "surrogatepass"), ref, tokens, chain),
+        )
+        if said is None or not whole:
             damage("edit", tenant, f"{branch} {version}.{position}")
             continue
-        said = text.decode("utf-8", "surrogatepass")
         edit = Edit(digest, occurrence, KINDS[kind], said, ref, tokens, chain, length)
         found.append((version, position, edit))
     return found
@@ -253,6 +259,13 @@ def _cut(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> Cut | None:
         damage("cut", row.tenant, f"{row.branch} {row.version}")
         return None
     return cut
+
+
+def _said(packed: bytes) -> str | None:
+    """The text of an edit, None where it cannot be read."""
+    with suppress(Damaged):
+        return unpack_words(packed)
+    return None
 
 
 def _edit_sha(digest: bytes, occurrence: int, kind: str, text: bytes, ref: str, tokens: int, chain: bytes) -> bytes:

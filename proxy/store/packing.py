@@ -1,11 +1,45 @@
 """Bodies and texts as they are stored: one zstd frame, in which a text that stands in its message is stored once."""
 
 import json
+import zlib
 
 import zstandard
 
 MOST = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
 SIZE = 4
+PACKED_WORDS = b"\1"
+# What is stored was packed with exactly this: another one needs another mark before what it packs.
+WORDS = (
+    b'"recall":[{"tool":"kind":"query":"condensed":{"window_id":"summary_tokens":"pruned":["ending":"length","caps":'
+    b'"summarizer":{"calls":1,"shared":0,"kept":0,"asked":1,"cached":0,"answered":1,"seconds":0.0,"dollars":0.0'
+    b'"fidelity":{"score":"coverage":"source":"client_estimated","cold":true,"cost":0.0,"cost_saved":0.0,'
+    b'{"kind":"spike","tokens":{"kind":"burn_rate","share":{"kind":"budget_warning","bucket":"memory","tools":1,'
+    b'{"kind":"zone_change","old":"red","new":"green"},{"kind":"zone_change","old":"orange","new":"red"},'
+    b'{"kind":"zone_change","old":"green","new":"yellow"},{"kind":"zone_change","old":"yellow","new":"orange"}],'
+    b'"layers":[{"layer":"summarize","scope":"total","tokens_before":1,{"layer":"ingest_cap","scope":"total",'
+    b'"tokens_before":1,"tokens_after":1,"units":0,"kept":false,"rung":false,"reason":null,"ref":null},{"layer":"dedupe",'
+    b'"scope":"total","tokens_before":1,"tokens_after":1,"units":0,"kept":false,"rung":false,"reason":null,"ref":null},'
+    b'{"layer":"evict","scope":"total","tokens_before":1,"tokens_after":1,"units":1,"kept":true,"rung":false,'
+    b'"reason":null,"ref":null}],"prefix_changed":"proxy"}'
+    b'{"buckets":{"system":1,"history":1,"tool_outputs":1},"base":1,"source":"model_reported",'
+    b'"events":[{"kind":"context.status","percent":1,"used":1,"limit":1,"tokens":1},{"kind":"tool_bloat","share":0.9,'
+    b'"limit":0.3},{"kind":"eviction_candidates","count":1,"tokens":1,"largest":"1: "}],"tools":{"read_file":[1,'
+    b'"hit_ratio":0.9'
+    b'{"content":"","messages":1,"reason":"compaction","size":1,"version":1,"window":1}{"action":"evaluate","events":['
+    b'{"kind":"zone_change","new":"yellow","old":"green"}],"messages":1,"policy":"balanced","pressure":0.'
+    b'{"category":"degradation","level":"warning","threshold":0.3,"value":0.9,"kind":"tool_bloat","opened":true'
+    b'{"action":"evict_and_compress","compression_strategy":"evict","count":1,"freed":1,"kinds":{"evict":1},"layers":'
+    b'{"evict":1},"messages":1,"new_window_id":null,"placeholders":1,"policy":"balanced","refs":["","],"remaining":1,'
+    b'"rows":"","scorers":[],"tokens_after":1,"tokens_before":1,"utilization_after":0.1,"utilization_before":0.9,"version":1}'
+    b"[weir: message removed. [weir: result of read_file( removed: . Archived as "
+)
+MESSAGES = zstandard.ZstdCompressionDict(
+    b'{"role":"assistant","content":"{"role":"user","content":[{"type":"text","text":"{"role":"assistant","content":null,'
+    b'"tool_calls":[{"id":"call_","type":"function","function":{"name":"","arguments":"{"role":"tool","content":"'
+    b'{"role":"tool","tool_call_id":"call_","content":"',
+    dict_type=zstandard.DICT_TYPE_RAWCONTENT,
+)
+"""What most messages begin with. What was packed without it is read all the same, with another one nothing is."""
 
 
 class Damaged(ValueError):
@@ -15,7 +49,7 @@ class Damaged(ValueError):
 def pack(*parts: bytes) -> bytes:
     """The parts as one frame."""
     sizes = b"".join(len(part).to_bytes(SIZE, "big") for part in parts)
-    return zstandard.ZstdCompressor(level=6).compress(sizes + b"".join(parts))
+    return zstandard.ZstdCompressor(level=6, dict_data=MESSAGES).compress(sizes + b"".join(parts))
 
 
 def unpack(packed: bytes, *, parts: int) -> list[bytes]:
@@ -23,7 +57,7 @@ def unpack(packed: bytes, *, parts: int) -> list[bytes]:
     try:
         if not 0 <= zstandard.frame_content_size(packed) <= MOST:
             raise Damaged("the frame does not say its size")
-        whole = zstandard.ZstdDecompressor().decompress(packed)
+        whole = zstandard.ZstdDecompressor(dict_data=MESSAGES).decompress(packed)
     except zstandard.ZstdError:
         raise Damaged("the frame is broken") from None
     found, start = list[bytes](), SIZE * parts
@@ -32,6 +66,22 @@ def unpack(packed: bytes, *, parts: int) -> list[bytes]:
         found.append(whole[start : start + size])
         start += size
     return found
+
+
+def pack_words(text: str) -> bytes:
+    """A short text that Weir wrote, without the words that stand in most of them."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY, WORDS)
+    return PACKED_WORDS + packer.compress(text.encode("utf-8", "surrogatepass")) + packer.flush()
+
+
+def unpack_words(packed: bytes) -> str:
+    """What :func:`pack_words` made, or a text that never was packed. Raises :class:`Damaged`."""
+    if not packed.startswith(PACKED_WORDS):
+        return _text(packed)
+    try:
+        return _text(zlib.decompressobj(-15, WORDS).decompress(packed[len(PACKED_WORDS) :], MOST))
+    except zlib.error:
+        raise Damaged("the words are broken") from None
 
 
 def pack_text(text: str) -> bytes:

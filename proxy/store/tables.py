@@ -5,15 +5,20 @@ statement on it names the tenant. What people wrote is kept as exact UTF-8 bytes
 JSON may carry lone surrogates and NUL, which neither database takes as text.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from proxy.store.packing import Damaged, pack_words, unpack_words
+
 metadata = sa.MetaData()
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
+HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
@@ -50,6 +55,59 @@ class PlainText(sa.types.TypeDecorator[str]):
         return None if value is None else plain_text(value)
 
 
+class Id(sa.types.TypeDecorator[str]):
+    """An id of Weir's own: ``prefix`` and hex digits. SQLite keeps the bytes alone, and any other text as it is."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def __init__(self, prefix: str = "") -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
+        """The bytes that the digits stand for, where they give the same text back."""
+        if value is None or dialect.name != "sqlite":
+            return value
+        digits = value[len(self.prefix) :]
+        if not digits or not value.startswith(self.prefix) or not HEX(digits):
+            return value
+        return bytes.fromhex(digits)
+
+    def process_result_value(self, value: object, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
+        """The text as it was given."""
+        return self.shown(value)
+
+    def shown(self, stored: object) -> Any:
+        """The text as it was given; what no id can be as it is."""
+        return self.prefix + stored.hex() if isinstance(stored, bytes) else stored
+
+
+class Packed(sa.types.TypeDecorator[str]):
+    """Short text that Weir wrote, packed (:func:`proxy.store.packing.pack_words`)."""
+
+    impl = sa.LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> bytes | None:  # noqa: ARG002 - signature
+        """The bytes to store."""
+        return None if value is None else pack_words(value)
+
+    def process_result_value(self, value: object, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
+        """The text as it was given; what somebody has put there instead as the text that it may be."""
+        if not isinstance(value, bytes):
+            return None if value is None else str(value)
+        try:
+            return unpack_words(value)
+        except Damaged:
+            return value.decode(errors="replace")
+
+
+TENANT, CONVERSATION, BRANCH, REQUEST = Id(), Id("conv-"), Id("br-"), Id("req_")
+OF_BRANCH = (sa.bindparam("tenant", type_=TENANT), sa.bindparam("branch", type_=BRANCH))
+"""What a statement in SQL text about a branch is given."""
+
+
 def _branch_key() -> sa.ForeignKeyConstraint:
     return sa.ForeignKeyConstraint(
         ["tenant", "branch"], ["branches.tenant", "branches.branch"], ondelete="CASCADE", name=None
@@ -73,8 +131,8 @@ meta = sa.Table(
 conversations = sa.Table(
     "conversations",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
-    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
+    sa.Column("id", CONVERSATION, primary_key=True),
     sa.Column("name", PlainText, nullable=False),
     sa.Column("created", sa.Double, nullable=False),
     sa.Column("updated", sa.Double, nullable=False),
@@ -96,10 +154,10 @@ conversations = sa.Table(
 branches = sa.Table(
     "branches",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
-    sa.Column("branch", sa.Text, primary_key=True),
-    sa.Column("conversation", sa.Text, nullable=False),
-    sa.Column("parent", sa.Text),
+    sa.Column("tenant", TENANT, primary_key=True),
+    sa.Column("branch", BRANCH, primary_key=True),
+    sa.Column("conversation", CONVERSATION, nullable=False),
+    sa.Column("parent", BRANCH),
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("longest", sa.Integer, nullable=False),
     sa.Column("created", sa.Double, nullable=False),
@@ -119,7 +177,7 @@ branches = sa.Table(
 spending = sa.Table(
     "spending",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
     sa.Column("slot", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("tokens", sa.BigInteger, nullable=False),
 )
@@ -127,9 +185,9 @@ spending = sa.Table(
 chains = sa.Table(
     "chains",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
     sa.Column("hash", sa.LargeBinary, primary_key=True),
-    sa.Column("branch", sa.Text, primary_key=True),
+    sa.Column("branch", BRANCH, primary_key=True),
     sa.Column("length", sa.Integer, nullable=False),
     sa.Column("at", sa.Double, nullable=False),
     _branch_key(),
@@ -140,14 +198,14 @@ chains = sa.Table(
 edits = sa.Table(
     "edits",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
-    sa.Column("branch", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
+    sa.Column("branch", BRANCH, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
     sa.Column("position", sa.Integer, primary_key=True),
     sa.Column("digest", sa.LargeBinary, nullable=False),
     sa.Column("occurrence", sa.Integer, nullable=False),
     sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("text", ExactText, nullable=False),
+    sa.Column("text", Packed, nullable=False),
     sa.Column("ref", sa.Text, nullable=False),
     sa.Column("tokens", sa.BigInteger, nullable=False),
     sa.Column("chain", sa.LargeBinary, nullable=False),
@@ -160,8 +218,8 @@ edits = sa.Table(
 cuts = sa.Table(
     "cuts",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
-    sa.Column("branch", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
+    sa.Column("branch", BRANCH, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("covers", sa.Integer, nullable=False),
@@ -183,8 +241,8 @@ cuts = sa.Table(
 checkpoints = sa.Table(
     "checkpoints",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
-    sa.Column("branch", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
+    sa.Column("branch", BRANCH, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
@@ -198,8 +256,8 @@ checkpoints = sa.Table(
 notes = sa.Table(
     "notes",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
-    sa.Column("conversation", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
+    sa.Column("conversation", CONVERSATION, primary_key=True),
     sa.Column("id", sa.LargeBinary, primary_key=True),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("category", sa.Text, nullable=False),
@@ -215,7 +273,7 @@ notes = sa.Table(
 summaries = sa.Table(
     "summaries",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
     sa.Column("key", sa.LargeBinary, primary_key=True),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("purpose", sa.Text, nullable=False),
@@ -232,7 +290,7 @@ originals = sa.Table(
     "originals",
     metadata,
     sa.Column("id", Serial, primary_key=True),
-    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("tenant", TENANT, nullable=False),
     sa.Column("ref", sa.Text, nullable=False),
     sa.Column("role", PlainText, nullable=False),
     sa.Column("tokens", sa.BigInteger, nullable=False),
@@ -248,8 +306,8 @@ originals = sa.Table(
 removed = sa.Table(
     "removed",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
-    sa.Column("branch", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
+    sa.Column("branch", BRANCH, primary_key=True),
     sa.Column("ref", sa.Text, primary_key=True),
     _branch_key(),
     sa.Index("removed_ref", "tenant", "ref"),
@@ -259,7 +317,7 @@ removed = sa.Table(
 vectors = sa.Table(
     "vectors",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
     sa.Column("ref", sa.Text, primary_key=True),
     sa.Column("model", sa.Text, primary_key=True),
     sa.Column("body", sa.LargeBinary, nullable=False),
@@ -269,8 +327,8 @@ vectors = sa.Table(
 evictions = sa.Table(
     "evictions",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
-    sa.Column("branch", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
+    sa.Column("branch", BRANCH, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
     sa.Column("position", sa.Integer, primary_key=True),
     sa.Column("digest", sa.LargeBinary, nullable=False),
@@ -288,19 +346,17 @@ evictions = sa.Table(
     sa.Column("asked_again_at", sa.Double),
     sa.Column("asked_again_count", sa.Integer, nullable=False),
     _branch_key(),
-    sa.Index("evictions_of_call", "tenant", "branch", "call_hash"),
     sqlite_with_rowid=False,
 )
 
 exchanges = sa.Table(
     "exchanges",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("conversation", sa.Text, nullable=False),
-    sa.Column("name", PlainText, nullable=False),
-    sa.Column("branch", sa.Text, nullable=False),
-    sa.Column("parent", sa.Text),
+    sa.Column("tenant", TENANT, primary_key=True),
+    sa.Column("id", REQUEST, primary_key=True),
+    sa.Column("conversation", CONVERSATION, nullable=False),
+    sa.Column("branch", BRANCH, nullable=False),
+    sa.Column("parent", BRANCH),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("model", PlainText, nullable=False),
     sa.Column("policy", sa.Text, nullable=False),
@@ -320,7 +376,7 @@ exchanges = sa.Table(
     sa.Column("overhead_ms", sa.Double, nullable=False),
     sa.Column("duration_ms", sa.Double, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("detail", sa.Text, nullable=False),
+    sa.Column("detail", Packed, nullable=False),
     sa.Column("action", sa.Text, nullable=False, server_default="none"),
     sa.Column("observed", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("evicted", sa.Integer, nullable=False, server_default="0"),
@@ -328,18 +384,22 @@ exchanges = sa.Table(
     sa.Column("pressure_before", sa.Double),
     sa.Column("velocity", sa.Double),
     sa.Column("turns_until_red", sa.Double),
+    sa.Column("cost", sa.Double),
+    sa.Column("cost_saved", sa.Double),
+    sa.Column("summaries", sa.BigInteger),
+    sa.Column("summaries_cost", sa.Double),
     sa.ForeignKeyConstraint(
         ["tenant", "conversation"], ["conversations.tenant", "conversations.id"], ondelete="CASCADE"
     ),
-    sa.Index("exchanges_of_conversation", "tenant", "conversation", "at"),
+    sa.Index("exchanges_of_conversation", "conversation", "at"),
     sa.Index("exchanges_at", "at"),
 )
 
 relayed = sa.Table(
     "relayed",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
-    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
+    sa.Column("id", REQUEST, primary_key=True),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("model", PlainText, nullable=False),
     sa.Column("policy", sa.Text, nullable=False),
@@ -355,10 +415,10 @@ relayed = sa.Table(
 health_snapshots = sa.Table(
     "health_snapshots",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
-    sa.Column("conversation", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
+    sa.Column("conversation", CONVERSATION, primary_key=True),
     sa.Column("at", sa.Double, primary_key=True),
-    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("id", REQUEST, primary_key=True),
     sa.Column("utilization", sa.Double, nullable=False),
     sa.Column("eviction_rate", sa.Double, nullable=False),
     sa.Column("compression_ratio", sa.Double),
@@ -373,8 +433,8 @@ health_snapshots = sa.Table(
 alerts = sa.Table(
     "alerts",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
-    sa.Column("conversation", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
+    sa.Column("conversation", CONVERSATION, primary_key=True),
     sa.Column("at", sa.Double, primary_key=True),
     sa.Column("kind", sa.Text, primary_key=True),
     sa.Column("level", sa.Text, nullable=False),
@@ -398,15 +458,15 @@ policies = sa.Table(
 audit = sa.Table(
     "audit",
     metadata,
-    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("tenant", TENANT, primary_key=True),
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("type", sa.Text, nullable=False),
-    sa.Column("conversation", sa.Text, nullable=False),
-    sa.Column("branch", sa.Text, nullable=False),
-    sa.Column("request", sa.Text, nullable=False),
+    sa.Column("conversation", CONVERSATION, nullable=False),
+    sa.Column("branch", BRANCH, nullable=False),
+    sa.Column("request", REQUEST, nullable=False),
     sa.Column("sealed", sa.BigInteger, nullable=False),
-    sa.Column("facts", sa.Text, nullable=False),
+    sa.Column("facts", Packed, nullable=False),
     sa.Column("prev", sa.LargeBinary, nullable=False),
     sa.Column("hash", sa.LargeBinary, nullable=False),
     sa.Index("audit_of_conversation", "tenant", "conversation", "seq"),
@@ -417,6 +477,7 @@ audit = sa.Table(
         sqlite_where=sa.text("sealed > 0"),
         postgresql_where=sa.text("sealed > 0"),
     ),
+    sqlite_with_rowid=False,
 )
 
 keys = sa.Table(

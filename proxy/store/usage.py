@@ -51,8 +51,7 @@ def usage(
     A conversation that was deleted, and what is older than the store's retention, is not counted any more. Tokens are
     those of requests that were answered with a status below 400.
     """
-    dialect = connection.dialect.name
-    group = _group(by, dialect)
+    group = _group(by, connection.dialect.name)
     query = sa.select(
         exchanges.c.tenant,
         sa.func.count().label("requests"),
@@ -62,11 +61,11 @@ def usage(
         _sum(exchanges.c.usage_prompt).label("prompt"),
         _sum(exchanges.c.usage_cached).label("cached"),
         _sum(exchanges.c.usage_completion).label("completion"),
-        sa.func.count(_number("cost", dialect)).label("priced"),
-        _sum(_number("cost", dialect)).label("cost"),
-        _sum(_number("cost_saved", dialect)).label("cost_saved"),
-        (_sum(_number("summarizer.asked", dialect)) + _sum(_number("summarizer.answered", dialect))).label("summaries"),
-        _sum(_number("summarizer.dollars", dialect)).label("summaries_cost"),
+        sa.func.count(exchanges.c.cost).label("priced"),
+        _sum(exchanges.c.cost).label("cost"),
+        _sum(exchanges.c.cost_saved).label("cost_saved"),
+        _sum(exchanges.c.summaries).label("summaries"),
+        _sum(exchanges.c.summaries_cost).label("summaries_cost"),
         sa.func.min(exchanges.c.at).label("first"),
         sa.func.max(exchanges.c.at).label("last"),
         *(() if group is None else (group.label("part"),)),
@@ -124,14 +123,6 @@ def _group(by: By | None, dialect: str, table: sa.Table = exchanges) -> sa.Colum
         days = table.c.at / DAY
         return sa.cast(days if dialect == "sqlite" else sa.func.floor(days), sa.Integer)
     return None if by is None else table.c[by]
-
-
-def _number(path: str, dialect: str) -> sa.ColumnElement[Any]:
-    """A number in the detail of an exchange, null where it is not there."""
-    if dialect == "sqlite":
-        return sa.func.json_extract(exchanges.c.detail, f"$.{path}")
-    steps = sa.func.json_extract_path_text(sa.cast(exchanges.c.detail, sa.JSON), *path.split("."))
-    return sa.cast(steps, sa.Double)
 
 
 def _sum(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

@@ -2,26 +2,43 @@
 
 import json
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
 from proxy.store.chain import GENESIS, AuditType, hash_of, head_text
+from proxy.store.packing import Damaged, unpack_words
+from proxy.store.tables import BRANCH, CONVERSATION, REQUEST, TENANT, audit
 
 AT_ONCE = 2_000
 FIRST = -(2**63)
 FIELDS = "tenant, seq, at, type, conversation, branch, request, sealed, facts, prev, hash"
+OF_TENANT = sa.bindparam("tenant", type_=TENANT)
 # As text: a column that was tampered with may hold a value of another type, which no conversion would let through.
-PAGE = sa.text(f"SELECT {FIELDS} FROM audit WHERE tenant = :tenant AND seq > :seq ORDER BY seq LIMIT {AT_ONCE}")  # noqa: S608 - constants
-AFTER = sa.text(f"SELECT {FIELDS} FROM audit WHERE tenant = :tenant AND prev = :prev ORDER BY seq LIMIT 5")  # noqa: S608
-BEFORE = sa.text("SELECT seq FROM audit WHERE tenant = :tenant AND hash = :prev ORDER BY seq LIMIT 1")
-LAST_SEAL = sa.text(
-    "SELECT sealed, facts FROM audit WHERE tenant = :tenant AND sealed > 0 ORDER BY sealed DESC, seq DESC LIMIT 1"
+PAGE = sa.text(
+    f"SELECT {FIELDS} FROM audit WHERE tenant = :tenant AND seq > :seq ORDER BY seq LIMIT {AT_ONCE}"  # noqa: S608 - constants
+).bindparams(OF_TENANT)
+AFTER = sa.text(
+    f"SELECT {FIELDS} FROM audit WHERE tenant = :tenant AND prev = :prev ORDER BY seq LIMIT 5"  # noqa: S608
+).bindparams(OF_TENANT)
+BEFORE = sa.text("SELECT seq FROM audit WHERE tenant = :tenant AND hash = :prev ORDER BY seq LIMIT 1").bindparams(
+    OF_TENANT
 )
-CHAINS = sa.text("SELECT tenant, count(*) AS size FROM audit GROUP BY tenant ORDER BY tenant")
+LAST_SEAL = (
+    sa.text(
+        "SELECT sealed, facts FROM audit WHERE tenant = :tenant AND sealed > 0 ORDER BY sealed DESC, seq DESC LIMIT 1"
+    )
+    .bindparams(OF_TENANT)
+    .columns(sa.column("sealed"), audit.c.facts)
+)
+CHAINS = sa.text("SELECT tenant, count(*) AS size FROM audit GROUP BY tenant ORDER BY tenant").columns(
+    audit.c.tenant, sa.column("size", sa.Integer)
+)
 
 Kind = Literal["edited", "missing", "inserted", "reordered"]
+IDS = {"tenant": TENANT, "conversation": CONVERSATION, "branch": BRANCH, "request": REQUEST}
 Progress = Callable[[int, int], None]
 
 
@@ -39,6 +56,16 @@ class _Raw(NamedTuple):
     facts: str
     prev: bytes
     hash: bytes
+
+    @classmethod
+    def of(cls, row: sa.Row[*tuple[Any, ...]]) -> "_Raw":
+        """A row with its ids and facts as they were given, where they can be read."""
+        raw = cls(*row)
+        given: dict[str, Any] = {name: kind.shown(getattr(raw, name)) for name, kind in IDS.items()}
+        facts: object = raw.facts
+        with suppress(Damaged):
+            given["facts"] = unpack_words(facts) if isinstance(facts, bytes) else facts
+        return raw._replace(**given)
 
     def is_at(self, seq: int) -> bool:
         """Whether its hash is that of its fields as the row with this number."""
@@ -113,7 +140,7 @@ class _Walk:
         """Look at every row until one is wrong; how many were, after each page."""
         looked, begun = 0, False
         while True:
-            rows = [_Raw(*row) for row in self._connection.execute(PAGE, {"tenant": self._tenant, "seq": self._at})]
+            rows = [_Raw.of(row) for row in self._connection.execute(PAGE, {"tenant": self._tenant, "seq": self._at})]
             if not rows:
                 return
             for row in rows:
@@ -199,7 +226,7 @@ class _Walk:
     def _fits(self, seq: int) -> bool:
         """Whether some row is, by its own hash, the one behind the last good row."""
         rows = self._connection.execute(AFTER, {"tenant": self._tenant, "prev": self._link})
-        return any(raw.seq != seq and raw.is_at(seq) for raw in (_Raw(*row) for row in rows))
+        return any(raw.seq != seq and raw.is_at(seq) for raw in (_Raw.of(row) for row in rows))
 
     def _place_of(self, row: _Raw) -> int | None:
         """The number that a row's own hash was made for, None if none is found."""

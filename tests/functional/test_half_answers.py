@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import aiohttp
 import httpx
 import openai
 import pytest
@@ -90,6 +91,23 @@ async def test_half_an_answer_ends_with_an_error_and_a_cut(name: str, delimited:
     assert (status, ended) == (200, False)
     assert got.startswith(half)
     assert got.removeprefix(half) == CUT
+
+
+@pytest.mark.requirement("R.34", "R.31")
+async def test_a_client_that_reads_a_moment_late_still_finds_why_its_tool_call_broke_off() -> None:
+    """aiohttp, like Bun's fetch, forgets what it has received as soon as the connection ends early."""
+    body = {"model": "m", "messages": opening(), "stream": True}
+    headers = {"authorization": "Bearer sk-test"}
+    async with (
+        scripted(lambda _: Reply(kind="text/event-stream", chunks=HALVES["a call"], cut=True)) as upstream,
+        weir(upstream.base_url) as target,
+        aiohttp.ClientSession(headers=headers) as http,
+        http.post(f"{target.base_url}/chat/completions", json=body) as response,
+    ):
+        await asyncio.sleep(0.1)
+        assert b"broke off its answer" in await response.content.readuntil(b'"upstream_unreachable"')
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.content.read()
 
 
 WHOLE: dict[str, Sequence[bytes]] = {
