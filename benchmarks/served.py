@@ -133,7 +133,8 @@ async def play(
 ) -> list[dict[Ask, Chat]]:
     """What went up for each request of conversations (messages, requests, window), in the order of sending.
 
-    ``growing``: all of a conversation under one key, one after another; else each request under a key of its own.
+    ``growing``: all of a conversation under one key, one after another; else each prefix under a key of its own, with
+    the questions that are asked then behind it.
     """
     limit = asyncio.Semaphore(AT_ONCE)
 
@@ -141,8 +142,8 @@ async def play(
         history, asks, window = conversations[number]
         async with limit:
             return {
-                ask: await send(f"sk-{number}" if growing else f"sk-{number}-{place}", ask.messages(history), window)
-                for place, ask in enumerate(asks)
+                ask: await send(f"sk-{number}-{0 if growing else ask.upto}", ask.messages(history), window)
+                for ask in asks
             }
 
     async with serving([window for _, _, window in conversations], override) as send:
