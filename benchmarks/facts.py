@@ -48,9 +48,9 @@ class Case:
         return sorted({ask for fact in self.facts for ask in fact.needed}, key=Ask.order)
 
     def asks(self, *, growing: bool) -> list[Ask]:
-        """Those, each question behind its prefix without it; ``growing``: and one before each of the answers."""
+        """Those; ``growing``: and one before each of the assistant's messages, all as they came."""
         steps = (Ask(i) for i, m in enumerate(self.messages) if growing and m["role"] == "assistant" and i > 0)
-        return sorted({*steps, *self.looked_at, *(Ask(ask.upto) for ask in self.looked_at)}, key=Ask.order)
+        return sorted({*steps, *self.looked_at}, key=Ask.order)
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:

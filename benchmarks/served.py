@@ -133,8 +133,7 @@ async def play(
 ) -> list[dict[Ask, Chat]]:
     """What went up for each request of conversations (messages, requests, window), in the order of sending.
 
-    ``growing``: all of a conversation under one key, one after another; else each prefix under a key of its own, with
-    the questions that are asked then behind it.
+    ``growing``: all of a conversation under one key, one after another; else each request under a key of its own.
     """
     limit = asyncio.Semaphore(AT_ONCE)
 
@@ -142,8 +141,8 @@ async def play(
         history, asks, window = conversations[number]
         async with limit:
             return {
-                ask: await send(f"sk-{number}-{0 if growing else ask.upto}", ask.messages(history), window)
-                for ask in asks
+                ask: await send(f"sk-{number}-{0 if growing else place}", ask.messages(history), window)
+                for place, ask in enumerate(asks)
             }
 
     async with serving([window for _, _, window in conversations], override) as send:

@@ -59,7 +59,7 @@ def test_a_budget_is_the_soft_limit_of_what_is_served() -> None:
         assert divide(ContextSettings(), window=window_for(budget), requested=MAX_TOKENS).soft_limit == budget
 
 
-@pytest.mark.parametrize(("way", "requests"), [("fresh", 7), ("growing", 13)])
+@pytest.mark.parametrize(("way", "requests"), [("fresh", 6), ("growing", 13)])
 def test_figures_are_those_counted_by_hand(tmp_path: Path, way: str, requests: int) -> None:
     row = measure(plan(tmp_path, SMALL, LARGE, way=way))
     figures = row.figures
