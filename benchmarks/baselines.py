@@ -58,7 +58,7 @@ def identifiers(text: str) -> tuple[str, ...]:
 def matched(baseline: Baseline, requests: Sequence[Chat], wanted: int) -> list[list[str]]:
     """What a baseline sends for ``requests`` at the budget at which it sends ``wanted`` tokens in all.
 
-    Messages are not cut, so that a step of the budget may be a leap: some requests then have a step more than others.
+    Messages are not cut, so that a step of the budget may be a leap: what is missing then goes to some of the requests.
     """
     below, above = 0, max(map(size, requests), default=0) + 1
     while above - below > 1:
@@ -68,7 +68,7 @@ def matched(baseline: Baseline, requests: Sequence[Chat], wanted: int) -> list[l
     found = [baseline(messages, below) for messages in requests]
     missing = wanted - sum(tokens(text) for texts in found for text in texts)
     for number, messages in enumerate(requests):
-        more = baseline(messages, above)
+        more = baseline(messages, below + max(1, missing))
         step = sum(map(tokens, more)) - sum(map(tokens, found[number]))
         if abs(missing - step) < abs(missing):
             found[number], missing = more, missing - step

@@ -9,11 +9,13 @@ from typing import Any
 
 import zstandard
 
-from benchmarks.served import Ask, Chat, tokens, written
+from benchmarks.served import Ask, Chat, tokens, window_for, written
 from policies.summary import harmless
 from proxy.recall.automatic import HEADING
 
 PARAPHRASES = Path(__file__).with_name("paraphrases.txt")
+Limit = tuple[str, float]
+"""``W`` and a window, or ``@`` and a budget: the tokens that a request may have, or below 1 a share of them."""
 SUMMARY = re.compile(r"<(weir-\d{6})>\nWritten by Weir from [^\n]*\n(.*?)\n</\1>", re.DOTALL)
 RECALLED = re.compile(re.escape(HEADING) + r"(?:\n<(weir-\d{6})>\n.*?\n</\1>)*\n*", re.DOTALL)
 SPEAKERS = {"User said:": "user", "User rules:": "user", "Assistant's conclusions, oldest first:": "assistant"}
@@ -33,22 +35,21 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A conversation, its facts, and the tokens that a request of it may have."""
+    """A conversation, its facts, and the window that it is played in."""
 
     name: str
     messages: Chat
     facts: tuple[Fact, ...]
-    budget: int
+    window: int
 
     @property
     def looked_at(self) -> list[Ask]:
         """The requests that facts are needed in."""
         return sorted({ask for fact in self.facts for ask in fact.needed}, key=Ask.order)
 
-    @property
-    def grown(self) -> list[Ask]:
-        """One request before each of the assistant's messages, and those that are looked at, as they came."""
-        steps = (Ask(i) for i, m in enumerate(self.messages) if m["role"] == "assistant" and i > 0)
+    def asks(self, *, growing: bool) -> list[Ask]:
+        """Those; ``growing``: and one before each of the assistant's messages, all as they came."""
+        steps = (Ask(i) for i, m in enumerate(self.messages) if growing and m["role"] == "assistant" and i > 0)
         return sorted({*steps, *self.looked_at}, key=Ask.order)
 
 
@@ -60,15 +61,30 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
     yield from (json.loads(line) for line in data.decode().split("\n") if line.strip())
 
 
-def case_of(row: Mapping[str, Any], *, name: str, budget: float) -> Case:
-    """The case of a row; a ``budget`` below 1 is the first two messages and that share of the others."""
-    sizes = [tokens(text) for text in written(row["messages"])]
+def case_of(row: Mapping[str, Any], limit: Limit, number: int) -> Case:
+    """The case of a row; a budget below 1 is the first two messages and that share of the others."""
+    messages, (kind, amount) = row["messages"], limit
+    if amount < 1:
+        sizes = [tokens(text) for text in written(messages)]
+        amount = sum(sizes[:2]) + int(sum(sizes[2:]) * amount)
     return Case(
-        name=name,
-        messages=row["messages"],
-        facts=tuple(_fact(fact, end=len(sizes)) for fact in row["meta"]["facts"]),
-        budget=int(budget) if budget >= 1 else sum(sizes[:2]) + int(sum(sizes[2:]) * budget),
+        name=str(row["meta"].get("id", number)),
+        messages=messages,
+        facts=tuple(_fact(fact, end=len(messages)) for fact in counted(row)),
+        window=int(amount) if kind == "W" else window_for(int(amount)),
     )
+
+
+def counted(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A row's facts that have to be in a request; those of other kinds are about who said what."""
+    return [fact for fact in row["meta"]["facts"] if fact.get("kind") not in {"laundering", "grounding"}]
+
+
+def limit_of(row: Mapping[str, Any]) -> Limit | None:
+    """The window that a row asks for, or else the budget; None for neither."""
+    meta = row["meta"]
+    found = [(kind, float(meta[name])) for kind, name in (("W", "window"), ("@", "budget")) if meta.get(name)]
+    return found[0] if found else None
 
 
 def _fact(fact: Mapping[str, Any], *, end: int) -> Fact:

@@ -24,9 +24,14 @@ import yaml
 
 from benchmarks.baselines import indexed, keep_last, matched
 from benchmarks.curves import curve
-from benchmarks.facts import Case, altered, case_of, displaced, rows_of, shown
-from benchmarks.served import Ask, Chat, Override, play, size, tokens, window_for, written
+from benchmarks.facts import Case, Limit, altered, case_of, counted, displaced, limit_of, rows_of, shown
+from benchmarks.served import Ask, Chat, Override, play, size, tokens, written
 from policies.advise import PROVIDERS, request_cost
+
+try:
+    from benchmarks.sets import SETS, load
+except ImportError:
+    SETS, load = (), rows_of
 
 PLANS: Mapping[str, tuple[float, ...]] = {
     "tau_airline": (3_000, 2_000, 1_800),
@@ -72,30 +77,32 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A set at a budget, played in one way under one variant of the policy; ``forced`` whatever its rows say."""
+    """A set at a limit, played in one way under one variant of the policy; ``forced`` whatever limit its rows name.
 
-    path: Path
+    It is read from ``path``, or made by :mod:`benchmarks.sets` where that is None.
+    """
+
+    path: Path | None
     name: str
-    budget: float
+    limit: Limit
     way: str
     variant: str = STANDARD
     override: Override = field(default_factory=dict)
     forced: bool = False
 
     @property
-    def place(self) -> tuple[str, float, str]:
-        return self.name, self.budget, self.way
+    def place(self) -> str:
+        return f"{self.name} {self.limit[0]}{self.limit[1]:g} {self.way}"
 
     def __str__(self) -> str:
-        return f"{self.name} @{self.budget:g} {self.way}" + ("" if self.variant == STANDARD else f" {self.variant}")
+        return self.place + ("" if self.variant == STANDARD else f" {self.variant}")
 
     def cases(self) -> Iterator[Case]:
-        """The set's conversations that have this budget; ``name:place`` moves or rewords a side constraint."""
+        """The set's conversations that have this limit; ``name:place`` moves or rewords a side constraint."""
         place = self.name.partition(":")[2]
-        for number, row in enumerate(rows_of(self.path)):
-            if self.forced or self.budget in budgets_of(row, [self.budget]):
-                made = displaced(row, place, number) if place else row
-                yield case_of(made, name=str(row["meta"].get("id", number)), budget=self.budget)
+        for number, row in enumerate(rows_of(self.path) if self.path else load(self.name)):
+            if self.forced or (limit_of(row) or self.limit) == self.limit:
+                yield case_of(displaced(row, place, number) if place else row, self.limit, number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +122,7 @@ def measure(plan: Plan) -> Row:
     """One row: what the product sends, beside both baselines at the same tokens."""
     start = time.monotonic()
     cases, growing = list(plan.cases()), plan.way == "growing"
-    conversations = [(c.messages, c.grown if growing else c.looked_at, window_for(c.budget)) for c in cases]
+    conversations = [(case.messages, case.asks(growing=growing), case.window) for case in cases]
     sent = asyncio.run(play(conversations, growing=growing, override=plan.override))
     played = list(zip(cases, sent, strict=True))
     missing: list[str] = []
@@ -196,23 +203,23 @@ def default_data() -> Path:
     return shared if shared.is_dir() else root / "tests" / "policies" / "data"
 
 
-def budgets_of(row: Mapping[str, Mapping[str, object]], otherwise: Sequence[float]) -> Sequence[float]:
-    """The budgets that a row names, one or several; else those that it is played at anyway."""
-    named = row["meta"].get("budget")
-    return named if isinstance(named, list) else [named] if isinstance(named, int | float) else otherwise
-
-
 def plans_of(data: Path, *, name: str | None, budget: float | None, way: str | None) -> list[Plan]:
-    """The sets that are there, each at its budgets and in both ways, unless one of them is asked for."""
-    sets = {known: (data / f"{known.partition(':')[0]}.jsonl", budgets) for known, budgets in PLANS.items()}
-    for path in sorted((*OWN.glob("*.jsonl"), *OWN.glob("*.jsonl.zst"))):
-        sets[path.name.partition(".")[0]] = path, tuple({b: None for r in rows_of(path) for b in budgets_of(r, ())})
+    """The sets that are there, each at its limits and in both ways, unless one of them is asked for."""
+    files = {known: data / f"{known.partition(':')[0]}.jsonl" for known in PLANS}
+    own = {path.name.partition(".")[0]: path for path in sorted((*OWN.glob("*.jsonl"), *OWN.glob("*.jsonl.zst")))}
+    made = dict.fromkeys(SETS)
+    found: dict[str, tuple[Path | None, Sequence[Limit]]] = {
+        known: (path, [("@", amount) for amount in PLANS[known]]) for known, path in files.items() if path.exists()
+    }
+    for known, path in ((known, path) for known, path in {**made, **own}.items() if name in (None, known)):
+        limits = (limit_of(row) for row in (rows_of(path) if path else load(known)) if counted(row))
+        found[known] = path, list(dict.fromkeys(limit for limit in limits if limit))
     return [
-        Plan(path=path, name=known, budget=amount, way=each, forced=budget is not None)
-        for known, (path, budgets) in sets.items()
-        for amount in ([budget] if budget else budgets)
+        Plan(path=path, name=known, limit=limit, way=each, forced=budget is not None)
+        for known, (path, limits) in found.items()
+        for limit in ([("@", budget)] if budget else limits)
         for each in WAYS
-        if path.exists() and name in (None, known) and way in (None, each)
+        if name in (None, known) and way in (None, each)
     ]
 
 
@@ -220,7 +227,7 @@ def run(plans: Sequence[Plan], workers: int) -> list[Row]:
     """The rows of plans, in their order; the longest are begun first."""
     if workers == 1:
         return [measure(plan) for plan in plans]
-    order = sorted(range(len(plans)), key=lambda i: (plans[i].way == "fresh", -plans[i].path.stat().st_size))
+    order = sorted(range(len(plans)), key=lambda i: (plans[i].way == "fresh", plans[i].path is not None))
     rows: dict[int, Row] = {}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, spawn, logging.disable, (logging.CRITICAL,)) as pool:
@@ -247,8 +254,8 @@ def losses(rows: Sequence[Row]) -> Iterator[str]:
     for plan, kept in ((row.plan, row.figures["in_window"]) for row in rows if row.plan.variant != STANDARD):
         points = 100 * (base[plan.place] - kept)
         most[plan.variant] = max(points, most.get(plan.variant, points))
-        yield f"{plan}: {-points:+.1f}"
-    yield from (f"{name}: {-points:+.1f} points where it matters most" for name, points in most.items())
+        yield f"{plan}: {0.0 - points:+.1f}"
+    yield from (f"{name}: {0.0 - points:+.1f} points where it matters most" for name, points in most.items())
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
@@ -275,8 +282,8 @@ def variants_of(files: Sequence[str], ablated: Sequence[str] | None) -> dict[str
 def values(row: Row) -> dict[str, object]:
     """One row for programs."""
     plan = row.plan
-    place = {"set": plan.name, "budget": plan.budget, "way": plan.way, "variant": plan.variant}
-    return {**place, **row.figures, "missing": row.missing, "changed": row.changed}
+    own = {"set": plan.name, "limit": plan.limit, "way": plan.way, "variant": plan.variant}
+    return {**own, **row.figures, "missing": row.missing, "changed": row.changed}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -295,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     plans = plans_of(given.data, name=given.name, budget=given.budget, way=given.way)
     if given.pareto:
-        swept = (replace(p, budget=round(p.budget * f, 2), forced=True) for p in plans for f in SWEEP)
+        swept = (replace(p, limit=(p.limit[0], round(p.limit[1] * f, 2)), forced=True) for p in plans for f in SWEEP)
         plans = list({plan.place: plan for plan in swept}.values())
     variants = variants_of(given.variant, given.ablate)
     rows = run([replace(p, variant=v, override=o) for p in plans for v, o in variants.items()], given.workers)

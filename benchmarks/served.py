@@ -141,7 +141,7 @@ async def play(
         history, asks, window = conversations[number]
         async with limit:
             return {
-                ask: await send(f"sk-{number}" if growing else f"sk-{number}-{place}", ask.messages(history), window)
+                ask: await send(f"sk-{number}-{0 if growing else place}", ask.messages(history), window)
                 for place, ask in enumerate(asks)
             }
 
