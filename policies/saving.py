@@ -87,7 +87,7 @@ def state_of(
     sources = _sources(transcript, since=0)
     goal = goal_of(transcript)
     previous = previous_state(known.at(len(transcript.chain)))
-    state = read_state(sources, goal=goal, previous=previous, tools=settings.notes, readings=readings)
+    state = read_state(sources, goal=goal, previous=previous, tools=settings.notes)
     made = extract(sources, max_tokens=IDENTIFIERS_OF, counter=counter, goal=goal, previous=state, readings=readings)
     told = next((cut.narrative for cut in reversed(known.cuts) if cut.narrative), state.narrative)
     return replace(made.checkpoint, narrative=told, version=known.next_version)

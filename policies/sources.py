@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from policies.extraction.readings import Source
 from policies.messages import ToolCall, Transcript
 from policies.summaries import Line
+from policies.text.segments import Source
 
 
 def sources_of(transcript: Transcript, indices: Sequence[int], calls: Mapping[int, ToolCall]) -> list[Source]:

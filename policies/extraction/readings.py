@@ -23,30 +23,11 @@ from policies.extraction.passages import (
     result_passages,
 )
 from policies.extraction.rules import RULE_THRESHOLD, Sentence, read_sentence, sentences, statements
-from policies.messages import ToolCall
+from policies.text.segments import Source as Source
 
 SPEAKERS = frozenset({"user", "system", "developer"})
 SHOWN = "the user showed output"
 DEFAULT_PIECES = 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One message that leaves the window; a tool result carries the call that it answers."""
-
-    position: int
-    role: str
-    text: str
-    tool: str = ""
-    arguments: str = ""
-    tokens: int = 0
-    ref: str = ""
-    calls: tuple[ToolCall, ...] = ()
-
-    @property
-    def is_result(self) -> bool:
-        """True for what a tool returned."""
-        return bool(self.tool) or self.role in {"tool", "function"}
 
 
 @dataclass(frozen=True, slots=True)

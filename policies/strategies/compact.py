@@ -56,8 +56,6 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
         goal=_goal(bounds),
         previous=previous_state(bounds.known),
         tools=bounds.settings.notes,
-        readings=bounds.readings,
-        later=later,
     )
     lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
     made = extract(
@@ -74,7 +72,7 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
     told = replace(told, text=without_stale(told.text, made.retired))
     text = "\n".join(part for part in (lists, made.text) if part)
     cut = _cut(draft, bounds, start=start, gone=gone, extracted=text, told=told, version=version)
-    checkpoint = merge_states(made.checkpoint, told.proposal, material=occurs_in(sources), retired=made.retired)
+    checkpoint = merge_states(made.checkpoint, told.proposal, material=occurs_in(sources))
     checkpoint = replace(checkpoint, narrative=told.text, version=version)
     compacted = draft.with_cut(cut, checkpoint=checkpoint.to_json())
     compacted = compacted.with_condensed([_condensed(draft, gone, cut, told)])

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from policies.text.segments import NUMBER, Reading, Readings, Segment, Source, is_identifier, terms_of
+from policies.text.segments import NUMBER, Reading, Readings, Segment, Source, is_identifier, is_question, terms_of
 from policies.tokens import TokenCounter
 
 SPEAKERS = {"user": 1.0, "assistant": 0.2, "tool": 0.6}
@@ -46,7 +46,6 @@ SPARE = 1.5
 """Of so many times the budget the order is worked out; how much of it fits is then counted exactly."""
 LAST = 1_000_000
 SHOWN = 9
-_ASKS = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")
 _RUN = re.compile(r"\d+|[^\W\d_]+")
 
 
@@ -179,7 +178,7 @@ def _of_segments(i: int, source: Source, reading: Reading, weights: Weights, rat
             continue
         called = segment.record < 0
         factor = CALL if called else worth
-        if said and _ASKS.search(segment.text):
+        if said and is_question(segment.text):
             factor *= QUESTION
         cost = rate * len(segment.text) + LABEL
         if segment.key:
@@ -207,7 +206,7 @@ def link(items: Sequence[Item], sources: Sequence[Source]) -> None:
     rare = max(2, int(COMMON * len(spoken)))
     said: dict[str, list[int]] = defaultdict(list)
     for n in spoken:
-        if sources[items[n].source].role == "user" and not _ASKS.search(items[n].segment.text):
+        if sources[items[n].source].role == "user" and not is_question(items[n].segment.text):
             for stem in stems[n]:
                 if times[stem] <= rare:
                     said[stem].append(n)
