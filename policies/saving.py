@@ -90,7 +90,7 @@ def state_of(
     state = read_state(sources, goal=goal, previous=previous, tools=settings.notes)
     made = extract(sources, max_tokens=IDENTIFIERS_OF, counter=counter, goal=goal, previous=state, readings=readings)
     told = next((cut.narrative for cut in reversed(known.cuts) if cut.narrative), state.narrative)
-    return replace(made.checkpoint, narrative=told, version=known.next_version)
+    return replace(state, identifiers=made.checkpoint.identifiers, narrative=told, version=known.next_version)
 
 
 def milestone_of(transcript: Transcript, *, settings: ContextSettings, known: Known) -> str | None:

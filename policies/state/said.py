@@ -13,9 +13,12 @@ from policies.text.segments import Reading, Readings, Segment, Source, is_questi
 MOST_SENTENCES = 60
 MOST_TOKENS = 1_000
 BYTES_PER_TOKEN = 4
-LABEL = 3
-IN_GOAL = 0.25
+LINE = 12
+"""Tokens that a line counts beside its own, so that a few words do not outweigh a rule."""
+IN_GOAL = 0.5
 """What a sentence counts that the goal holds as well."""
+KNOWN = 2.0
+"""What one counts that has been chosen before: a statement that told much does not give way to the next small talk."""
 FEWEST_TERMS = 2
 FEWEST_LETTERS = 0.5
 """Share of letters below which a line was printed by a program rather than said."""
@@ -32,12 +35,14 @@ def statements(
     read = [*(_whole(source) for source in every[: len(known)]), *(readings.of(source) for source in spoken)]
     items = _each_once([i for i in candidates(every, read) if not i.segment.key and states(i.segment.text)])
     for item in items:
-        item.cost = _tokens(item.segment.text) + LABEL
-        item.factor *= IN_GOAL if item.segment.text in goal else 1.0
+        item.cost = _tokens(item.segment.text) + LINE
+        item.factor *= (IN_GOAL if item.segment.text in goal else 1.0) * (KNOWN if item.source < len(known) else 1.0)
     link(items, every)
     chosen: list[int] = []
-    for group in choose(items, MOST_TOKENS, shown=()):
-        if len(chosen) + len(group) > MOST_SENTENCES:
+    left = MOST_TOKENS
+    for group in choose(items, MOST_TOKENS + LINE * MOST_SENTENCES, shown=()):
+        left -= sum(_tokens(items[n].segment.text) for n in group)
+        if left < 0 or len(chosen) + len(group) > MOST_SENTENCES:
             break
         chosen.extend(group)
     return tuple(items[n].segment.text for n in sorted(chosen))
