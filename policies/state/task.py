@@ -4,7 +4,7 @@ The user's statements stand word for word, a status comes from a list, an issue 
 decisions and learnings are what a note says. Nothing of it is guessed from the words of a language.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -16,7 +16,7 @@ from policies.state.environment import environment
 from policies.state.issues import open_issues
 from policies.state.merging import LONGEST, MOST_LEARNINGS, add_decisions
 from policies.state.said import statements
-from policies.text.literals import normal
+from policies.text.literals import is_literal, normal
 from policies.text.segments import Reading, Readings, Segment, Source
 from policies.todos import subtasks_of
 
@@ -80,16 +80,19 @@ def with_identifiers(
     used = frozenset(term for _, reading in read for term in reading.asked)
     found: dict[str, Identifier] = {}
     for source, reading in reversed(read):
-        keys = _keys(reading)
-        for low, word in reading.identifiers.items():
-            label = ", ".join(filter(None, (keys.get(low, ""), source.tool)))
-            found.setdefault(low, Identifier(word, label, low in held))
+        for key, word in _identifiers(reading):
+            label = ", ".join(filter(None, (key, source.tool)))
+            found.setdefault(word.lower(), Identifier(word, label, word.lower() in held))
     order = sorted(found, key=lambda low: (not found[low].shown, low not in used))
     return replace(state, identifiers=tuple(found[low] for low in order[:MOST_IDENTIFIERS]))
 
 
-def _keys(reading: Reading) -> dict[str, str]:
-    return {term: segment.key.strip() for segment in reading.segments if segment.key for term in segment.terms}
+def _identifiers(reading: Reading) -> Iterator[tuple[str, str]]:
+    """The identifiers of a message, each with the key that it has."""
+    for segment in reading.segments:
+        if segment.key and len(segment.terms) == 1 and is_literal(segment.text):
+            yield segment.key.strip(), segment.text
+    yield from (("", word) for word in reading.identifiers.values())
 
 
 def known_until(sources: Sequence[Source], marks: Sequence[str]) -> int:

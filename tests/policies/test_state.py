@@ -6,7 +6,7 @@ import pytest
 from policies.checkpoint import Checkpoint, Decision, Status, Subtask
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
-from policies.state import known_until, merge_states, read_state
+from policies.state import known_until, merge_states, read_state, with_identifiers
 from policies.text.segments import Readings, Source, sentences
 from policies.tokens import CHARS4
 from tests.policies.sessions import queue_session, shared_conversations
@@ -374,3 +374,34 @@ def test_a_long_history_leaves_a_state_of_bounded_size() -> None:
     assert len(state.decisions) == 12
     assert len(state.learnings) == 10
     assert len(state.to_json().encode()) < 6_000
+
+
+@pytest.mark.requirement("A0.106")
+def test_identifiers_of_an_extract_stand_first_then_those_that_a_call_used_then_the_newest() -> None:
+    booking = '{"reservation_id": "ZK81QX", "flights": [{"flight_number": "HAT136"}, {"flight_number": "HAT229"}]}'
+    sources = [
+        *called(1, "get_booking", '{"id": "ines_2290"}', booking),
+        *called(3, "search", '{"flight": "HAT229"}', '{"payment": "credit_card_7815"}'),
+    ]
+    readings = Readings()
+    segments = [s for s in readings.of(sources[1]).segments if s.text == "ZK81QX"]
+    made = with_identifiers(CODE, sources, shown=segments, readings=readings).identifiers
+    assert [(i.value, i.shown) for i in made] == [
+        ("ZK81QX", True),
+        ("HAT229", False),
+        ("ines_2290", False),
+        ("credit_card_7815", False),
+        ("HAT136", False),
+    ]
+    assert made[0].label == "reservation_id, get_booking"
+    many = [Source(n, "tool", f'{{"id": "job-{n}x"}}', "run", "{}") for n in range(400)]
+    assert len(with_identifiers(CODE, many, shown=(), readings=readings).identifiers) == 200
+    assert CODE.coverage([]) == 1.0
+
+
+def test_beside_its_goal_a_state_says_nothing_twice() -> None:
+    state = state_of(queue_session())
+    page = state.beside_goal().bootstrap(max_tokens=800, counter=CHARS4)
+    assert "Never touch the ledger table." not in page
+    assert "Actually, report all times in UTC from now on." in page
+    assert state.bootstrap(max_tokens=800, counter=CHARS4).count("Never touch the ledger table.") == 1
