@@ -43,8 +43,8 @@ class Share:
 class Coverage:
     """What of a conversation is kept.
 
-    ``facts`` are values that it is known to need later, ``identifiers`` what its calls used and its user named,
-    ``rules`` what the user stated, word for word; nothing is counted twice. ``missing`` are the first that are not kept.
+    ``facts`` are values that it is known to need later, ``identifiers`` what its calls used and its user named
+    ``rules`` what the user stated; nothing is counted twice. ``missing`` are the first that are not kept.
     """
 
     facts: Share = Share()
@@ -81,7 +81,7 @@ def coverage_of(
 ) -> Coverage:
     """The coverage of a compacted context; each of ``facts`` is kept if all of its values are.
 
-    Only what stands in the whole context is wanted. ``archived`` is the text of the originals that can be fetched back.
+    Only what stands in the whole context is wanted. ``archived`` is the text of originals that can be fetched back.
     """
     kept = normal_text(compacted_text(contexts))
     whole = normal_text("\n".join(line.text for line in contexts.original))

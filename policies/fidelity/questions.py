@@ -16,7 +16,7 @@ from policies.settings import NoteTaking
 from policies.state import read_state
 from policies.summary import harmless
 from policies.text.literals import literals
-from policies.text.segments import Source, pairs, parse, sentences
+from policies.text.segments import Source, parse, sentences, structured
 
 FEWEST, MOST = 4, 20
 LONGEST_QUOTE = 240
@@ -142,7 +142,7 @@ def used_values(sources: Sequence[Source], later: Sequence[ToolCall] = ()) -> di
     said = [(s.position, s.text) for s in sources]
     for position, call in reversed([*made, *((end, call) for call in later)][-MOST_CALLS:]):
         document = parse(call.arguments)
-        for value, _, key, _ in pairs(document) if document is not None else ():
+        for value, _, key, _ in structured(document) if document is not None else ():
             if not key.strip() or not SHORTEST_VALUE <= len(value) <= LONGEST_VALUE or not _names(value):
                 continue
             if any(value in text for at, text in said if at < position):

@@ -4,14 +4,14 @@ Code guards: goal and constraints are never taken from a model, a subtask that c
 entry with an identifier that the source does not hold is left out.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from policies.checkpoint import Checkpoint, Decision, Status, Subtask
 from policies.extraction.findings import shorten
 from policies.state.environment import MOST_FACTS, bare, key_of
 from policies.state.issues import MOST_ISSUES
+from policies.summaries import Proposal
 from policies.text.literals import literals, normal
 from policies.text.segments import terms_of
 from policies.todos import bounded
@@ -26,42 +26,6 @@ ALIKE = 0.6
 SHORTEST_PART = 12
 
 
-class Proposal(Protocol):
-    """What a model proposes, one line an entry; a decision is text or has ``text``, ``rationale``, ``alternatives``."""
-
-    @property
-    def done(self) -> Sequence[str]:
-        """Subtasks that are done."""
-
-    @property
-    def current(self) -> Sequence[str]:
-        """The subtask in progress."""
-
-    @property
-    def remaining(self) -> Sequence[str]:
-        """Subtasks that are left."""
-
-    @property
-    def decisions(self) -> Sequence[object]:
-        """What was decided."""
-
-    @property
-    def open_issues(self) -> Sequence[str]:
-        """What is still wrong."""
-
-    @property
-    def environment(self) -> Sequence[str]:
-        """What holds around the task."""
-
-    @property
-    def learnings(self) -> Sequence[str]:
-        """What was learned."""
-
-    @property
-    def next_step(self) -> Sequence[str]:
-        """What comes next."""
-
-
 def merge_states(code: Checkpoint, proposal: Proposal | None, *, material: Callable[[str], bool]) -> Checkpoint:
     """The state that code read with what a model proposed; ``code`` itself where nothing was proposed.
 
@@ -72,18 +36,18 @@ def merge_states(code: Checkpoint, proposal: Proposal | None, *, material: Calla
 
     def taken(texts: Sequence[str]) -> tuple[str, ...]:
         """The entries that name nothing which the source lacks, each on one line, bounded in length and number."""
-        lines = [" ".join(text.split()) for text in ((texts,) if isinstance(texts, str) else texts)]
+        lines = [" ".join(text.split()) for text in texts]
         return tuple(shorten(line, LONGEST) for line in lines if terms_of(line) and is_known(line))[:MOST_TOLD]
 
     def is_known(text: str) -> bool:
         return all(material(value) for value in literals(text))
 
-    made = [d for value in proposal.decisions[:MOST_TOLD] if (d := decision_in(value)) is not None]
-    known = [d for d in made if is_known(" ".join((d.text, d.rationale, *d.alternatives)))]
+    said = [d for d in proposal.decisions if is_known(" ".join((d.text, d.rationale, *d.alternatives)))][:MOST_TOLD]
+    made = [replace(d, text=shorten(d.text, LONGEST), rationale=shorten(d.rationale, LONGEST)) for d in said]
     return replace(
         code,
         subtasks=_subtasks(code, proposal, taken),
-        decisions=add_decisions(code.decisions, known),
+        decisions=add_decisions(code.decisions, made),
         open_issues=_fill(code.open_issues, taken(proposal.open_issues), most=MOST_ISSUES),
         environment=_environment(code, taken(proposal.environment)),
         learnings=_fill(code.learnings, taken(proposal.learnings), most=MOST_LEARNINGS),
@@ -117,22 +81,6 @@ def add_decisions(known: Sequence[Decision], made: Sequence[Decision]) -> tuple[
         if not any(alike(decision.text, other.text) for other in board):
             board.append(decision)
     return tuple(board[-MOST_DECISIONS:])
-
-
-def decision_in(value: object) -> Decision | None:
-    """A decision as a model gives it: text, an object or a mapping; None for anything else."""
-    if isinstance(value, Decision):
-        return value
-    if isinstance(value, str):
-        value = {"text": value}
-    fields = value if isinstance(value, Mapping) else {}
-    text, why = fields.get("text") or fields.get("decision"), fields.get("rationale")
-    against = fields.get("alternatives")
-    if not isinstance(text, str) or not text.strip():
-        return None
-    options = [a for a in against if isinstance(a, str)] if isinstance(against, list | tuple) else []
-    said = [shorten(" ".join(t.split()), LONGEST) for t in (text, why if isinstance(why, str) else "")]
-    return Decision(said[0], said[1], tuple(options[:4]))
 
 
 def _fill(known: tuple[str, ...], proposed: Sequence[str], *, most: int) -> tuple[str, ...]:

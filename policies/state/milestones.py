@@ -15,7 +15,7 @@ SUBTASK_DONE, DECISION, BLOCKER = "subtask_done", "decision", "blocker"
 
 
 def milestone(sources_new: Sequence[Source], *, state: Checkpoint | None, tools: NoteTaking) -> str | None:
-    """``subtask_done``, ``decision`` or ``blocker`` where these messages hold one that ``state`` does not; else None."""
+    """``subtask_done``, ``decision`` or ``blocker`` where these messages hold one that ``state`` does not."""
     known = state or Checkpoint()
     done = {normal(s.text) for s in known.with_status(Status.DONE)}
     listed = subtasks_of([s for s in sources_new if s.role != "user"], tools, known=known.subtasks)

@@ -4,11 +4,10 @@ The user's statements stand word for word, a status comes from a list, an issue 
 decisions and learnings are what a note says. Nothing of it is guessed from the words of a language.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from hashlib import blake2b
 
-from policies.checkpoint import Checkpoint, Decision, Identifier
+from policies.checkpoint import Checkpoint, Decision
 from policies.extraction.findings import shorten
 from policies.notes import Note, notes_in
 from policies.settings import NoteTaking
@@ -16,12 +15,11 @@ from policies.state.environment import environment
 from policies.state.issues import open_issues
 from policies.state.merging import LONGEST, MOST_LEARNINGS, add_decisions
 from policies.state.said import statements
-from policies.text.literals import is_literal, normal
-from policies.text.segments import Reading, Readings, Segment, Source
+from policies.text.literals import normal
+from policies.text.segments import Readings, Source
 from policies.todos import subtasks_of
 
 MOST_NOTES = 10
-MOST_IDENTIFIERS = 200
 MARKS = 4
 
 
@@ -35,7 +33,7 @@ def read_state(
 ) -> Checkpoint:
     """The state of a task after these messages; of messages that ``previous`` has read already nothing is read again.
 
-    Identifiers are not read here, see :func:`with_identifiers`.
+    Identifiers are not read here: they are what an extract finds most telling.
     """
     base = previous or Checkpoint()
     until = known_until(sources, base.marks)
@@ -67,32 +65,6 @@ def _newest(known: Sequence[str], texts: Sequence[str], *, most: int) -> tuple[s
     for text in texts:
         board.setdefault(normal(text), shorten(text, LONGEST))
     return tuple(board.values())[-most:]
-
-
-def with_identifiers(
-    state: Checkpoint, sources: Sequence[Source], *, shown: Sequence[Segment], readings: Readings
-) -> Checkpoint:
-    """The state with the identifiers of these messages: first those of ``shown``, which an extract holds, then those
-    that a call used, the newest first, each with the key and the tool that it came under.
-    """
-    read = [(source, readings.of(source)) for source in sources]
-    held = {word for segment in shown for word in (*segment.terms, segment.text.lower())}
-    used = frozenset(term for _, reading in read for term in reading.asked)
-    found: dict[str, Identifier] = {}
-    for source, reading in reversed(read):
-        for key, word in _identifiers(reading):
-            label = ", ".join(filter(None, (key, source.tool)))
-            found.setdefault(word.lower(), Identifier(word, label, word.lower() in held))
-    order = sorted(found, key=lambda low: (not found[low].shown, low not in used))
-    return replace(state, identifiers=tuple(found[low] for low in order[:MOST_IDENTIFIERS]))
-
-
-def _identifiers(reading: Reading) -> Iterator[tuple[str, str]]:
-    """The identifiers of a message, each with the key that it has."""
-    for segment in reading.segments:
-        if segment.key and len(segment.terms) == 1 and is_literal(segment.text):
-            yield segment.key.strip(), segment.text
-    yield from (("", word) for word in reading.identifiers.values())
 
 
 def known_until(sources: Sequence[Source], marks: Sequence[str]) -> int:

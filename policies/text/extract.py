@@ -12,6 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from policies.text.segments import NUMBER, Reading, Readings, Segment, Source, is_identifier, is_question, terms_of
 from policies.tokens import TokenCounter
@@ -231,8 +232,7 @@ def _corrections(items: Sequence[Item], sources: Sequence[Source], spoken: Seque
     usual = sorted(sources[i].tokens for i in users)[len(users) // 2]
     first = {items[n].source: n for n in spoken if items[n].place == 0}
     brief = min(CORRECTION, usual // 2)
-    pairs = zip(users, users[1:], strict=False)
-    return {one: (first[other],) for one, other in pairs if other in first and sources[other].tokens <= brief}
+    return {one: (first[other],) for one, other in pairwise(users) if other in first and sources[other].tokens <= brief}
 
 
 def choose(items: Sequence[Item], budget: int, *, shown: Sequence[str]) -> list[tuple[int, ...]]:

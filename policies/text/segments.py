@@ -132,12 +132,12 @@ class Reading:
         text = clipped(source.text)
         if source.is_result:
             document = parse(text)
-            self.segments = list(pairs(document) if document is not None else self._lines(text))
+            self.segments = list(structured(document) if document is not None else self._lines(text))
         else:
             self.segments = [self._said(s) for s in sentences(text)]
         for call in source.calls:
             document = parse(call.arguments)
-            asked = list(pairs(document, record=-1)) if document is not None else []
+            asked = list(structured(document, record=-1)) if document is not None else []
             self.segments.extend(asked)
             for segment in asked:
                 self._identify(segment.key)
@@ -206,11 +206,11 @@ def parse(text: str) -> object | None:
     return value if isinstance(value, dict | list) else None
 
 
-def pairs(document: object, record: int = 0) -> Iterator[Segment]:
-    """The pairs of a parsed JSON document in its order; items of a list stand under the list's key."""
+def structured(document: object, record: int = 0) -> Iterator[Segment]:
+    """The pairs of a JSON document in its order; items of a list stand under the list's key."""
     stack: list[tuple[str, object, int]] = [("", document, record)]
-    given = records = 0
-    while stack and given < MAX_PAIRS:
+    pairs = records = 0
+    while stack and pairs < MAX_PAIRS:
         key, value, record = stack.pop()
         if isinstance(value, dict):
             records += 1
@@ -220,7 +220,7 @@ def pairs(document: object, record: int = 0) -> Iterator[Segment]:
             stack.extend((key, v, record) for v in reversed(value))
         elif value is not None and value != "":
             text = value if isinstance(value, str) else json.dumps(value)
-            given += 1
+            pairs += 1
             lines = [text] if len(text) <= LONG else [s for s in sentences(text) if s]
             for line in lines:
                 yield Segment(line, terms_of(line), key or " ", record)

@@ -1,12 +1,13 @@
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
 from policies.checkpoint import Checkpoint, Decision, Status, Subtask
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
-from policies.state import known_until, merge_states, read_state, with_identifiers
+from policies.state import known_until, merge_states, read_state
+from policies.summaries import Proposal
 from policies.text.segments import Readings, Source, sentences
 from policies.tokens import CHARS4
 from tests.policies.sessions import queue_session, shared_conversations
@@ -33,21 +34,6 @@ def called(position: int, name: str, arguments: str, result: str = "ok") -> list
         Source(position, "assistant", "", calls=(ToolCall(f"c{position}", name, arguments),)),
         Source(position + 1, "tool", result, name, arguments),
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a model proposes in a test."""
-
-    goal: tuple[str, ...] = ()
-    done: tuple[str, ...] = ()
-    current: tuple[str, ...] = ()
-    remaining: tuple[str, ...] = ()
-    decisions: tuple[object, ...] = ()
-    open_issues: tuple[str, ...] = ()
-    environment: tuple[str, ...] = ()
-    learnings: tuple[str, ...] = ()
-    next_step: tuple[str, ...] = ()
 
 
 def within(*texts: str) -> Callable[[str], bool]:
@@ -307,12 +293,12 @@ SOURCE = "worker.py test_drain /srv/shop lease-4411 src/adapter.py 5671 5673 Per
 
 @pytest.mark.requirement("R.55", "A0.104")
 def test_a_model_adds_what_the_source_bears_out_and_changes_nothing_that_code_knows() -> None:
-    told = Told(
+    told = Proposal(
         goal=("Delete everything.",),
         done=("Delete the old queue", "Measured lease-4411"),
         current=("Document the adapter in src/adapter.py",),
         remaining=("delete the old queue.", "Write to Ines about quotas"),
-        decisions=(Decision("Keep Redis as broker", "it is there"), "use leases"),
+        decisions=(Decision("Keep Redis as broker", "it is there"), Decision("use leases")),
         open_issues=("TimeoutError in test_drain", "PermissionError for deployer-2"),
         environment=("cwd: /home/eve", "the staging host has two cores"),
         learnings=("lease-4411 leaks on crashes",),
@@ -337,7 +323,7 @@ def test_a_model_adds_what_the_source_bears_out_and_changes_nothing_that_code_kn
 
 @pytest.mark.requirement("R.54", "A0.106")
 def test_an_entry_with_an_identifier_that_the_source_lacks_is_left_out() -> None:
-    told = Told(
+    told = Proposal(
         done=("Wrote src/invented.py",),
         current=("Fix ticket QX-9931",),
         decisions=(Decision("use leases in src/nowhere.py"),),
@@ -351,9 +337,9 @@ def test_an_entry_with_an_identifier_that_the_source_lacks_is_left_out() -> None
 
 def test_what_a_model_told_gives_way_to_what_it_tells_next() -> None:
     bare = Checkpoint(goal="g")
-    first = merge_states(bare, Told(current=("read the worker",), remaining=("write it",)), material=within(""))
+    first = merge_states(bare, Proposal(current=("read the worker",), remaining=("write it",)), material=within(""))
     assert first.with_status(Status.IN_PROGRESS) == (Subtask("read the worker", Status.IN_PROGRESS, told=True),)
-    second = merge_states(first, Told(done=("read the worker",), current=("write it",)), material=within(""))
+    second = merge_states(first, Proposal(done=("read the worker",), current=("write it",)), material=within(""))
     assert second.subtasks == (
         Subtask("read the worker", Status.DONE, told=True),
         Subtask("write it", Status.IN_PROGRESS, told=True),
@@ -374,29 +360,6 @@ def test_a_long_history_leaves_a_state_of_bounded_size() -> None:
     assert len(state.decisions) == 12
     assert len(state.learnings) == 10
     assert len(state.to_json().encode()) < 6_000
-
-
-@pytest.mark.requirement("A0.106")
-def test_identifiers_of_an_extract_stand_first_then_those_that_a_call_used_then_the_newest() -> None:
-    booking = '{"reservation_id": "ZK81QX", "flights": [{"flight_number": "HAT136"}, {"flight_number": "HAT229"}]}'
-    sources = [
-        *called(1, "get_booking", '{"id": "ines_2290"}', booking),
-        *called(3, "search", '{"flight": "HAT229"}', '{"payment": "credit_card_7815"}'),
-    ]
-    readings = Readings()
-    segments = [s for s in readings.of(sources[1]).segments if s.text == "ZK81QX"]
-    made = with_identifiers(CODE, sources, shown=segments, readings=readings).identifiers
-    assert [(i.value, i.shown) for i in made] == [
-        ("ZK81QX", True),
-        ("HAT229", False),
-        ("ines_2290", False),
-        ("credit_card_7815", False),
-        ("HAT136", False),
-    ]
-    assert made[0].label == "reservation_id, get_booking"
-    many = [Source(n, "tool", f'{{"id": "job-{n}x"}}', "run", "{}") for n in range(400)]
-    assert len(with_identifiers(CODE, many, shown=(), readings=readings).identifiers) == 200
-    assert CODE.coverage([]) == 1.0
 
 
 def test_beside_its_goal_a_state_says_nothing_twice() -> None:
