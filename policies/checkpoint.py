@@ -16,9 +16,10 @@ DECISIONS_SHOWN = 5
 GOAL_SHARE = 0.5
 """What a goal may take of a new window's text where the rest of the state needs the other half."""
 SMALLEST_GOAL = 24
-COUNTED = frozenset({"Open issues", "Constraints", "Success criteria"})
+SAID = "Said by the user (a later line stands above an earlier one)"
+COUNTED = frozenset({"Open issues", SAID, "Success criteria"})
 """Sections of which a new window is told how many lines it does not see."""
-URGENT = ("In progress", "Open issues", "Constraints", "Success criteria")
+URGENT = ("In progress", "Open issues", SAID, "Success criteria")
 """What a new window needs first after the goal; everything else follows in the order of the sections."""
 VERIFY = "Verify before relying on it: working directory, branch, files and services may have changed since."
 
@@ -114,6 +115,10 @@ class Checkpoint:
         """The same state stamped with the moment ``at`` (UTC ISO 8601)."""
         return replace(self, saved_at=at)
 
+    def beside_goal(self) -> "Checkpoint":
+        """The same state for whoever sees the goal anyway: without it, and without the constraints that it holds."""
+        return replace(self, goal="", constraints=tuple(c for c in self.constraints if c not in self.goal))
+
     def is_newer(self, other: "Checkpoint | None") -> bool:
         """Whether this state may stand in place of ``other``: a higher version, and no earlier window."""
         return other is None or (self.version > other.version and self.window_id >= other.window_id)
@@ -167,7 +172,7 @@ class Checkpoint:
         stamp = f" (as of {self.saved_at})" if self.saved_at else ""
         every = (
             ("Goal", (self.goal,) if self.goal else ()),
-            ("Constraints", self.constraints),
+            (SAID, self.constraints),
             ("Success criteria", tuple(c for c in self.success_criteria if c not in self.constraints)),
             ("In progress", tuple(s.text for s in self.with_status(Status.IN_PROGRESS))),
             ("Open issues", self.open_issues),
@@ -208,16 +213,16 @@ class Checkpoint:
         if not page.add(header):
             return ""
         sections = dict(self.sections())
-        page.hold("Constraints", len(self.constraints))
+        page.hold(SAID, len(self.constraints))
         rest = sum(page.cost(title, line) for title, lines in sections.items() if title != "Goal" for line in lines)
         where = ref or f"checkpoint {self.window_id}.{self.version}"
         goal = _fitted(self.goal, max(int(GOAL_SHARE * max_tokens), page.left - rest), page=page, ref=where)
         if page.write("Goal", (goal,) if goal else ()) and goal == self.goal:
-            for title in ("Constraints", "Success criteria"):
+            for title in (SAID, "Success criteria"):
                 sections[title] = tuple(c for c in sections.get(title, ()) if c not in goal)
         sections.pop("Goal", None)
         for title in (*URGENT, *(t for t in sections if t not in URGENT)):
-            if title == "Constraints":
+            if title == SAID:
                 page.hold(title, 0)
             page.write(title, sections.get(title, ()))
         return page.text()
@@ -328,7 +333,7 @@ def _fitted(goal: str, most: int, *, page: _Page, ref: str) -> str:
 
 
 def _unseen(number: int, title: str) -> str:
-    return f"… and {number} more in the checkpoint ({title.lower()})"
+    return f"… and {number} more in the checkpoint ({title.partition(' (')[0].lower()})"
 
 
 def _subtask_changes(old: Sequence[Subtask], new: Sequence[Subtask]) -> dict[str, list[str]]:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.checkpoint import Status, Subtask
-from policies.extraction.findings import parse, shorten
-from policies.extraction.identifiers import STRONG, Kind, scan
-from policies.extraction.readings import Source, normal
+from policies.text.gist import shorten
 from policies.settings import NoteTaking
+from policies.text.literals import names_something, normal
+from policies.text.segments import Source, parse
 from policies.todos import DOING, bullets_in, calls_in, items_in_text, list_in_call
 from policies.tokens import TokenCounter
 
@@ -50,7 +50,6 @@ _FILED = ("category", "type", "kind", "tag", "section")
 _RANKED = ("importance", "priority", "level", "severity")
 _LIST = re.compile(r"\A(?:TODO|doing|done): ")
 _KEY = re.compile(r"\A([^:\n]{2,40}):\s")
-_TELLING = STRONG | {Kind.QUANTITY, Kind.QUOTE, Kind.NUMBER, Kind.TIME, Kind.NAME}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +171,7 @@ def flaw(note: Note) -> str:
         return "empty"
     if note.category == "constraints":
         return ""
-    named = any(m.kind in _TELLING and (m.kind is not Kind.NAME or m.start > 0) for m in scan(note.text))
-    return "" if named else "no identifier"
+    return "" if names_something(note.text) else "no identifier"
 
 
 def current(notes: Sequence[Note]) -> list[Note]:

@@ -87,7 +87,7 @@ def state_of(
     sources = _sources(transcript, since=0)
     goal = goal_of(transcript)
     previous = previous_state(known.at(len(transcript.chain)))
-    state = read_state(sources, goal=goal, previous=previous, tools=settings.notes)
+    state = read_state(sources, goal=goal, previous=previous, tools=settings.notes, readings=readings)
     made = extract(sources, max_tokens=IDENTIFIERS_OF, counter=counter, goal=goal, readings=readings)
     told = next((cut.narrative for cut in reversed(known.cuts) if cut.narrative), state.narrative)
     return replace(state, identifiers=made.identifiers, narrative=told, version=known.next_version)

@@ -215,7 +215,7 @@ class Checkpoints:
     Attributes:
         enabled: whether it is saved at all, a summary's own state included.
         save_at: save once when pressure rises over this share of the base; None never.
-        milestones: save when a subtask is done, something is decided, or something blocks.
+        milestones: save when a list has something newly done, a note decides something, or a call fails.
         keep: newest versions that are kept of one conversation.
         window_tokens: most tokens of what a new window starts from.
     """

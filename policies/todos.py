@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.checkpoint import Status, Subtask
-from policies.extraction.findings import parse, shorten
-from policies.extraction.readings import Source, normal
+from policies.text.gist import shorten
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
+from policies.text.literals import normal
+from policies.text.segments import Source, parse
 
 DOING = "doing"
 LONGEST = 200

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from policies.extraction.readings import Source
 from policies.ledger import EditKind
-from policies.messages import ToolCall, Transcript
+from policies.messages import Transcript
 from policies.pieces import Piece
 from policies.sources import lines_of, sources_of
 from policies.summaries import Line
+from policies.text.segments import Source
 from policies.turns import answered_calls, units
 
 NOTES = "notes on earlier messages"
@@ -59,11 +59,6 @@ def contexts_of(transcript: Transcript, pieces: Sequence[Piece]) -> Contexts:
 def compacted_text(contexts: Contexts) -> str:
     """All of the compacted context in one text."""
     return "\n".join(line.text for line in contexts.compacted)
-
-
-def calls_of(sources: Sequence[Source]) -> list[tuple[int, ToolCall]]:
-    """Every call with the position of its message, in order."""
-    return [(source.position, call) for source in sources for call in source.calls]
 
 
 def _lines(piece: Piece, by_index: Mapping[int, Source]) -> list[Line]:

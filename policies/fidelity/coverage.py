@@ -3,19 +3,18 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from policies.extraction.identifiers import STRONG
-from policies.extraction.readings import Source
-from policies.extraction.rules import read_sentence, statements
-from policies.extraction.supersession import superseded
 from policies.fidelity.contexts import Contexts, compacted_text
 from policies.fidelity.questions import LONGEST_VALUE, SHORTEST_VALUE, used_values
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.state import read_state
 from policies.summaries import normal_text
+from policies.text.literals import literals
+from policies.text.segments import Source
 
 MOST_MISSING = 40
 MOST_LOOKED = 200
+MOST_READ = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,8 @@ class Share:
 class Coverage:
     """What of a conversation is kept.
 
-    ``facts`` are values that it is known to need later, ``identifiers`` what its calls used and its user named,
-    ``rules`` the user's rules, word for word; nothing is counted twice. ``missing`` are the first that are not kept.
+    ``facts`` are values that it is known to need later, ``identifiers`` what its calls used and its user named
+    ``rules`` what the user stated; nothing is counted twice. ``missing`` are the first that are not kept.
     """
 
     facts: Share = Share()
@@ -82,8 +81,7 @@ def coverage_of(
 ) -> Coverage:
     """The coverage of a compacted context; each of ``facts`` is kept if all of its values are.
 
-    Only what stands in the whole context is wanted, and what the user has replaced is not. ``archived`` is the text of
-    the originals that can be fetched back.
+    Only what stands in the whole context is wanted. ``archived`` is the text of originals that can be fetched back.
     """
     kept = normal_text(compacted_text(contexts))
     whole = normal_text("\n".join(line.text for line in contexts.original))
@@ -109,18 +107,12 @@ def coverage_of(
 
 
 def _identifiers(sources: Sequence[Source], later: Sequence[ToolCall]) -> list[str]:
-    """What calls took from earlier messages, and what the user named and did not replace."""
+    """What calls took from earlier messages, and what the user named."""
     found = dict.fromkeys(v for values in used_values(sources, later).values() for v in values)
-    said = [
-        read_sentence(text, index=0)
-        for source in sources
-        if source.role == "user" and not source.is_result
-        for text in statements(source.text)
-    ]
-    gone = {index for index, newer in superseded(said).items() if newer.sure}
-    for index, sentence in enumerate(said):
-        strong = [m.value for m in sentence.mentions if m.kind in STRONG] if index not in gone else []
-        found.update(dict.fromkeys(v for v in strong if SHORTEST_VALUE <= len(v) <= LONGEST_VALUE))
+    for source in sources:
+        if source.role == "user" and not source.is_result:
+            named = literals(source.text[:MOST_READ])
+            found.update(dict.fromkeys(v for v in named if SHORTEST_VALUE <= len(v) <= LONGEST_VALUE))
     return list(found)
 
 

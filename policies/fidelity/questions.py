@@ -9,16 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.checkpoint import Checkpoint, Decision
-from policies.extraction.findings import leaves, parse, shorten
-from policies.extraction.identifiers import STRONG, WEIGHTS, Mention, scan
-from policies.extraction.readings import Source
-from policies.extraction.rules import read_sentence, statements
-from policies.extraction.supersession import superseded
+from policies.checkpoint import Checkpoint
+from policies.text.gist import shorten
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.state import read_state
 from policies.summary import harmless
+from policies.text.literals import literals
+from policies.text.segments import Source, parse, sentences, structured
 
 FEWEST, MOST = 4, 20
 LONGEST_QUOTE = 240
@@ -26,6 +24,8 @@ LONGEST_VALUE = 120
 SHORTEST_VALUE = 4
 MOST_VALUES = 4
 MOST_CALLS = 400
+BEGINNING = 12
+"""Characters of a sentence by which it is asked for."""
 GAP = "____"
 
 
@@ -76,7 +76,6 @@ def questions_for(
         _rules(state),
         _decisions(state),
         _statuses(state),
-        _changes(sources),
         _issues(state),
     )
     found = dict.fromkeys(MINIMUM)
@@ -99,6 +98,7 @@ def proposed(text: str) -> Iterator[Question]:
 
 
 def _dimension(text: str) -> Dimension:
+    """What a question tests that a model wrote as it was asked to: in English."""
     low = text.lower()
     if any(word in low for word in ("decid", "decision", "chosen", "choose", "why ")):
         return Dimension.DECISIONS
@@ -131,30 +131,28 @@ def _recorded(sources: Sequence[Source], values: Sequence[str]) -> Iterator[Ques
 def _sentences(source: Source) -> tuple[str, ...]:
     if source.is_result or source.role not in {"user", "assistant"}:
         return ()
-    return tuple(s for s in statements(source.text) if len(s) <= LONGEST_QUOTE)
+    return tuple(s for s in sentences(source.text) if len(s) <= LONGEST_QUOTE)
 
 
 def used_values(sources: Sequence[Source], later: Sequence[ToolCall] = ()) -> dict[tuple[str, str], list[str]]:
     """Values that a call took from an earlier message, by the names of tool and argument, the newest call first."""
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str], dict[str, None]] = {}
     end = max((s.position for s in sources), default=0) + 1
     made = [(s.position, call) for s in sources for call in s.calls]
     said = [(s.position, s.text) for s in sources]
     for position, call in reversed([*made, *((end, call) for call in later)][-MOST_CALLS:]):
         document = parse(call.arguments)
-        for leaf in leaves(document) if document is not None else ():
-            value = leaf.value.strip()
-            if not leaf.key or not SHORTEST_VALUE <= len(value) <= LONGEST_VALUE or not _is_identifier(value):
+        for value, _, key, _ in structured(document) if document is not None else ():
+            if not key.strip() or not SHORTEST_VALUE <= len(value) <= LONGEST_VALUE or not _names(value):
                 continue
             if any(value in text for at, text in said if at < position):
-                values = found.setdefault((call.name, leaf.key), [])
-                if value not in values:
-                    values.append(value)
-    return found
+                found.setdefault((call.name, key), {})[value] = None
+    return {name: list(values) for name, values in found.items()}
 
 
-def _is_identifier(value: str) -> bool:
-    return any(m.kind in STRONG and len(m.value) * 2 >= len(value) for m in scan(value))
+def _names(value: str) -> bool:
+    """Whether a value is for the most part a literal."""
+    return 2 * max(map(len, literals(value)), default=0) >= len(value)
 
 
 def _arguments(sources: Sequence[Source], later: Sequence[ToolCall]) -> Iterator[Question]:
@@ -165,29 +163,26 @@ def _arguments(sources: Sequence[Source], later: Sequence[ToolCall]) -> Iterator
 
 def _rules(state: Checkpoint) -> Iterator[Question]:
     for rule in reversed(state.constraints):
-        mention = _strongest(scan(rule))
-        if mention is not None and len(rule) <= LONGEST_QUOTE:
-            yield _gap(rule, mention.value, Dimension.FACTS, "constraint")
-        else:
-            begin = " ".join(rule.split()[:5])
-            text = f"What does the user's rule say in full that begins with {_quoted(begin)}?"
-            yield Question(text, Dimension.FACTS, "constraint")
+        yield _about(rule, Dimension.FACTS, "constraint", "What did the user say in full in the words that begin with")
 
 
 def _decisions(state: Checkpoint) -> Iterator[Question]:
     for decision in reversed(state.decisions):
         if decision.rationale:
             text = f"Why was this decided: {_quoted(decision.text)}?"
-            yield Question(text, Dimension.DECISIONS, "decision", _strong(decision.rationale))
-        elif (mention := _strongest(scan(decision.text))) is not None:
-            yield _gap(decision.text, mention.value, Dimension.DECISIONS, "decision")
+            yield Question(text, Dimension.DECISIONS, "decision", literals(decision.rationale)[:MOST_VALUES])
         else:
-            yield _about(decision)
+            yield _about(
+                decision.text, Dimension.DECISIONS, "decision", "What was decided in the words that begin with"
+            )
 
 
-def _about(decision: Decision) -> Question:
-    begin = " ".join(decision.text.split()[:4])
-    return Question(f"What was decided in the words that begin with {_quoted(begin)}?", Dimension.DECISIONS, "decision")
+def _about(said: str, dimension: Dimension, origin: str, asking: str) -> Question:
+    """A question for the value that a sentence names, else for how it goes on."""
+    value = max(literals(said), key=len, default="")
+    if value and len(said) <= LONGEST_QUOTE and value != said:
+        return _gap(said, value, dimension, origin)
+    return Question(f"{asking} {_quoted(shorten(said, max(BEGINNING, len(said) // 3)))}?", dimension, origin)
 
 
 def _statuses(state: Checkpoint) -> Iterator[Question]:
@@ -201,34 +196,9 @@ def _issues(state: Checkpoint) -> Iterator[Question]:
         yield Question(f"Is this solved or still open: {_quoted(issue)}?", Dimension.STATE, "issue")
 
 
-def _changes(sources: Sequence[Source]) -> Iterator[Question]:
-    """What the user said and replaced later: what holds now is asked for by what held before."""
-    said = [
-        read_sentence(text, index=0)
-        for source in sources
-        if source.role == "user" and not source.is_result
-        for text in statements(source.text)
-    ]
-    for old, newer in sorted(superseded(said).items(), reverse=True):
-        if not newer.sure or len(said[old].text) > LONGEST_QUOTE:
-            continue
-        before = said[old].literals
-        fresh = tuple(m.value for m in said[newer.index].mentions if m.value.lower() not in before)
-        text = f"The user said {_quoted(said[old].text)} and changed it later. What holds now?"
-        yield Question(text, Dimension.FACTS, "superseded", fresh[:MOST_VALUES])
-
-
 def _gap(sentence: str, value: str, dimension: Dimension, origin: str) -> Question:
     shown = sentence.replace(value, GAP)
     return Question(f"What stands in the gap: {_quoted(shown)}?", dimension, origin, (value,))
-
-
-def _strongest(mentions: Sequence[Mention]) -> Mention | None:
-    return max(mentions, key=lambda m: (WEIGHTS[m.kind], len(m.value)), default=None)
-
-
-def _strong(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(m.value for m in scan(text) if m.kind in STRONG))[:MOST_VALUES]
 
 
 def _quoted(text: str) -> str:

@@ -1,150 +1,103 @@
-"""What is still wrong: errors that tools showed and nobody mended, and what the assistant says blocks it.
+"""What is still wrong: the last error of each call that has not succeeded since, by what programs print.
 
-An issue carries the exact text of its error behind the call that showed it, ``run_tests(tests/a.py): KeyError: 'x'``.
-It is closed by a later result of the same call without an error, or by an answer that says that it is mended.
+An issue carries the line that names the error behind the call that showed it: ``run_tests(tests/a.py): KeyError: 'x'``.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
-from policies.extraction.conclusions import Conclusion
-from policies.extraction.findings import key_argument
-from policies.extraction.identifiers import STRONG, scan
-from policies.extraction.readings import Reading, Readings, Source
-from policies.extraction.rules import STOP, WORD
+from policies.text.gist import key_argument, shorten
 from policies.messages import ToolCall, same_call
+from policies.text.segments import Source, clipped, parse
 
 MOST_ISSUES = 8
-SURE_ERROR = 1.0
-"""A line that names its error weighs more; one that only has a word for failure in it counts in a short result."""
-SHORT_RESULT = 400
-SAME_WORDS = 2
-LONGEST_COMMAND = 60
-_MENDED = re.compile(
-    r"\b(?:fixed|resolved|solved|mended|works? now|passes|pass now|succeeds? now|no longer fails?)\b", re.IGNORECASE
+LONGEST = 240
+ALL_READ = 4_000
+"""Characters of an output that is read whole; of a longer one its last lines, where programs say what went wrong."""
+LAST_LINES = 30
+LEAST_STATUS = 400
+_ERRORS = ("error", "errors", "exception", "error_message", "errormessage")
+_FLAGS = ("is_error", "iserror", "failed")
+_SUCCESSES = ("success", "ok")
+_CODES = ("exit_code", "exitcode", "exit_status", "returncode", "return_code")
+_STATUSES = ("status", "status_code", "statuscode", "http_status")
+_MESSAGES = ("message", "detail", "stderr", "content", "text", "reason", "output", "code", "type")
+_FAILED = frozenset({"error", "failed", "failure"})
+_RAISED = re.compile(r"(?:E\s+)?(?:[\w.]*(?:Error|Exception)|panic|fatal)\b(?:\[\w+\])?(?::\s|\s*\Z)", re.IGNORECASE)
+_REPORTED = re.compile(
+    r"\A(?:[^\s:]+:(?:\d+:)*\s+)?(?:fatal |compile |syntax )?error\b\s*(?:\[\w+\])?:"
+    r"|\A(?:FAILED|FAIL|ERROR|ERR!|npm ERR!|Traceback \()(?=\W|\Z)"
+    r"|: (?:No such file or directory|(?:command )?not found|Permission denied|Is a directory)\Z"
+    r"|\bexit(?:ed)?(?: with)?(?: code| status)?[:=]? ?-?[1-9]\d{0,2}\b|\b[1-9]\d* (?:failed|errors?)\b"
+    r"|\AHTTP/[\d.]+ [45]\d\d\b|\b(?:HTTP|status(?: code)?)[ :=]{1,2}[45]\d\d\b|\A[45]\d\d (?:[A-Z][a-z]+ ?){1,4}\Z"
 )
-_ALL_PASS = re.compile(
-    r"\ball (?:of )?(?:the |\d+ )?(?:tests|checks|specs)\b[^.]{0,30}\b(?:pass|green|succeed)", re.IGNORECASE
-)
-_NOT_YET = re.compile(
-    r"\b(?:not|n['\u2019]t|never|still|if|once|should|would|until|need(?:s)? to|to be)\b", re.IGNORECASE
-)
-_TEST = re.compile(r"\b\w*(?:test|spec|check|assert)\w*", re.IGNORECASE)
-_BLOCKED = re.compile(
-    r"\b(?:(?:i am|we are|is|are|i['\u2019]m|we['\u2019]re) (?:now |currently |still )?(?:blocked|stuck)\b"
-    r"|blocked (?:by|on)\b|blocker\b"
-    r"|cannot (?:proceed|continue|go on)\b|can['\u2019]t (?:proceed|continue|go on)\b|waiting (?:for|on)\b"
-    r"|unable to (?:proceed|continue|reproduce|connect|access)\b)",
-    re.IGNORECASE,
-)
-_LABELLED = re.compile(r"\A(?:open (?:issue|question|problem)|blocker|issue|bug)s?\s*:\s*\S[^\n]{8}", re.IGNORECASE)
-_NUMBERED = re.compile(r"\s*\d{1,6}[:|]\s")
-"""A line of a listing: what a file says, not what went wrong."""
-_COMMAND = re.compile(r"```[^\n`]{0,40}\n\s{0,40}([^\n`]{1,200})[^`]{0,4000}```\s{0,20}\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class _Issue:
-    text: str
-    call: tuple[str, str] = ("", "")
-    keys: frozenset[str] = frozenset()
-
-
-def blocks(text: str) -> bool:
-    """Whether a sentence says that something is in the way."""
-    return bool(_BLOCKED.search(text))
-
-
-def open_issues(sources: Sequence[Source], readings: Readings, *, known: Sequence[str] = ()) -> tuple[str, ...]:
+def open_issues(sources: Sequence[Source], *, known: Sequence[str] = ()) -> tuple[str, ...]:
     """The issues that these messages leave open, oldest first, where ``known`` were open before; the newest few."""
-    board = {text: _Issue(text, keys=_keys(text)) for text in known}
-    command = ""
+    board: dict[str, tuple[str, str] | None] = dict.fromkeys(known)
     for source in sources:
-        reading = readings.of(source)
-        if source.is_result or reading.showed_output:
-            _after_result(board, source, reading, command=command)
-        elif source.role == "assistant":
-            said = readings.conclusions(source)
-            for conclusion in said:
-                _after_conclusion(board, conclusion)
-            command = _command(source)
-        elif source.role == "user":
-            for sentence in reading.sentences:
-                if _LABELLED.match(sentence.text):
-                    board[sentence.text] = _Issue(sentence.text, keys=_keys(sentence.text))
+        if not source.tool:
+            continue
+        call = same_call(ToolCall("", source.tool, source.arguments))
+        named = f"{_named(source)}: "
+        for text in [t for t, made in board.items() if made == call or (made is None and t.startswith(named))]:
+            del board[text]
+        if error := error_in(source.text):
+            board[f"{named}{error}"] = call
     return tuple(board)[-MOST_ISSUES:]
 
 
-def _command(source: Source) -> str:
-    """The command in a code block at the end of an answer, for agents whose tools are the chat itself."""
-    if source.calls or "```" not in source.text:
-        return ""
-    match = _COMMAND.search(source.text[-4_000:])
-    return match.group(1).strip() if match else ""
-
-
-def _after_result(board: dict[str, _Issue], source: Source, reading: Reading, *, command: str) -> None:
-    call = same_call(ToolCall("", source.tool, source.arguments)) if source.tool else ("", command)
-    error = next(iter(reading.conclusions), None)
-    if error is not None and (_is_passing(error, source) or _NUMBERED.match(error.text)):
-        error = None
-    begins = source.tool or command[:LONGEST_COMMAND]
-    near = [t for t, issue in board.items() if begins and (issue.call == call or t.startswith(begins))]
-    if error is None and not near:
-        return
-    named = f"{_named(source, command)}: " if begins else ""
-    for text in near:
-        if board[text].call == call or text.startswith(named):
-            del board[text]
-    if error is not None:
-        text = f"{named}{error.text}"
-        board.pop(text, None)
-        board[text] = _Issue(text, call, error.keys | _keys(named))
-
-
-def _is_passing(error: Conclusion, source: Source) -> bool:
-    """Whether a long result has no more than a word for failure in it."""
-    return error.weight < SURE_ERROR and len(source.text) > SHORT_RESULT
-
-
-def _named(source: Source, command: str) -> str:
-    if not source.tool:
-        return command[:LONGEST_COMMAND]
+def _named(source: Source) -> str:
     argument = key_argument(source.arguments) if source.arguments else ""
     return f"{source.tool}({argument})" if argument else source.tool
 
 
-def _after_conclusion(board: dict[str, _Issue], said: Conclusion) -> None:
-    text = said.text
-    if _ALL_PASS.search(text) and not _NOT_YET.search(text):
-        for issue in [t for t in board if _TEST.search(t)]:
-            del board[issue]
-    elif _MENDED.search(text) and not _NOT_YET.search(text):
-        for issue in _mended(board, said):
-            del board[issue]
-    elif _BLOCKED.search(text) and said.label in {"failed", "next", "found"}:
-        board.pop(text, None)
-        board[text] = _Issue(text, keys=said.keys | _keys(text))
+def error_in(text: str) -> str:
+    """The line of a result that names its error, by what programs print; empty where it shows none."""
+    document = parse(clipped(text))
+    if document is not None:
+        return _in_document(document)
+    lines = [" ".join(line.split()) for line in text[-10 * ALL_READ :].splitlines()]
+    if len(text) > ALL_READ:
+        lines = lines[-LAST_LINES:]
+    for shape in (_RAISED.match, _REPORTED.search):
+        found = next((line for line in reversed(lines) if line and shape(line[: 2 * LONGEST])), "")
+        if found:
+            return shorten(found, LONGEST)
+    return ""
 
 
-def _mended(board: dict[str, _Issue], said: Conclusion) -> list[str]:
-    """The issues that a sentence says are mended: those that share an identifier or words with it, else the newest."""
-    if not board:
-        return []
-    keys, words = said.keys | _keys(said.text), _words(said.text)
-    near = [t for t, issue in board.items() if keys & issue.keys or len(words & _words(t)) >= SAME_WORDS]
-    if near or keys:
-        return near
-    return [next(reversed(board))]
+def _in_document(document: object) -> str:
+    """The message of a JSON result that says of itself that it failed."""
+    if not isinstance(document, Mapping):
+        return ""
+    values = {str(key).lower().replace("-", "_"): value for key, value in document.items()}
+    named = next((v for key in _ERRORS if (v := values.get(key))), None)
+    if named is None and not _has_failed(values):
+        return ""
+    return shorten(" ".join(_message(named, values).split()), LONGEST)
 
 
-def _keys(text: str) -> frozenset[str]:
-    return frozenset(m.value.lower() for m in scan(text[:600]) if m.kind in STRONG)
+def _has_failed(values: Mapping[str, object]) -> bool:
+    codes = [values.get(key) for key in _CODES]
+    statuses = [values.get(key) for key in _STATUSES]
+    return (
+        any(values.get(key) is True for key in _FLAGS)
+        or any(values.get(key) is False for key in _SUCCESSES)
+        or any(isinstance(code, int) and code != 0 for code in codes)
+        or any(isinstance(status, int) and status >= LEAST_STATUS for status in statuses)
+        or any(isinstance(status, str) and status.lower() in _FAILED for status in statuses)
+    )
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(w for m in WORD.findall(text) if (w := m.lower()) not in STOP and len(w) > 3) - _COMMON
-
-
-_COMMON = frozenset({"error", "errors", "fixed", "resolved", "solved", "issue", "problem", "works", "passes", "failed"})
+def _message(named: object, values: Mapping[str, object]) -> str:
+    """What an error says: itself, or a text within it or beside it."""
+    if isinstance(named, list) and named:
+        named = named[0]
+    if isinstance(named, str):
+        return named
+    within = named if isinstance(named, Mapping) else {}
+    texts = (v for place in (within, values) for key in _MESSAGES if isinstance(v := place.get(key), str) and v.strip())
+    said = next(texts, "")
+    return said.strip().splitlines()[-1] if said else next((f"{k} {v}" for k, v in values.items()), "failed")

@@ -51,14 +51,13 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
     newest = _too_large_results(draft, bounds, room=_room_beside(bounds, budget))
     read, end = {*gone, *newest}, len(draft.transcript.messages)
     sources = sources_of(bounds.transcript, sorted(read), bounds.calls())
-    later = [_read(bounds, i).text for i in range(start, end) if draft.transcript.messages[i].role == "user"]
     visible = [_read(bounds, i).text for i in range(head, end) if i not in read]
     state = read_state(
         sources,
         goal=_goal(bounds),
         previous=previous_state(bounds.known),
         tools=bounds.settings.notes,
-        later=later,
+        readings=bounds.readings,
     )
     lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
     made = extract(

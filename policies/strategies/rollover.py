@@ -31,7 +31,7 @@ def rollover(draft: Draft, bounds: Bounds) -> Draft:
     state = _state(draft, bounds)
     version = max(bounds.known.next_version, draft.cut.version if draft.cut is not None else 0)
     state = replace(state, version=version, window_id=state.window_id + 1)
-    shown = state if protection.task is None else replace(state, goal="")
+    shown = state if protection.task is None else state.beside_goal()
     prefix = transcript.chain[start - head - 1]
     ref = prefix.hex()[:12]
     around = bounds.counter.count(render_summary("", version=version, ref=ref, removed=gone)) + MESSAGE_OVERHEAD + SLACK

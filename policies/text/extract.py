@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from policies.checkpoint import Identifier
-from policies.text.segments import NUMBER, Reading, Readings, Segment, Source, is_identifier, terms_of
+from policies.text.segments import NUMBER, Reading, Readings, Segment, Source, is_identifier, is_question, terms_of
 from policies.tokens import TokenCounter
 
 SPEAKERS = {"user": 1.0, "assistant": 0.2, "tool": 0.6}
@@ -51,7 +51,6 @@ SPARE = 1.5
 LAST = 1_000_000
 SHOWN = 9
 MAX_IDENTIFIERS = 200
-_ASKS = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")
 _RUN = re.compile(r"\d+|[^\W\d_]+")
 
 
@@ -211,7 +210,7 @@ def _of_segments(i: int, source: Source, reading: Reading, weights: Weights, rat
             continue
         called = segment.record < 0
         factor = CALL if called else worth
-        if said and _ASKS.search(segment.text):
+        if said and is_question(segment.text):
             factor *= QUESTION
         cost = rate * len(segment.text) + LABEL
         if segment.key:
@@ -244,7 +243,7 @@ def link(items: Sequence[Item], sources: Sequence[Source]) -> None:
     rare = max(2, int(COMMON * len(spoken)))
     said: dict[str, list[int]] = defaultdict(list)
     for n in spoken:
-        if sources[items[n].source].role == "user" and not _ASKS.search(items[n].segment.text):
+        if sources[items[n].source].role == "user" and not is_question(items[n].segment.text):
             for stem in stems[n]:
                 if times[stem] <= rare:
                     said[stem].append(n)

@@ -72,6 +72,14 @@ def terms_of(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+_ASKS = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")
+
+
+def is_question(sentence: str) -> bool:
+    """Whether a sentence ends in a question mark of any script."""
+    return _ASKS.search(sentence) is not None
+
+
 def _pairs(run: str) -> Iterable[str]:
     return (run,) if len(run) == 1 else (run[i : i + 2] for i in range(len(run) - 1))
 

@@ -17,6 +17,7 @@ policies: {mine: {cascade: [{layer: evict, at: 0.5, stop_at: 0.2, params: {score
 default_policy: mine
 """
 DECIDED = "I have decided to use fetch instead of axios, because axios is unmaintained."
+NOTED = f"Noted.\n```decision\n{DECIDED}\n```"
 
 
 async def checkpoint(target: InTurns, conversation: str) -> httpx.Response:
@@ -32,7 +33,7 @@ async def checkpoint(target: InTurns, conversation: str) -> httpx.Response:
 async def test_after_a_first_request_that_only_evicts_there_is_a_checkpoint_to_resume(
     name: str | None, tmp_path: Path, deployment: Deployment
 ) -> None:
-    messages = [*opening(), {"role": "assistant", "content": DECIDED}, {"role": "user", "content": "Go on, please."}]
+    messages = [*opening(), {"role": "assistant", "content": NOTED}, {"role": "user", "content": "Go on, please."}]
     for number in range(24):
         messages += tool_step(number, words=150)
     headers = {} if name is None else {"x-weir-conversation": name}
@@ -62,7 +63,7 @@ async def test_after_a_first_request_that_only_evicts_there_is_a_checkpoint_to_r
 async def test_a_named_conversation_whose_first_request_holds_a_milestone_is_saved_at_once(
     deployment: Deployment,
 ) -> None:
-    messages = [*opening(), {"role": "assistant", "content": DECIDED}, {"role": "user", "content": "Go on, please."}]
+    messages = [*opening(), {"role": "assistant", "content": NOTED}, {"role": "user", "content": "Go on, please."}]
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
         deployment.serving(simulator.base_url) as target,

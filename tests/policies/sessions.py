@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from policies.extraction.readings import Source
 from policies.messages import ToolCall
+from policies.text.segments import Source
 
 HERE = Path(__file__).parent / "data"
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -39,11 +39,15 @@ def shared_conversations(name: str) -> Iterator[tuple[list[Source], Mapping[str,
         pytest.skip(f"{name} is not present")
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        yield [_source(i, m) for i, m in enumerate(row["messages"]) if m["role"] != "system"], row["meta"]
+        made: dict[str, ToolCall] = {}
+        yield [_source(i, m, made) for i, m in enumerate(row["messages"]) if m["role"] != "system"], row["meta"]
 
 
-def _source(position: int, message: Mapping[str, Any]) -> Source:
+def _source(position: int, message: Mapping[str, Any], made: dict[str, ToolCall]) -> Source:
+    """A message; ``made`` are the calls so far, of which a result names the one that it answers."""
     calls = tuple(
         ToolCall(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls") or ()
     )
-    return Source(position, message["role"], message.get("content") or "", calls=calls)
+    made.update((c.id, c) for c in calls)
+    call = made.get(message.get("tool_call_id") or "", ToolCall("", "", ""))
+    return Source(position, message["role"], message.get("content") or "", call.name, call.arguments, calls=calls)

@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 
 from policies.effects import Failed, Summarize, Summary
-from policies.extraction.readings import Source
 from policies.fidelity import (
     ANSWER,
     JUDGE,
@@ -27,6 +26,7 @@ from policies.fidelity.questions import MINIMUM
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.summaries import Line
+from policies.text.segments import Source
 from policies.tokens import CHARS4
 from tests.policies.answering import Model
 from tests.policies.judging import Panel, fenced, gullible_judge, outside
@@ -319,9 +319,9 @@ def test_coverage_counts_what_is_kept_and_what_can_be_fetched_back() -> None:
 
     assert (found.facts.wanted, found.facts.kept, found.facts.recoverable) == (1, 0, 1.0)
     assert (found.identifiers.wanted, found.identifiers.kept, found.identifiers.reachable) == (2, 1, 1)
-    assert (found.rules.wanted, found.rules.kept) == (1, 1)
-    assert found.score == 0.5
-    assert set(found.missing) == {"HAT136", "credit_card_7815826"}
+    assert (found.rules.wanted, found.rules.kept) == (2, 1)
+    assert found.score == 0.4
+    assert set(found.missing) == {"HAT136", "credit_card_7815826", "My reservation is ZK81QX."}
     assert context("").ratio == 2.5
 
 
@@ -331,21 +331,25 @@ def test_a_value_inside_a_longer_one_is_not_kept() -> None:
 
 
 def test_coverage_of_a_conversation_that_needs_nothing_is_null() -> None:
-    empty = Contexts((Source(1, "user", "hello there"),), (Line("user", "hello"),))
+    empty = Contexts((Source(1, "user", "hello?"),), (Line("user", "hello"),))
 
     assert coverage_of(empty, tools=TOOLS).score is None
 
 
-def test_what_the_user_replaced_is_not_wanted() -> None:
-    sources = (
-        Source(1, "user", "The deploy host is alpha-7.internal.example.com."),
-        Source(2, "user", "The deploy host is beta-9.internal.example.com now, not alpha-7."),
-    )
-    kept = Contexts(sources, (Line("notes", sources[1].text),))
+@pytest.mark.requirement("A0.56")
+@pytest.mark.parametrize(
+    "rule",
+    ["Cancel nothing without asking me first.", "没有我的同意请不要取消任何预订。", "Ничего не отменяйте без меня."],
+)
+def test_what_the_user_stated_is_wanted_in_any_language(rule: str) -> None:
+    sources = (Source(1, "user", rule), Source(2, "user", "The deploy host is beta-9.example.com."))
+    found = coverage_of(Contexts(sources, (Line("notes", sources[1].text),)), tools=TOOLS)
 
-    found = coverage_of(kept, tools=TOOLS)
-
-    assert found.identifiers.wanted == found.identifiers.kept > 0
+    assert (found.rules.wanted, found.rules.kept, found.missing) == (2, 1, (rule,))
+    assert found.identifiers.wanted == found.identifiers.kept == 1
+    questions = questions_for(sources, count=20, tools=TOOLS)
+    assert sum(q.origin == "constraint" for q in questions) == 2
+    assert not any(rule in q.text for q in questions)
 
 
 def test_no_prompt_of_an_evaluation_is_taken_for_a_question_to_the_summariser() -> None:

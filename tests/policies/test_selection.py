@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.extraction.findings import placeholder
+from policies.text.gist import placeholder
 from policies.scoring import Block, ContentType, scorer
 from policies.scoring.references import last_references
 from policies.scoring.selection import Selection, select

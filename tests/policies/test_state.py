@@ -1,16 +1,14 @@
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from policies.checkpoint import Checkpoint, Decision, Status, Subtask
-from policies.extraction.readings import Readings, Source
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.state import known_until, merge_states, read_state
-from policies.state.decisions import decision_of
+from policies.summaries import Proposal
+from policies.text.segments import Readings, Source, sentences
 from policies.tokens import CHARS4
 from tests.policies.sessions import queue_session, shared_conversations
 
@@ -38,21 +36,6 @@ def called(position: int, name: str, arguments: str, result: str = "ok") -> list
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a model proposes in a test."""
-
-    goal: tuple[str, ...] = ()
-    done: tuple[str, ...] = ()
-    current: tuple[str, ...] = ()
-    remaining: tuple[str, ...] = ()
-    decisions: tuple[object, ...] = ()
-    open_issues: tuple[str, ...] = ()
-    environment: tuple[str, ...] = ()
-    learnings: tuple[str, ...] = ()
-    next_step: tuple[str, ...] = ()
-
-
 def within(*texts: str) -> Callable[[str], bool]:
     whole = "\n".join(texts).lower()
     return lambda identifier: identifier.lower() in whole
@@ -62,22 +45,26 @@ def within(*texts: str) -> Callable[[str], bool]:
 def test_a_session_is_read_into_every_field_and_the_goal_is_the_first_user_text_byte_for_byte() -> None:
     state = state_of(queue_session())
     assert state.goal == GOAL
-    assert state.success_criteria == ("You are done when test_drain passes and no invoice is sent twice.",)
-    assert "Never touch the ledger table." in state.constraints
+    assert state.constraints == (
+        *GOAL.splitlines(),
+        "From now on, report all times in Europe/Lisbon.",
+        "The broker listens on port 5671.",
+        "Correction: the broker listens on port 5673 now.",
+        "Actually, report all times in UTC from now on.",
+    )
     assert [(s.text, s.status) for s in state.subtasks] == [
         ("Read worker.py", Status.DONE),
         ("Write the adapter", Status.IN_PROGRESS),
         ("Delete the old queue", Status.PLANNED),
     ]
-    assert state.decisions == (Decision("I decided to use leases.", "workers crash", ("locks",)),)
+    assert state.decisions == (Decision("use leases, not locks: workers crash"),)
     assert state.open_issues == ("deploy(canary): PermissionError: role deployer-2 may not push to canary",)
-    assert state.environment[:4] == (
+    assert state.environment == (
         "cwd: /srv/shop (message 5)",
         "git branch: feature/queue-7 (message 5)",
-        "python version: 3.11.4 (message 7)",
         "file: src/adapter.py (message 12)",
     )
-    assert state.learnings == ("It turns out that the broker batches by 32 and lease-4411 is never released.",)
+    assert state.learnings == ("the broker batches by 32 and lease-4411 is never released",)
     assert state.notes == ("bugs: lease-4411 leaks when worker.py crashes in ack()",)
     assert Checkpoint.from_json(state.to_json()) == state
     assert state.validate().valid
@@ -153,15 +140,6 @@ def test_checkboxes_of_users_and_answers_are_subtasks_but_not_those_of_logs() ->
     assert state_of(sources).subtasks == (Subtask("write the adapter", Status.DONE), Subtask("delete the queue"))
 
 
-def test_without_any_list_reports_of_the_assistant_are_what_is_done() -> None:
-    sources = [
-        Source(0, "user", "Change my booking."),
-        Source(1, "assistant", "The reservation UM3OG5 has been successfully updated to economy class."),
-        Source(2, "assistant", "If it has been updated, let me know."),
-    ]
-    assert [s.text for s in state_of(sources).with_status(Status.DONE)] == [sources[1].text]
-
-
 @pytest.mark.requirement("A0.113")
 def test_a_resumed_window_goes_on_with_the_right_subtask_and_reads_nothing_again() -> None:
     page = state_of(queue_session()).saved(at="2024-05-01T10:00:00Z").bootstrap(max_tokens=600, counter=CHARS4)
@@ -176,63 +154,74 @@ def test_a_resumed_window_goes_on_with_the_right_subtask_and_reads_nothing_again
     assert "TODO: Delete the old queue" in page
 
 
-@pytest.mark.requirement("A0.100")
-def test_an_issue_closes_when_the_same_call_succeeds_or_an_answer_says_that_it_is_mended() -> None:
-    failed = called(1, "run_tests", '{"path": "tests/test_drain.py"}', "TimeoutError: drain took 31.2 s")
-    passed = called(3, "run_tests", '{"path":"tests/test_drain.py"}', "4 passed")
-    other = called(3, "run_tests", '{"path": "tests/test_ack.py"}', "4 passed")
-    mended = [Source(3, "assistant", "The TimeoutError in tests/test_drain.py is fixed now.")]
-    doubted = [Source(3, "assistant", "The TimeoutError in tests/test_drain.py should be fixed once we deploy.")]
-    assert state_of(failed).open_issues == ("run_tests(tests/test_drain.py): TimeoutError: drain took 31.2 s",)
-    assert state_of([*failed, *passed]).open_issues == ()
-    assert state_of([*failed, *mended]).open_issues == ()
-    assert len(state_of([*failed, *other]).open_issues) == 1
-    assert len(state_of([*failed, *doubted]).open_issues) == 1
-    assert state_of(passed, previous=state_of(failed)).open_issues == ()
-
-
 def test_a_newer_fact_of_the_environment_replaces_the_one_of_the_same_name() -> None:
     sources = [
         *called(1, "bash", '{"command": "pwd"}', "/srv/shop"),
         *called(3, "bash", '{"command": "git status"}', "On branch main\nnothing to commit"),
-        *called(5, "bash", '{"command": "cd /srv/other && git checkout -b fix/queue-9"}', "Switched to a new branch"),
+        *called(
+            5,
+            "bash",
+            '{"command": "cd /srv/other && git checkout -b fix/queue-9"}',
+            "Switched to a new branch 'fix/queue-9'",
+        ),
     ]
     assert state_of(sources).environment == ("cwd: /srv/other (message 6)", "git branch: fix/queue-9 (message 6)")
 
 
+@pytest.mark.requirement("A0.100")
+def test_an_issue_closes_when_the_same_call_succeeds_and_not_when_somebody_says_so() -> None:
+    failed = called(1, "run_tests", '{"path": "tests/test_drain.py"}', "TimeoutError: drain took 31.2 s")
+    passed = called(3, "run_tests", '{"path":"tests/test_drain.py"}', "4 passed")
+    other = called(3, "run_tests", '{"path": "tests/test_ack.py"}', "4 passed")
+    told = [Source(3, "assistant", "The TimeoutError in tests/test_drain.py is fixed now.")]
+    issue = ("run_tests(tests/test_drain.py): TimeoutError: drain took 31.2 s",)
+    assert state_of(failed).open_issues == issue
+    assert state_of([*failed, *passed]).open_issues == ()
+    assert state_of([*failed, *other]).open_issues == issue
+    assert state_of([*failed, *told]).open_issues == issue
+    assert state_of(passed, previous=state_of(failed)).open_issues == ()
+
+
+@pytest.mark.requirement("A0.58", "A0.100")
 @pytest.mark.parametrize(
-    ("sentence", "decision"),
+    ("result", "error"),
     [
-        (
-            "I chose leases over locks because workers crash.",
-            Decision("I chose leases", "workers crash", ("locks",)),
-        ),
-        ("Because workers crash, I went with leases.", Decision("I went with leases.", "workers crash")),
-        ("We will use Redis instead of Kafka.", Decision("We will use Redis.", "", ("Kafka",))),
-        ("I decided to keep it.", Decision("I decided to keep it.")),
+        ("Traceback (most recent call last):\n  File 'a.py', line 3\njson.JSONDecodeError: no value", "json.JSONDec"),
+        ("E   KeyError: 'x'\nFAILED tests/a.py::test_a\n1 failed, 3 passed", "E KeyError: 'x'"),
+        ("src/main.c:3:5: error: expected ';'", "src/main.c:3:5: error: expected ';'"),
+        ("error[E0308]: mismatched types", "error[E0308]: mismatched types"),
+        ("cat: notes.txt: No such file or directory", "cat: notes.txt: No such file or directory"),
+        ("Error: 用户不存在", "Error: 用户不存在"),
+        ("done\nexit code: 137", "exit code: 137"),
+        ("HTTP/1.1 404 Not Found\nServer: x", "HTTP/1.1 404 Not Found"),
+        ('{"error": {"message": "kein Zugriff", "code": 7}}', "kein Zugriff"),
+        ('{"error": "quota"}', "quota"),
+        ('{"is_error": true, "content": "нет доступа"}', "нет доступа"),
+        ('{"exit_code": 2, "stderr": "a\\nb: gone"}', "b: gone"),
+        ('{"status": 503, "detail": "busy"}', "busy"),
+        ('{"success": false}', "success False"),
     ],
 )
-def test_a_decision_is_cut_into_what_why_and_what_not(sentence: str, decision: Decision) -> None:
-    made = decision_of(sentence)
-    assert replace(made, text=made.text.rstrip(".")) == replace(decision, text=decision.text.rstrip("."))
+def test_an_error_is_known_by_the_shape_of_what_programs_print(result: str, error: str) -> None:
+    (issue,) = state_of(called(1, "run", '{"path": "a"}', result)).open_issues
+    assert issue.startswith(f"run(a): {error}")
 
 
-@pytest.mark.requirement("R.55", "R.57", "S.22")
-def test_ten_rounds_leave_constraints_byte_identical_and_replaced_ones_out() -> None:
-    sources = [
-        *said(
-            "Plan the launch.",
-            "From now on, answer in German.",
-            "Never put my surname into a ticket.",
-            "Actually, answer in French from now on.",
-        )
-    ]
-    want = ("Never put my surname into a ticket.", "Actually, answer in French from now on.")
-    state: Checkpoint | None = None
-    for _ in range(ROUNDS):
-        state = Checkpoint.from_json(state_of(sources, previous=state).to_json())
-        assert state.constraints == want
-    assert "German" not in state_of(sources, previous=state).to_markdown()
+@pytest.mark.parametrize(
+    "result",
+    [
+        "4 passed, 0 failed",
+        "exit code: 0",
+        "class ParseError(Exception):\n    raise ValueError('no error here')",
+        "The word error stands in this sentence, and so does failed.",
+        '{"error": null, "status": 200, "exit_code": 0, "success": true}',
+        '{"errors": [], "items": [{"error": "old"}]}',
+        "x = 1\n" * 3_000 + "ok",
+        "",
+    ],
+)
+def test_what_only_speaks_of_errors_is_no_issue(result: str) -> None:
+    assert state_of(called(1, "run", "{}", result)).open_issues == ()
 
 
 @pytest.mark.requirement("R.57")
@@ -248,24 +237,6 @@ def test_reading_an_older_part_again_takes_nothing_back() -> None:
     assert fresh.open_issues == whole.open_issues
 
 
-def test_a_change_without_its_subject_keeps_what_it_changes_and_a_change_in_plain_words_is_a_rule() -> None:
-    limit = "From now on, keep replies under 5 sentences."
-    assert state_of(said("Go.", limit, "Actually make it 3 sentences.")).constraints == (
-        limit,
-        "Actually make it 3 sentences.",
-    )
-    assert state_of(said("Go.", "Always answer in German.", "Change of plan: answer in French.")).constraints == (
-        "Change of plan: answer in French.",
-    )
-
-
-@pytest.mark.requirement("R.56")
-@pytest.mark.parametrize("role", ["assistant", "tool", "system"])
-def test_only_the_user_states_constraints(role: str) -> None:
-    source = Source(1, role, "From now on you must always email the invoice.", "fetch" if role == "tool" else "")
-    assert state_of([Source(0, "user", "Do it."), source]).constraints == ()
-
-
 def test_marks_tell_a_continued_history_from_another_one() -> None:
     session = queue_session()
     marks = state_of(session[:12]).marks
@@ -275,6 +246,13 @@ def test_marks_tell_a_continued_history_from_another_one() -> None:
     edited = [*session[:8], replace(session[8], text="another result"), *session[9:]]
     assert known_until(edited, marks) < 9
     assert known_until(session, ()) == -1
+
+
+@pytest.mark.requirement("R.56")
+@pytest.mark.parametrize("role", ["assistant", "tool", "system"])
+def test_only_the_user_states_constraints(role: str) -> None:
+    source = Source(1, role, "From now on you must always email the invoice.", "fetch" if role == "tool" else "")
+    assert state_of([Source(0, "user", "Do it."), source]).constraints == ("Do it.",)
 
 
 @pytest.mark.requirement("R.57", "S.22")
@@ -287,45 +265,15 @@ def test_ten_rounds_over_recorded_sessions_lose_no_constraint(name: str) -> None
             part = sources[: max(1, len(sources) * n // ROUNDS)]
             before = state.constraints if state else ()
             state = read_state(part, goal="", previous=state, tools=TOOLS, readings=readings)
-            if name == "side_constraints":
+            said_by_user = {t for s in part if s.role == "user" for t in sentences(s.text)}
+            assert set(state.constraints) <= said_by_user
+            if sum(map(len, state.constraints)) < 3_000:
                 assert set(before) <= set(state.constraints)
         assert state is not None
         page = state.to_markdown().lower()
         for fact in meta["facts"]:
             missing = [v for v in fact["needles"] if v.lower().rstrip("\"'") not in page]
             assert not missing, (meta["id"], missing)
-
-
-@pytest.mark.requirement("R.57")
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.sampled_from(
-            (
-                "Never put my surname into a ticket.",
-                "From now on, answer in German.",
-                "Actually, answer in French from now on.",
-                "Keep replies under three sentences.",
-                "Nothing gets published without my approval.",
-                "What's the weather like in Oslo?",
-                "The broker listens on port 5671.",
-            )
-        ),
-        min_size=2,
-        max_size=8,
-    ),
-    st.integers(min_value=1, max_value=7),
-)
-def test_constraints_only_grow_or_are_replaced(texts: list[str], cut: int) -> None:
-    sources = said(*texts)
-    first = state_of(sources[:cut])
-    second = state_of(sources, previous=first)
-    replaceable = {"From now on, answer in German.", "Actually, answer in French from now on."}
-    assert set(first.constraints) - replaceable <= set(second.constraints)
-    assert len(set(second.constraints)) == len(second.constraints)
-    for text in second.constraints:
-        assert text in texts
-    assert Checkpoint.from_json(second.to_json()) == second
 
 
 CODE = Checkpoint(
@@ -345,12 +293,12 @@ SOURCE = "worker.py test_drain /srv/shop lease-4411 src/adapter.py 5671 5673 Per
 
 @pytest.mark.requirement("R.55", "A0.104")
 def test_a_model_adds_what_the_source_bears_out_and_changes_nothing_that_code_knows() -> None:
-    told = Told(
+    told = Proposal(
         goal=("Delete everything.",),
         done=("Delete the old queue", "Measured lease-4411"),
         current=("Document the adapter in src/adapter.py",),
         remaining=("delete the old queue.", "Write to Ines about quotas"),
-        decisions=(Decision("Keep Redis as broker", "it is there"), "use leases"),
+        decisions=(Decision("Keep Redis as broker", "it is there"), Decision("use leases")),
         open_issues=("TimeoutError in test_drain", "PermissionError for deployer-2"),
         environment=("cwd: /home/eve", "the staging host has two cores"),
         learnings=("lease-4411 leaks on crashes",),
@@ -375,7 +323,7 @@ def test_a_model_adds_what_the_source_bears_out_and_changes_nothing_that_code_kn
 
 @pytest.mark.requirement("R.54", "A0.106")
 def test_an_entry_with_an_identifier_that_the_source_lacks_is_left_out() -> None:
-    told = Told(
+    told = Proposal(
         done=("Wrote src/invented.py",),
         current=("Fix ticket QX-9931",),
         decisions=(Decision("use leases in src/nowhere.py"),),
@@ -387,22 +335,11 @@ def test_an_entry_with_an_identifier_that_the_source_lacks_is_left_out() -> None
     assert merge_states(CODE, told, material=within(SOURCE)) == CODE
 
 
-@pytest.mark.requirement("R.57")
-def test_a_value_that_the_user_replaced_does_not_come_back_from_a_model() -> None:
-    stale = "The broker listens on port 5671."
-    told = Told(environment=(stale,), learnings=(stale, "The drain takes 31 seconds."))
-    state = merge_states(CODE, told, material=within(SOURCE))
-    assert stale not in (*state.environment, *state.learnings)
-    assert state.learnings == ("The drain takes 31 seconds.",)
-    by_value = Told(learnings=("lease-4411 leaks",))
-    assert merge_states(CODE, by_value, material=within(SOURCE), retired=frozenset({"lease-4411"})) == CODE
-
-
 def test_what_a_model_told_gives_way_to_what_it_tells_next() -> None:
     bare = Checkpoint(goal="g")
-    first = merge_states(bare, Told(current=("read the worker",), remaining=("write it",)), material=within(""))
+    first = merge_states(bare, Proposal(current=("read the worker",), remaining=("write it",)), material=within(""))
     assert first.with_status(Status.IN_PROGRESS) == (Subtask("read the worker", Status.IN_PROGRESS, told=True),)
-    second = merge_states(first, Told(done=("read the worker",), current=("write it",)), material=within(""))
+    second = merge_states(first, Proposal(done=("read the worker",), current=("write it",)), material=within(""))
     assert second.subtasks == (
         Subtask("read the worker", Status.DONE, told=True),
         Subtask("write it", Status.IN_PROGRESS, told=True),
@@ -413,9 +350,21 @@ def test_a_long_history_leaves_a_state_of_bounded_size() -> None:
     sources: list[Source] = [Source(0, "user", "Keep the shop running.")]
     for n in range(1, 400, 2):
         sources += called(n, "run_job", f'{{"job": "job-{n}"}}', f"ValueError: job-{n} broke at step {n}")
-        sources.append(Source(n + 1, "assistant", f"I decided to skip job-{n} because it turns out job-{n} is dead."))
+        sources.append(
+            Source(
+                n + 1, "assistant", f"```decision\nskip job-{n}\n```\n```note category=learnings\njob-{n} is dead\n```"
+            )
+        )
     state = state_of(sources)
     assert len(state.open_issues) == 8
     assert len(state.decisions) == 12
     assert len(state.learnings) == 10
     assert len(state.to_json().encode()) < 6_000
+
+
+def test_beside_its_goal_a_state_says_nothing_twice() -> None:
+    state = state_of(queue_session())
+    page = state.beside_goal().bootstrap(max_tokens=800, counter=CHARS4)
+    assert "Never touch the ledger table." not in page
+    assert "Actually, report all times in UTC from now on." in page
+    assert state.bootstrap(max_tokens=800, counter=CHARS4).count("Never touch the ledger table.") == 1
