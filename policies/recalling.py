@@ -10,11 +10,12 @@ place that the model does not see anyway.
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
+from zlib import crc32
 
 from policies.bounds import Bounds
 from policies.draft import Draft
@@ -23,7 +24,7 @@ from policies.ledger import EditKind
 from policies.messages import Body
 from policies.summary import fence, harmless
 from policies.text.segments import clipped, is_identifier, sentences
-from policies.text.words import SOLID, spaced
+from policies.text.words import SOLID
 from policies.text.words import words as words_of
 
 HEADING = "[weir: brought back from what was removed, because the newest message may be about it.]"
@@ -32,8 +33,8 @@ SMALLEST = 120
 """Tokens under which nothing is brought back."""
 MOST_OF_ROOM = 4
 LONGEST_QUESTION = 8_000
-MOST_TERMS = 64
-MOST_MESSAGES = 64
+MOST_TERMS = 40
+MOST_MESSAGES = 40
 """Messages whose passages are looked at; the others have less of the question."""
 WIDE = 200
 """Bytes up to which sentences of a message stand together."""
@@ -42,6 +43,8 @@ LONG = 400
 BEGINNING, INSIDE = 0.6, 0.5
 """What another form of a word is worth: one that begins like it, one that has its inside."""
 IDENTIFIER = 2.0
+COMMON = 0.3
+"""Rarity of a word under which other forms of it are not looked for."""
 BEFORE, AFTER = 0.5, 0.25
 LENGTH = 0.4
 ASKED = 0.6
@@ -59,7 +62,9 @@ REVISES = 0.5
 BRIEF = 16
 """Tokens of what a user says right afterwards that is taken as about the same, whatever its words are."""
 LABEL = 8
-MOST_HELD = 24_000_000
+MOST_HELD = 64 << 20
+SIZE = 8
+"""Bytes that a character takes, passages included, which only some messages have."""
 _ASKS = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")
 
 
@@ -73,23 +78,24 @@ class Elsewhere(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """The characters from ``start`` to ``end`` of a message, its sentences, its words, and whether whole ones stand at
-    its ends."""
+    """The characters from ``start`` to ``end`` of a message, its sentences, the marks of its words, and whether whole
+    sentences stand at its ends."""
 
     start: int
     end: int
     sentences: tuple[tuple[int, int], ...]
-    words: str
+    marks: frozenset[str]
     opens: bool
     closes: bool
 
 
 @dataclass(slots=True)
 class Page:
-    """A message as it is searched: its text, its words, its passages once they were asked for."""
+    """A message as it is searched: its text, a filter that says which marks it has (and of one in 500 others that it
+    has it), its passages once they were asked for."""
 
     text: str
-    words: str
+    filter: bytes
     _passages: tuple[Passage, ...] | None = None
 
     @property
@@ -115,7 +121,7 @@ class Pages:
             found = page(_said(read()))
             if self._held > self._most:
                 self._held, self._kept = 0, {}
-            self._held += 4 * len(found.text)
+            self._held += SIZE * len(found.text)
             self._kept[digest] = found
         return found
 
@@ -123,7 +129,33 @@ class Pages:
 def page(text: str) -> Page:
     """A text as it is searched."""
     text = clipped(text)
-    return Page(text, spaced(text))
+    marks = _marks(words_of(text))
+    table = bytearray(1 << max(6, (2 * len(marks)).bit_length()))
+    mask = 8 * len(table) - 1
+    for mark in marks:
+        for place in _bits(mark):
+            table[(place & mask) >> 3] |= 1 << (place & 7)
+    return Page(text, bytes(table))
+
+
+def _bits(mark: str) -> tuple[int, int]:
+    """Two places of a filter, which holds 16 bits and more for each mark (a Bloom filter)."""
+    first = crc32(mark.encode(errors="replace"))
+    return first, (first >> 13 | first << 19) & 0xFFFFFFFF
+
+
+def _marks(words: Iterable[str]) -> frozenset[str]:
+    """What words are found by: themselves, how they begin, and how they go on behind two letters."""
+    found = set[str]()
+    for word in set(words):
+        found.add(word)
+        if len(word) > 2 or not SOLID.match(word):
+            found.add(f"^{word[:4]}")
+        if len(word) > 4:
+            found.add(f"~{word[2:6]}")
+        if len(word) > 6:
+            found.add(f"^{word[:6]}")
+    return frozenset(found)
 
 
 def _said(body: Body) -> str:
@@ -144,7 +176,9 @@ def _passages(text: str) -> Iterator[Passage]:
 def _passage(text: str, within: Sequence["_Sentence"]) -> Passage:
     first, last = within[0], within[-1]
     places = tuple((s.start, s.end) for s in within)
-    return Passage(first.start, last.end, places, spaced(text[first.start : last.end]), first.opens, last.closes)
+    return Passage(
+        first.start, last.end, places, _marks(words_of(text[first.start : last.end])), first.opens, last.closes
+    )
 
 
 class _Sentence(NamedTuple):
@@ -172,52 +206,66 @@ def _sentences(text: str) -> Iterator[_Sentence]:
 class _Form(NamedTuple):
     """How a term may stand in a text, and what it is worth there."""
 
-    needle: str
+    mark: str
     worth: float
 
 
 class _Term(NamedTuple):
+    """A word of the question: its forms that stand anywhere, best first, and its weight."""
+
     forms: tuple[_Form, ...]
     weight: float
 
 
 def _forms(term: str) -> Iterator[_Form]:
-    if SOLID.match(term):
-        yield _Form(term, 1.0)
+    yield _Form(term, IDENTIFIER if len(term) > 4 and is_identifier(term) else 1.0)
+    if len(term) < 4 or SOLID.match(term) or any(map(str.isdigit, term)):
         return
-    yield _Form(f" {term} ", IDENTIFIER if len(term) > 4 and is_identifier(term) else 1.0)
-    if len(term) < 4 or any(map(str.isdigit, term)):
-        return
-    begins = term[: max(3 if len(term) <= 6 else 4, math.ceil(len(term) * 0.62))]
-    yield _Form(f" {begins}", BEGINNING)
-    if len(term) >= 5:
-        yield _Form(begins if len(begins) >= 5 else f" {begins}", INSIDE)
-        yield _Form(term[2:] if len(term) >= 6 else f" {term[2:]}", INSIDE)
+    if len(term) > 6:
+        yield _Form(f"^{term[:6]}", BEGINNING)
+    yield _Form(f"^{term[: 3 if len(term) == 4 else 4]}", BEGINNING if len(term) < 7 else INSIDE)
+    if len(term) > 4:
+        yield _Form(f"~{term[2:6]}", INSIDE)
+        yield _Form(f"^{term[2:6]}", INSIDE)
+        yield _Form(f"~{term[:4]}", INSIDE)
 
 
-def _weighed(terms: Sequence[str], texts: Sequence[str]) -> list[_Term]:
-    """The terms with the forms in which they stand in any of ``texts``, the one that tells most first."""
-    most = math.log(len(texts) + 1)
-    weighed: list[_Term] = []
-    for term in terms:
-        exact, forms = 0.0, list[_Form]()
-        for n, (needle, factor) in enumerate(_forms(term)):
-            times = sum(needle in text for text in texts)
-            if times:
-                worth = factor * math.log((len(texts) + 1) / times) / most
-                forms.append(_Form(needle, worth))
-                exact = exact or worth / (factor if n else 1.0)
-        weighed.append(_Term(tuple(sorted(forms, key=lambda f: -f.worth)), exact if forms else 1.0))
-    return weighed
+def _weighed(words: Sequence[str], read: Sequence["_Read"]) -> tuple[list[_Term], list[float]]:
+    """The words as terms, and of each message the sum of the squared worths of those that stand in it."""
+    filters = [(r.page.filter, 8 * len(r.page.filter) - 1) for r in read]
+    most, strengths = math.log(len(read) + 1), [0.0] * len(read)
+    terms = list[_Term]()
+    for word in words:
+        forms, best = list[_Form](), dict[int, float]()
+        exact = 0.0
+        for mark, factor in _forms(word):
+            first, second = _bits(mark)
+            one, two = 1 << (first & 7), 1 << (second & 7)
+            found = [n for n, (t, m) in enumerate(filters) if t[(first & m) >> 3] & one and t[(second & m) >> 3] & two]
+            if not found:
+                continue
+            rarity = math.log((len(read) + 1) / len(found)) / most
+            forms.append(_Form(mark, factor * rarity))
+            for n in found:
+                best[n] = max(best.get(n, 0.0), factor * rarity)
+            if mark == word:
+                exact = factor * rarity
+                if rarity < COMMON:
+                    break  # its other forms say no more
+        for n, worth in best.items():
+            strengths[n] += worth * worth
+        weight = exact or max((f.worth / BEGINNING for f in forms), default=1.0)
+        terms.append(_Term(tuple(sorted(forms, key=lambda f: -f.worth)), weight))
+    return terms, strengths
 
 
-def _shared(terms: Sequence[_Term], words: str) -> tuple[frozenset[int], float, float]:
-    """The terms that stand in ``words``, their weight, and the sum of its squares."""
+def _shared(terms: Sequence[_Term], marks: Collection[str]) -> tuple[frozenset[int], float, float]:
+    """The terms that stand where these marks are, their weight, and the sum of its squares."""
     weight = squared = 0.0
     has = list[int]()
     for n, term in enumerate(terms):
-        for needle, worth in term.forms:
-            if needle in words:
+        for mark, worth in term.forms:
+            if mark in marks:
                 has.append(n)
                 weight += worth
                 squared += worth * worth
@@ -286,7 +334,7 @@ def recollect(
     room = min(bounds.budget.soft_limit, bounds.hard_limit) - draft.tokens - MESSAGE_OVERHEAD
     most = min(bounds.settings.recall.auto_tokens, room, bounds.room // MOST_OF_ROOM)
     question = transcript.read(current).text[-LONGEST_QUESTION:]
-    words = list(dict.fromkeys(words_of(question)))[:MOST_TERMS]
+    words = list(dict.fromkeys(words_of(question)))[-MOST_TERMS:]
     if most < SMALLEST or not words:
         return None
     given = {e.ref for e in elsewhere if e.alike}
@@ -297,9 +345,9 @@ def recollect(
         return None
     refs = [*(e.ref for e in gone), *(m.ref for m in transcript.messages[transcript.head : current])]
     liked = {r.index for r, ref in zip(read, refs, strict=True) if ref in given}
-    terms = _weighed(words, [r.page.words for r in read])
+    terms, strengths = _weighed(words, read)
     shown = "\n".join(p.text for p in draft.pieces if p.text is not None)
-    places = _places(_candidates(read, terms, liked), terms, shown)
+    places = _places(_candidates(read, strengths, liked), terms, shown)
     chosen = _chosen(places, terms, set(words), asks=_ASKS.search(question) is not None, liked=liked)
     turns = [i for i in range(transcript.head, current + 1) if transcript.messages[i].role == "user"]
     return _written(chosen, turns, ref=transcript.messages[current].ref, most=most, count=bounds.counter.count)
@@ -322,9 +370,8 @@ def _messages(draft: Draft, current: int, pages: Pages) -> Iterator[_Read]:
         yield _Read(i, message.role, read, message.digest not in seen, message.tokens <= brief)
 
 
-def _candidates(read: Sequence[_Read], terms: Sequence[_Term], liked: Collection[int]) -> list[_Read]:
+def _candidates(read: Sequence[_Read], strengths: Sequence[float], liked: Collection[int]) -> list[_Read]:
     """The messages that have most of the question, and those that follow them: an answer may repeat no word of it."""
-    strengths = [_shared(terms, r.page.words)[2] for r in read]
     best = sorted(range(len(read)), key=lambda n: -strengths[n])[:MOST_MESSAGES]
     found = {m for n in best if strengths[n] > 0 for m in (n, n + 1)}
     found |= {n for n, r in enumerate(read) if r.index in liked}
@@ -335,16 +382,16 @@ def _places(candidates: Sequence[_Read], terms: Sequence[_Term], shown: str) -> 
     places = list[_Place]()
     for read in candidates:
         for number, passage in enumerate(read.page.passages):
-            has, weight, strength = _shared(terms, passage.words)
+            has, weight, strength = _shared(terms, passage.marks)
             hidden = read.hidden and not all(read.page.text[a:b] in shown for a, b in passage.sentences)
             places.append(_Place(read, number, passage, hidden, has, weight, strength))
-    usual = sum(len(p.passage.words) for p in places) / max(1, len(places))
+    usual = sum(p.passage.end - p.passage.start for p in places) / max(1, len(places))
     for n, place in enumerate(places):
         before = places[n - 1] if n and places[n - 1].read.index >= place.read.index - 1 else None
         after = places[n + 1] if n + 1 < len(places) and places[n + 1].read.index <= place.read.index + 1 else None
         place.worth = place.strength + BEFORE * (before.strength if before else 0.0)
         place.worth += AFTER * (after.strength if after else 0.0)
-        place.worth /= 1 - LENGTH + LENGTH * max(0.3, len(place.passage.words) / usual)
+        place.worth /= 1 - LENGTH + LENGTH * max(0.3, (place.passage.end - place.passage.start) / usual)
         place.worth *= ASKED if _ASKS.search(place.text) else 1.0
         place.worth *= WHO.get(place.read.role, OTHERS)
     return places
@@ -355,9 +402,7 @@ def _chosen(
 ) -> list[list[_Place]]:
     """Passages that are worth showing, best first, each with what was said later about the same."""
     hidden = [p for p in places if p.hidden]
-    telling = [p for p in hidden if len(p.terms) > 1 or (p.strength >= 1 and len(words) > 1)]
-    telling = [p for p in telling if SOLID.search(p.passage.words) or len({*p.passage.words.split()} - {*words}) > 1]
-    best = max(telling, key=lambda p: p.strength, default=None)
+    best = next((p for p in sorted(hidden, key=lambda p: -p.strength) if _tells(p, words)), None)
     share = (best.weight if best else 0.0) / sum(t.weight for t in terms)
     plain = best is not None and best.strength >= STRENGTH
     if not plain or share < (SHARE_OF_QUESTION if asks else SHARE_OF_STATEMENT):
@@ -366,6 +411,13 @@ def _chosen(
     least = max(ENOUGH * most, ENOUGH_BESIDE * max((p.worth for p in places if not p.hidden), default=0.0))
     ranked = sorted((p for p in hidden if p.worth >= least), key=lambda p: -p.worth)
     return [[p, *_later(p, places, terms)] for p in ranked]
+
+
+def _tells(place: _Place, words: Collection[str]) -> bool:
+    """Whether a passage is about more than one word of the question, and says more than the question."""
+    if len(place.terms) < 2 and (place.strength < 1 or len(words) < 2):
+        return False
+    return len({w for w in place.passage.marks if w[0] not in "^~"} - {*words}) > 1
 
 
 def _later(place: _Place, places: Sequence[_Place], terms: Sequence[_Term]) -> list[_Place]:
