@@ -161,7 +161,8 @@ def plan(
             draft, rungs = yield from run_rungs(draft, bounds)
             trail += rungs
     if may_recall(draft, bounds):
-        yield Offload()
+        if not trail:
+            yield Offload()
         recalled = recall(draft, bounds, pages=pages or Pages(), elsewhere=elsewhere)
         trail += () if recalled is draft else (report_on(RECALL, draft, recalled, kept=True),)
         draft = recalled

@@ -404,13 +404,14 @@ def _chosen(
     hidden = [p for p in places if p.hidden]
     best = next((p for p in sorted(hidden, key=lambda p: -p.strength) if _tells(p, words)), None)
     share = (best.weight if best else 0.0) / sum(t.weight for t in terms)
+    meant = [[p] for p in hidden if p.read.index in liked]
     plain = best is not None and best.strength >= STRENGTH
     if not plain or share < (SHARE_OF_QUESTION if asks else SHARE_OF_STATEMENT):
-        return [[p] for p in hidden if p.read.index in liked]
+        return meant
     most = max(p.worth for p in hidden)
     least = max(ENOUGH * most, ENOUGH_BESIDE * max((p.worth for p in places if not p.hidden), default=0.0))
     ranked = sorted((p for p in hidden if p.worth >= least), key=lambda p: -p.worth)
-    return [[p, *_later(p, places, terms)] for p in ranked]
+    return [*([p, *_later(p, places, terms)] for p in ranked), *meant]
 
 
 def _tells(place: _Place, words: Collection[str]) -> bool:
