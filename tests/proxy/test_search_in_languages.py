@@ -49,7 +49,9 @@ async def test_a_question_finds_what_was_said_in_its_language(store: Store) -> N
 
 @pytest.mark.requirement("A4.25")
 async def test_all_words_of_a_query_stand_before_any_of_them_and_a_path_is_one(store: Store) -> None:
-    await remove(store, "c", "src/api/client.py was read", "client api of the src folder", "小木屋的密码", "小木屋很漂亮")
+    await remove(
+        store, "c", "src/api/client.py was read", "client api of the src folder", "小木屋的密码", "小木屋很漂亮"
+    )
     assert [o.text for o in await store.search("t", "src/api/client.py")] == ["src/api/client.py was read"]
     assert [o.text for o in await store.search("t", "小木屋 密码")] == ["小木屋的密码"]
     assert len(await store.search("t", "小木屋 城市")) == 2
