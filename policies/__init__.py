@@ -9,6 +9,7 @@ from policies.pieces import Piece
 from policies.planner import Action, Decision, plan, trim
 from policies.preparing import is_near, is_soft, prepare
 from policies.pressure import Pressure
+from policies.recalling import Elsewhere, Pages
 from policies.replay import Known
 from policies.saving import milestone_of, notes_of, state_of, wants_notes, write_notes
 from policies.settings import ClientEdits, ContextSettings, Mode
@@ -28,6 +29,7 @@ __all__ = [
     "Edit",
     "EditKind",
     "Effect",
+    "Elsewhere",
     "Failed",
     "Flow",
     "InvalidConversation",
@@ -35,6 +37,7 @@ __all__ = [
     "Message",
     "Mode",
     "Offload",
+    "Pages",
     "Piece",
     "PolicyError",
     "Pressure",

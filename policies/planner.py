@@ -3,7 +3,7 @@
 group → budget → replay ledger → pressure → (pass | cascade) → rungs → invariants → Decision
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -22,8 +22,9 @@ from policies.messages import Transcript
 from policies.pieces import Piece
 from policies.pressure import Pressure
 from policies.protection import protect
+from policies.recalling import Elsewhere, Pages, may_recall, recall
 from policies.replay import Known, replay
-from policies.resuming import recall, resume
+from policies.resuming import resume
 from policies.settings import ClientEdits, ContextSettings, Layer
 from policies.strategies.clip import clip, shorten_standing
 from policies.strategies.drop_oldest import drop_oldest
@@ -100,7 +101,8 @@ def plan(
     summarizer_input: int | None = None,
     readings: Readings | None = None,
     limits: Limits | None = None,
-    recalled: str | None = None,
+    pages: Pages | None = None,
+    elsewhere: Sequence[Elsewhere] = (),
     edits: ClientEdits | None = None,
 ) -> Flow[Decision]:
     """What to do with one request.
@@ -109,7 +111,8 @@ def plan(
     seconds of any clock. ``ceiling`` (uncalibrated tokens) is set after an upstream refused what the budget allowed,
     ``summarizer_input`` is the most that the summariser reads at once, ``readings`` what earlier compactions
     have read, ``limits`` those of these settings in this budget if they are known already,
-    ``recalled`` what the archive has on the newest user message, ``edits`` what the client asks to have taken out.
+    ``pages`` what was searched before, ``elsewhere`` what the archive has beside the client's array, ``edits`` what the
+    client asks to have taken out.
     Raises BudgetUnreachable
     if the protected content alone does not fit, BucketExceeded if the policy refuses a full bucket,
     InvalidConversation if a layer made an array that an upstream would reject.
@@ -119,7 +122,7 @@ def plan(
     if settings.memory.is_declared:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
     grown = measure(transcript, limits=limits, trend=trend, at=at)
-    asked = recalled is not None or (known.resumed is not None and not known.cuts) or _is_wanted(settings, known)
+    asked = (known.resumed is not None and not known.cuts) or _is_wanted(settings, known)
     quiet = not known.triggered and not asked and ceiling is None and not _may_edit(transcript, grown, edits, budget)
     if quiet and _is_quiet(transcript, grown, limits=limits):
         return _passed(transcript, grown, limits=limits)
@@ -138,7 +141,7 @@ def plan(
     trail: tuple[LayerReport, ...] = ()
     if asked:
         yield Offload()
-        draft, trail = yield from _asked(draft, bounds, recalled)
+        draft, trail = yield from _asked(draft, bounds)
     if (known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):
         yield Offload()
         draft = ingest_cap(draft, bounds, new_only=True)
@@ -157,6 +160,12 @@ def plan(
         if draft.tokens > bounds.hard_limit:
             draft, rungs = yield from run_rungs(draft, bounds)
             trail += rungs
+    if may_recall(draft, bounds):
+        if not trail:
+            yield Offload()
+        recalled = recall(draft, bounds, pages=pages or Pages(), elsewhere=elsewhere)
+        trail += () if recalled is draft else (report_on(RECALL, draft, recalled, kept=True),)
+        draft = recalled
     return _decide(_checked(draft, bounds), bounds, grown, limits=limits, trail=trail)
 
 
@@ -214,20 +223,12 @@ def _candidates(seen: Seen, transcript: Transcript, draft: Draft | None) -> Iter
     )
 
 
-def _asked(draft: Draft, bounds: Bounds, recalled: str | None) -> Flow[tuple[Draft, tuple[LayerReport, ...]]]:
-    """The draft with what another conversation left in front of it, or what the archive has on the newest message, or
-    summarised because an operator asked."""
+def _asked(draft: Draft, bounds: Bounds) -> Flow[tuple[Draft, tuple[LayerReport, ...]]]:
+    """The draft with what another conversation left in front of it, or summarised because an operator asked."""
     if bounds.known.resumed is not None and not bounds.known.cuts:
         resumed = resume(draft, bounds)
         return resumed, (report_on(RESUME, draft, resumed, kept=resumed is not draft),)
-    trail: tuple[LayerReport, ...] = ()
-    if _is_wanted(bounds.settings, bounds.known):
-        draft, trail = yield from run_wanted(draft, bounds)
-    if recalled is not None:
-        done = recall(draft, bounds, recalled)
-        trail += (report_on(RECALL, draft, done, kept=done is not draft),)
-        draft = done
-    return draft, trail
+    return (yield from run_wanted(draft, bounds))
 
 
 def _is_wanted(settings: ContextSettings, known: Known) -> bool:

@@ -1,12 +1,11 @@
-"""What is put in front of a message: another conversation's checkpoint, or what the archive has on the newest one."""
+"""What another conversation left, put in front of the first message."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 from policies.bounds import Bounds
 from policies.draft import Draft
-from policies.edits import MESSAGE_OVERHEAD, replace_content
-from policies.ledger import Cut, EditKind
+from policies.edits import MESSAGE_OVERHEAD
+from policies.ledger import Cut
 from policies.saving import previous_state
 from policies.summary import render_resumed
 
@@ -41,15 +40,3 @@ def resume(draft: Draft, bounds: Bounds) -> Draft:
         narrative=said,
     )
     return draft.with_cut(cut, checkpoint=state.to_json())
-
-
-def recall(draft: Draft, bounds: Bounds, text: str) -> Draft:
-    """The draft with ``text`` in front of the newest user message; unchanged where it has no room, or has one."""
-    transcript, current = bounds.transcript, bounds.protection.current
-    if current is None or any(
-        p.kind is EditKind.RECALL and after.index == current for p, after in pairwise(draft.pieces)
-    ):
-        return draft
-    edit = replace_content(transcript, current, text, kind=EditKind.RECALL, counter=bounds.counter)
-    recalled = draft.with_edits({current: edit})
-    return recalled if bounds.soft_fits(recalled.tokens) else draft

@@ -269,7 +269,7 @@ class Recall:
         tool: offer the model a tool of this ``name`` once something was removed; Weir answers its calls itself.
         rounds: most calls that Weir answers within one request.
         max_tokens: most tokens of one answer, and never more than the room that is left.
-        auto: put what was removed and what the newest user message asks for in front of it.
+        auto: put what was removed and the newest user message asks for in front of it.
         auto_tokens: most tokens of that.
         embeddings: model whose vectors of removed texts are kept with them, so that they are found by what they are
             about, too; None for words alone.
@@ -279,8 +279,8 @@ class Recall:
     name: str = "recall"
     rounds: int = 3
     max_tokens: int = 4_000
-    auto: bool = False
-    auto_tokens: int = 1_000
+    auto: bool = True
+    auto_tokens: int = 500
     embeddings: str | None = None
 
 

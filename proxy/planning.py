@@ -23,8 +23,10 @@ from policies import (
     Decision,
     EditKind,
     Effect,
+    Elsewhere,
     Failed,
     Known,
+    Pages,
     Piece,
     Reply,
     Summarize,
@@ -35,7 +37,6 @@ from policies import (
 from policies.checkpoint import Checkpoint
 from policies.effects import BEFORE_MODEL, Compare, Save, Saved, Together
 from policies.growth import Limits, limits_for
-from policies.ledger import ADDING
 from policies.messages import ToolDefinition
 from policies.trend import Trend
 from policies.turns import last_user
@@ -43,7 +44,7 @@ from proxy.conversation import UNKNOWN, Conversations, Recognised, Thread
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.evictions import asked_again, evicted_calls, evictions_of
 from proxy.perform import Ask, Returned, drive, step
-from proxy.recall.automatic import remembered
+from proxy.recall.automatic import elsewhere
 from proxy.recall.likeness import by_likeness
 from proxy.settle import Settler
 from proxy.shared_readings import SharedReadings
@@ -124,6 +125,7 @@ class Planner:
     settler: Settler
     clock: Callable[[], float] = time.time
     readings: SharedReadings = field(default_factory=SharedReadings)
+    pages: Pages = field(default_factory=Pages)
     saved: Callable[[str], None] = lambda _: None
     _limits: dict[tuple[int, int], Limits] = field(default_factory=dict)
 
@@ -226,35 +228,31 @@ class Planner:
             log.error("another process may not know this conversation's next request: %s", error)
             planned.degraded.append("store")
 
-    async def _recall(self, job: "Job", planned: Planned) -> str | None:
-        """What was removed and the newest user message asks for, None where there is nothing of the kind."""
+    async def _elsewhere(self, job: "Job", planned: Planned) -> tuple[Elsewhere, ...]:
+        """Texts about the newest user message that the client may not send any more, or that are like it.
+
+        A branch addresses all that it removed by the client's own messages, so only a named conversation has more.
+        """
         assert planned.reading and planned.recognised  # noqa: S101, PT018 - set by _identify
         thread, transcript = planned.recognised.thread, planned.reading.transcript
-        current = last_user(transcript.messages)
+        current, model = last_user(transcript.messages), job.settings.recall.embeddings
         if not job.settings.recall.auto or self.store is None or not thread.known.triggered or current is None:
-            return None
-        if current - transcript.head < planned.recognised.length or transcript.messages[current].media:
-            return None
+            return ()
+        if current - transcript.head < planned.recognised.length or (job.name is None and model is None):
+            return ()
+        conversation, ask = thread.branch.conversation, None if job.settings.observes else job.ask
         try:
-            return await remembered(
+            return await elsewhere(
                 self.store,
                 job.tenant,
-                thread.branch.conversation,
+                conversation,
                 transcript.read(current).text,
-                counter=job.counter,
-                max_tokens=job.settings.recall.auto_tokens,
-                visible_refs=_visible(transcript, thread.known),
-                alike=by_likeness(
-                    self.store,
-                    job.tenant,
-                    thread.branch.conversation,
-                    job.settings.recall.embeddings,
-                    None if job.settings.observes else job.ask,
-                ),
+                known={m.ref for m in transcript.messages},
+                alike=by_likeness(self.store, job.tenant, conversation, model, ask),
             )
         except StoreError as error:
-            log.warning("nothing is recalled, the archive cannot be read: %s", error)
-            return None
+            log.warning("only what the client sends is recalled, the archive cannot be read: %s", error)
+            return ()
 
     async def _take_notes(self, thread: Thread) -> None:
         """Have the conversation's stored notes at hand, once a process."""
@@ -271,7 +269,7 @@ class Planner:
         limits = self.limits_of(job.settings, planned.belief.budget)
         if thread.known.triggered and not thread.has_notes:
             await self._take_notes(thread)
-        recalled = await self._recall(job, planned) if ceiling is None else None
+        beside = await self._elsewhere(job, planned) if ceiling is None else ()
         if job.settings.summarizer == "same" and any(
             e.kind is EditKind.PRUNE_TOOLS for e in thread.known.edits.values()
         ):
@@ -290,7 +288,8 @@ class Planner:
                 summarizer_input=job.summarizer_input,
                 readings=self.readings,
                 limits=limits,
-                recalled=recalled,
+                pages=self.pages,
+                elsewhere=beside,
                 edits=job.edits,
             )
             asked = step(flow)
@@ -613,13 +612,6 @@ def _change(job: Job, decision: Decision, reading: Reading, thread: Thread, now:
         keep=job.settings.checkpoints.keep,
         resumed=thread.known.resumed if cut is not None and cut.origin == "resume" else None,
     )
-
-
-def _visible(transcript: Transcript, known: Known) -> frozenset[str]:
-    """The refs of messages that stand in the request word for word."""
-    covered = max((c.covers for c in known.cuts if c.covers <= len(transcript.chain)), default=0)
-    edited = {e.ref for e in known.edits.values() if e.kind not in ADDING}
-    return frozenset(m.ref for m in transcript.messages[transcript.head + covered :]) - edited
 
 
 def _window_of(decision: Decision) -> int:

@@ -250,6 +250,10 @@ class Store(Kept):
         await self._quarantine()
         return found
 
+    async def held(self, tenant: str, conversation: str) -> set[str]:
+        """The refs of all that was removed from a conversation (by id)."""
+        return await self._database.read(lambda c: set(c.scalars(archive.held_by(tenant, conversation))))
+
     async def search(
         self, tenant: str, text: str, *, limit: int = 20, conversation: str | None = None
     ) -> list[Original]:

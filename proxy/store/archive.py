@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from itertools import islice
-from string import punctuation
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from policies.text.words import SOLID, words
 from proxy.store.ledger import Damage
 from proxy.store.packing import Damaged, pack_message, unpack_message
 from proxy.store.postgres import aside
@@ -26,7 +26,7 @@ MOST_TERMS = 32
 INDEXED_BYTES = 64 << 10
 MERGED_PAGES = 64
 MERGE = sa.text("INSERT INTO originals_fts (originals_fts, rank) VALUES ('merge', :pages)")
-MOST_WORDS = 200_000  # characters; PostgreSQL takes no more than 1 MB of words
+MOST_WORDS = 200_000  # characters; PostgreSQL takes no more than 1 MB of them
 INDEXED = sa.select(meta.c.number).where(meta.c.name == "indexed").scalar_subquery()
 TO_INDEX = sa.select(originals.c.id, originals.c.body).where(
     originals.c.id > sa.bindparam("start"), originals.c.id <= sa.bindparam("stop"), originals.c.body.is_not(None)
@@ -52,7 +52,6 @@ MATCH_SQLITE = (
     .where(sa.text("originals_fts MATCH :query"))
     .order_by(sa.text("bm25(originals_fts)"), originals.c.id.desc())
 )
-PARTED = str.maketrans(punctuation, " " * len(punctuation))
 MATCH_POSTGRESQL = (
     sa.select(originals.c.id)
     .where(sa.text("originals.words @@ websearch_to_tsquery('simple', :query)"))
@@ -111,7 +110,7 @@ def search(
 
     With the id of a ``conversation`` only those that it needs.
     """
-    terms = [term for term in dict.fromkeys(text.split()) if any(c.isalnum() for c in term)][:MOST_TERMS]
+    terms = list(dict.fromkeys(term for word in text.split() for term in _phrases(word)))[:MOST_TERMS]
     for operator in ("AND", "OR")[: min(len(terms), 2)]:
         query, words = _match(connection, tenant, terms, operator)
         if conversation is not None:
@@ -120,6 +119,12 @@ def search(
         if found:
             return found
     return []
+
+
+def _phrases(word: str) -> list[str]:
+    """A word of a query as it is indexed: a path's names have to follow one another, pairs of characters have not."""
+    found = words(word)
+    return found if SOLID.search(word) else [" ".join(found)] if found else []
 
 
 def held_by(tenant: str, conversation: str) -> sa.Select[str]:
@@ -245,8 +250,8 @@ def _add(connection: sa.Connection, tenant: str, given: list[Original], *, at: f
     )
     connection.execute(ADD[connection.dialect.name], rows)
     if full and connection.dialect.name == "postgresql":
-        said = {ref: text[:MOST_WORDS].translate(PARTED) for ref, text in texts.items()}
-        connection.execute(SET_WORDS, [{"tenant": tenant, "ref": ref, "text": text} for ref, text in said.items()])
+        found = {ref: indexed(text)[:MOST_WORDS] for ref, text in texts.items()}
+        connection.execute(SET_WORDS, [{"tenant": tenant, "ref": ref, "text": text} for ref, text in found.items()])
 
 
 def _unindex(connection: sa.Connection, tenant: str, refs: list[str]) -> None:
@@ -260,9 +265,14 @@ def _words(connection: sa.Connection, statement: sa.TextClause, rows: Iterable[s
     found = []
     for row in rows:
         with suppress(Damaged):
-            found.append({"id": row.id, "text": said(row.body)})
+            found.append({"id": row.id, "text": indexed(said(row.body))})
     if found:
         connection.execute(statement, found)
+
+
+def indexed(text: str) -> str:
+    """A text as it is given to the full-text index: no database has to know where its language parts words."""
+    return " ".join(words(text))
 
 
 def said(packed: bytes) -> str:
@@ -299,7 +309,7 @@ def _match(
         query = MATCH_SQLITE
     else:
         glue = " or " if operator == "OR" else " "
-        words, query = glue.join(_quoted(term.translate(PARTED)) for term in terms), MATCH_POSTGRESQL
+        words, query = glue.join(_quoted(term) for term in terms), MATCH_POSTGRESQL
     return query.where(originals.c.tenant == tenant, sa.not_(originals.c.quarantined)), words
 
 

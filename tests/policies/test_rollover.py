@@ -199,40 +199,6 @@ def decide_again(transcript: Transcript, known: Known) -> Decision:
     return decide(transcript, budget=window(3_000), settings=windows("compact"), known=known)
 
 
-@pytest.mark.requirement("A4.25")
-def test_what_is_recalled_stands_in_front_of_the_newest_message_and_stays_there() -> None:
-    settings, budget = windows("compact"), window(4_000)
-    said = [*history(6), assistant("Done."), user("Which topic was it?")]
-    first = talk(*said)
-    flow = plan(
-        first, settings=settings, budget=budget, known=Known(), counter=CHARS4, recalled="From the archive: old-7."
-    )
-    decision = play(flow, OFFLOAD)
-
-    assert decision.applied == {"recall": 1}
-    assert decision.buckets["memory"] > 0
-    assert [p.index for p in decision.pieces or ()][-2:] == [None, len(first.messages) - 1]
-    known = remember(Known(), decision, first)
-    later = talk(*said, assistant("It was old-7."), user("Thanks."))
-    again = decide(later, budget=budget, settings=settings, known=known)
-    sent = [(p.index, p.text) for p in decision.pieces or ()]
-    assert [(p.index, p.text) for p in again.pieces or ()][: len(sent)] == sent
-
-
-@pytest.mark.requirement("A4.25")
-def test_what_is_recalled_and_has_no_room_is_left_out() -> None:
-    transcript = talk(user("A"), assistant("B"), user("C"))
-    flow = plan(
-        transcript,
-        settings=windows("compact"),
-        budget=window(600),
-        known=Known(),
-        counter=CHARS4,
-        recalled=words(700),
-    )
-    assert play(flow, OFFLOAD).pieces is None
-
-
 MODEL = windows("compact", summarizer="small", summaries=Summaries(by_schema=False))
 
 
