@@ -50,6 +50,7 @@ from proxy.shared_readings import SharedReadings
 from proxy.stages import figures_of
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
+from proxy.summaries.patience import Patience
 from proxy.summaries.spent import Spent
 from proxy.telemetry import ABOUT, Trace
 from proxy.tokenizer import TextCounter
@@ -322,8 +323,9 @@ class Planner:
         thread = planned.recognised.thread
         if effect.reason == BEFORE_MODEL:
             if thread.preparing is not None:
-                await thread.preparing.wait()
-            await self._await_others(thread, job.settings.summaries.seconds)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(thread.preparing.wait(), job.patience.left())
+            await self._await_others(thread, job.patience.left())
             if thread.known.prepared is not known.prepared:
                 raise _PreparedMeanwhile
         rules = job.settings.checkpoints
@@ -453,7 +455,7 @@ class Job:
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
     ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
-    evaluated; ``pruned`` are the tools that the conversation's requests go without, for questions in place; ``edits``
+    evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the conversation's requests go without, for questions in place; ``edits``
     is what the client asks to have taken out of it, ``id`` the request's.
     """
 
@@ -464,6 +466,7 @@ class Job:
     counter: TextCounter
     believe: Believe
     ask: Ask
+    patience: Patience
     ask_later: "Traced | None" = None
     ask_about: "Paid | None" = None
     pruned: set[str] = field(default_factory=set)
