@@ -75,7 +75,7 @@ def tell(bounds: Bounds, gone: Sequence[int], *, before: Told, key: str) -> Flow
     lines = lines_of(sources)
     if not lines:
         return before
-    named = bounds.layer.params.get("prompt")
+    named, task = bounds.layer.params.get("prompt"), bounds.protection.task
     written = yield from condense(
         lines,
         prompt=named if isinstance(named, str) else settings.summaries.prompt,
@@ -87,6 +87,7 @@ def tell(bounds: Bounds, gone: Sequence[int], *, before: Told, key: str) -> Flow
         standing=_standing(bounds, gone, fresh=sum(s.tokens for s in sources)),
         most_chunks=settings.summaries.most_chunks,
         key=key,
+        beside=lines_of(sources_of(transcript, [task], {})) if task is not None else (),
     )
     if not written.text:
         return Told(before.text, before.covers, before.origin, before.proposal, written.calls, written.failure)

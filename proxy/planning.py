@@ -455,8 +455,8 @@ class Job:
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
     ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
-    evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the conversation's requests go without, for questions in place; ``edits``
-    is what the client asks to have taken out of it, ``id`` the request's.
+    evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the conversation's
+    requests go without, for questions in place; ``edits`` is what the client asks to have taken out of it, ``id`` the request's.
     """
 
     request: ChatRequest

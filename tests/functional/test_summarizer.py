@@ -54,7 +54,7 @@ policies:
   notes:
     preset: balanced
     summarizer: {summarizer}
-    summaries: {{prepare_at: null, {summaries}}}
+    summaries: {{prepare_at: null, wait: 20, {summaries}}}
     cascade: [{cascade}]
 default_policy: notes
 """
