@@ -456,7 +456,8 @@ class Job:
 
     ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
     evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the conversation's
-    requests go without, for questions in place; ``edits`` is what the client asks to have taken out of it, ``id`` the request's.
+    requests go without, for questions in place; ``edits`` is what the client asks to have taken out of it, ``id`` the
+    request's.
     """
 
     request: ChatRequest

@@ -18,7 +18,7 @@ from proxy.errors import UpstreamUnreachable
 from proxy.outcome import address_of, provider_of
 from proxy.perform import Performer
 from proxy.runtime import Runtime
-from proxy.similarity import LONGEST_EMBEDDED, by_shingles, by_vectors, embed
+from proxy.similarity import LONGEST_EMBEDDED, PATIENCE, by_shingles, by_vectors, embed
 from proxy.summaries.patience import Patience
 from proxy.summaries.spent import Spent
 from proxy.summaries.summarizer import MOST_ANSWER, Compose, Terms, Told
@@ -182,10 +182,12 @@ class Replies:
             )
 
     async def _compare(self, effect: Compare) -> Reply:
-        """How alike texts are, by the embeddings model that the policy names, else by their shingles."""
-        if effect.model is None:
+        """How alike texts are, by the embeddings model that the policy names and waits for, else by their shingles."""
+        waits = PATIENCE if self.patience is None else min(PATIENCE, self.patience.left())
+        if effect.model is None or waits <= 0:
             return await asyncio.to_thread(by_shingles, effect)
-        return await by_vectors(effect, model=effect.model, send=self._post_embeddings(effect.model))
+        send = self._post_embeddings(effect.model)
+        return await by_vectors(effect, model=effect.model, send=send, patience=waits)
 
     async def _embed(self, effect: Embed) -> Reply:
         """The vectors of texts."""

@@ -20,7 +20,7 @@ from policies.summaries.transcript import AUTHORITIES, Line, label, without_empt
 from policies.summary import harmless
 from policies.text.segments import is_identifier, sentences, terms_of
 
-PREFIX = 5
+PREFIX = 4
 """Letters of a word that tell it from others; what follows is mostly inflection."""
 SAYS = 0.25
 """Share of a sentence's weight from which on a source is about the same: to quote it can do no harm."""
@@ -28,6 +28,8 @@ ABSENT = 0.3
 """Weight of a word that nobody said, as a share of that of a word that was said once; of a pair of characters half."""
 TELLING = 4.0
 """How much more an identifier tells than a word, and a number half as much."""
+BESIDE = 0.2
+"""What the steps around a passage say of the rest counts so much: who speaks of the same does so in several sentences."""
 MORE = 0.2
 """Share of the weight that a second source of the same step has to add to be quoted as well."""
 LONGEST = 280
@@ -212,12 +214,19 @@ class _Sources:
         return weight * (TELLING if is_identifier(term) else 1.0)
 
     def _shares(self, weights: dict[str, float], total: float) -> dict[int, float]:
-        """The share of the weight that each passage holds which holds any of it."""
-        found: Counter[int] = Counter()
-        for term, weight in weights.items():
+        """The share of the weight that each passage holds which holds any of it, and a part of what stands around."""
+        held: dict[int, set[str]] = defaultdict(set)
+        around: dict[int, set[str]] = defaultdict(set)
+        for term in weights:
             for number in self.holding.get(term, ()):
-                found[number] += weight  # type: ignore[assignment]
-        return {number: weight / total for number, weight in found.items()}
+                held[number].add(term)
+                around[self.passages[number].step].add(term)
+        shares: dict[int, float] = {}
+        for number, own in held.items():
+            step = self.passages[number].step
+            near = set[str]().union(*(around.get(s, ()) for s in (step - 1, step, step + 1))) - own
+            shares[number] = (sum(weights[t] for t in own) + BESIDE * sum(weights[t] for t in near)) / total
+        return shares
 
     def _trust(self, number: int) -> float:
         """Who is believed to have said it where two said about the same."""
