@@ -29,7 +29,7 @@ ABSENT = 0.3
 TELLING = 4.0
 """How much more an identifier tells than a word, and a number half as much."""
 BESIDE = 0.2
-"""What the steps around a passage say of the rest counts so much: who speaks of the same does so in several sentences."""
+"""What the steps around a passage say of the rest counts so much: people speak of a thing in several sentences."""
 MORE = 0.2
 """Share of the weight that a second source of the same step has to add to be quoted as well."""
 LONGEST = 280
@@ -169,7 +169,7 @@ class _Sources:
         step = 0
         for number, line in enumerate(self.lines):
             before = self.lines[number - 1] if number else None
-            if before is not None and not line.is_call and not line.is_result and not before.origin == NOTES:
+            if before is not None and not line.is_call and not line.is_result and before.origin != NOTES:
                 step += 1
             for text in _passages(line):
                 terms = stems(text)
