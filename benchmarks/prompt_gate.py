@@ -137,32 +137,35 @@ def measure(prompt: Prompt) -> Score:
     usable = kept = wanted = 0
     held = sessions()
     for lines, facts in held:
-        written = _written(prompt, lines)
+        written, said = _written(prompt, lines)
         usable += bool(written.text)
-        said = written.text.lower()
         wanted += len(facts)
         kept += sum(fact.lower() in said for fact in facts)
     return Score(prompt.digest, usable=round(usable / len(held), 4), kept=round(kept / max(1, wanted), 4))
 
 
-def _written(prompt: Prompt, lines: Sequence[Line]) -> Written:
-    """What the scripted writer makes of a session under a prompt, which need not be the one in force."""
+def _written(prompt: Prompt, lines: Sequence[Line]) -> tuple[Written, str]:
+    """What comes of a session under a prompt, which need not be the one in force, and what the writer said last.
+
+    What was said is what the prompt is worth: code puts the sources' words in the place of a note's.
+    """
     known = PROMPTS[prompt.name]
+    said = [""]
 
     def answer(effect: Summarize) -> Summary:
         instruction = known.ask(max_tokens=1)[:30]
         at = effect.prompt.rfind(instruction) if prompt is not known else -1
-        if at < 0:
-            return follow(effect)
-        changed = prompt.ask(max_tokens=effect.max_tokens)
-        return follow(Summarize(prompt.system, effect.prompt[:at] + changed, effect.max_tokens, effect.purpose))
+        asked = effect.prompt if at < 0 else effect.prompt[:at] + prompt.ask(max_tokens=effect.max_tokens)
+        reply = follow(Summarize(prompt.system, asked, effect.max_tokens, effect.purpose))
+        said.append(reply.text)
+        return reply
 
     flow = condense(
         lines, prompt=prompt.name, max_tokens=MAX_TOKENS, max_input=MAX_INPUT, counter=CHARS4, task="Find what matters."
     )
     result = _run(flow, answer)
     assert isinstance(result, Written)
-    return result
+    return result, said[-1].lower() if result.text else ""
 
 
 _ASK = Question("Which port does the service use?", Dimension.FACTS, "model")

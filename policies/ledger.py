@@ -6,6 +6,7 @@ summary and applies only where that prefix is there. Both are replayed identical
 that is what keeps the sent prefix stable and the provider's cache warm.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -104,6 +105,11 @@ class Cut:
     def layer(self) -> str:
         """The layer that made it: ``compact``, or what dropped messages without a summary."""
         return self.origin if self.origin in DROPPING | WINDOWS else "compact"
+
+
+def noted(cut: Cut, cuts: Sequence[Cut]) -> int:
+    """The messages that a cut's note is on: those of the first cut that has it, which later ones only carry on."""
+    return min(c.covers for c in cuts if c.narrative == cut.narrative)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from policies.bounds import Bounds
 from policies.effects import Flow
-from policies.ledger import Cut
+from policies.ledger import Cut, noted
 from policies.pieces import Piece
 from policies.sources import lines_of, sources_of
 from policies.summaries import Proposal, condense
@@ -43,8 +43,9 @@ def told_before(bounds: Bounds, *, most: int) -> Told:
     known, chain = bounds.known, bounds.transcript.chain
     best = Told()
     for cut in known.cuts:
-        if cut.narrative and _holds(cut.covers, cut.prefix, chain, most) and cut.covers >= best.covers:
-            best = Told(cut.narrative, cut.covers, "previous")
+        if cut.narrative and _holds(cut.covers, cut.prefix, chain, most):
+            covers = noted(cut, known.cuts)
+            best = Told(cut.narrative, covers, "previous") if covers >= best.covers else best
     ready = known.prepared
     if ready is not None and _holds(ready.covers, ready.prefix, chain, most) and ready.covers >= best.covers:
         best = Told(
@@ -71,7 +72,7 @@ def tell(bounds: Bounds, gone: Sequence[int], *, before: Told, key: str) -> Flow
     lines = lines_of(sources)
     if not lines:
         return before
-    named = bounds.layer.params.get("prompt")
+    named, task = bounds.layer.params.get("prompt"), bounds.protection.task
     written = yield from condense(
         lines,
         prompt=named if isinstance(named, str) else settings.summaries.prompt,
@@ -83,6 +84,7 @@ def tell(bounds: Bounds, gone: Sequence[int], *, before: Told, key: str) -> Flow
         standing=_standing(bounds, gone, fresh=sum(s.tokens for s in sources)),
         most_chunks=settings.summaries.most_chunks,
         key=key,
+        beside=lines_of(sources_of(transcript, [task], {})) if task is not None else (),
     )
     if not written.text:
         return Told(before.text, before.covers, before.origin, before.proposal, written.calls, written.failure)

@@ -74,7 +74,7 @@ def prepare(
     head = transcript.head
     gone = [i for i in range(head, start) if i not in bounds.protection.verbatim]
     before = told_before(bounds, most=start - head)
-    settled = max((cut.covers for cut in known.cuts if cut.narrative), default=0)
+    settled = told_before(replace(bounds, known=replace(known, prepared=None)), most=start - head).covers
     new, whole = (_tokens_from(transcript, gone, covers) for covers in (before.covers, settled))
     if not new or not may_ask(bounds) or (before.origin == "prepared" and new < LEAST_NEW * whole):
         return None

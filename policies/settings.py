@@ -190,7 +190,9 @@ class Summaries:
         in_place: let the conversation's own model write behind its cached prefix where that is cheaper.
         role: where a summary stands: a ``user`` message of its own, at the end of the first system message
             (``system_append``), or a ``system`` message of its own.
-        seconds: longest wait for one answer.
+        wait: longest that a request waits for what a model writes, whatever it asks; 0 for not at all: then it has
+            what was prepared after earlier answers, and else what code makes of the history.
+        seconds: longest wait for one answer, after the request's own.
         tokens_per_hour: most tokens, asked and answered, that one tenant's summaries take in an hour; 0 for none.
         prepare_at: share of the trigger from which on the next summary is prepared after an answer; None never.
         prepare_messages: messages outside the last summary from which on it is prepared too; None for no such rule.
@@ -201,6 +203,7 @@ class Summaries:
     by_schema: bool = True
     in_place: bool = True
     role: Literal["user", "system_append", "system"] = "user"
+    wait: float = 0.0
     seconds: float = 20.0
     tokens_per_hour: int = 2_000_000
     prepare_at: float | None = 0.75

@@ -21,6 +21,7 @@ from proxy.relay import Received
 from proxy.replies import Replies, summarizer_input
 from proxy.runtime import Runtime
 from proxy.stages import stage_of, strategy_of
+from proxy.summaries.patience import Patience
 from proxy.telemetry import Plan
 from proxy.telemetry.spans import NULL_SPAN
 from proxy.tokenizer import TextCounter
@@ -71,7 +72,8 @@ class Call:
             edits = None
         counter = self._counter(settings)
         pruned = set[str]()
-        replies = Replies(runtime, request, caller, settings, self.outcome.trace, pruned)
+        patience = Patience(settings.summaries.wait)
+        replies = Replies(runtime, request, caller, settings, self.outcome.trace, pruned, patience)
         self.outcome.spent = lambda: replies.spent
         self.job = Job(
             request=request,
@@ -89,6 +91,7 @@ class Call:
                 exact=counter.is_exact,
             ),
             ask=replies,
+            patience=patience,
             ask_later=Replies(runtime, request, caller, settings, pruned=pruned),
             ask_about=Replies(runtime, request, caller, settings) if settings.evaluate.sample else None,
             pruned=pruned,

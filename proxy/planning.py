@@ -51,6 +51,7 @@ from proxy.shared_readings import SharedReadings
 from proxy.stages import figures_of
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
+from proxy.summaries.patience import Patience
 from proxy.summaries.spent import Spent
 from proxy.telemetry import ABOUT, Trace
 from proxy.tokenizer import TextCounter
@@ -323,8 +324,9 @@ class Planner:
         thread = planned.recognised.thread
         if effect.reason == BEFORE_MODEL:
             if thread.preparing is not None:
-                await thread.preparing.wait()
-            await turn.take(job.settings.summaries.seconds)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(thread.preparing.wait(), job.patience.left())
+            await turn.take(job.patience.left())
             if thread.known.prepared is not known.prepared or thread.known.edits is not known.edits:
                 raise _DoneMeanwhile
         rules = job.settings.checkpoints
@@ -475,8 +477,9 @@ class Job:
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
     ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
-    evaluated; ``pruned`` are the tools that the conversation's requests go without, for questions in place; ``edits``
-    is what the client asks to have taken out of it, ``id`` the request's.
+    evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the conversation's
+    requests go without, for questions in place; ``edits`` is what the client asks to have taken out of it, ``id`` the
+    request's.
     """
 
     request: ChatRequest
@@ -486,6 +489,7 @@ class Job:
     counter: TextCounter
     believe: Believe
     ask: Ask
+    patience: Patience
     ask_later: "Traced | None" = None
     ask_about: "Paid | None" = None
     pruned: set[str] = field(default_factory=set)

@@ -18,7 +18,8 @@ from proxy.errors import UpstreamUnreachable
 from proxy.outcome import address_of, provider_of
 from proxy.perform import Performer
 from proxy.runtime import Runtime
-from proxy.similarity import LONGEST_EMBEDDED, by_shingles, by_vectors, embed
+from proxy.similarity import LONGEST_EMBEDDED, PATIENCE, by_shingles, by_vectors, embed
+from proxy.summaries.patience import Patience
 from proxy.summaries.spent import Spent
 from proxy.summaries.summarizer import MOST_ANSWER, Compose, Terms, Told
 from proxy.tap import Usage
@@ -43,8 +44,8 @@ IN_ALL = 2
 class Replies:
     """Replies to the effects that planning one request asks for, at the caller's expense.
 
-    The client's request need not be open any more. ``pruned`` are the tools that the forwarded requests go without,
-    for notes in place; ``spent`` adds up what the replies took.
+    ``patience`` is that of the client whose request is open, None where it was answered. ``pruned`` are the tools that
+    the forwarded requests go without, for notes in place; ``spent`` adds up what the replies took.
     """
 
     runtime: Runtime
@@ -53,6 +54,7 @@ class Replies:
     settings: ContextSettings
     trace: Trace = NULL_TRACE
     pruned: Collection[str] = ()
+    patience: Patience | None = None
     spent: Spent = field(default_factory=Spent)
     clock: Callable[[], float] = time.monotonic
     _until: float | None = None
@@ -73,6 +75,7 @@ class Replies:
             if model != self.request.model or not self.request.messages or forces_a_call(self.request):
                 return NOT_IN_PLACE
             compose = partial(self._in_place, effect)
+        waits = None if self.patience is None else self.patience.left()
         if (seconds := self._seconds_left()) <= 0:
             return Failed("timeout")
         upstream = runtime.config.upstream(model)
@@ -86,7 +89,7 @@ class Replies:
         )
         with self.trace.summarizer(model, provider_of(upstream), *address_of(upstream)) as span:
             told = await runtime.summarizer.ask(
-                effect, terms=terms, send=partial(self._post, destination, span), compose=compose
+                effect, terms=terms, send=partial(self._post, destination, span), compose=compose, waits=waits
             )
             prices = self._prices(model) if told.usage is not None else None
             dollars = None if prices is None or told.usage is None else _dollars(prices, told.usage)
@@ -105,7 +108,7 @@ class Replies:
         return told.reply
 
     def _seconds_left(self) -> float:
-        """Seconds that one more question may take; all of one plan together take no more than two questions' time."""
+        """Seconds that one more answer may take; all of one plan together take no more than two answers' time."""
         most, now = self.settings.summaries.seconds, self.clock()
         if self._until is None or now - self._until > most:
             self._until = now + IN_ALL * most
@@ -179,10 +182,12 @@ class Replies:
             )
 
     async def _compare(self, effect: Compare) -> Reply:
-        """How alike texts are, by the embeddings model that the policy names, else by their shingles."""
-        if effect.model is None:
+        """How alike texts are, by the embeddings model that the policy names and waits for, else by their shingles."""
+        waits = PATIENCE if self.patience is None else min(PATIENCE, self.patience.left())
+        if effect.model is None or waits <= 0:
             return await asyncio.to_thread(by_shingles, effect)
-        return await by_vectors(effect, model=effect.model, send=self._post_embeddings(effect.model))
+        send = self._post_embeddings(effect.model)
+        return await by_vectors(effect, model=effect.model, send=send, patience=waits)
 
     async def _embed(self, effect: Embed) -> Reply:
         """The vectors of texts."""

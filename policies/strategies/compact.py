@@ -83,9 +83,13 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
 def _told(
     gone: list[int], bounds: Bounds, checkpoint: Checkpoint, *, covers: int, share: float
 ) -> Flow[tuple[Told, int]]:
-    """The model's summary, and the version of the batch; the state is saved before a model is asked."""
+    """The model's summary, and the version of the batch; the state is saved before a model is asked.
+
+    Where nobody may wait for a model it is the note that was there before; the next one is taken in at the next batch.
+    """
     before, version = told_before(bounds, most=covers), bounds.known.next_version
-    if share < 1 or not may_ask(bounds) or before.origin == "prepared":
+    waits = bounds.settings.summaries.wait > 0
+    if share < 1 or not waits or not may_ask(bounds) or before.origin == "prepared":
         return before, version
     saved = yield Save(checkpoint.to_json(), BEFORE_MODEL)
     version = saved.version + 1 if isinstance(saved, Saved) else version

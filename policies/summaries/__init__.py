@@ -3,9 +3,9 @@
 from policies.summaries.condense import Written, condense
 from policies.summaries.grounding import Coverage, grounded, invented, missing, normal_text
 from policies.summaries.judge import declines, judge, without_reasoning
-from policies.summaries.laundering import Bound, bind
 from policies.summaries.prompts import PROMPTS, Prompt
 from policies.summaries.proposal import Proposal, read_proposal
+from policies.summaries.provenance import Bound, bind
 from policies.summaries.transcript import Line, enclosed, render_transcript
 from policies.summary import harmless
 

@@ -16,9 +16,9 @@ from policies.pieces import Piece
 from policies.summaries.chunks import ARCHIVE, Sized, divide, sized
 from policies.summaries.grounding import Coverage, grounded, lost_lines, missing
 from policies.summaries.judge import REPAIRABLE, TOO_LONG, judge
-from policies.summaries.laundering import bind
 from policies.summaries.prompts import PROMPTS, Prompt
 from policies.summaries.proposal import Proposal, read_proposal, under_headings
+from policies.summaries.provenance import bind
 from policies.summaries.transcript import Line, enclosed, harmless_lines, render_transcript, written_out
 from policies.summary import harmless
 from policies.tokens import TokenCounter
@@ -112,16 +112,17 @@ class _Order:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What a text is judged by: who said what, the notes taken before, and how large it all was."""
+    """What a text is judged by: who said what, the notes taken before, how large it all was, and what stands beside."""
 
     lines: tuple[Line, ...]
     previous: str
     tokens: int
+    beside: tuple[Line, ...] = ()
 
     @property
     def material(self) -> str:
         """All of it in one text."""
-        return "\n".join((self.previous, *map(written_out, self.lines)))
+        return "\n".join((self.previous, *map(written_out, (*self.beside, *self.lines))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +152,13 @@ def condense(
     standing: tuple[Piece, ...] = (),
     most_chunks: int = 32,
     task: str = "",
+    beside: Sequence[Line] = (),
 ) -> Flow[Written]:
     """A summary of ``lines`` that goes on from ``previous``, of about ``max_tokens`` (half more at the most).
 
     ``max_input`` is the summariser's window: no question with its answer takes more. ``standing`` is the array behind
-    which the first question is asked in place; ``task`` is what a reading is for. An unknown prompt raises KeyError.
+    which the first question is asked in place; ``task`` is what a reading is for. ``beside`` is not asked about, and
+    the notes may name it: the conversation's task. An unknown prompt raises KeyError.
     """
     order = _order(
         PROMPTS[prompt], max_tokens=max_tokens, max_input=max_input, counter=counter, key=key, task=harmless(task)
@@ -165,7 +168,8 @@ def condense(
         return Written(failure="nothing", purpose=order.prompt.purpose)
     earlier = harmless(previous).replace(order.prompt.prefix, "").strip() if order.prompt.prefix else harmless(previous)
     measured = sized(said, counter)
-    source = _Source(said, earlier, sum(s.tokens for s in measured) + counter.count(earlier))
+    heard = tuple(harmless_lines(beside))
+    source = _Source(said, earlier, sum(s.tokens for s in measured) + counter.count(earlier), heard)
     taken = _Take()
     if standing:
         taken = yield from _in_place(order, source, standing)
@@ -221,9 +225,8 @@ def _in_transcript(
 def _part(source: _Source, chunk: Sequence[Sized], notes: str) -> tuple[_Source, str]:
     """A chunk as what its notes are judged by, and its fenced transcript."""
     said = tuple(s.line for s in chunk)
-    return _Source(said, source.previous if notes else "", sum(s.tokens for s in chunk)), render_transcript(
-        said, previous=notes
-    )
+    part = replace(source, lines=said, previous=source.previous if notes else "", tokens=sum(s.tokens for s in chunk))
+    return part, render_transcript(said, previous=notes)
 
 
 def _in_chunks(order: _Order, source: _Source, parts: Sequence[tuple[_Source, str]], *, by_schema: bool) -> Flow[_Take]:
@@ -355,7 +358,8 @@ def _judged(order: _Order, source: _Source, text: str) -> _Take:
     if not order.prompt.keeps:
         return _Take(kept, dropped=dropped)
     covered = missing(kept, material)
-    lost = lost_lines(source.previous, kept, fresh=material) if source.previous else ()
+    fresh = "\n".join(line.text for line in source.lines)
+    lost = lost_lines(source.previous, kept, fresh=fresh) if source.previous else ()
     return _Take(kept, dropped=dropped, missing=(*covered.missing, *lost), lost=_lost(order, source, covered, lost))
 
 
@@ -374,8 +378,9 @@ def _finished(order: _Order, source: _Source, take: _Take) -> Written:
         return Written(calls=take.calls, failure=take.failure or "failed", purpose=purpose, dropped=take.dropped)
     prefix = order.prompt.prefix
     text = take.text.replace(prefix, "").strip() if prefix else take.text
-    spoken = [*source.lines, Line("user", order.task)] if order.task else source.lines
-    text = harmless(bind(text, spoken, previous=source.previous).text).strip()
+    spoken = [*source.beside, *source.lines, *([Line("user", order.task)] if order.task else [])]
+    bound = bind(text, spoken, previous=source.previous, in_place=order.prompt.reads)
+    text = harmless(bound.text).strip()
     text = _fitted(under_headings(text) if order.prompt.schema else text, order)
     if order.counter.count(text) < order.prompt.shortest:
         return Written(calls=take.calls, failure="unsupported", purpose=purpose, dropped=take.dropped)

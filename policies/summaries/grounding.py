@@ -1,18 +1,19 @@
-"""Whether what a summary names was there: identifiers that it invented, and identifiers that it lost.
+"""Whether what a summary names was there: identifiers, numbers and names that it invented, and those that it lost.
 
-Only the summary is scanned for identifiers; in the material, which may be a hundred times longer, each of them is
-looked up. What is written another way (``1,200`` for ``1200``, ``May 17`` for ``2024-05-17``, ``UTF-8`` for ``utf8``,
-the beginning of a commit's hash) is not invented.
+In the material, which may be a hundred times longer, each of them is looked up. What is written another way (``1,200``
+for ``1200``, ``17.5.2024`` for ``2024-05-17``, ``UTF-8`` for ``utf8``, the beginning of a commit's hash) is not
+invented.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import permutations
 
 from policies.extraction.findings import ERROR, is_code
-from policies.extraction.identifiers import STRONG, Kind, Mention, scan
 from policies.summaries.transcript import without_empty_headings
+from policies.text.segments import WORD, is_identifier, sentences
 
 MOST_LOOKED = 60
 MOST_PATHS = 10
@@ -20,33 +21,29 @@ MOST_ERRORS = 3
 ERRORS_WITHIN = 60_000
 """Characters at the end of the material in which errors are taken for open ones."""
 MOST_OF_ERROR = 3
-SHORTEST_NUMBER = 3
+SHORTEST_NUMBER = 2
+"""Digits; a smaller number is counted, not copied."""
+SHORTEST_LOOSE = 3
 LONGEST_IDENTIFIER = 200
-HOURS = 24
+INFLECTED = 3
+"""Letters at the end of a name that may be another case's."""
+SHORTEST_NAME = 4
+NAMES_ALL = 0.2
+"""Share of words with a capital from which on a language writes other words than names with one."""
+READ_FOR_CAPITALS = 20_000
 _SEPARATED = re.compile(r"(?<=\d)[,\u2019'\u00a0\u202f](?=\d{3}(?!\d))")
 _NOT_WORD = re.compile(r"[\W_]+")
-_NUMBER = re.compile(r"\d[\d,]{0,18}(?:\.\d{1,8})?")
 _HEX = re.compile(r"[0-9a-f]{7,40}\Z")
-_EDGES = "\"'`.,;:!?()[]{}<>*\u2039\u203a"
-_ORDINARY = frozenset(
-    {"and/or", "he/she", "his/her", "client/server", "read/write", "input/output", "i/o", "n/a", "yes/no"}
+_NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
+_DATE = re.compile(r"(\d{1,4})[-./](\d{1,2})[-./](\d{1,4})\Z")
+_DOTTED = re.compile(r"\w{2,}\.\w{2,}")
+_ALTERNATIVES = re.compile(r"[^\W\d_]+/[^\W\d_]+\Z")
+_QUOTED = re.compile(
+    r"[`\"\u201c\u00ab\u300c]([^`\"\u201c\u201d\u00ab\u00bb\u300c\u300d\n]{4,80})[`\"\u201d\u00bb\u300d]"
 )
 _PARTS = re.compile(r"[^/\\]+")
-_SENTENCE = re.compile(r"(?<=[.!?\u3002\uff01\uff1f])[ \t]+(?=[^a-z])|(?<=[\u3002\uff01\uff1f])")
 _PATH = re.compile(r"[^\s\"'`<>(){}\[\],;:=|*\\\u2039\u203a]{3,160}")
-_DATE = re.compile(
-    r"(\d{4})-(\d{2})-(\d{2})|(\d{1,2})/(\d{1,2})/(\d{2,4})|([A-Za-z]{3,9})\.? (\d{1,2})(?:[a-z]{2})?(?:,? (\d{4}))?"
-    r"|(\d{1,2})(?:[a-z]{2})? (?:of )?([A-Za-z]{3,9})(?: (\d{4}))?"
-)
-_CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?(?::\d{2})? ?([ap])?")
 _STATUS = re.compile(r"\b(?:status|code|errno|port|exit|http)\W{1,3}(\d{3,5})\b", re.IGNORECASE)
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_CHANGED = re.compile(
-    r"\b(?:no longer|instead|replac\w{0,4}|chang\w{0,4}|moved?|renamed?|removed?|deleted?|dropped|cancell?ed|updated?"
-    r"|now|fixed"
-    r"|solved|resolved|reverted|wrong|not)\b",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ def normal_text(text: str) -> str:
     return _SEPARATED.sub("", text.lower())
 
 
-class _Material:
+class Material:
     """The material of a look-up; the more costly forms of it are made when they are first needed."""
 
     __slots__ = ("_loose", "text")
@@ -78,9 +75,15 @@ class _Material:
 
     @property
     def loose(self) -> str:
+        """Its letters and digits alone."""
         if not self._loose:
             self._loose = _NOT_WORD.sub("", self.text) or " "
         return self._loose
+
+    def has(self, term: str) -> bool:
+        """Whether what a sentence names occurs, in whatever spelling."""
+        value = normal_text(term[:LONGEST_IDENTIFIER])
+        return not value or self.holds(value) or self._otherwise(value)
 
     def holds(self, value: str, *, prefix: bool = False) -> bool:
         """Whether ``value`` occurs as a whole word or phrase, or as the beginning of a word."""
@@ -93,9 +96,25 @@ class _Material:
             at = self.text.find(value, at + 1)
         return False
 
-    def holds_loosely(self, value: str) -> bool:
+    def _otherwise(self, value: str) -> bool:
+        """Whether the material has ``value`` in another spelling."""
+        if date := _DATE.match(value):
+            return any(self.holds(spelling) for spelling in _dates(*date.groups()))
+        if _NUMBER.fullmatch(value):
+            whole = value.rstrip("0").rstrip(".") if "." in value else f"{value}.00"
+            return self.holds(whole) or self.holds(f"{value}.0")
+        if "://" in value:
+            return self.holds(value.partition("://")[2].removeprefix("www.").rstrip("/"))
+        if value.isalpha():
+            return self.holds(value[: max(SHORTEST_NAME, len(value) - INFLECTED)], prefix=True)
+        if "/" in value and all(self.holds(part) for part in _PARTS.findall(value.lstrip("~."))):
+            return True
+        return (_HEX.match(value) is not None and self.holds(value, prefix=True)) or self._holds_loosely(value)
+
+    def _holds_loosely(self, value: str) -> bool:
         """Whether the letters and digits of ``value`` occur in a row, and not as a part of a longer number."""
-        if len(value) <= SHORTEST_NUMBER or value.isdigit():
+        value = _NOT_WORD.sub("", value)
+        if len(value) <= SHORTEST_LOOSE or value.isdigit():
             return False
         text = self.loose
         at = text.find(value)
@@ -112,178 +131,107 @@ class _Material:
 
 def _starts(text: str, at: int, value: str) -> bool:
     """Whether a word begins here; an escaped line end of JSON is no part of a word."""
-    if at == 0 or not value[0].isalnum() or not text[at - 1].isalnum():
+    if at == 0 or not value[0].isalnum() or not _joins(text[at - 1], value[0]):
         return True
     return at > 1 and text[at - 2] == "\\" and text[at - 1] in "ntr"
 
 
 def _ends(text: str, end: int, value: str) -> bool:
-    return end >= len(text) or not value[-1].isalnum() or not text[end].isalnum()
+    return end >= len(text) or not value[-1].isalnum() or not _joins(text[end], value[-1])
 
 
-def invented(text: str, material: str) -> tuple[str, ...]:
-    """The identifiers and longer numbers of ``text`` that occur in ``material`` in no spelling, in order."""
-    known = _Material(material)
-    seen: dict[str, bool] = {}
-    return tuple(dict.fromkeys(m.value for m in _checked(text) if not _occurs(m, known, seen)))
+def _joins(other: str, own: str) -> bool:
+    """Whether two characters side by side are of one word: scripts without blanks follow Latin ones directly."""
+    return other.isalnum() and other.isascii() == own.isascii()
+
+
+def hard_terms(text: str, *, names: bool = True) -> tuple[str, ...]:
+    """What a sentence cannot paraphrase: identifiers, numbers, what stands in quotation marks, and names.
+
+    A name is a word with a capital that does not begin a sentence; ``names`` is false where a language writes other
+    words so as well.
+    """
+    found: dict[str, None] = {}
+    for line in text.split("\n"):
+        for sentence in sentences(line):
+            found.update(dict.fromkeys(_QUOTED.findall(sentence)))
+            for n, word in enumerate(WORD.finditer(sentence)):
+                said = word.group()
+                if _is_hard(said) or (
+                    names and n and said[0].isupper() and said.isalpha() and not _follows_mark(sentence, word.start())
+                ):
+                    found[said] = None
+            for number in _NUMBER.findall(_SEPARATED.sub("", sentence)):
+                if sum(c.isdigit() for c in number) >= SHORTEST_NUMBER and number not in found:
+                    found[number] = None
+    return tuple(t for t in found if not any(t != o and t.isdigit() and t in _NUMBER.findall(o) for o in found))
+
+
+def _is_hard(word: str) -> bool:
+    if _ALTERNATIVES.match(word):
+        return False
+    return not _NUMBER.fullmatch(word) and (is_identifier(word) or _DOTTED.search(word) is not None)
+
+
+def _follows_mark(sentence: str, at: int) -> bool:
+    """Whether a word begins something: behind a colon, a bracket, a dash or a quotation mark."""
+    before = sentence[:at].rstrip()
+    return not before or not (before[-1].isalnum() or before[-1] in ",;'\u2019%")
+
+
+def capitals_tell(*texts: str) -> bool:
+    """Whether a capital within a sentence tells a name from other words."""
+    large = small = 0
+    for text in texts:
+        for sentence in sentences(text[-READ_FOR_CAPITALS:]):
+            for word in WORD.findall(sentence)[1:]:
+                if word.isalpha() and word != word.swapcase():
+                    large += word[0].isupper() and word[1:].islower()
+                    small += word.islower()
+    return large < NAMES_ALL * (large + small) or large + small < 10
+
+
+def invented(text: str, material: str, *, names: bool = True) -> tuple[str, ...]:
+    """The identifiers, longer numbers and names of ``text`` that occur in ``material`` in no spelling, in order."""
+    known = Material(material)
+    return tuple(term for term in hard_terms(text, names=names) if not known.has(term))
 
 
 def grounded(text: str, material: str) -> tuple[str, tuple[str, ...]]:
-    """``text`` without the sentences that hold invented identifiers, and these identifiers."""
-    wrong = invented(text, material)
+    """``text`` without the sentences that hold something invented, and what that is."""
+    known, names = Material(material), capitals_tell(text, material)
+    wrong = {term for term in hard_terms(text, names=names) if not known.has(term)}
     if not wrong:
         return text, ()
-    bad = set(wrong)
     kept: list[str] = []
     for line in text.split("\n"):
-        parts = _SENTENCE.split(line)
-        good = [p for p in parts if bad.isdisjoint(m.value for m in _checked(p))]
+        parts = sentences(line)
+        good = [p for p in parts if wrong.isdisjoint(hard_terms(p, names=names))]
         if len(good) == len(parts):
             kept.append(line)
         elif good and any(c.isalnum() for c in "".join(good)):
-            kept.append(" ".join(good).rstrip())
+            kept.append(line[: len(line) - len(line.lstrip())] + " ".join(good).rstrip())
         elif ":" in line[:40] and line[:1].isalpha():
             kept.append(line[: line.index(":") + 1])
-    return without_empty_headings("\n".join(kept)), wrong
+    ordered = tuple(term for term in hard_terms(text, names=names) if term in wrong)
+    return without_empty_headings("\n".join(kept)), ordered
 
 
-def _checked(text: str) -> Iterator[Mention]:
-    """The mentions that must not be invented: identifiers, times, and numbers of three digits or more."""
-    for mention in scan(text):
-        value, kind = mention.value, mention.kind
-        if kind in STRONG:
-            if (
-                kind is Kind.SYMBOL
-                and value.isalpha()
-                and value[0].isupper()
-                and not value.endswith(("Error", "Exception"))
-            ):
-                continue
-            if kind is Kind.PATH and _is_words(value):
-                continue
-            yield mention
-        elif kind is Kind.NAME and any(c.isdigit() for c in value):
-            yield from _checked(value.lower())
-        elif kind is Kind.QUOTE:
-            yield from _checked(value)
-        elif kind is Kind.TIME or (
-            kind in {Kind.NUMBER, Kind.QUANTITY} and sum(c.isdigit() for c in value) >= SHORTEST_NUMBER
-        ):
-            yield mention
-
-
-def _is_words(path: str) -> bool:
-    """Whether what looks like a path is words with a stroke between them."""
-    return path.lower() in _ORDINARY or (path.count("/") == 1 and path.replace("/", "").isalpha() and path[0] != "/")
-
-
-def _occurs(mention: Mention, known: _Material, seen: dict[str, bool]) -> bool:
-    value = normal_text(mention.value[:LONGEST_IDENTIFIER]).strip(_EDGES)
-    found = seen.get(value)
-    if found is None:
-        found = seen[value] = not value or known.holds(value) or _otherwise(value, mention.kind, known)
-    return found
-
-
-def _otherwise(value: str, kind: Kind, known: _Material) -> bool:
-    """Whether the material has ``value`` in another spelling."""
-    if kind is Kind.DATE:
-        return any(known.holds(v) for v in _dates(value))
-    if kind is Kind.TIME:
-        return (value[:2].isdigit() and int(value[:2]) >= HOURS) or any(known.holds(v) for v in _times(value))
-    if kind in {Kind.AMOUNT, Kind.QUANTITY, Kind.NUMBER}:
-        return all(_has_number(n.group(), value, known) for n in _NUMBER.finditer(value))
-    if kind in {Kind.URL, Kind.HOST}:
-        bare = value.partition("://")[2].removeprefix("www.").rstrip("/") or value.rstrip("/")
-        return known.holds(bare)
-    if kind is Kind.PATH:
-        parts = _PARTS.findall(value.lstrip("~."))
-        return bool(parts) and all(known.holds(p) for p in parts)
-    if _HEX.match(value) and known.holds(value, prefix=True):
-        return True
-    if kind is Kind.SYMBOL and value.endswith("()"):
-        return known.holds(value[:-2])
-    return known.holds_loosely(_NOT_WORD.sub("", value))
-
-
-def _has_number(number: str, value: str, known: _Material) -> bool:
-    plain = number.replace(",", "")
-    spellings = [plain, plain.rstrip("0").rstrip(".") if "." in plain else f"{plain}.00", f"{plain}.0"]
-    for word, zeros in (("k", 3), ("m", 6), ("million", 6), ("billion", 9), ("thousand", 3)):
-        if re.search(rf"\d ?{word}\b", value):
-            whole, _, rest = plain.partition(".")
-            spellings.append(whole + rest.ljust(zeros, "0") if len(rest) <= zeros else plain)
-    return any(known.holds(s) for s in spellings)
-
-
-def _dates(value: str) -> Iterator[str]:
-    """Other spellings of a date, with the year where it is given and without."""
-    found = _DATE.match(value)
-    if found is None:
-        return
-    y1, m1, d1, a, b, _, word1, day1, _, day2, word2, _ = found.groups()
-    if y1:
-        days = [(int(m1), int(d1))]
-    elif a:
-        days = [(int(a), int(b)), (int(b), int(a))]
-    else:
-        word, day = (word1 or word2).lower()[:3], int(day1 or day2)
-        days = [(_MONTHS.index(word) + 1, day)] if word in _MONTHS else []
-    for month, day in days:
-        if not 1 <= month <= len(_MONTHS):
-            continue
-        name = _MONTHS[month - 1]
-        full = (
-            "january",
-            "february",
-            "march",
-            "april",
-            "may",
-            "june",
-            "july",
-            "august",
-            "september",
-            "october",
-            "november",
-            "december",
-        )[month - 1]
-        yield from (
-            f"{month:02}-{day:02}",
-            f"{month}/{day}",
-            f"{month:02}/{day:02}",
-            f"{day}/{month}",
-            f"{day:02}/{month:02}",
-        )
-        yield from (
-            f"{day}.{month}",
-            f"{day:02}.{month:02}",
-            f"{day}. {full}",
-            f"{name} {day}",
-            f"{full} {day}",
-            f"{day} {name}",
-            f"{day} {full}",
-        )
-        yield from (f"{full} {day}{s}" for s in ("st", "nd", "rd", "th"))
-
-
-def _times(value: str) -> Iterator[str]:
-    """Other spellings of a time of day: with twelve hours and with twenty-four."""
-    found = _CLOCK.match(value)
-    if found is None:
-        return
-    hour, minute, half = int(found.group(1)), found.group(2) or "00", found.group(3)
-    for h in {hour, hour % 12 + (12 if half == "p" else 0), (hour - 1) % 12 + 1}:
-        yield from (f"{h}:{minute}", f"{h:02}:{minute}")
-        if minute == "00":
-            yield from (f"{h}am", f"{h}pm", f"{h} am", f"{h} pm")
+def _dates(one: str, two: str, three: str) -> Iterator[str]:
+    """Other spellings of a date in numbers: every order, with and without zeros in front."""
+    for parts in permutations((one, two, three)):
+        for mark in "-./":
+            yield mark.join(parts)
+            yield mark.join(part.zfill(2) for part in parts)
+            yield mark.join(part.lstrip("0") for part in parts)
 
 
 def missing(text: str, material: str) -> Coverage:
     """What a summary should name of its material: the paths most used, and what the last errors name."""
-    known = _Material(text)
+    known = Material(text)
     wanted = [*_of_errors(material), *_paths(material)]
     unique = tuple(dict.fromkeys(w for w in wanted if w))
-    return Coverage(unique, tuple(w for w in unique if not known.holds(normal_text(w).strip(_EDGES))))
+    return Coverage(unique, tuple(w for w in unique if not known.holds(normal_text(w))))
 
 
 def _paths(material: str) -> list[str]:
@@ -308,26 +256,16 @@ def _of_errors(material: str) -> Iterator[str]:
         if ERROR.search(line) and not is_code(line):
             told.setdefault(line.strip())
     for line in told:
-        found = [m.value for m in scan(line) if m.kind in STRONG] + _STATUS.findall(line)
-        yield from (v for v in found[:MOST_OF_ERROR] if len(v) >= SHORTEST_NUMBER)
+        found = [w for w in WORD.findall(line) if _is_hard(w)] + _STATUS.findall(line)
+        yield from (v for v in found[:MOST_OF_ERROR] if len(v) > SHORTEST_NUMBER)
 
 
 def lost_lines(previous: str, text: str, *, fresh: str) -> tuple[str, ...]:
-    """Lines of the previous notes whose identifiers the new ones have lost, unless what came since changed them."""
-    now, since = _Material(text), _Material(fresh)
+    """Lines of the previous notes that name what the new ones do not, unless it came up again since."""
+    now, since = Material(text), Material(fresh)
     lost: list[str] = []
     for line in previous.split("\n"):
-        values = [normal_text(m.value).strip(_EDGES) for m in _checked(line)]
-        gone = [v for v in values if v and not now.holds(v)]
-        if gone and not any(_is_changed(v, since) for v in gone):
+        gone = [t for t in hard_terms(line, names=False) if not now.has(t)]
+        if gone and not any(since.has(t) for t in gone):
             lost.append(line.strip(" -*"))
     return tuple(lost)
-
-
-def _is_changed(value: str, since: _Material) -> bool:
-    """Whether the last thing said of ``value`` is that it changed."""
-    at = since.text.rfind(value)
-    if at < 0:
-        return False
-    start, end = since.text.rfind("\n", 0, at) + 1, since.text.find("\n", at)
-    return _CHANGED.search(since.text[max(start, at - 300) : min(end if end >= 0 else at + 300, at + 300)]) is not None

@@ -40,6 +40,11 @@ class Prompt:
         return f"{self.name}-{self.version}"
 
     @property
+    def reads(self) -> bool:
+        """Whether what is written stands where the one message stood that was read."""
+        return self.system == READER
+
+    @property
     def digest(self) -> str:
         """Eight hex digits of all its text."""
         parts = (self.system, self.instruction, self.merge, self.repair, self.prefix, repr(dict(self.schema)))

@@ -110,6 +110,11 @@ def read_proposal(text: str) -> Proposal | None:
     return _from_json_in(text) or _from_headings(text)
 
 
+def field_named(heading: str) -> str:
+    """The field that a heading names, empty for an unknown one."""
+    return _FIELD_OF.get(" ".join(heading.lower().split()), "")
+
+
 def under_headings(text: str) -> str:
     """``text`` as the headings and items that it holds; as it is where they are less than most of it."""
     found = _from_json_in(text[:LONGEST_READ])

@@ -17,7 +17,7 @@ _RESULT = re.compile(r"(?:tool result|result of)\b")
 _CALL = re.compile(r"\w{1,20} calls\b")
 _HEADING = re.compile(r"(?:#{1,6} |\*\*)?[A-Z][\w ]{1,40}(?:\([^()\n]{0,80}\))?(?:\*\*)?:")
 _BARE_HEADING = re.compile(_HEADING.pattern + r"[*\s]{0,6}\Z")
-_AUTHORITIES = frozenset({"user", "system", "developer"})
+AUTHORITIES = frozenset({"user", "system", "developer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Line:
     @property
     def has_authority(self) -> bool:
         """Whether it is the word of somebody who may decide: the user, or who set the conversation up."""
-        return self.origin in _AUTHORITIES
+        return self.origin in AUTHORITIES
 
 
 def label(origin: str) -> str:

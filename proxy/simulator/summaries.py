@@ -18,6 +18,7 @@ _WORDS = re.compile(r"at most (\d{1,6}) words")
 _AGAIN = re.compile(r"\b(?:earlier|previous|last) answer\b", re.IGNORECASE)
 _END_OF_DATA = re.compile(r"^</[\w-]{2,40}>[ \t]*$", re.MULTILINE)
 _TAG = re.compile(r"</?[a-z][\w-]{1,40}>(?: (?:transcript|notes so far|earlier notes))?")
+_ORIGIN = re.compile(r"\A\[[a-z][^\]\n]{0,80}\]\s?")
 _IDENTIFIER = re.compile(r"[\w./:@#-]{0,30}(?:\d|/|_)[\w./:@#-]{1,40}")
 _PATH = re.compile(r"[\w.-]{0,60}/[\w./-]{1,120}")
 _FROM_TOOL = re.compile(r"^\[(?:tool|result)\b[^\]]{0,80}\]\s?(.*)$", re.MULTILINE)
@@ -182,8 +183,8 @@ def summarize(material: str, *, limit: int, count: Count, mode: SummaryMode = Su
     room = min(int(limit * FILLED), max(FEWEST, count(data) // 3))
     names = list(dict.fromkeys(_IDENTIFIER.findall("\n".join(lines))))
     between = lines[1:-1][:: max(1, len(lines) // 12)]
-    sections = [f"Goal: {lines[0][:LINE]}", f"Next step: go on from {lines[-1][:LINE]}", "Done so far:"]
-    sections += [f"- {line[:LINE]}" for line in between]
+    sections = [f"Goal: {_cut(lines[0])}", f"Next step: go on from {_cut(lines[-1])}", "Done so far:"]
+    sections += [f"- {_cut(line)}" for line in between]
     text = "\n".join(_fit(sections, room * 2 // 3, count))
     listed = _fit([f"{name}," for name in names], max(8, room - count(text) - 6), count)
     return f"{text}\nNames and numbers: {' '.join(listed)[:-1]}." if listed else text
@@ -193,7 +194,7 @@ def as_list(material: str, *, mode: SummaryMode, limit: int, count: Count) -> st
     """Notes as ``category | importance | text``, one a line."""
     lines = _lines(before_the_end(material) or material, mode)
     picked = lines[:: max(1, len(lines) // 8)]
-    return "\n".join(_fit([f"learnings | normal | {line[:LINE]}" for line in picked], limit, count))
+    return "\n".join(_fit([f"learnings | normal | {_cut(line)}" for line in picked], limit, count))
 
 
 def by_schema(schema: Mapping[str, Any], material: str, *, mode: SummaryMode, limit: int, count: Count) -> str:
@@ -206,10 +207,15 @@ def by_schema(schema: Mapping[str, Any], material: str, *, mode: SummaryMode, li
     return text
 
 
+def _cut(line: str) -> str:
+    """The beginning of a line, to the end of a word."""
+    return line if len(line) <= LINE else line[:LINE].rpartition(" ")[0] or line[:LINE]
+
+
 def _around(lines: list[str]) -> Iterator[str]:
     while True:
         for line in lines:
-            yield line[:LINE]
+            yield _cut(line)
 
 
 def _fill(schema: Any, lines: Iterator[str], items: int) -> Any:
@@ -239,7 +245,7 @@ def _fill(schema: Any, lines: Iterator[str], items: int) -> Any:
 
 def _lines(data: str, mode: SummaryMode) -> list[str]:
     """The lines of the material, with what the mode adds to them or leaves out of them."""
-    lines = [line for raw in data.splitlines() if (line := _TAG.sub("", raw).strip())]
+    lines = [line for raw in data.splitlines() if (line := _ORIGIN.sub("", _TAG.sub("", raw).strip(), count=1))]
     if mode is SummaryMode.DROPS:
         return [line for raw in lines if (line := _PATH.sub("", raw).strip())]
     if mode is SummaryMode.INVENTED:

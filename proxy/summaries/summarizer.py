@@ -6,6 +6,7 @@ order in which they are looked at::
     kept answer     what this tenant was told before, from memory or from the store; costs nothing
     shutting_down   the process ends
     no_schema       this model refused the schema within the last hour
+    not_ready       the client's request waits no longer, by its policy
     backing_off     the last three calls or more failed, so it is left alone for a while
     budget          the tenant's tokens of this hour are used up
     the call        timeout, status_500, context_length_exceeded, loop_detected, not_an_answer …
@@ -90,6 +91,10 @@ class Told:
         return self.reply.reason if isinstance(self.reply, Failed) else "ok"
 
 
+_NOT_READY = Told(reply=Failed("not_ready"), source="refused")
+"""What is told a client that waits no longer."""
+
+
 @dataclass(slots=True)
 class _Line:
     """What one tenant asks one model: calls that wait or are under way, and how often it failed in a row.
@@ -169,12 +174,21 @@ class Summarizer:
         self.allowance = Allowance(clock)
         self._budget = Budget(self.allowance, book, now)
 
-    async def ask(self, effect: Summarize, *, terms: Terms, send: Send, compose: Compose | None = None) -> Told:
+    async def ask(
+        self,
+        effect: Summarize,
+        *,
+        terms: Terms,
+        send: Send,
+        compose: Compose | None = None,
+        waits: float | None = None,
+    ) -> Told:
         """The model's reply, or the kept one.
 
         ``send`` posts a chat request body and returns status and body. ``compose`` writes that body for a note in
         place; it runs in a thread. A caller that is cancelled leaves the call to the others who wait for it, or to
-        its end: the answer is kept for whoever asks next.
+        its end: the answer is kept for whoever asks next. So does one that ``waits`` no longer; who waits for 0 seconds
+        has the kept answer or none.
         """
         started = self._clock()
         if self._closed:
@@ -183,14 +197,17 @@ class Summarizer:
         kept = self._kept.remembered(terms.tenant, address) if address else None
         if kept is not None:
             return Told(reply=kept, source="kept")
+        if waits is not None and waits <= 0:
+            kept = await self._kept.find(terms.tenant, address) if address else None
+            return _NOT_READY if kept is None else Told(reply=kept, source="kept")
         flight = _flight(terms, address)
         if address and (task := self._flying.get(flight)) is not None:
-            return await self._share(task, started)
+            return await self._share(task, started, waits)
         form = self._forms.get(terms.scope) or PLAIN
         body = await asyncio.to_thread(compose, form) if compose is not None else _own(effect, terms, form)
         flight = flight if address else _flight(terms, body)
         if (task := self._flying.get(flight)) is not None:
-            return await self._share(task, started)
+            return await self._share(task, started, waits)
         question = _Question(
             effect=effect,
             terms=terms,
@@ -203,7 +220,7 @@ class Summarizer:
         task = asyncio.create_task(self._answer(question), name="weir-summarise")
         self._flying[flight] = task
         task.add_done_callback(lambda _: self._flying.pop(flight, None))
-        return await _outcome(task)
+        return await _outcome(task, waits)
 
     def input_limit(self, *, tenant: str, upstream: str, model: str) -> int | None:
         """The tokens of prompt and answer that a summariser said it holds, None if it never refused a prompt."""
@@ -222,8 +239,8 @@ class Summarizer:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._kept.close()
 
-    async def _share(self, task: "asyncio.Task[Told]", started: float) -> Told:
-        told = await _outcome(task)
+    async def _share(self, task: "asyncio.Task[Told]", started: float, waits: float | None) -> Told:
+        told = await _outcome(task, waits)
         source: Source = "shared" if told.source == "asked" else told.source
         return replace(told, source=source, usage=None, seconds=self._clock() - started)
 
@@ -340,9 +357,11 @@ class Summarizer:
         self._kept.keep(question.terms.tenant, row)
 
 
-async def _outcome(task: "asyncio.Task[Told]") -> Told:
-    """What a call came to; a caller that is cancelled leaves it alone, a call that is cancelled says so."""
-    await asyncio.wait((task,))
+async def _outcome(task: "asyncio.Task[Told]", waits: float | None) -> Told:
+    """What a call came to; a caller that is cancelled or waits no longer leaves it alone, a cancelled call says so."""
+    await asyncio.wait((task,), timeout=waits)
+    if not task.done():
+        return _NOT_READY
     return Told(reply=Failed(ShuttingDown.code), source="refused") if task.cancelled() else task.result()
 
 

@@ -62,7 +62,7 @@ keys:
   - {{name: other, secret: "{other}", models: ["only-this"]}}
 policies:
   small: {{window: 8192, cascade: [{{layer: evict, at: 0.5, stop_at: 0.3}}]}}
-  written: {{preset: balanced, window: 8192, summarizer: summariser}}
+  written: {{preset: balanced, window: 8192, summarizer: summariser, summaries: {{wait: 20}}}}
   custom: {{window: 8192, cascade: [{{layer: custom, at: 0.4, params: {{path: "leaky_layer:raises", seconds: 5}}}}, {{layer: evict}}]}}
 default_policy: small
 window: 8192

@@ -47,7 +47,7 @@ keys:
   - {{name: coder, secret: sk-coder-canary, policy: balanced, allow: [policy]}}
   - {{name: writer, secret: sk-writer-canary, policy: notes}}
 policies:
-  notes: {{preset: balanced, summarizer: summariser, summaries: {{prepare_at: null}}, cascade: [{{layer: compact}}]}}
+  notes: {{preset: balanced, summarizer: summariser, summaries: {{prepare_at: null, wait: 20}}, cascade: [{{layer: compact}}]}}
 """
 CANARY = "xylophone"
 CALL = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "sim"}

@@ -82,7 +82,7 @@ async def test_with_preparation_there_is_still_one_question_a_batch(deployment: 
         calls, made = answered(simulator, "summariser"), batches(arrays_of(answered(simulator)))
         assert {s.status for s in answered(simulator)} == {200}
     assert made >= 2
-    assert made <= len(calls) <= made + 1
+    assert made <= len(calls) <= made + 2, "one is for a batch to come, and one may be asked again"
 
 
 YAML = """

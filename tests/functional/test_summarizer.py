@@ -57,7 +57,7 @@ policies:
   notes:
     preset: balanced
     summarizer: {summarizer}
-    summaries: {{prepare_at: null, {summaries}}}
+    summaries: {{prepare_at: null, wait: 20, {summaries}}}
     cascade: [{cascade}]
 default_policy: notes
 """
@@ -439,7 +439,7 @@ models:
   - {{match: "summariser", upstream: self, window: 32768, tokenizer: o200k_base}}
   - {{match: "*", upstream: sim, window: 8192, tokenizer: o200k_base}}
 policies:
-  notes: {{preset: balanced, summarizer: summariser, summaries: {{prepare_at: null}}, cascade: [{{layer: compact}}]}}
+  notes: {{preset: balanced, summarizer: summariser, summaries: {{prepare_at: null, wait: 20}}, cascade: [{{layer: compact}}]}}
 default_policy: notes
 """
 
@@ -488,7 +488,7 @@ policies:
   notes:
     preset: balanced
     summarizer: claude-sim
-    summaries: {{prepare_at: null, by_schema: false}}
+    summaries: {{prepare_at: null, wait: 20, by_schema: false}}
     cascade: [{{layer: compact}}]
 default_policy: notes
 """

@@ -206,7 +206,7 @@ async def test_a_bucket_that_refuses_answers_with_its_figures_and_sends_nothing_
 async def test_no_model_is_asked_where_evicting_old_results_is_enough(words: int, asked: bool, tmp_path: Path) -> None:
     """Each of eighteen results is large in the first run, the one that must stay, the newest but one, in the second."""
     policy = (
-        "{summarizer: summariser, summaries: {prepare_at: null}, cascade: ["
+        "{summarizer: summariser, summaries: {prepare_at: null, wait: 20}, cascade: ["
         "{layer: evict, at: 0.7, stop_at: 0.5, params: {scorer: fifo, protect_steps: 8}}, "
         "{layer: compact, at: 0.9, stop_at: 0.5}]}"
     )

@@ -12,7 +12,7 @@ from policies.ledger import Cut, EditKind
 from policies.messages import ToolCall, Transcript
 from policies.protection import protect
 from policies.replay import Known, replay
-from policies.settings import ContextSettings, Layer
+from policies.settings import ContextSettings, Layer, Summaries
 from policies.strategies.compact import compact
 from policies.tokens import CHARS4
 from policies.turns import units
@@ -20,12 +20,12 @@ from tests.policies.answering import Model
 from tests.policies.play import Said, assistant, first_question, play, result, step, system, talk, user, window, words
 
 NOTES = (
-    "Goal: find out why orders are late.\n"
-    "Done: the log of depot D-17 was read.\n"
-    "Open problems: E4411 carrier refused the manifest.\n"
-    "Next step: read the manifest of E4411."
+    'Goal: according to the user: "Why are orders late?"\n'
+    "Left to do: say why orders are late.\n"
+    'Open problems: according to the result of look: "depot D-17: E4411 carrier refused the manifest"\n'
+    "Next step: read on."
 )
-MODEL = ContextSettings(summarizer="small-model")
+MODEL = ContextSettings(summarizer="small-model", summaries=Summaries(wait=20))
 RULE = "Never contact the customer directly."
 FINDING = "depot D-17: E4411 carrier refused the manifest"
 LOOP = "The depot was asked about the order again.\n" * 12
@@ -171,10 +171,10 @@ def test_the_next_summary_extends_the_previous_one_and_reads_only_what_is_new() 
     assert "E4411" in asked.prompt
     assert "fresh1" in asked.prompt
     assert "W7001" not in asked.prompt
-    again, second = compacted((Summarize, Summary(NOTES + "\nLearnings: Fresh pages were read.")), limits=limits)
+    again, second = compacted((Summarize, Summary(NOTES.replace("read on", "read fresh pages"))), limits=limits)
     assert (second.version, second.origin) == (2, "model+extract")
     assert second.covers > cut.covers
-    assert "Fresh pages were read." in second.text
+    assert "read fresh pages" in second.text
     (one,), (two,) = done.condensed, again.condensed
     taken = [m.tokens for m in grown.messages[grown.head : grown.head + second.covers]]
     kept = {*cut.before, *cut.after, *second.before, *second.after}

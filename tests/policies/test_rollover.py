@@ -32,8 +32,8 @@ from tests.policies.play import (
 
 TASK = "Migrate the billing service to the new queue. Never delete customer data."
 NOTES = (
-    "Goal: migrate the billing service to the new queue.\nDone so far: the writer was moved and the tests of it pass.\n"
-    "Next step: move the reader."
+    "Left to do: the writer has to be moved, and the tests of it have to pass, and so on.\n"
+    "Next step: move the reader to where the writer is."
 )
 
 
@@ -199,7 +199,7 @@ def decide_again(transcript: Transcript, known: Known) -> Decision:
     return decide(transcript, budget=window(3_000), settings=windows("compact"), known=known)
 
 
-MODEL = windows("compact", summarizer="small", summaries=Summaries(by_schema=False))
+MODEL = windows("compact", summarizer="small", summaries=Summaries(by_schema=False, wait=20))
 
 
 @pytest.mark.requirement("A2.11", "A2.27", "D14")

@@ -1,6 +1,7 @@
 """The flow of a summary, rung by rung, played without a model."""
 
 import json
+import random
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -15,16 +16,16 @@ from policies.tokens import CHARS4, CharCounter
 from tests.policies.play import play, words
 
 GOOD = (
-    "Goal: find out why order W7731 is late\n"
-    "Done: read the page of depot D-17 in src/depot.py and src/order.py\n"
-    "Open problems: E4411 carrier refused the manifest\n"
+    'Goal: according to the user: "Find out why order W7731 is late."\n'
+    'Done: according to the result of read: "src/depot.py: class Depot, for D-17; see src/order.py"\n'
+    'Open problems: according to the result of run: "E4411 carrier refused the manifest"\n'
     "Next step: look at the manifest of order W7731"
 )
 LINES = (
     Line("user", "Find out why order W7731 is late."),
     Line("assistant", "I read the code."),
     Line("assistant calls read", '{"path": "src/depot.py"}'),
-    Line("result of read", f"src/depot.py: class Depot, for D-17; see src/order.py {words(200, 'code')}"),
+    Line("result of read", f"src/depot.py: class Depot, for D-17; see src/order.py\n{words(200, 'code')}"),
     Line("assistant calls read", '{"path": "src/order.py"}'),
     Line("result of read", f"src/order.py: uses src/depot.py {words(200, 'rows')}"),
     Line("assistant calls run", '{"command": "ship W7731"}'),
@@ -33,6 +34,13 @@ LINES = (
 STRUCTURED = PROMPTS["structured"]
 PURPOSE = "structured-2"
 ASK = Summarize
+
+
+def chatter(count: int) -> str:
+    """``count`` words that say nothing and nothing twice."""
+    rng = random.Random(count)
+    said = ["".join(rng.choice("aeioumnrst") for _ in range(rng.randint(2, 7))) for _ in range(count)]
+    return "".join(f"{word}{'. ' if n % 9 == 8 else ' '}" for n, word in enumerate(said))
 
 
 def flow(lines: Sequence[Line] = LINES, **changes: object) -> Flow[Written]:
@@ -66,7 +74,7 @@ def test_a_good_first_answer_is_one_question() -> None:
     assert (written.text, written.calls, written.failure, written.repaired) == (GOOD, 1, "", False)
     assert (written.purpose, written.dropped, written.missing) == (PURPOSE, (), ())
     assert written.proposal is not None
-    assert written.proposal.goal == ("find out why order W7731 is late",)
+    assert written.proposal.goal == ('according to the user: "Find out why order W7731 is late."',)
 
 
 @pytest.mark.requirement("A0.58", "S.20")
@@ -83,8 +91,8 @@ USELESS: dict[str, tuple[Reply, str]] = {
     "empty": (Summary(" "), "empty"),
     "short": (Summary("All is done now."), "too_short"),
     "loop": (Summary("The depot was asked about the order again.\n" * 12), "loop"),
-    "long": (Summary("".join(f"Point {n} of those made here. " for n in range(80))), "too_long"),
-    "not smaller": (Summary("".join(f"Step {n} was it. " for n in range(190))), "not_smaller"),
+    "long": (Summary(chatter(500)), "too_long"),
+    "not smaller": (Summary(chatter(600)), "not_smaller"),
     "invented": (Summary("Done:\n" + "\n".join(f"- order W9{n}1 was read" for n in range(9))), "invented"),
 }
 HOPELESS: dict[str, tuple[Reply, str]] = {
@@ -127,7 +135,10 @@ def test_a_useless_answer_is_asked_for_once_more_with_the_reason(reply: Reply, c
 @pytest.mark.requirement("R.52", "A0.58")
 def test_a_model_that_copies_the_headings_and_fills_in_nothing_is_asked_for_prose_which_is_used() -> None:
     bare = Summary("\n".join(line.partition(":")[0] + ":" for line in GOOD.splitlines()))
-    prose = "The user wants to know why order W7731 is late. The assistant read src/depot.py and src/order.py so far."
+    prose = (
+        'according to the user: "Find out why order W7731 is late." according to the assistant: "I read the code." '
+        'according to the result of run: "E4411 carrier refused the manifest"'
+    )
     written = play(flow(), (ASK, bare), (ASK, Summary(prose)))
     assert (written.text, written.repaired, written.proposal) == (prose, True, None)
 
@@ -147,7 +158,10 @@ def test_what_is_invented_goes_and_is_named() -> None:
 
 @pytest.mark.requirement("A0.58")
 def test_too_few_paths_are_asked_for_once_more_as_data() -> None:
-    bad = "Goal: find out why the order is late\nDone: the code was read in full and the order was tried\nNext step: look at it"
+    bad = (
+        'Goal: according to the user: "Find out why order W7731 is late."\n'
+        'Done: according to the assistant: "I read the code."\nNext step: look at it'
+    )
     running = flow()
     next(running)
     again = running.send(Summary(bad))
@@ -334,7 +348,7 @@ def test_a_history_ten_times_the_summarisers_window_is_read_whole_in_parts(count
 @pytest.mark.parametrize("previous", ["", "Goal: earlier\n" + words(3_000, "earlier")], ids=["first", "with notes"])
 def test_no_question_is_longer_than_the_summariser_can_read(max_input: int, previous: str) -> None:
     lines = [*facts(40), Line("result of look", f"page P-77777 {words(30_000, 'huge')}"), *facts(40, 20)]
-    long = "Goal: read the pages\nDone: " + "".join(f"Item {n} is new here. " for n in range(300))
+    long = f"Left to do: read the pages. {chatter(1_500)}"
 
     def answer(question: Summarize) -> Reply:
         return Summary(long[: 4 * question.max_tokens])
@@ -460,7 +474,7 @@ def test_what_follows_an_answer_on_a_long_history_takes_little_time() -> None:
     with pytest.raises(StopIteration) as end:
         running.send(Summary(said))
     assert time.thread_time() - start < 0.5  # about 40 ms on an idle core
-    assert end.value.value.text == said
+    assert all(f"page P-{n:05}" in end.value.value.text for n in range(60))
 
 
 @pytest.mark.requirement("R.53", "S.21")

@@ -1,0 +1,147 @@
+"""No client waits for a model that writes summaries, unless its policy says how long."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.settings import SimulatorSettings, SummaryMode
+from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, batches, opening, weir
+
+TOLD = "go on from"
+YAML = """
+upstreams:
+  sim: {{kind: openai, base_url: "{upstream}", api_key: pass}}
+models:
+  - {{match: "notes", upstream: sim, window: 32768, tokenizer: o200k_base}}
+  - {{match: "*", upstream: sim, window: 8192, tokenizer: o200k_base}}
+policies:
+  waiting:
+    preset: balanced
+    summarizer: notes
+    summaries: {{by_schema: false, {summaries}}}
+    cascade: {cascade}
+default_policy: waiting
+"""
+HANGS = SimulatorSettings(
+    window=8192,
+    windows={"notes": 32_768},
+    summary_model="notes",
+    summary_mode=SummaryMode.SLOW,
+    summary_seconds=600.0,
+)
+"""A summariser that takes a request and never answers it."""
+COMPACT = "[{layer: compact}]"
+
+
+@asynccontextmanager
+async def hanging(
+    folder: Path, summaries: str = "", cascade: str = COMPACT
+) -> AsyncIterator[tuple[RunningWeir, RunningSimulator]]:
+    async with serve_simulator(HANGS, counter=COUNTER) as simulator:
+        yaml = YAML.format(upstream=simulator.base_url, summaries=summaries or "prepare_at: 0.75", cascade=cascade)
+        async with weir("", folder / "w.db", yaml=yaml, folder=folder, window=None) as target:
+            try:
+                yield target, simulator
+            finally:
+                await target.runtime.preparation.close()
+                await target.runtime.summarizer.close()
+
+
+def still_open(simulator: RunningSimulator) -> int:
+    """Requests that the summariser has and has not answered."""
+    return sum(not seen.finished for seen in simulator.ledger if seen.model == "notes")
+
+
+@pytest.mark.requirement("P13", "R.51", "D14")
+async def test_requests_and_batches_are_answered_while_the_summarisers_request_is_open(tmp_path: Path) -> None:
+    async with hanging(tmp_path) as (target, simulator):
+        talk = Talk(target.client(), opening()[:1])
+        talk.grow(8)
+        async with asyncio.timeout(10):
+            await talk.chat(14)
+        unanswered, seen = still_open(simulator), answered(simulator)
+        waited = target.runtime.telemetry.metrics.render().decode()
+    assert unanswered == 1
+    assert [s.status for s in seen] == [200] * 14
+    assert any("compact" in action for action in talk.actions())
+    assert 'weir_overhead_seconds_count{weir_summarizer="true"' not in waited
+
+
+@pytest.mark.requirement("P13", "R.51")
+@pytest.mark.parametrize(
+    "cascade",
+    [
+        "[{layer: progressive}, {layer: compact}]",
+        "[{layer: summarize_tool_result, params: {over: 100}}, {layer: compact}]",
+        "[{layer: semantic_merge}, {layer: compact}]",
+        "[{layer: delegate}, {layer: compact}]",
+    ],
+)
+async def test_no_layer_has_a_request_wait_for_a_model(cascade: str, tmp_path: Path) -> None:
+    async with hanging(tmp_path, "prepare_at: null", cascade) as (target, simulator):
+        talk = Talk(target.client())
+        talk.grow(18, kind="agent")
+        async with asyncio.timeout(10):
+            await talk.agent(2)
+        asked = len([seen for seen in simulator.ledger if seen.model == "notes"])
+    assert asked == 0
+    assert all("compact" in action or "=" in action for action in talk.actions())
+
+
+@pytest.mark.requirement("P13", "R.51")
+async def test_a_policy_that_waits_waits_as_long_as_it_says_for_all_of_a_batch(tmp_path: Path) -> None:
+    cascade = "[{layer: progressive}, {layer: compact}]"
+    async with hanging(tmp_path, "prepare_at: null, wait: 0.3", cascade) as (target, simulator):
+        talk = Talk(target.client())
+        talk.grow(18, kind="agent")
+        async with asyncio.timeout(10):
+            await talk.agent(1)
+        unanswered = still_open(simulator)
+    assert unanswered >= 1, "the question goes on: who asks next has its answer"
+    assert [s.status for s in answered(simulator)] == [200]
+
+
+@pytest.mark.requirement("D14", "P13", "A2.27")
+async def test_a_note_that_comes_after_the_batch_is_in_the_next_one_and_moves_nothing_before(tmp_path: Path) -> None:
+    settings = SimulatorSettings(
+        window=8192,
+        windows={"notes": 32_768},
+        summary_model="notes",
+        summary_mode=SummaryMode.SLOW,
+        summary_seconds=1.5,
+    )
+    async with serve_simulator(settings, counter=COUNTER) as simulator:
+        yaml = YAML.format(upstream=simulator.base_url, summaries="prepare_at: 0.5", cascade=COMPACT)
+        async with weir("", tmp_path / "w.db", yaml=yaml, folder=tmp_path, window=None) as target:
+            talk = Talk(target.client(), opening()[:1])
+            talk.grow(8)
+            while not any("compact" in h["x-weir-actions"] for h in talk.headers):
+                await talk.chat(1)
+            at_batch = len(answered(simulator))
+            assert still_open(simulator) == 1, "the batch came before the note"
+            await target.runtime.preparation.settled()
+            await talk.chat(3)
+            before_next = batches(arrays_of(answered(simulator))[at_batch - 1 :])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(20):
+                    while not _tells(simulator, -1):
+                        await talk.chat(1)
+            arrays = arrays_of(answered(simulator))
+    assert not _tells_in(arrays[at_batch - 1])
+    assert before_next == 0, "a note that is ready breaks no prefix"
+    assert _tells_in(arrays[-1])
+    first = next(n for n, array in enumerate(arrays) if _tells_in(array))
+    assert batches(arrays[at_batch - 1 : first + 1]) == 1
+
+
+def _tells(simulator: RunningSimulator, number: int) -> bool:
+    return _tells_in(arrays_of(answered(simulator))[number])
+
+
+def _tells_in(array: list[dict[str, object]]) -> bool:
+    return any(TOLD in str(message["content"]) for message in array)
