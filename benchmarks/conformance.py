@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from policies.extraction.extract import Source, extract
 from policies.summary import render_summary
+from policies.text.extract import extract
+from policies.text.segments import Source
 
 CHARS_PER_TOKEN = 4
 DEFAULT_CHARS = 4_000

@@ -37,8 +37,8 @@ from policies import (
     plan,
 )
 from policies.effects import Answers, Together
-from policies.text.segments import Readings
 from policies.settings import Layer, Summaries
+from policies.text.segments import Readings
 from proxy.app import create_app
 from proxy.config import Flags, load_config
 from proxy.perform import Returned, step

@@ -26,12 +26,8 @@ from benchmarks.baselines import indexed, keep_last, matched
 from benchmarks.curves import curve
 from benchmarks.facts import Case, Limit, altered, case_of, counted, displaced, limit_of, rows_of, shown
 from benchmarks.served import Ask, Chat, Override, play, size, tokens, written
+from benchmarks.sets import SETS, load
 from policies.advise import PROVIDERS, request_cost
-
-try:
-    from benchmarks.sets import SETS, load
-except ImportError:
-    SETS, load = (), rows_of
 
 PLANS: Mapping[str, tuple[float, ...]] = {
     "tau_airline": (3_000, 2_000, 1_800),

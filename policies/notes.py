@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.checkpoint import Status, Subtask
-from policies.text.gist import shorten
 from policies.settings import NoteTaking
+from policies.text.gist import shorten
 from policies.text.literals import names_something, normal
 from policies.text.segments import Source, parse
 from policies.todos import DOING, bullets_in, calls_in, items_in_text, list_in_call

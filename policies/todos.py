@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.checkpoint import Status, Subtask
-from policies.text.gist import shorten
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
+from policies.text.gist import shorten
 from policies.text.literals import normal
 from policies.text.segments import Source, parse
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from policies.checkpoint import Checkpoint
-from policies.text.gist import shorten
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.state import read_state
 from policies.summary import harmless
+from policies.text.gist import shorten
 from policies.text.literals import literals
 from policies.text.segments import Source, parse, sentences, structured
 

@@ -6,8 +6,8 @@ An issue carries the line that names the error behind the call that showed it: `
 import re
 from collections.abc import Mapping, Sequence
 
-from policies.text.gist import key_argument, shorten
 from policies.messages import ToolCall, same_call
+from policies.text.gist import key_argument, shorten
 from policies.text.segments import Source, clipped, parse
 
 MOST_ISSUES = 8

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from policies.checkpoint import Checkpoint, Decision
-from policies.text.gist import shorten
 from policies.notes import Note, notes_in
 from policies.settings import NoteTaking
 from policies.state.environment import environment
 from policies.state.issues import open_issues
 from policies.state.merging import LONGEST, MOST_LEARNINGS, add_decisions
 from policies.state.said import statements
+from policies.text.gist import shorten
 from policies.text.literals import normal
 from policies.text.segments import Readings, Source
 from policies.todos import subtasks_of

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
 
-from policies.extraction.findings import ERROR, is_code
 from policies.summaries.transcript import without_empty_headings
+from policies.text.output import reports_error
 from policies.text.segments import WORD, is_identifier, sentences
 
 MOST_LOOKED = 60
@@ -253,7 +253,7 @@ def _of_errors(material: str) -> Iterator[str]:
         if len(told) == MOST_ERRORS:
             break
         line = line[:400]
-        if ERROR.search(line) and not is_code(line):
+        if reports_error(line):
             told.setdefault(line.strip())
     for line in told:
         found = [w for w in WORD.findall(line) if _is_hard(w)] + _STATUS.findall(line)

@@ -9,9 +9,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from policies.extraction.identifiers import STRONG, scan
-from policies.extraction.rules import STOP
-
 MOST_TERMS = 32
 IDENTIFIER_WEIGHT = 2.0
 WORTH_SHOWING = 0.4  # of the best text's score
@@ -55,15 +52,14 @@ class Passages:
 
 
 def terms_of(query: str) -> tuple[Term, ...]:
-    """The terms of a query, common words left out unless there are no others."""
-    strong = {m.value.casefold() for m in scan(query) if m.kind in STRONG}
+    """The terms of a query: its words, in scripts without blanks the pairs of neighbouring characters."""
     words = list(dict.fromkeys(w for m in _WORD.finditer(query) if (w := m.group().strip(_EDGES).casefold())))
-    telling = [w for w in words if w not in STOP and (len(w) > 1 or not w.isascii())] or words
+    telling = [w for w in words if len(w) > 1 or not w.isascii()] or words
     found: list[Term] = []
     for word in telling:
         runs = _SCRIPTS_WITHOUT_BLANKS.findall(word)
         pairs = [run[i : i + 2] for run in runs for i in range(len(run) - 1)] if runs else [word]
-        weight = IDENTIFIER_WEIGHT if word in strong or _is_identifier(word) else 1.0
+        weight = IDENTIFIER_WEIGHT if _is_identifier(word) else 1.0
         found += (Term(part, weight, _pattern(part)) for part in dict.fromkeys(pairs))
     return tuple(found[:MOST_TERMS])
 

@@ -10,10 +10,10 @@ import pytest
 
 from policies.checkpoint import Checkpoint
 from policies.effects import Answers, Done, Effect, Failed, Offload, Reply, Summarize, Summary, Together
-from policies.extraction.identifiers import scan
 from policies.planner import Decision, plan
 from policies.replay import Known
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Summaries
+from policies.text.literals import literals
 from policies.text.segments import Readings, sentences
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, remember, step, talk, user, window, words
@@ -113,7 +113,7 @@ def test_after_ten_rounds_rules_are_byte_identical_and_nothing_is_invented_or_br
             plain = next(p.text or "" for p in decided(said, quiet, None, tokens=tokens).pieces or () if p.is_summary)
             for value in stale:
                 assert value not in text or value in plain or _holds(text, newer[value]), f"{value} was replaced"
-            unknown = [m.value for m in scan(state.narrative) if m.value.lower() not in every.lower()]
+            unknown = [word for word in literals(state.narrative) if word.lower() not in every.lower()]
             assert unknown == []
         transcript = talk(*said)
         covered = {transcript.messages[i].ref for i in decision.covered}
