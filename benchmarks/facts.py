@@ -10,16 +10,16 @@ from typing import Any
 import zstandard
 
 from benchmarks.served import Ask, Chat, tokens, window_for, written
+from policies.recalling import HEADING
 from policies.summary import harmless
-from proxy.recall.automatic import HEADING
 
 PARAPHRASES = Path(__file__).with_name("paraphrases.txt")
 Limit = tuple[str, float]
 """``W`` and a window, or ``@`` and a budget: the tokens that a request may have, or below 1 a share of them."""
-SUMMARY = re.compile(r"<(weir-\d{6})>\nWritten by Weir from [^\n]*\n(.*?)\n</\1>", re.DOTALL)
+SUMMARY = re.compile(r"<(weir-\d{6})>\nFrom \d+ earlier messages[^\n]*\n(.*?)\n</\1>", re.DOTALL)
 RECALLED = re.compile(re.escape(HEADING) + r"(?:\n<(weir-\d{6})>\n.*?\n</\1>)*\n*", re.DOTALL)
-SPEAKERS = {"User said:": "user", "User rules:": "user", "Assistant's conclusions, oldest first:": "assistant"}
-NAMED = "- the user named: "
+QUOTED = re.compile(r"(\w+) \d+: (.*)")
+"""A line of a summary: whose message, its number, its words."""
 ELLIPSIS = "…"
 
 
@@ -131,15 +131,10 @@ def quotes(text: str) -> Iterator[tuple[str, str]]:
     left out.
     """
     for summary in SUMMARY.finditer(text):
-        speaker = None
         for line in summary[2].split("\n"):
-            words = line.removeprefix("- ")
-            if line.startswith(NAMED):
-                yield from (("user", value) for value in line.removeprefix(NAMED).split("; "))
-            elif words == line and line.endswith(":"):
-                speaker = SPEAKERS.get(line)
-            elif speaker is not None:
-                yield speaker, words if speaker == "user" else words.partition(": ")[2]
+            quoted = QUOTED.fullmatch(line)
+            if quoted is not None and quoted[1] not in {"call", "tool"}:
+                yield quoted[1], quoted[2]
 
 
 def altered(sent: Iterable[Chat], history: Chat) -> list[tuple[str, str]]:

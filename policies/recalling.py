@@ -50,8 +50,9 @@ LENGTH = 0.4
 ASKED = 0.6
 WHO = {"user": 1.0}
 OTHERS = 0.9
-STRENGTH = 0.8
-"""Least squared rarity that a passage has to share with the question; one word that stands nowhere else has 1."""
+STRENGTH, STRENGTH_OF_STATEMENT = 0.3, 0.8
+"""Least squared rarity that a passage has to share with a question, or with another message; one word that stands
+nowhere else has 1."""
 SHARE_OF_QUESTION, SHARE_OF_STATEMENT = 0.10, 0.28
 """Least share of the newest message's weight that a passage has to hold: of one that ends as a question, of another."""
 ENOUGH = 0.2
@@ -405,7 +406,7 @@ def _chosen(
     best = next((p for p in sorted(hidden, key=lambda p: -p.strength) if _tells(p, words)), None)
     share = (best.weight if best else 0.0) / sum(t.weight for t in terms)
     meant = [[p] for p in hidden if p.read.index in liked]
-    plain = best is not None and best.strength >= STRENGTH
+    plain = best is not None and best.strength >= (STRENGTH if asks else STRENGTH_OF_STATEMENT)
     if not plain or share < (SHARE_OF_QUESTION if asks else SHARE_OF_STATEMENT):
         return meant
     most = max(p.worth for p in hidden)

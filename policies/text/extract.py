@@ -36,6 +36,8 @@ MAX_REUSED = 4
 BRIEFLY = 60
 """Tokens (e-fold) of a message that is said on purpose: a user's short one is worth up to twice."""
 QUESTION = 0.5
+FEW, MAX_FEW = 0.33, 6.0
+"""Share of the room under which the user's words are few, and by how much more they are worth at most."""
 REPEATED = 0.4
 OVERHEAD, POWER = 6, 0.9
 LABEL = 3
@@ -151,7 +153,7 @@ def extract(
     """
     reader = Readings() if readings is None else readings
     sources = (Source(-1, "user", goal), *sources)
-    items = candidates(sources, [reader.of(source) for source in sources])
+    items = candidates(sources, [reader.of(source) for source in sources], room=max_tokens)
     link(items, sources)
     shown = [term for text in visible for term in terms_of(text)]
     ranked = choose(items, int(SPARE * max_tokens), shown=shown, seen=[n for n, i in enumerate(items) if i.source == 0])
@@ -180,9 +182,14 @@ def fitted(
     return best
 
 
-def candidates(sources: Sequence[Source], read: Sequence[Reading]) -> list[Item]:
-    """Every segment of the sources, and every identifier alone; of a call made twice only the newest result's."""
+def candidates(sources: Sequence[Source], read: Sequence[Reading], *, room: int = 0) -> list[Item]:
+    """Every segment of the sources, and every identifier alone; of a call made twice only the newest result's.
+
+    Where the user's words are few beside the ``room`` in tokens, they come before all else.
+    """
     weights = Weights.over(read)
+    spoken = sum(source.tokens for source in sources if source.role == "user" and not source.is_result)
+    few = min(MAX_FEW, max(1.0, FEW * room / max(1, spoken)))
     newest = {(s.tool, s.arguments): i for i, s in enumerate(sources) if s.tool}
     items: list[Item] = []
     alone: dict[str, Item] = {}
@@ -190,7 +197,7 @@ def candidates(sources: Sequence[Source], read: Sequence[Reading]) -> list[Item]
         if source.tool and newest[source.tool, source.arguments] != i:
             continue
         rate = _tokens_per_character(source)
-        items.extend(_of_segments(i, source, reading, weights, rate))
+        items.extend(_of_segments(i, source, reading, weights, rate, few))
         for low, word in reading.identifiers.items():
             if low in alone:
                 alone[low].source = i
@@ -200,11 +207,13 @@ def candidates(sources: Sequence[Source], read: Sequence[Reading]) -> list[Item]
     return [*items, *alone.values()]
 
 
-def _of_segments(i: int, source: Source, reading: Reading, weights: Weights, rate: float) -> Iterator[Item]:
+def _of_segments(
+    i: int, source: Source, reading: Reading, weights: Weights, rate: float, few: float
+) -> Iterator[Item]:
     result, said = source.is_result, source.role == "user" and not source.is_result
     worth = SPEAKERS.get("tool" if result else source.role, OTHER_SPEAKER)
     if said:
-        worth *= 1 + math.exp(-source.tokens / BRIEFLY)
+        worth *= few * (1 + math.exp(-source.tokens / BRIEFLY))
     for place, segment in enumerate(reading.segments):
         if not segment.terms:
             continue
@@ -363,23 +372,28 @@ def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[in
     """The chosen items in the order of the conversation, a line for each message with its number."""
     lines: list[str] = []
     ordered = sorted((items[n] for n in chosen), key=lambda item: (item.source, item.place))
-    for number, of_message in groupby(ordered, key=lambda item: item.source):
+    for (number, called), of_message in groupby(ordered, key=lambda item: (item.source, item.segment.record < 0)):
         source = sources[number]
-        lines.append(f"{source.role} {source.position}: {joined([*of_message])}")
+        speaker = "call" if called else source.role
+        lines.append(f"{speaker} {source.position}: {joined([*of_message], source=source)}")
     return "\n".join(lines)
 
 
-def joined(items: Sequence[Item], *, gap: str = " … ") -> str:
-    """Items of one message in their order; pairs that stand for their record alone are listed under their key."""
+def joined(items: Sequence[Item], *, source: Source | None = None, gap: str = " … ") -> str:
+    """Items of one message in their order; pairs that stand for their record alone are listed under their key.
+
+    What did not stand side by side in the ``source`` is parted by the ``gap``.
+    """
     text = ""
-    items = _by_key(items)
     before: Item | None = None
-    for item in items:
-        key = item.segment.key
-        named = key.strip() and (before is None or before.segment.key != key)
-        said = f"{key}: {item.segment.text}" if named else item.segment.text
+    for item in _by_key(items):
+        key, said = item.segment.key, item.segment.text
+        if key.strip() and (before is None or before.segment.key != key):
+            said = f"{key}: {said}"
         if before is not None:
-            text += ", " if key else gap if before.place + 1 != item.place or "\n" in gap else " "
+            beside = source is not None and f"{before.segment.text} {said}" in source.text
+            listed = key and (key.strip() or source is None or source.is_result)
+            text += ", " if listed else " " if beside else gap
         text += said
         before = item
     return text

@@ -221,9 +221,10 @@ def structured(document: object, record: int = 0) -> Iterator[Segment]:
         elif value is not None and value != "":
             text = value if isinstance(value, str) else json.dumps(value)
             pairs += 1
-            lines = [text] if len(text) <= LONG else [s for s in sentences(text) if s]
-            for line in lines:
-                yield Segment(line, terms_of(line), key or " ", record)
+            named = " ".join(key.split()) or " "
+            whole = len(text) <= LONG and len(text.splitlines()) == 1
+            for line in [text] if whole else sentences(text):
+                yield Segment(line, terms_of(line), named, record)
 
 
 class Readings:
