@@ -207,9 +207,7 @@ def candidates(sources: Sequence[Source], read: Sequence[Reading], *, room: int 
     return [*items, *alone.values()]
 
 
-def _of_segments(
-    i: int, source: Source, reading: Reading, weights: Weights, rate: float, few: float
-) -> Iterator[Item]:
+def _of_segments(i: int, source: Source, reading: Reading, weights: Weights, rate: float, few: float) -> Iterator[Item]:
     result, said = source.is_result, source.role == "user" and not source.is_result
     worth = SPEAKERS.get("tool" if result else source.role, OTHER_SPEAKER)
     if said:
