@@ -223,9 +223,10 @@ def structured(document: object, record: int = 0) -> Iterator[Segment]:
         elif value is not None and value != "":
             text = value if isinstance(value, str) else json.dumps(value)
             pairs += 1
-            lines = [text] if len(text) <= LONG else [s for s in sentences(text) if s]
+            lines = [text] if len(text) <= LONG and text.splitlines() == [text] else sentences(text)
+            named = (key if key.isprintable() else " ".join(key.split())) or " "  # in one line: each is somebody's
             for line in lines:
-                yield Segment(line, terms_of(line), key or " ", record)
+                yield Segment(line, terms_of(line), named, record)
 
 
 class Readings:
