@@ -367,9 +367,14 @@ def _by_key(items: Sequence[Item]) -> list[Item]:
 
 
 def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[int]) -> str:
-    """The chosen items in the order of the conversation, a line for each message with its number."""
+    """The chosen items in the order of the conversation, a line for each message with its number.
+
+    An identifier that stands in another of them is not listed by itself.
+    """
     lines: list[str] = []
-    ordered = sorted((items[n] for n in chosen), key=lambda item: (item.source, item.place))
+    shown = {term for n in chosen if items[n].place != LAST for term in items[n].segment.terms}
+    kept = (items[n] for n in chosen if items[n].place != LAST or items[n].segment.terms[0] not in shown)
+    ordered = sorted(kept, key=lambda item: (item.source, item.place))
     for (number, called), of_message in groupby(ordered, key=lambda item: (item.source, item.segment.record < 0)):
         source = sources[number]
         speaker = "call" if called else source.role

@@ -29,6 +29,8 @@ MIN_LONG_NUMBER = 6
 """A number of so many digits names something rather than counting it."""
 SHORT = 12
 """A sentence of fewer characters is an abbreviation or a fragment, and stays with the one before it."""
+_ORDINAL = re.compile(r"(?<!\S)\d{1,2}\.\s*\Z")
+"""What may be a day ("17. Juli") or the number of a list rather than the end of a sentence."""
 LONG = 600
 """A sentence of more characters is cut at a line's end or a blank."""
 
@@ -94,7 +96,7 @@ def sentences(text: str) -> list[str]:
         for sentence in unicode_sentences(line):
             at = line.find(sentence, at)
             said = sentence.strip()
-            if end and min(_width(line[start:end]), _width(said)) >= SHORT:
+            if end and min(_width(line[start:end]), _width(said)) >= SHORT and not _ORDINAL.search(line[start:end]):
                 found.append(line[start:end].strip())
                 start = at
             elif not end:
@@ -221,9 +223,9 @@ def structured(document: object, record: int = 0) -> Iterator[Segment]:
         elif value is not None and value != "":
             text = value if isinstance(value, str) else json.dumps(value)
             pairs += 1
-            named = " ".join(key.split()) or " "
-            whole = len(text) <= LONG and len(text.splitlines()) == 1
-            for line in [text] if whole else sentences(text):
+            lines = [text] if len(text) <= LONG and text.splitlines() == [text] else sentences(text)
+            named = (key if key.isprintable() else " ".join(key.split())) or " "  # in one line: each is somebody's
+            for line in lines:
                 yield Segment(line, terms_of(line), named, record)
 
 
