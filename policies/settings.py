@@ -55,11 +55,11 @@ class Shape:
 FAR = 4
 
 BALANCED_SHAPES: tuple[Shape, ...] = (
-    Shape(window=2_048, trigger=0.98, low_water=0.94, extract=0.85, tail=0.14),
-    Shape(window=4_096, trigger=0.95, low_water=0.80, extract=0.70, tail=0.18),
-    Shape(window=8_192, trigger=0.92, low_water=0.50, extract=0.44, tail=0.18),
+    Shape(window=2_048, trigger=0.98, low_water=0.94, extract=0.85, tail=0.14, note=0.0),
+    Shape(window=4_096, trigger=0.95, low_water=0.80, extract=0.70, tail=0.18, note=0.0),
+    Shape(window=8_192, trigger=0.90, low_water=0.50, extract=0.44, tail=0.18),
     Shape(window=32_768, trigger=0.90, low_water=0.42, extract=0.36, tail=0.16),
-    Shape(window=131_072, trigger=0.82, low_water=0.32, extract=0.24, tail=0.16),
+    Shape(window=120_000, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16),
     Shape(window=None, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16),
 )
 

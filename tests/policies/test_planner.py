@@ -15,7 +15,7 @@ from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
 from policies.planner import Action, Decision, plan, trim
 from policies.replay import Known
-from policies.settings import ContextSettings, Summaries
+from policies.settings import ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4
 from tests.policies.play import (
     OFFLOAD,
@@ -211,7 +211,8 @@ def test_a_ceiling_that_an_upstream_has_set_is_kept() -> None:
 
 @pytest.mark.requirement("A0.76", "D7")
 def test_a_model_is_asked_only_where_eviction_is_not_enough() -> None:
-    settings = ContextSettings(summarizer="small", summaries=Summaries(wait=20))
+    layers = (Layer(strategy="evict", min_savings=0.10, must_reach=0.5), Layer(strategy="compact"))
+    settings = ContextSettings(summarizer="small", summaries=Summaries(wait=20), layers=layers)
     results = talk(user("task"), *[step(f"{words(700)} {n}", arguments=f"{n}") for n in range(25)])
     decision = decide(results, budget=window(16_000), settings=settings, script=[OFFLOAD])
     assert decision.applied.keys() == {"evict"}

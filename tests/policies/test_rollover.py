@@ -226,7 +226,7 @@ def test_a_summary_is_prepared_at_the_soft_mark_and_used_without_a_question() ->
 def test_what_was_prepared_for_another_history_is_not_used() -> None:
     stale = Prepared(covers=4, prefix=b"\0" * 16, text="Something else entirely happened here.")
     decision = play(
-        plan(talk(*history(80)), settings=MODEL, budget=window(16_000), known=Known(prepared=stale), counter=CHARS4),
+        plan(talk(*history(60)), settings=MODEL, budget=window(16_000), known=Known(prepared=stale), counter=CHARS4),
         OFFLOAD,
         (Summarize, Failed("timeout")),
     )

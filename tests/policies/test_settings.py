@@ -1,4 +1,6 @@
 import dataclasses
+from itertools import pairwise
+from unittest import mock
 
 import pytest
 
@@ -8,23 +10,36 @@ BALANCED = ContextSettings()
 
 
 @pytest.mark.parametrize(
-    ("window", "shape"),
-    [(1, 0), (4_096, 0), (6_144, 0), (6_145, 1), (8_192, 1), (16_384, 1), (16_385, 2), (65_536, 2), (65_537, 3)],
+    ("window", "shape"), [(1, 0), (2_048, 0), (4_096, 1), (8_192, 2), (32_768, 3), (120_000, 4), (2_000_000, 5)]
 )
-def test_the_window_chooses_the_shape(window: int, shape: int) -> None:
-    assert BALANCED.shape_for(window) is BALANCED_SHAPES[shape]
+def test_a_shape_holds_in_its_own_window_the_first_below_it_and_the_last_above(window: int, shape: int) -> None:
+    assert BALANCED.shape_for(window) == dataclasses.replace(BALANCED_SHAPES[shape], window=mock.ANY)
+
+
+@pytest.mark.requirement("D21")
+def test_more_window_never_ends_a_batch_lower_or_leaves_less_for_the_extract() -> None:
+    def amounts(window: int) -> tuple[float, ...]:
+        shape = BALANCED.shape_for(window)
+        room = shape.trigger * 0.95 * window
+        return room, shape.low_water * room, shape.extract * room, shape.tail * room
+
+    windows = sorted({*range(4_096, 200_000, 97), *(each + n for each in (4_096, 8_192, 32_768) for n in (-1, 1))})
+    for less, more in pairwise(windows):
+        assert all(a <= b for a, b in zip(amounts(less), amounts(more), strict=True)), more
 
 
 @pytest.mark.requirement("D21")
 def test_balanced_has_the_numbers_that_were_simulated() -> None:
     rows = [(s.trigger, s.low_water, s.extract, s.tail) for s in BALANCED_SHAPES]
     assert rows == [
-        (0.95, 0.75, 0.50, 0.25),
-        (0.90, 0.45, 0.20, 0.25),
-        (0.90, 0.35, 0.10, 0.25),
-        (0.80, 0.30, 0.04, 0.26),
+        (0.98, 0.94, 0.85, 0.14),
+        (0.95, 0.80, 0.70, 0.18),
+        (0.90, 0.50, 0.44, 0.18),
+        (0.90, 0.42, 0.36, 0.16),
+        (0.80, 0.30, 0.22, 0.16),
+        (0.80, 0.30, 0.22, 0.16),
     ]
-    assert [s.note for s in BALANCED_SHAPES] == [0.0, 0.04, 0.04, 0.04]
+    assert [s.note for s in BALANCED_SHAPES] == [0.0, 0.0, 0.04, 0.04, 0.04, 0.04]
     assert (BALANCED.ingest.cap, BALANCED.ingest.share) == (25_000, 0.20)
     assert (BALANCED.headroom, BALANCED.margin, BALANCED.reserve_floor) == (0.05, 0.05, 4_000)
     assert (BALANCED.note_min, BALANCED.note_max) == (200, 2_000)
@@ -32,7 +47,7 @@ def test_balanced_has_the_numbers_that_were_simulated() -> None:
 
 @pytest.mark.requirement("D7")
 def test_layers_that_ask_no_model_run_before_the_one_that_may() -> None:
-    assert [layer.strategy for layer in BALANCED_LAYERS] == ["ingest_cap", "dedupe", "evict", "compact"]
+    assert [layer.strategy for layer in BALANCED_LAYERS] == ["ingest_cap", "dedupe", "compact"]
 
 
 def test_no_model_is_asked_unless_one_is_named() -> None:

@@ -160,7 +160,7 @@ def test_eviction_stops_at_low_water_and_keeps_the_newest_half_of_it() -> None:
 def test_the_largest_of_two_results_of_the_same_age_goes_first() -> None:
     pair = assistant("", ToolCall("a", "f", "1"), ToolCall("b", "f", "2"))
     transcript = talk(user("t"), pair, result(words(200), "a"), result(words(900), "b"), *step(words(400)), user("v"))
-    limits = bounds(transcript, 1_800)
+    limits = bounds(transcript, 1_500)
     assert list(changed(evict(untouched(transcript), limits))) == [3]
 
 
