@@ -46,6 +46,10 @@ STEM = 4
 """Letters by which words are compared across their inflections."""
 CORRECTION = 16
 """Tokens of a message that is a mere correction of the one before, where others are twice as long."""
+MOST_ABOUT = 64
+"""Statements, the newest, among which a word's later one is looked for."""
+MOST_TOGETHER = 8
+"""Statements that stand together: a talk that drifts, each about a part of the one before, is not one statement."""
 SPARE = 1.5
 """Of so many times the budget the order is worked out; how much of it fits is then counted exactly."""
 LAST = 1_000_000
@@ -251,7 +255,7 @@ def link(items: Sequence[Item], sources: Sequence[Source]) -> None:
     for n in spoken:
         taken_up: dict[int, float] = defaultdict(float)
         for stem in stems[n]:
-            for other in reversed(said.get(stem, ())):
+            for other in said.get(stem, ())[: -MOST_ABOUT - 1 : -1]:
                 if items[other].source <= items[n].source:
                     break
                 taken_up[other] += weight[stem]
@@ -340,6 +344,8 @@ def choose(
 def _together(number: int, items: Sequence[Item], taken: bytearray) -> list[int]:
     group = [number]
     for n in group:
+        if len(group) >= MOST_TOGETHER:
+            break
         group.extend(other for other in items[n].later if not taken[other] and other not in group)
     return group
 
