@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from operator import add
 from typing import NamedTuple
 
 from unicode_segmentation_rs import unicode_sentences
@@ -71,6 +72,8 @@ class Source:
 
 def terms_of(text: str) -> tuple[str, ...]:
     """The terms of a text in order, each once."""
+    if text.isascii():
+        return tuple(dict.fromkeys(WORD.findall(text.lower())))
     found: dict[str, None] = {}
     for word in WORD.findall(text):
         if not word.isascii() and _IS_SOLID.match(word):
@@ -89,7 +92,7 @@ def is_question(sentence: str) -> bool:
 
 
 def _pairs(run: str) -> Iterable[str]:
-    return (run,) if len(run) == 1 else (run[i : i + 2] for i in range(len(run) - 1))
+    return (run,) if len(run) == 1 else map(add, run, run[1:])
 
 
 def sentences(text: str) -> list[str]:
@@ -166,7 +169,7 @@ class Reading:
             self.segments.extend(asked)
             for segment in asked:
                 self._identify(segment.key)
-        self.terms = frozenset(t for s in self.segments for t in (*s.terms, s.key.lower()))
+        self.terms = frozenset().union(*(s.terms for s in self.segments), {s.key.lower() for s in self.segments})
         for segment in self.segments:
             if not segment.key:
                 self._identify(segment.text)
