@@ -12,7 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 
 from policies.checkpoint import Identifier
 from policies.text.segments import NUMBER, Reading, Readings, Segment, Source, is_identifier, is_question, terms_of
@@ -48,6 +48,10 @@ STEM = 4
 """Letters by which words are compared across their inflections."""
 CORRECTION = 16
 """Tokens of a message that is a mere correction of the one before, where others are twice as long."""
+MOST_ABOUT = 64
+"""Statements, the newest, among which a word's later one is looked for."""
+MOST_TOGETHER = 8
+"""Statements that stand together: a talk that drifts, each about a part of the one before, is not one statement."""
 SPARE = 1.5
 """Of so many times the budget the order is worked out; how much of it fits is then counted exactly."""
 LAST = 1_000_000
@@ -66,7 +70,7 @@ class Item:
     source: int
     place: int
     segment: Segment
-    weights: tuple[tuple[str, float], ...]
+    weights: tuple[float, ...]
     factor: float
     cost: float
     later: tuple[int, ...] = ()
@@ -92,7 +96,7 @@ class Weights:
         used: frozenset[str] = frozenset(),
         names: frozenset[str] = frozenset(),
     ) -> None:
-        self._in = Counter(term for document in documents for term in document)
+        self._in = Counter(chain.from_iterable(documents))
         self._used = used
         self._names = names
         self._shapes = {shape(term) for term in used if is_identifier(term)}
@@ -107,16 +111,13 @@ class Weights:
         used = empty.union(*(r.asked for r in readings))
         return cls([r.terms for r in readings], used=used, names=names - plain)
 
-    def of(self, terms: Sequence[str], *, result: bool) -> tuple[tuple[str, float], ...]:
-        """The terms with their weights; a bare number tells little in a tool's result."""
+    def of(self, terms: Sequence[str], *, result: bool) -> tuple[float, ...]:
+        """The weights of the terms; a bare number tells little in a tool's result."""
         known = self._known[result]
-        found: list[tuple[str, float]] = []
         for term in terms:
-            weight = known.get(term)
-            if weight is None:
-                weight = known[term] = self._weigh(term, result=result)
-            found.append((term, weight))
-        return tuple(found)
+            if term not in known:
+                known[term] = self._weigh(term, result=result)
+        return tuple([known[term] for term in terms])
 
     def _weigh(self, term: str, *, result: bool) -> float:
         used = term in self._used
@@ -244,8 +245,8 @@ def link(items: Sequence[Item], sources: Sequence[Source]) -> None:
     says in far fewer words than usual right after a message belongs to it, whatever its words are.
     """
     spoken = [n for n, item in enumerate(items) if not item.segment.key and not sources[item.source].is_result]
-    stems = {n: frozenset(term[:STEM] for term in items[n].segment.terms) for n in spoken}
-    times = Counter(stem for n in spoken for stem in stems[n])
+    stems = {n: tuple(dict.fromkeys([term[:STEM] for term in items[n].segment.terms])) for n in spoken}
+    times = Counter(chain.from_iterable(stems.values()))
     weight = {stem: math.log((len(spoken) + 1) / count) for stem, count in times.items()}
     rare = max(2, int(COMMON * len(spoken)))
     said: dict[str, list[int]] = defaultdict(list)
@@ -258,11 +259,14 @@ def link(items: Sequence[Item], sources: Sequence[Source]) -> None:
     for n in spoken:
         taken_up: dict[int, float] = defaultdict(float)
         for stem in stems[n]:
-            for other in reversed(said.get(stem, ())):
+            for other in said.get(stem, ())[: -MOST_ABOUT - 1 : -1]:
                 if items[other].source <= items[n].source:
                     break
                 taken_up[other] += weight[stem]
-        enough = LINK * sum(weight[stem] for stem in stems[n])
+        if not taken_up:
+            items[n].later = corrections.get(items[n].source, ())
+            continue
+        enough = LINK * sum([weight[stem] for stem in stems[n]])
         about = [other for other, share in taken_up.items() if share >= enough]
         items[n].later = (*([max(about)] if about else ()), *corrections.get(items[n].source, ()))
     said_in = {(items[n].source, term): items[n].later for n in spoken for term in items[n].segment.terms}
@@ -284,7 +288,7 @@ def _corrections(items: Sequence[Item], sources: Sequence[Source], spoken: Seque
 
 def _identifiers(sources: Sequence[Source], items: Sequence[Item], chosen: frozenset[int]) -> tuple[Identifier, ...]:
     named = [n for n, item in enumerate(items) if item.source and (item.place == LAST or is_alone(item.segment))]
-    best = heapq.nsmallest(MAX_IDENTIFIERS, named, key=lambda n: (-items[n].factor * items[n].weights[0][1], n))
+    best = heapq.nsmallest(MAX_IDENTIFIERS, named, key=lambda n: (-items[n].factor * items[n].weights[0], n))
     found: dict[str, Identifier] = {}
     for n in best:
         text, key = items[n].segment.text, items[n].segment.key.strip()
@@ -301,17 +305,21 @@ def choose(
     ``shown`` are terms that the model sees anyway, ``seen`` are items that it does: what belongs to these comes first.
     """
     times: dict[str, int] = dict.fromkeys(shown, SHOWN)
-    damped = [REPEATED**n for n in range(SHOWN + 1)]
+    damped = [REPEATED**n for n in range(SHOWN)]
+    least = REPEATED**SHOWN
     taken = bytearray(len(items))
     for n in seen:
         taken[n] = 1
-        times.update((term, SHOWN) for term, _ in items[n].weights)
+        times.update(dict.fromkeys(items[n].segment.terms, SHOWN))
 
     def worth(item: Item) -> float:
         total = 0.0
-        for term, weight in item.weights:
-            n = times.get(term, 0)
-            total += weight * damped[min(n, SHOWN)] if n else weight
+        for term, weight in zip(item.segment.terms, item.weights, strict=True):
+            if term in times:
+                n = times[term]
+                total += weight * (damped[n] if n < SHOWN else least)
+            else:
+                total += weight
         return item.factor * total
 
     first = {other for n in seen for other in _together(n, items, taken)[1:]}
@@ -327,11 +335,12 @@ def choose(
         before, number = heapq.heappop(heap)
         if taken[number]:
             continue
-        group = _together(number, items, taken)
-        cost = sum(items[n].cost for n in group)
+        item = items[number]
+        group = _together(number, items, taken) if item.later else [number]
+        cost = sum([items[n].cost for n in group])
         if spent + cost > budget:
             continue
-        now = -sum(worth(items[n]) for n in group) / (cost + OVERHEAD) ** POWER
+        now = -sum([worth(items[n]) for n in group]) / (cost + OVERHEAD) ** POWER
         if before > -math.inf and heap and now > heap[0][0] + 1e-9:
             heapq.heappush(heap, (now, number))
             continue
@@ -339,7 +348,7 @@ def choose(
         spent += cost
         for n in group:
             taken[n] = 1
-            for term, _ in items[n].weights:
+            for term in items[n].segment.terms:
                 times[term] = times.get(term, 0) + 1
     return chosen
 
@@ -347,6 +356,8 @@ def choose(
 def _together(number: int, items: Sequence[Item], taken: bytearray) -> list[int]:
     group = [number]
     for n in group:
+        if len(group) >= MOST_TOGETHER:
+            break
         group.extend(other for other in items[n].later if not taken[other] and other not in group)
     return group
 

@@ -44,7 +44,7 @@ def gist(
     found = fitted(ranked, lambda chosen: _shown(items, chosen, between), max_tokens=max_tokens, counter=counter)
     if found.text or not items:
         return found.text
-    best = max(items, key=lambda item: item.factor * sum(weight for _, weight in item.weights))
+    best = max(items, key=lambda item: item.factor * sum(item.weights))
     return clip(best.segment.text, max_tokens=max_tokens, counter=counter)
 
 

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from operator import add
 from typing import NamedTuple
 
 from unicode_segmentation_rs import unicode_sentences
@@ -25,14 +26,20 @@ _TELLING = re.compile(r"\w")
 MAX_READ = 400_000
 """Characters of one message that are read, half from each end."""
 MAX_PAIRS = 4_000
+MAX_SEGMENTS = 8_000
+"""Sentences or lines of one message, half from each end."""
 MIN_LONG_NUMBER = 6
 """A number of so many digits names something rather than counting it."""
 SHORT = 12
 """A sentence of fewer characters is an abbreviation or a fragment, and stays with the one before it."""
+LONG = 600
+"""A sentence or line of more characters is read in pieces, cut at a blank or within a script without blanks."""
+_PIECE = re.compile(rf"\S.{{0,{LONG - 1}}}(?!\S)|.{{0,{LONG - 1}}}[{_SOLID}]|\S+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+TAIL = 16
+"""Characters before a break that tell whether a sentence ends there."""
 _ORDINAL = re.compile(r"(?<!\S)\d{1,2}\.\s*\Z")
 """What may be a day ("17. Juli") or the number of a list rather than the end of a sentence."""
-LONG = 600
-"""A sentence of more characters is cut at a line's end or a blank."""
 
 
 class Segment(NamedTuple):
@@ -65,6 +72,8 @@ class Source:
 
 def terms_of(text: str) -> tuple[str, ...]:
     """The terms of a text in order, each once."""
+    if text.isascii():
+        return tuple(dict.fromkeys(WORD.findall(text.lower())))
     found: dict[str, None] = {}
     for word in WORD.findall(text):
         if not word.isascii() and _IS_SOLID.match(word):
@@ -83,7 +92,7 @@ def is_question(sentence: str) -> bool:
 
 
 def _pairs(run: str) -> Iterable[str]:
-    return (run,) if len(run) == 1 else (run[i : i + 2] for i in range(len(run) - 1))
+    return (run,) if len(run) == 1 else map(add, run, run[1:])
 
 
 def sentences(text: str) -> list[str]:
@@ -93,10 +102,11 @@ def sentences(text: str) -> list[str]:
         if not _TELLING.search(line):
             continue
         start = end = at = 0
-        for sentence in unicode_sentences(line):
-            at = line.find(sentence, at)
+        plain = line if line.isascii() else _SURROGATE.sub("\ufffd", line)  # half a pair is no text to the library
+        for sentence in unicode_sentences(plain):
+            at = plain.find(sentence, at)
             said = sentence.strip()
-            if end and min(_width(line[start:end]), _width(said)) >= SHORT and not _ORDINAL.search(line[start:end]):
+            if end and _ends(line[max(start, end - TAIL) : end], said):
                 found.append(line[start:end].strip())
                 start = at
             elif not end:
@@ -105,6 +115,22 @@ def sentences(text: str) -> list[str]:
             end = at
         found.append(line[start:end].strip())
     return found
+
+
+def _ends(before: str, after: str) -> bool:
+    """Whether a sentence ends between two pieces of a line."""
+    return min(_width(after), _width(before)) >= SHORT and not _ORDINAL.search(before)
+
+
+def pieces(texts: Iterable[str]) -> list[str]:
+    """The texts, those that are too long in pieces, and of very many both ends."""
+    found: list[str] = []
+    for text in texts:
+        if len(text) <= LONG:
+            found.append(text)
+        else:
+            found.extend(piece.strip() for piece in _PIECE.findall(text) if _TELLING.search(piece))
+    return found if len(found) <= MAX_SEGMENTS else [*found[: MAX_SEGMENTS // 2], *found[-MAX_SEGMENTS // 2 :]]
 
 
 def _width(text: str) -> int:
@@ -136,14 +162,14 @@ class Reading:
             document = parse(text)
             self.segments = list(structured(document) if document is not None else self._lines(text))
         else:
-            self.segments = [self._said(s) for s in sentences(text)]
+            self.segments = [self._said(s) for s in pieces(sentences(text))]
         for call in source.calls:
             document = parse(call.arguments)
             asked = list(structured(document, record=-1)) if document is not None else []
             self.segments.extend(asked)
             for segment in asked:
                 self._identify(segment.key)
-        self.terms = frozenset(t for s in self.segments for t in (*s.terms, s.key.lower()))
+        self.terms = frozenset().union(*(s.terms for s in self.segments), {s.key.lower() for s in self.segments})
         for segment in self.segments:
             if not segment.key:
                 self._identify(segment.text)
@@ -164,10 +190,8 @@ class Reading:
         return Segment(sentence, tuple(found))
 
     def _lines(self, text: str) -> Iterator[Segment]:
-        for line in text.splitlines():
-            said = line.strip()
-            if _TELLING.search(said):
-                yield Segment(said, terms_of(said))
+        for line in pieces(line.strip() for line in text.splitlines() if _TELLING.search(line)):
+            yield Segment(line, terms_of(line))
 
     def _identify(self, text: str) -> None:
         for word in WORD.findall(text):
@@ -225,7 +249,7 @@ def structured(document: object, record: int = 0) -> Iterator[Segment]:
             pairs += 1
             lines = [text] if len(text) <= LONG and text.splitlines() == [text] else sentences(text)
             named = (key if key.isprintable() else " ".join(key.split())) or " "  # in one line: each is somebody's
-            for line in lines:
+            for line in pieces(lines):
                 yield Segment(line, terms_of(line), named, record)
 
 

@@ -1,8 +1,9 @@
 # ruff: noqa: RUF001
 """What a text says, in any script: its sentences as they stand there, and what of them an extract shows."""
 
+import cProfile
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.sets import TOKENS_PER_CHARACTER, written
 from policies.messages import ToolCall
 from policies.text.extract import LAST, candidates, extract
-from policies.text.segments import Readings, Source, sentences, structured, terms_of
+from policies.text.segments import MAX_SEGMENTS, Readings, Source, sentences, structured, terms_of
 from tests.policies.sessions import HERE, queue_session, shared_conversations
 
 
@@ -171,11 +172,66 @@ def test_a_line_within_a_value_or_a_key_of_a_result_is_never_shown_as_somebody_e
     assert len(lines) == 2
 
 
+ODD = {
+    "half a pair": "\ud800 abc\udfff W-88231. " * 2_000,
+    "one line": "the crate abc-123 went up " * 20_000,
+    "one word": "a" * 500_000,
+    "joints": "a-" * 200_000,
+    "no letters": "!?.,;:-… " * 50_000,
+    "marks": ("e" + "\u0301" * 50 + " ") * 5_000,
+    "right to left": "\u202e\u202dأهلا بالعالم؟ 123. " * 20_000,
+    "abbreviations": "A. B? 1. " * 50_000,
+    "lines": "\x00\x1c\x85 a" * 50_000,
+    "a script without blanks": "时间东京" * 30_000,
+}
+SPOKEN = {"half a pair", "one line", "marks", "right to left", "abbreviations", "a script without blanks"}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_a_huge_or_odd_message_is_read_in_pieces_of_which_some_are_kept(name: str, role: str) -> None:
+    source = Source(1, role, ODD[name], tool="t" if role == "tool" else "", tokens=len(ODD[name]) // 4)
+    made = extract([source], max_tokens=500, counter=COUNTER)
+    assert COUNTER.count(made.text) <= 500
+    assert len(Readings().of(source).segments) <= MAX_SEGMENTS
+    if name in SPOKEN:
+        assert made.tokens > 30
+    for piece in made.text.removeprefix(f"{role} 1: ").split(" … "):
+        assert all(word in ODD[name] for word in piece.replace(",", " ").split())
+
+
+@pytest.mark.parametrize("make", [lambda n: "[" * n + "1" + "]" * n, lambda n: '{"a":' * n + "1" + "}" * n])
+def test_a_result_nested_however_deep_is_read_as_text(make: Callable[[int], str]) -> None:
+    assert extract([Source(0, "tool", make(50_000), tool="t")], max_tokens=100, counter=COUNTER).tokens <= 100
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n, half: "ok then" if n < half else f"A much longer message {n} about all that was done today and more.",
+        lambda n, half: f"{WORDS[n % 97]}{WORDS[n // 97]} {WORDS[(n + 1) % 97]}{WORDS[(n + 1) // 97]}",
+    ],
+    ids=["brief ones", "a drifting talk"],
+)
+def test_a_run_of_messages_each_about_the_one_before_takes_no_more_work_and_is_not_lost(
+    make: Callable[[int, int], str],
+) -> None:
+    def calls(count: int) -> int:
+        sources = counted([Source(n, "user", make(n, count // 2)) for n in range(count)])
+        profile = cProfile.Profile()
+        made = profile.runcall(extract, sources, max_tokens=500, counter=COUNTER)
+        assert made.tokens > 250
+        return sum(entry.callcount for entry in profile.getstats())
+
+    assert calls(1_000) < 2.5 * calls(500)
+
+
 def test_a_structure_is_read_as_pairs_in_its_order() -> None:
     found = [(s.key, s.text) for s in structured({"a": 1, "b": [{"c": "x"}, "y"], "d": None, "e": ""})]
     assert found == [("a", "1"), ("c", "x"), ("b", "y")]
 
 
+WORDS = [f"{one}{other}" for one in "bcdfghklmn" for other in "aeiouyöäüå"]
 RULES = {
     "en": (
         "Leave the gate at the stables unlocked until the vet has been.",
