@@ -323,7 +323,7 @@ def _layer_cautions(settings: ContextSettings) -> Found:
     actions = {bucket.on_overflow for bucket in settings.buckets.values()} - {"track", "warn", "reject"}
     if settings.enforce != "bucket":
         actions = set()
-    if len(kinds | actions) == 1:
+    if len(kinds | actions) == 1 and kinds != {"compact"}:  # below a compaction that fails there are the rungs
         yield (
             ("cascade",),
             f"{next(iter(kinds | actions))} is the only way to get smaller: when it fails, turns are lost",

@@ -312,7 +312,7 @@ def test_advised_is_balanced_but_for_large_windows() -> None:
     advised = PRESETS["advised"]
 
     assert dataclasses.replace(advised, name="balanced", shapes=BALANCED_SHAPES) == ContextSettings()
-    for window in (4_096, 6_144, 16_384, 65_536, 127_999):
+    for window in (2_048, 4_096, 6_144, 16_384, 65_536, 119_000, 127_999):
         assert dataclasses.replace(advised.shape_for(window), window=None) == dataclasses.replace(
             ContextSettings().shape_for(window), window=None
         )
@@ -321,7 +321,7 @@ def test_advised_is_balanced_but_for_large_windows() -> None:
         0.40,
         0.20,
         0.08,
-        4_000,
+        64_000,
         0.12,
         0.04,
     )
@@ -432,8 +432,8 @@ ACTS = [
     ("fb-voice-32k", "tool_outputs", 6_400, "truncate_largest"),
     ("fb-longrun-128k", "tool_outputs", 38_400, "truncate_largest"),
     ("fb-longrun-128k", "history", 34_000, "window"),
-    ("balanced", "total", 89_601, "evict"),
-    ("advised", "total", 44_801, "evict"),
+    ("balanced", "total", 89_601, "compact"),
+    ("advised", "total", 44_801, "compact"),
 ]
 
 
