@@ -23,7 +23,7 @@ def authorities_read_once() -> Iterator[None]:
     """One TLS context for all clients that name none: to read the authorities' certificates costs 30 ms each time."""
     read = functools.cache(httpx.create_ssl_context)
 
-    def context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:  # noqa: FBT001, FBT002
+    def context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
         steered = trust_env and ("SSL_CERT_FILE" in os.environ or "SSL_CERT_DIR" in os.environ)
         own = verify is not True or cert is not None or steered
         return httpx.create_ssl_context(verify, cert, trust_env) if own else read()
@@ -59,13 +59,13 @@ def _whole(connection: sa.Connection) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """What makes the same tables, indexes and triggers with the same rows; SQLite makes its own by itself."""
     own = "name NOT LIKE 'sqlite!_%' ESCAPE '!'"
     for (statement,) in connection.exec_driver_sql(
-        f"SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND {own} AND "  # noqa: S608 - a constant
+        f"SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND {own} AND "
         "name NOT IN (SELECT name FROM pragma_table_list WHERE type = 'shadow') ORDER BY rowid"
     ):
         yield statement, ()
     for (table,) in connection.exec_driver_sql(f"SELECT name FROM pragma_table_list WHERE type = 'table' AND {own}"):
-        for row in connection.exec_driver_sql(f"SELECT * FROM {table}"):  # noqa: S608 - a table of Weir's
-            yield f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", tuple(row)  # noqa: S608
+        for row in connection.exec_driver_sql(f"SELECT * FROM {table}"):
+            yield f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", tuple(row)
 
 
 @pytest.fixture(scope="session")
