@@ -22,6 +22,7 @@ run: $(VENV)/.installed  ## start Weir on 127.0.0.1:8400
 demo: $(VENV)/.installed  ## a recorded agent run, without and with Weir
 	$(BIN)/weir demo
 
+test: export PYTHONDONTWRITEBYTECODE =  # else every worker, and every process that a test starts, compiles everything anew
 test: $(VENV)/.installed-dev  ## every test, in as many processes as there are cores, four at most
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 

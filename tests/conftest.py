@@ -1,15 +1,71 @@
 """Settings for every test: examples are the same in every run, and no example is timed."""
 
+import functools
 import os
+import ssl
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
+import httpx
 import pytest
+import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 
+from proxy.store import migrations
 from tests.postgres import Missing, Postgres, postgres_server
 
 settings.register_profile("weir", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weir")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def authorities_read_once() -> Iterator[None]:
+    """One TLS context for all clients that name none: to read the authorities' certificates costs 30 ms each time."""
+    read = functools.cache(httpx.create_ssl_context)
+
+    def context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+        steered = trust_env and ("SSL_CERT_FILE" in os.environ or "SSL_CERT_DIR" in os.environ)
+        own = verify is not True or cert is not None or steered
+        return httpx.create_ssl_context(verify, cert, trust_env) if own else read()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", context)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def migrations_run_once() -> Iterator[None]:
+    """An empty SQLite database gets the schema that the migrations made of the first one: suites open thousands."""
+    made: list[tuple[str, tuple[Any, ...]]] = []
+    upgrade = migrations.upgrade
+
+    @functools.wraps(upgrade)
+    def copied(connection: sa.Connection) -> None:
+        if connection.dialect.name != "sqlite" or connection.exec_driver_sql("SELECT * FROM sqlite_master").first():
+            upgrade(connection)
+        elif not made:
+            upgrade(connection)
+            made.extend(_whole(connection))
+        else:
+            for statement, values in made:
+                connection.exec_driver_sql(statement, values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migrations, "upgrade", copied)
+        yield
+
+
+def _whole(connection: sa.Connection) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """What makes the same tables, indexes and triggers with the same rows; SQLite makes its own by itself."""
+    own = "name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+    for (statement,) in connection.exec_driver_sql(
+        f"SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND {own} AND "
+        "name NOT IN (SELECT name FROM pragma_table_list WHERE type = 'shadow') ORDER BY rowid"
+    ):
+        yield statement, ()
+    for (table,) in connection.exec_driver_sql(f"SELECT name FROM pragma_table_list WHERE type = 'table' AND {own}"):
+        for row in connection.exec_driver_sql(f"SELECT * FROM {table}"):
+            yield f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", tuple(row)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from typing import Any
 
 import asyncpg
 
+from proxy.store import Store
 from tests.functional.harness import free_port
 
 PATIENCE = 60.0
@@ -55,6 +56,7 @@ class Postgres:
     folder: Path
     port: int
     process: "subprocess.Popen[bytes]"
+    migrated: str = ""
 
     def url(self, database: str = "postgres", *, user: str = "weir") -> str:
         """The URL of a database over TCP, as providers print it."""
@@ -75,6 +77,16 @@ class Postgres:
         """The name of a new, empty database."""
         name = f"db_{uuid.uuid4().hex[:12]}"
         await self.run(f"CREATE DATABASE {name}")
+        return name
+
+    async def with_schema(self) -> str:
+        """The name of a new database with Weir's schema: a copy of the one that the migrations made."""
+        if not self.migrated:
+            made = await self.database()
+            await (await Store.open(self.url(made), shared=True)).close()
+            self.migrated = made
+        name = f"db_{uuid.uuid4().hex[:12]}"
+        await self.run(f"CREATE DATABASE {name} TEMPLATE {self.migrated}")
         return name
 
     async def drop(self, database: str) -> None:

@@ -16,6 +16,6 @@ async def deployment(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
         yield Deployment(tmp_path / "w.db")
         return
     server: Postgres = request.getfixturevalue("postgres")
-    name = await server.database()
+    name = await server.with_schema()
     yield Deployment(server.url(name), 2)
     await server.drop(name)

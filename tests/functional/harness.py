@@ -238,7 +238,7 @@ class WeirProcess:
         )
         assert self.process.stderr is not None
         self.reader = asyncio.create_task(self._read(self.process.stderr))
-        for _ in range(400):
+        for _ in range(1_200):
             assert self.process.returncode is None, f"weir ended while starting: {self.log}"
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", self.port)

@@ -88,7 +88,7 @@ async def test_one_key_has_so_many_requests_at_once_and_the_others_are_served_be
         await until(lambda: len(seen) == 2)
         for route in ("chat", "embeddings"):
             with pytest.raises(openai.RateLimitError) as refused:
-                await asyncio.wait_for(ask(target, GREEDY, route), 20)
+                await asyncio.wait_for(ask(target, GREEDY, route), 60)
             assert refused.value.code == "rate_limit_exceeded"
             assert "limits.concurrency_per_key" in refused.value.message
             assert refused.value.response.headers["retry-after"] == "1"
@@ -153,7 +153,7 @@ async def test_bytes_wait_for_room_and_are_refused_where_none_comes(monkeypatch:
     await asyncio.sleep(0)
     assert not waiting.done(), "there is room, and none for this key"
     admission.leave(one)
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, 60)
     cancelled = asyncio.create_task(last.hold(90))
     await asyncio.sleep(0)
     cancelled.cancel()

@@ -101,7 +101,7 @@ async def test_every_key_of_the_configuration_is_read_by_a_weir_that_serves(
                 assert answer.status == 200
             runtime.alerts.tell(Notice(alert=ALERT, tenant="t", conversation="c", policy="balanced", request="r"))
             await runtime.alerts.close()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while ("StoreSettings", "retention") not in read:
                     await asyncio.sleep(0.01)
     missing = (

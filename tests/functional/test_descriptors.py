@@ -20,7 +20,7 @@ async def asked(port: int) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(REQUEST)
-            return await asyncio.wait_for(reader.read(), 20)
+            return await asyncio.wait_for(reader.read(), 60)
         finally:
             writer.close()
     return b""

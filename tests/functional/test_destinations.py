@@ -468,6 +468,6 @@ async def as_proxy(target: RunningWeir, url: str, body: object) -> int:
     head = f"POST {url} HTTP/1.1\r\nHost: {url.split('/')[2]}\r\nAuthorization: Bearer {FREE}\r\n"
     head += f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     writer.write(head.encode() + data)
-    answer = await asyncio.wait_for(reader.read(), 30)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return int(answer.split()[1])

@@ -71,7 +71,7 @@ async def sent(
     lines = {"host": where.netloc, "connection": "close", "content-length": str(len(body)), **headers}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
-    answer = await asyncio.wait_for(reader.read(), 20)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     top, _, body = answer.partition(b"\r\n\r\n")
     first, *rest = top.decode("latin-1").split("\r\n")

@@ -235,5 +235,5 @@ async def test_an_overflow_inside_a_200_stream_is_healed_whatever_its_frame(name
 async def test_an_error_in_plain_text_is_known_as_one() -> None:
     chunks = (said("Half"), b"event: error\ndata: overheated\n\n")
     async with scripted(lambda _: stream(*chunks)) as upstream, weir(upstream.base_url) as target:
-        assert await asyncio.wait_for(read(target), 30) == (200, b"".join(chunks), True)
+        assert await asyncio.wait_for(read(target), 60) == (200, b"".join(chunks), True)
         assert await outcomes(target) == ["error_in_stream"]

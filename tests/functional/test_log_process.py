@@ -237,7 +237,7 @@ async def test_a_log_that_takes_nothing_holds_up_no_request_and_not_the_end(tmp_
                 assert not select.select([], [stream], [], 0)[1], "the pipe is full"
             assert weir.process is not None
             weir.process.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(weir.process.wait(), 30) == 0
+            assert await asyncio.wait_for(weir.process.wait(), 60) == 0
     finally:
         os.close(stream)
         if reading >= 0:

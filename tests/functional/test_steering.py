@@ -117,7 +117,7 @@ async def raw(run: Scene, head: str, body: bytes) -> bytes:
     where = urlsplit(run.weir.root)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     writer.write(head.replace("\n", "\r\n").encode() + body)
-    answer = await asyncio.wait_for(reader.read(), 20)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return answer
 

@@ -695,7 +695,7 @@ async def test_what_cannot_be_exported_stops_the_start_with_a_line_that_says_so(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await asyncio.wait_for(process.communicate(), 30)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 1
     assert said in err.decode()
     assert len((out + err).splitlines()) == 1
@@ -715,5 +715,5 @@ async def test_a_process_whose_collector_never_answers_serves_and_stops_at_once(
                     await target.client().chat.completions.create(model="sim", messages=opening(), max_tokens=64)
                 assert target.process is not None
                 process = target.process
-                await asyncio.wait_for(target.stop(), 30)
+                await asyncio.wait_for(target.stop(), 60)
                 assert process.returncode == 0

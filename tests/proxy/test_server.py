@@ -925,7 +925,7 @@ async def test_sigterm_lets_an_open_answer_finish_and_ends_with_status_0(tmp_pat
     await asyncio.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     assert status(await pending) == 200
-    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert await asyncio.wait_for(process.wait(), 60) == 0
     assert (await process.stdout.read()).split() == [b"stopped"] * workers
 
 
@@ -941,7 +941,7 @@ async def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     answers = await asyncio.gather(*[fetch(port) for _ in range(20)], return_exceptions=True)
     assert sum(isinstance(answer, bytes) and answer.startswith(b"HTTP/1.1 200") for answer in answers) >= 18
     process.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert await asyncio.wait_for(process.wait(), 60) == 0
     await process.stdout.read()
 
 
@@ -950,5 +950,5 @@ async def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
 async def test_an_application_that_cannot_start_ends_with_status_1(tmp_path: Path, workers: int) -> None:
     process = await started(tmp_path, workers, FAIL="1")
     assert process.stdout is not None
-    assert await asyncio.wait_for(process.wait(), 10) == 1
+    assert await asyncio.wait_for(process.wait(), 60) == 1
     await process.stdout.read()

@@ -38,12 +38,12 @@ def test_it_serves_the_window_it_was_told_prints_how_to_reach_it_and_stops_on_a_
             base = re.match(r"http://127\.0\.0\.1:\d+/v1", first).group()
             assert "vllm, window 40 tokens" in first
             assert curl.startswith(f"curl {base}/chat/completions ")
-            assert httpx.get(f"{base}/models").json()["data"][0]["max_model_len"] == 40
+            assert httpx.get(f"{base}/models", timeout=60).json()["data"][0]["max_model_len"] == 40
             body = {"model": "tiny", "messages": [{"role": "user", "content": "word " * 60}]}
-            refused = httpx.post(f"{base}/chat/completions", json=body)
+            refused = httpx.post(f"{base}/chat/completions", json=body, timeout=60)
             assert refused.status_code == 400
             assert "maximum context length is 40 tokens" in refused.json()["error"]["message"]
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(10)
+            process.wait(60)
         assert "Traceback" not in process.stderr.read()

@@ -19,6 +19,8 @@ from tests.proxy.store_writer import big_state
 ROOT = Path(__file__).resolve().parents[2]
 FULL = 2  # the log is flushed before a commit is acknowledged (sqlite.org/pragma.html, synchronous)
 WRITER = Path(__file__).with_name("store_writer.py")
+KILLS = 200 if os.environ.get("WEIR_SOAK") else 25
+"""How often a writer of checkpoints is killed; ``WEIR_SOAK=1`` asks for more than the ordinary run."""
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
 
 
@@ -77,12 +79,12 @@ async def test_forty_killed_writers_lose_nothing_that_was_acknowledged(tmp_path:
 
 
 @pytest.mark.requirement("P9", "R.60", "A2.20", "A0.105")
-async def test_two_hundred_kills_leave_no_half_checkpoint_and_lose_none_that_was_acknowledged(tmp_path: Path) -> None:
+async def test_kills_leave_no_half_checkpoint_and_lose_none_that_was_acknowledged(tmp_path: Path) -> None:
     path = tmp_path / "w.db"
-    said = run_writer("states", str(path), "200")
+    said = run_writer("states", str(path), str(KILLS))
     assert isinstance(said, list)
-    assert len(said) == 200
-    assert sum(1 for version in said if version) > 100, "most rounds must have written something"
+    assert len(said) == KILLS
+    assert sum(1 for version in said if version) > KILLS / 2, "most rounds must have written something"
     assert [v for v in said if v] == sorted(v for v in said if v), "no version was ever lost"
     store = await Store.open(url(path))
     branch = await store.branch("tenant-a", "b1")

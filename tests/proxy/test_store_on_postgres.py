@@ -22,6 +22,7 @@ from proxy.store.packing import pack_message
 from proxy.store.schema import HEAD
 from proxy.summaries.allowance import Allowance, Budget
 from tests.functional.harness import COUNTER, Talk, weir
+from tests.postgres import Postgres
 from tests.proxy.store_rows import change, eviction, exchange, note, original
 from tests.proxy.test_store_health import row_of, session
 
@@ -32,9 +33,11 @@ GUARDS = ("audit_appends", "audit_goes_sealed", "audit_never_changes", "audit_st
 
 
 @pytest.fixture
-def url(postgres_url: str) -> str:
-    """A database for this test alone."""
-    return postgres_url
+async def url(postgres: Postgres) -> AsyncIterator[str]:
+    """A database for this test alone, with its schema."""
+    name = await postgres.with_schema()
+    yield postgres.url(name)
+    await postgres.drop(name)
 
 
 @pytest.fixture
@@ -63,8 +66,8 @@ async def grow(store: Store, rows: int) -> None:
         await store.commit(change(number, count=1, with_cut=False, at=2000.0 + number))
 
 
-async def test_the_schema_is_made_once_and_is_the_newest(url: str, engine: AsyncEngine) -> None:
-    opened = await asyncio.gather(*(Store.open(url, shared=True) for _ in range(3)))
+async def test_the_schema_is_made_once_and_is_the_newest(postgres_url: str) -> None:
+    opened = await asyncio.gather(*(Store.open(postgres_url, shared=True) for _ in range(3)))
     assert {each.schema for each in opened} == {HEAD}
     for each in opened:
         await each.ping()
@@ -73,9 +76,11 @@ async def test_the_schema_is_made_once_and_is_the_newest(url: str, engine: Async
     def tables(connection: sa.Connection) -> set[str]:
         return set(sa.inspect(connection).get_table_names())
 
+    engine = create_async_engine(postgres_url.replace("postgresql:", "postgresql+asyncpg:"))
     async with engine.connect() as connection:
         assert {"audit", "alerts", "health_snapshots"} <= await connection.run_sync(tables)
         assert await triggers(connection) == list(GUARDS)
+    await engine.dispose()
 
 
 async def triggers(connection: AsyncConnection) -> list[str]:

@@ -58,6 +58,18 @@ def wal_bytes(path: Path) -> int:
 
 
 @pytest.mark.requirement("P9")
+def test_the_schema_that_tests_start_from_is_the_one_that_the_migrations_make() -> None:
+    dumps = []
+    for upgrade in (migrations.upgrade.__wrapped__, migrations.upgrade, migrations.upgrade):  # type: ignore[attr-defined]
+        with sa.create_engine("sqlite://").begin() as connection:
+            upgrade(connection)
+            made = connection.exec_driver_sql("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY 1, 2").all()
+            tables = sa.inspect(connection).get_table_names()
+            dumps.append((made, {name: connection.exec_driver_sql(f"SELECT * FROM {name}").all() for name in tables}))
+    assert dumps[0] == dumps[1] == dumps[2]
+
+
+@pytest.mark.requirement("P9")
 async def test_the_migrations_make_exactly_the_tables_that_the_code_knows(tmp_path: Path) -> None:
     store = await Store.open(url(tmp_path / "w.db"))
     await store.close()
