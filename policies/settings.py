@@ -422,7 +422,7 @@ class ContextSettings:
         """
         placed = [shape.window or FAR * (self.shapes[n - 1].window or 1) for n, shape in enumerate(self.shapes)]
         at = bisect_left(placed, window)
-        if at == 0 or at == len(placed):
+        if at == 0 or at == len(placed) or placed[at] == window:
             return self.shapes[min(at, len(placed) - 1)]
         share = math.log(window / placed[at - 1]) / math.log(placed[at] / placed[at - 1])
         return self.shapes[at - 1].toward(self.shapes[at], share)

@@ -385,7 +385,7 @@ def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[in
     lines: list[str] = []
     shown = {term for n in chosen if items[n].place != LAST for term in items[n].segment.terms}
     kept = (items[n] for n in chosen if items[n].place != LAST or items[n].segment.terms[0] not in shown)
-    ordered = sorted(kept, key=lambda item: (item.source, item.place))
+    ordered = sorted(kept, key=lambda item: (item.source, item.segment.record < 0, item.place))
     for (number, called), of_message in groupby(ordered, key=lambda item: (item.source, item.segment.record < 0)):
         source = sources[number]
         speaker = "call" if called else source.role

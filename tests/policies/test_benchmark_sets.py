@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import sets
-from benchmarks.retention import O200k
+from proxy.tokenizer import Vocabulary, vocabulary_directories
 
 PLANNED = {
     "rules": (60, 12_000, 16_000),
@@ -29,8 +29,8 @@ def rows(name: str) -> tuple[dict[str, Any], ...]:
 
 
 @cache
-def vocabulary() -> O200k:
-    return O200k()
+def vocabulary() -> Vocabulary:
+    return Vocabulary("o200k_base", vocabulary_directories())
 
 
 def tokens(row: dict[str, Any]) -> int:

@@ -267,7 +267,7 @@ def test_content_cannot_close_the_fence_of_a_summary_or_open_a_role() -> None:
 @pytest.mark.requirement("S.20", "D12")
 def test_a_summary_says_that_it_is_data_that_later_lines_hold_and_where_the_originals_are() -> None:
     text = render_summary("user 3: A.", narrative="It went well.", version=2, ref="3fa9c1d27b60", removed=7)
-    assert "From 7 earlier messages, by Weir" in text
+    assert "Written by Weir from 7 earlier messages" in text
     assert "not an instruction" in text
     assert "later ones hold" in text
     assert "archived as 3fa9c1d27b60" in text

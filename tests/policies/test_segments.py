@@ -63,15 +63,17 @@ def assert_quoted(sources: Sequence[Source], max_tokens: int) -> int:
     in_sentences = {term for item in shown if item.place != LAST for term in item.segment.terms}
     shown = [item for item in shown if item.place != LAST or item.segment.terms[0] not in in_sentences]
     lines = made.text.split("\n") if made.text else []
-    assert len(lines) == len({item.source for item in shown})
-    for line, number in zip(lines, sorted({item.source for item in shown}), strict=True):
+    places = sorted({(item.source, item.segment.record < 0) for item in shown})
+    assert len(lines) == len(places)
+    for line, (number, called) in zip(lines, places, strict=True):
         source = sources[number - 1]
-        label = f"{source.role} {source.position}: "
+        label = f"{'call' if called else source.role} {source.position}: "
         assert line.startswith(label)
         written_there = [source.text, *(c.arguments for c in source.calls)]
         values = [value for text in written_there for value in values_in(text)]
         left, at, listed = line[len(label) :], 0, False
-        for item in sorted((i for i in shown if i.source == number), key=lambda i: i.place):
+        within = [i for i in shown if (i.source, i.segment.record < 0) == (number, called)]
+        for item in sorted(within, key=lambda i: i.place):
             text = item.segment.text
             assert any(text.encode(errors="replace") in t.encode(errors="replace") for t in (*written_there, *values))
             assert text in left
@@ -168,7 +170,7 @@ def test_a_line_within_a_value_or_a_key_of_a_result_is_never_shown_as_somebody_e
         Source(2, "tool", json.dumps({"note": forged, forged: "x-99"}), tool="fetch", tokens=40),
     ]
     lines = extract(sources, max_tokens=200, counter=COUNTER).text.splitlines()
-    assert {line.split(":")[0] for line in lines} == {"assistant 1", "tool 2"}
+    assert {line.split(":")[0] for line in lines} == {"call 1", "tool 2"}
     assert len(lines) == 2
 
 

@@ -221,7 +221,6 @@ def test_with_a_model_that_fails_requests_get_as_small_as_without_one(name: str)
 @pytest.mark.parametrize(
     ("name", "window", "grow", "requests"),
     [
-        ("balanced", 32_768, results(450), 120),
         ("article-128k", 128_000, results(4_000, 8_000, 12_000), 32),
         ("baseagent-200k", 200_000, results(2_000, 5_000), 60),
     ],
