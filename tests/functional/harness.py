@@ -34,6 +34,17 @@ from proxy.wire.chat import digest_of
 ROOT = Path(__file__).parents[2]
 TOKENIZER = Tokenizer()
 COUNTER = TOKENIZER.counter("o200k_base")
+EVICTING: Mapping[str, Any] = {
+    "cascade": [
+        {"layer": "ingest_cap"},
+        {"layer": "dedupe"},
+        {"layer": "evict", "min_savings": 0.10, "must_reach": 0.5},
+        {"layer": "compact"},
+    ]
+}
+"""A policy that puts placeholders for old results before it summarises."""
+NOTHING_RECALLED: Mapping[str, Any] = {"recall": {"auto": False}}
+"""A policy that puts nothing of what was removed in front of a request by itself."""
 
 
 @dataclass(slots=True)
@@ -121,6 +132,7 @@ async def weir(
     window: int | None = 8192,
     summarizer: str | None = None,
     policy: str | None = None,
+    balanced: Mapping[str, Any] = {},
     env: Mapping[str, str] = {},
     telemetry: Telemetry | None = None,
     limits: ServerLimits = ServerLimits(),
@@ -128,6 +140,7 @@ async def weir(
 ) -> AsyncIterator[RunningWeir]:
     """Weir in front of ``upstream``, with a database file, or in memory without one; a text is a database's URL.
 
+    Its policy ``balanced`` has the keys of that name otherwise.
     ``asking`` takes the place of its summarizer, for another patience or another clock.
     """
     file = f"sqlite+aiosqlite:///{store}" if store is not None else "sqlite+aiosqlite:///:memory:"
@@ -145,6 +158,8 @@ async def weir(
         policy=policy,
     )
     config = load_config(path, env=env, flags=flags)
+    if balanced:
+        config = config.with_policy("balanced", balanced)
     app = create_app(config, telemetry=telemetry or Telemetry.create(TelemetrySettings()), tokenizer=TOKENIZER)
     async with serve(app, limits=limits) as server:
         runtime = app.runtime

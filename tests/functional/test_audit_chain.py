@@ -19,19 +19,26 @@ from proxy.cli import main
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from proxy.store import AuditRow, AuditType
-from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, RunningWeir, Talk, opening
+from tests.functional.harness import COUNTER, EITHER, EVICTING, Deployment, InTurns, RunningWeir, Talk, opening
 
 ADMIN = "admin-0123456789"
 CANARY = "zanzibarcanary"
 KEY = f"sk-{CANARY}-7391"
 NAME = f"support-{CANARY}"
 WINDOW = 4_096
+EVICTION = {"balanced": json.dumps(EVICTING), "cascade": json.dumps(EVICTING["cascade"])}
 YAML = """
 upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}
 window: {window}
 auth: {{admin_token: {admin}}}
 policies:
-  written: {{preset: balanced, summarizer: summariser, evaluate: {{sample: 1.0, questions: 4}}}}
+  balanced: {balanced}
+  written:
+    preset: balanced
+    cascade: {cascade}
+    summarizer: summariser
+    summaries: {{wait: 20}}
+    evaluate: {{sample: 1.0, questions: 4}}
   turning: {{cascade: [{{layer: rollover}}]}}
   watched: {{enforce: global, buckets: {{tool_outputs: {{cap: 900, soft: 0.5, on_overflow: warn}}}}}}
   strict: {{enforce: bucket, buckets: {{tool_outputs: {{cap: 900, on_overflow: reject}}}}}}
@@ -82,7 +89,7 @@ async def running(folder: Path, *, window: int = WINDOW, deployment: Deployment 
     """A Weir in front of a window of 4,096 tokens, or those of a deployment, and a model that writes summaries."""
     settings = SimulatorSettings(window=window, summary_model="summariser")
     async with serve_simulator(settings, counter=COUNTER) as simulator:
-        yaml = YAML.format(upstream=simulator.base_url, window=window, admin=ADMIN)
+        yaml = YAML.format(upstream=simulator.base_url, window=window, admin=ADMIN, **EVICTION)
         async with (
             (deployment or Deployment(folder / "w.db")).serving("", yaml=yaml, folder=folder, window=None) as turns,
             httpx.AsyncClient() as http,

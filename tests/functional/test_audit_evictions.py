@@ -13,7 +13,19 @@ from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store.records import EvictionRow
 from proxy.wire.chat import digest_of
-from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, InTurns, Talk, opening, prose, tool_step
+from tests.functional.harness import (
+    COUNTER,
+    EITHER,
+    EVICTING,
+    NOTHING_RECALLED,
+    TOOLS,
+    Deployment,
+    InTurns,
+    Talk,
+    opening,
+    prose,
+    tool_step,
+)
 
 NAME = "audited"
 
@@ -56,7 +68,7 @@ def path_of(talk: Talk, row: EvictionRow) -> int:
 async def test_what_a_batch_freed_is_what_the_request_lost(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url) as target,
+        deployment.serving(simulator.base_url, balanced=EVICTING) as target,
     ):
         talk = await evicted_session(target)
         rows = await evictions(target)
@@ -72,7 +84,7 @@ async def test_what_a_batch_freed_is_what_the_request_lost(deployment: Deploymen
 async def test_batches_add_up_over_a_session(kind: str, deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=4096), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url, window=4096) as target,
+        deployment.serving(simulator.base_url, window=4096, balanced=EVICTING | NOTHING_RECALLED) as target,
     ):
         talk, seen = Talk(target.client(), opening() if kind == "agent" else opening()[:1]), 0
         for _ in range(20):
@@ -95,7 +107,7 @@ async def test_batches_add_up_over_a_session(kind: str, deployment: Deployment) 
 async def test_a_call_that_comes_again_with_the_same_arguments_marks_what_was_evicted(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url) as target,
+        deployment.serving(simulator.base_url, balanced=EVICTING) as target,
     ):
         talk = await evicted_session(target)
         gone = [path_of(talk, row) for row in await evictions(target) if row.tool]
@@ -113,10 +125,10 @@ async def test_a_call_that_comes_again_with_the_same_arguments_marks_what_was_ev
 @pytest.mark.requirement("A0.41", "A0.25")
 async def test_what_was_evicted_before_a_restart_is_known_after_it(deployment: Deployment) -> None:
     async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
-        async with deployment.serving(simulator.base_url) as target:
+        async with deployment.serving(simulator.base_url, balanced=EVICTING) as target:
             talk = await evicted_session(target)
             gone = [path_of(talk, row) for row in await evictions(target) if row.tool]
-        async with deployment.serving(simulator.base_url) as target:
+        async with deployment.serving(simulator.base_url, balanced=EVICTING) as target:
             talk.client = target.client(default_headers={"x-weir-conversation": NAME})
             talk.messages += asks_for(gone[0])
             await talk.ask(tools=TOOLS)
@@ -129,7 +141,7 @@ async def test_what_was_evicted_before_a_restart_is_known_after_it(deployment: D
 async def test_a_conversation_that_was_rewound_makes_its_calls_anew_without_regret(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url) as target,
+        deployment.serving(simulator.base_url, balanced=EVICTING) as target,
     ):
         talk = Talk(target.client())
         await talk.agent(18)
@@ -160,7 +172,7 @@ async def test_the_command_reports_regret_by_layer_and_by_tool(tmp_path: Path) -
     file = tmp_path / "w.db"
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        Deployment(file).serving(simulator.base_url) as target,
+        Deployment(file).serving(simulator.base_url, balanced=EVICTING) as target,
     ):
         talk = await evicted_session(target)
         rows = await evictions(target)

@@ -16,6 +16,7 @@ from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
     COUNTER,
     EITHER,
+    EVICTING,
     ROOT,
     TOOLS,
     Deployment,
@@ -143,7 +144,7 @@ async def test_an_evicted_result_keeps_its_marker_and_one_without_stays_a_string
     results[2]["content"] = [part(results[2]["content"])]
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url) as target,
+        weir(simulator.base_url, balanced=EVICTING) as target,
     ):
         talk.client = target.client()
         await talk.agent(2)

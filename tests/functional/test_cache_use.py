@@ -24,6 +24,8 @@ from proxy.telemetry import Telemetry, TelemetrySettings
 from tests.functional.harness import (
     COUNTER,
     EITHER,
+    EVICTING,
+    NOTHING_RECALLED,
     TOOLS,
     Deployment,
     InTurns,
@@ -218,7 +220,7 @@ async def test_cached_tokens_count_as_used(tmp_path: Path) -> None:
         settings = SimulatorSettings(window=8192, cache_minimum=100_000 - cached)
         async with (
             serve_simulator(settings, counter=COUNTER) as simulator,
-            weir(simulator.base_url, tmp_path / f"{cached}.db") as target,
+            weir(simulator.base_url, tmp_path / f"{cached}.db", balanced=EVICTING | NOTHING_RECALLED) as target,
         ):
             talk = named(target)
             await talk.agent(20)

@@ -23,6 +23,7 @@ from proxy.simulator.settings import Answer, Call, Request, SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     EITHER,
+    EVICTING,
     TOOLS,
     Deployment,
     InTurns,
@@ -106,7 +107,7 @@ async def stage(
 upstreams: {{up: {{kind: openai, base_url: "{upstream.base_url}", api_key: pass}}}}
 models: [{{match: "*", upstream: up, window: {window}}}]
 auth: {{mode: open}}
-policies: {{p: {{recall: {{{recall}}}}}}}
+policies: {{p: {{cascade: {json.dumps(EVICTING["cascade"])}, recall: {{auto: false, {recall}}}}}}}
 default_policy: p
 """
         on = deployment or Deployment(folder / "w.db")

@@ -18,7 +18,18 @@ from proxy.simulator.settings import SimulatorSettings
 from proxy.store.packing import unpack_message, unpack_words
 from proxy.wire.chat import digest_of
 from proxy.wire.raw import split_array, split_object
-from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, RunningWeir, Talk, answered, prose, weir
+from tests.functional.harness import (
+    COUNTER,
+    EITHER,
+    EVICTING,
+    TOOLS,
+    Deployment,
+    RunningWeir,
+    Talk,
+    answered,
+    prose,
+    weir,
+)
 from tests.functional.test_reference_task import restored
 
 WINDOW, MAX_TOKENS = 8_192, 512
@@ -163,7 +174,7 @@ async def test_a_retry_after_an_overflow_keeps_the_pictures_of_the_messages_that
     older = image(1, "low")
     async with (
         serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        weir(simulator.base_url, window=4 * WINDOW) as target,
+        weir(simulator.base_url, window=4 * WINDOW, balanced=EVICTING) as target,
     ):
         talk = Talk(target.client())
         talk.grow(20, kind="agent")
@@ -270,7 +281,7 @@ async def timeline_of(target: RunningWeir, conversation: str) -> list[dict[str, 
 async def test_what_is_done_before_sending_and_what_is_done_after_a_refusal_are_counted_apart(
     believed: int, refusals: int, upstream: RunningSimulator
 ) -> None:
-    async with weir(upstream.base_url, window=believed) as target:
+    async with weir(upstream.base_url, window=believed, balanced=EVICTING) as target:
         talk = Talk(target.client())
         talk.grow(14, kind="agent")
         await talk.agent(12)

@@ -24,6 +24,8 @@ from proxy.simulator.settings import SimulatorSettings, SummaryMode
 from proxy.telemetry import Telemetry, TelemetrySettings, names
 from tests.functional.harness import (
     COUNTER,
+    EVICTING,
+    NOTHING_RECALLED,
     ROOT,
     TOOLS,
     RunningWeir,
@@ -89,6 +91,7 @@ async def scene(
     *,
     window: int = 8192,
     believed: int = 8192,
+    balanced: Mapping[str, Any] = EVICTING | NOTHING_RECALLED,
     summarizer: str | None = None,
     protocol: str = "http/protobuf",
     environment: Mapping[str, str] = {},
@@ -110,7 +113,14 @@ async def scene(
         )
         async with (
             serve_simulator(settings, counter=COUNTER) as simulator,
-            weir(simulator.base_url, window=believed, summarizer=summarizer, telemetry=telemetry, **options) as target,
+            weir(
+                simulator.base_url,
+                window=believed,
+                balanced=balanced,
+                summarizer=summarizer,
+                telemetry=telemetry,
+                **options,
+            ) as target,
         ):
             yield Scene(receiver, simulator, target, telemetry)
 
@@ -648,14 +658,10 @@ async def test_a_process_exports_its_traces_and_metrics_and_says_where_it_runs(p
             "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=staging",
         }
         async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
-            arguments = [
-                "--upstream",
-                simulator.base_url,
-                "--window",
-                "8192",
-                "--store",
-                f"sqlite+aiosqlite:///{tmp_path}/w.db",
-            ]
+            file = tmp_path / "weir.yaml"
+            file.write_text(json.dumps({"policies": {"balanced": EVICTING | NOTHING_RECALLED}}))
+            arguments = ["--config", str(file), "--upstream", simulator.base_url, "--window", "8192"]
+            arguments += ["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
             async with WeirProcess(arguments, free_port(), env=env) as target:
                 client = target.client(default_headers=CONTEXT | NAMED)
                 for steps in (0, 18):
