@@ -127,4 +127,6 @@ async def test_a_clock_that_jumps_deletes_nothing_and_disorders_nothing(tmp_path
         seen = answered(simulator)
         assert {s.status for s in seen} == {200}
         assert "degraded" not in " ".join(talk.actions())
-        assert sum("compact=" in made for made in talk.actions()[:-1]) == len(talk.actions()) - 1, "edits were forgotten"
+        assert sum("compact=" in made for made in talk.actions()[:-1]) == len(talk.actions()) - 1, (
+            "edits were forgotten"
+        )
