@@ -79,11 +79,18 @@ class Api:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *, window: int = WINDOW, upstream: int = WINDOW, deployment: Deployment | None = None
+    folder: Path,
+    *,
+    window: int = WINDOW,
+    upstream: int = WINDOW,
+    deployment: Deployment | None = None,
+    rules: str | None = None,
 ) -> AsyncIterator[Api]:
-    """A Weir with a database and an operator, or those of a deployment."""
+    """A Weir with a database and an operator, or those of a deployment; ``rules`` are its policy, if given."""
     async with serve_simulator(SimulatorSettings(window=upstream), counter=COUNTER) as simulator:
         yaml = YAML.format(upstream=simulator.base_url, window=window, admin=ADMIN)
+        if rules is not None:
+            yaml += f"policies: {{mine: {rules}}}\ndefault_policy: mine\n"
         async with (
             (deployment or Deployment(folder / "w.db")).serving("", yaml=yaml, folder=folder, window=None) as turns,
             httpx.AsyncClient() as http,

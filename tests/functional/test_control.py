@@ -13,7 +13,7 @@ from proxy.routes.table import ROUTES
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from tests.functional.api import ADMIN, BODIES, NAME, TURNS, YAML, Api, compacted, filled, serving
-from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, Talk, weir
+from tests.functional.harness import COUNTER, EARLY, EITHER, TOOLS, Deployment, Talk, weir
 
 
 @pytest.fixture
@@ -342,25 +342,26 @@ async def test_a_closed_conversation_is_archived(api: Api) -> None:
 
 @EITHER
 @pytest.mark.requirement("A0.112")
-async def test_a_deleted_conversation_is_gone_for_good(api: Api) -> None:
-    talk = await compacted(api)
-    ref = (await api.of("removed"))["data"][0]["ref"]
-    await api.ask("POST", f"conversations/{NAME}/notes", {"text": "a note"})
-    gone = await api.ask("DELETE", f"conversations/{NAME}")
-    assert (gone.status_code, gone.json()) == (200, {"deleted": True})
-    for path in (f"conversations/{NAME}", f"conversations/{NAME}/notes", f"blobs/{ref}"):
-        await api.refused(404, "GET", path)
-    await api.refused(404, "DELETE", f"conversations/{NAME}")
-    assert (await api.get("search", q="module"))["data"] == []
-    assert (await api.get("conversations"))["data"] == []
-    for each in api.turns.weirs:  # the next request goes to the one that deleted it, and to the other
-        async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
-            await http.delete(f"{each.root}/weir/conversations/{NAME}")
-        for requests in (1, 2):
-            await talk.chat(1)
-            await api.turns.settled()
-            row = await api.get(f"conversations/{NAME}")
-            assert (row["requests"], row["version"]) == (requests, 1)
+async def test_a_deleted_conversation_is_gone_for_good(deployment: Deployment, tmp_path: Path) -> None:
+    async with serving(tmp_path, deployment=deployment, rules=f"{{{EARLY}, recall: {{auto: false}}}}") as api:
+        talk = await compacted(api)
+        ref = (await api.of("removed"))["data"][0]["ref"]
+        await api.ask("POST", f"conversations/{NAME}/notes", {"text": "a note"})
+        gone = await api.ask("DELETE", f"conversations/{NAME}")
+        assert (gone.status_code, gone.json()) == (200, {"deleted": True})
+        for path in (f"conversations/{NAME}", f"conversations/{NAME}/notes", f"blobs/{ref}"):
+            await api.refused(404, "GET", path)
+        await api.refused(404, "DELETE", f"conversations/{NAME}")
+        assert (await api.get("search", q="module"))["data"] == []
+        assert (await api.get("conversations"))["data"] == []
+        for each in api.turns.weirs:  # the next request goes to the one that deleted it, and to the other
+            async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
+                await http.delete(f"{each.root}/weir/conversations/{NAME}")
+            for requests in (1, 2):
+                await talk.chat(1)
+                await api.turns.settled()
+                row = await api.get(f"conversations/{NAME}")
+                assert (row["requests"], row["version"]) == (requests, 1)
 
 
 @pytest.mark.requirement("P7")

@@ -19,7 +19,9 @@ from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
+    EARLY,
     EITHER,
+    EVICTING,
     TOOLS,
     Deployment,
     InTurns,
@@ -31,6 +33,7 @@ from tests.functional.harness import (
     canonical,
     opening,
     prose,
+    ruled,
     tcp_tap,
     weir,
 )
@@ -75,11 +78,19 @@ async def rows_of(database: str, query: str) -> list[Any]:
 
 
 @pytest.fixture
-async def both(deployment: Deployment) -> AsyncIterator[Both]:
+def rules() -> str:
+    """What a test says of the policy: nothing."""
+    return "{}"
+
+
+@pytest.fixture
+async def both(deployment: Deployment, tmp_path: Path, rules: str) -> AsyncIterator[Both]:
     settings = SimulatorSettings(window=8192, summary_model="summariser")
     async with (
         serve_simulator(settings, counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url, summarizer="summariser") as target,
+        deployment.serving(
+            "", yaml=ruled(simulator.base_url, rules), folder=tmp_path, window=None, summarizer="summariser"
+        ) as target,
     ):
         yield Both(simulator, target, deployment.store)
 
@@ -127,6 +138,7 @@ async def test_a_rewound_conversation_keeps_its_edits_and_goes_on_without_anothe
 
 
 @EITHER
+@pytest.mark.parametrize("rules", [pytest.param(EVICTING, id="evicting")])
 @pytest.mark.requirement("P1", "P2", "D25")
 async def test_a_run_that_is_begun_anew_is_sent_what_the_first_one_was_sent_at_each_step(both: Both) -> None:
     """The same task again, as evaluations and retries do: nothing is missing that was there the first time.
@@ -146,6 +158,7 @@ async def test_a_run_that_is_begun_anew_is_sent_what_the_first_one_was_sent_at_e
 
 
 @EITHER
+@pytest.mark.parametrize("rules", [pytest.param(EVICTING, id="evicting")])
 @pytest.mark.requirement("P1", "P2", "R.25")
 async def test_two_continuations_of_one_history_share_its_edits_and_not_their_contents(both: Both) -> None:
     talk = both.talk("sim", seed=1)
@@ -286,7 +299,8 @@ async def test_two_tenants_with_the_same_conversation_share_no_row_and_no_connec
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
         tcp_tap(simulator.port) as (port, connections),
     ):
-        async with weir(f"http://127.0.0.1:{port}/v1", database) as target:
+        yaml = ruled(f"http://127.0.0.1:{port}/v1", EVICTING)
+        async with weir("", database, yaml=yaml, folder=tmp_path, window=None) as target:
             talks = [Talk(target.client(key), model=key, seed=1) for key in ("sk-one", "sk-two")]
             for _ in range(17):
                 for talk in talks:
@@ -321,10 +335,11 @@ async def test_two_tenants_with_the_same_conversation_share_no_row_and_no_connec
 
 
 @EITHER
+@pytest.mark.parametrize("rules", [pytest.param(f"{{{EARLY}, summaries: {{wait: 20}}}}", id="waiting")])
 @pytest.mark.requirement("P8", "P2", "R.24", "R.51")
 async def test_twenty_parallel_requests_at_the_trigger_make_one_batch_with_one_summary(both: Both) -> None:
     talk = both.talk("sim", seed=1, start=opening()[:1])
-    talk.grow(13)
+    talk.grow(9)
     talk.add_question()
     await talk.ask()
     while talk.actions()[-1] == "none":
@@ -341,8 +356,9 @@ async def test_twenty_parallel_requests_at_the_trigger_make_one_batch_with_one_s
     twin.turns = talk.turns - 1
     twin.add_answer()
     twin.add_question()
+    twin.messages[-1]["content"] += prose(132, seed=7)  # well over the trigger, whatever the words of each are
     asked = [
-        twin.messages if n % 2 else [*twin.messages[:-1], {"role": "user", "content": prose(132, seed=n)}]
+        twin.messages if n % 2 else [*twin.messages[:-1], {"role": "user", "content": prose(264, seed=n)}]
         for n in range(20)
     ]
     await asyncio.gather(*(twin.ask(messages) for messages in asked))

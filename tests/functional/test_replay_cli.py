@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,13 @@ async def test_what_is_rehearsed_is_what_a_real_weir_forwards() -> None:
 
     assert len(forwarded) == 20
     assert forwarded[-1] != messages[: script.requests[-1].length]
-    assert forwarded == rehearsed
+    assert unaddressed(forwarded) == unaddressed(rehearsed)
+
+
+def unaddressed(arrays: list[list[dict[str, Any]]]) -> str:
+    """Arrays without the names of summaries: a reference is the tenant's own, a version counts saved states, too."""
+    text = re.sub(r"\(v\d+, archived as [0-9a-f]{12}\)", "(v, archived)", json.dumps(arrays))
+    return re.sub(r"weir-\d{6}", "weir", text)
 
 
 @pytest.mark.requirement("A0.2", "P14")

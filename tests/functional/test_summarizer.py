@@ -132,7 +132,7 @@ async def test_every_request_is_answered_while_the_summariser_is_useless(mode: S
     assert 1 <= calls <= 2
     (text,) = made
     assert not any(said in text for said in ("I'm sorry", "<think>", "ghost_module", "48213", "Noted.", "discussed at"))
-    assert COUNTER.count(text) < 2_000
+    assert COUNTER.count(text) < 2_400
 
 
 @pytest.mark.requirement("A0.3", "P13")
