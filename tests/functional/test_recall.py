@@ -96,6 +96,7 @@ async def stage(
     *,
     window: int = WINDOW,
     recall: str = "tool: true",
+    placeholder: str = "finding",
     limits: ServerLimits = ServerLimits(),
     deployment: Deployment | None = None,
     **settings: Any,
@@ -107,7 +108,7 @@ async def stage(
 upstreams: {{up: {{kind: openai, base_url: "{upstream.base_url}", api_key: pass}}}}
 models: [{{match: "*", upstream: up, window: {window}}}]
 auth: {{mode: open}}
-policies: {{p: {{cascade: {json.dumps(EVICTING["cascade"])}, recall: {{auto: false, {recall}}}}}}}
+policies: {{p: {{cascade: {json.dumps(EVICTING["cascade"])}, placeholder: {placeholder}, recall: {{auto: false, {recall}}}}}}}
 default_policy: p
 """
         on = deployment or Deployment(folder / "w.db")
@@ -153,7 +154,7 @@ def names_in(body: Mapping[str, Any]) -> list[str]:
 
 @pytest.mark.requirement("A4.25", "P5")
 async def test_an_evicted_text_is_found_by_query_and_the_client_sees_only_the_answer(tmp_path: Path) -> None:
-    async with stage(tmp_path, once()) as on:
+    async with stage(tmp_path, once(), placeholder="marker") as on:
         answer = await on.talk().ask(tools=TOOLS)
         first, second = on.bodies
         assert SECRET not in json.dumps(first)

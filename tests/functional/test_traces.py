@@ -65,6 +65,10 @@ SHOWN = (
 HIDDEN = (names.REF, names.FIRST_CHUNK)
 
 
+QUIET = EVICTING | NOTHING_RECALLED
+PATIENT = QUIET | {"summaries": {"wait": 20}}
+
+
 @dataclass(slots=True)
 class Scene:
     """A whole Weir that exports to a receiver."""
@@ -91,7 +95,7 @@ async def scene(
     *,
     window: int = 8192,
     believed: int = 8192,
-    balanced: Mapping[str, Any] = EVICTING | NOTHING_RECALLED,
+    balanced: Mapping[str, Any] = QUIET,
     summarizer: str | None = None,
     protocol: str = "http/protobuf",
     environment: Mapping[str, str] = {},
@@ -175,14 +179,14 @@ async def test_a_request_that_passes_has_a_plan_and_one_attempt(protocol: str) -
 
 
 EVICT = """\
-SERVER POST /v1/chat/completions status=200 action=edit before=8825 after=2824
-  * weir.context.status actions=evict=15 percent=121.4 tokens=2824 limit=7271 used=8825
-  * weir.eviction count=15 placeholders=15 policy=balanced freed=6001 remaining=2824
-  INTERNAL weir context.plan action=edit before=8825 after=2824
+SERVER POST /v1/chat/completions status=200 action=edit before=8825 after=3244
+  * weir.context.status actions=evict=14 percent=121.4 tokens=3244 limit=7271 used=8825
+  * weir.eviction count=14 placeholders=14 policy=balanced freed=5581 remaining=3244
+  INTERNAL weir context.plan action=edit before=8825 after=3244
     INTERNAL weir context.layer ingest_cap before=8825 after=8825 units=0
     INTERNAL weir context.layer dedupe before=8825 after=8825 units=0
-    INTERNAL weir context.layer evict before=8825 after=2824 units=15
-  CLIENT chat sim status=200 finish_reasons=stop input=2811 output_tokens=27
+    INTERNAL weir context.layer evict before=8825 after=3244 units=14
+  CLIENT chat sim status=200 finish_reasons=stop input=3231 output_tokens=27
   INTERNAL weir context.prepare"""
 
 
@@ -195,24 +199,25 @@ async def test_a_batch_of_edits_has_a_child_per_layer_and_says_what_it_freed(pro
 
 
 COMPACT = """\
-SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3000
-  * weir.context.status actions=compact=1 percent=158.5 tokens=3000 limit=7500 used=11500
-  * weir.eviction count=0 placeholders=1 policy=balanced freed=8500 remaining=3000
-  INTERNAL weir context.plan action=edit before=11500 after=3000
+SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3500
+  * weir.context.status actions=compact=1 percent=158.5 tokens=3500 limit=7500 used=11500
+  * weir.eviction count=0 placeholders=1 policy=balanced freed=8000 remaining=3500
+  INTERNAL weir context.plan action=edit before=11500 after=3500
     INTERNAL weir context.layer ingest_cap before=11500 after=11500 units=0
     INTERNAL weir context.layer dedupe before=11500 after=11500 units=0
     INTERNAL weir context.layer evict before=11500 after=11500 units=0
-    INTERNAL weir context.layer compact before=11500 after=3000 units=44 ref=…
-    CLIENT chat notes status=200 summarizer=True input=4000 output_tokens=182
-    CLIENT chat notes status=200 summarizer=True input=4000 output_tokens=182
-    CLIENT chat notes status=200 summarizer=True input=3000 output_tokens=182
-    CLIENT chat notes status=200 summarizer=True input=1000 output_tokens=70
-  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3000 output_tokens=28"""
+    INTERNAL weir context.layer compact before=11500 after=3500 units=46 ref=…
+    CLIENT chat notes status=200 summarizer=True input=4000 output_tokens=181
+    CLIENT chat notes status=200 summarizer=True input=4500 output_tokens=183
+    CLIENT chat notes status=200 summarizer=True input=3000 output_tokens=184
+    CLIENT chat notes status=200 summarizer=True input=1000 output_tokens=66
+    CLIENT chat notes status=200 summarizer=True input=944 output_tokens=182
+  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3500 output_tokens=28"""
 
 
 @pytest.mark.requirement("P15", "P13")
 async def test_the_summarisers_calls_stand_under_the_plan() -> None:
-    async with scene(summarizer="notes") as started:
+    async with scene(summarizer="notes", balanced=PATIENT) as started:
         await ask(started, chat(26))
         assert await started.tree(about=500) == COMPACT
         asked = [seen for seen in started.simulator.answered() if seen.model == "notes"]
@@ -222,16 +227,16 @@ async def test_the_summarisers_calls_stand_under_the_plan() -> None:
 
 
 OVERFLOW = """\
-SERVER POST /v1/chat/completions status=200 action=edit before=10796 after=3149
-  * weir.context.status actions=evict=19,retry=1 percent=148.5 tokens=3149 limit=7271 used=10796
-  * weir.eviction count=19 placeholders=19 policy=balanced freed=7657 remaining=3152
+SERVER POST /v1/chat/completions status=200 action=edit before=10796 after=3592
+  * weir.context.status actions=evict=18,retry=1 percent=148.5 tokens=3592 limit=7271 used=10796
+  * weir.eviction count=18 placeholders=18 policy=balanced freed=7213 remaining=3596
   INTERNAL weir context.plan action=pass before=10809 after=10809
   CLIENT chat sim ERROR status=400 error=context_length_exceeded
-  INTERNAL weir context.plan action=edit before=10796 after=3149
+  INTERNAL weir context.plan action=edit before=10796 after=3592
     INTERNAL weir context.layer ingest_cap before=10796 after=10796 units=0
     INTERNAL weir context.layer dedupe before=10796 after=10796 units=0
-    INTERNAL weir context.layer evict before=10796 after=3149 units=19
-  CLIENT chat sim status=200 resend_count=1 finish_reasons=stop input=3139 output_tokens=25 after=sim:context_length_exceeded
+    INTERNAL weir context.layer evict before=10796 after=3592 units=18
+  CLIENT chat sim status=200 resend_count=1 finish_reasons=stop input=3583 output_tokens=25 after=sim:context_length_exceeded
   INTERNAL weir context.prepare"""
 
 
@@ -251,7 +256,7 @@ SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3000
     INTERNAL weir context.layer ingest_cap before=11500 after=11500 units=0
     INTERNAL weir context.layer dedupe before=11500 after=11500 units=0
     INTERNAL weir context.layer evict before=11500 after=11500 units=0
-    INTERNAL weir context.layer compact before=11500 after=3000 units=44 ref=…
+    INTERNAL weir context.layer compact before=11500 after=3000 units=46 ref=…
     CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
     CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
     CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
@@ -261,7 +266,7 @@ SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3000
 @pytest.mark.requirement("P15", "P13")
 async def test_a_summariser_that_fails_is_an_error_under_the_plan_and_the_request_goes_on() -> None:
     settings = SimulatorSettings(summary_model="notes", summary_mode=SummaryMode.STATUS_500)
-    async with scene(summarizer="notes", simulated=settings) as started:
+    async with scene(summarizer="notes", balanced=PATIENT, simulated=settings) as started:
         await ask(started, chat(26))
         assert await started.tree(about=500) == SUMMARISER_DOWN
 
@@ -365,7 +370,7 @@ SERVER POST /v1/chat/completions status=200 action=pass before=5216 after=5216
   INTERNAL weir context.plan action=pass before=5216 after=5216
   CLIENT chat sim status=200 finish_reasons=stop input=5216 output_tokens=25
   INTERNAL weir context.prepare
-    CLIENT chat notes status=200 summarizer=True input=4144 output_tokens=89"""
+    CLIENT chat notes status=200 summarizer=True input=4571 output_tokens=85"""
 
 
 @pytest.mark.requirement("P15", "D14")
@@ -659,7 +664,7 @@ async def test_a_process_exports_its_traces_and_metrics_and_says_where_it_runs(p
         }
         async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
             file = tmp_path / "weir.yaml"
-            file.write_text(json.dumps({"policies": {"balanced": EVICTING | NOTHING_RECALLED}}))
+            file.write_text(json.dumps({"policies": {"balanced": QUIET}}))
             arguments = ["--config", str(file), "--upstream", simulator.base_url, "--window", "8192"]
             arguments += ["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
             async with WeirProcess(arguments, free_port(), env=env) as target:
