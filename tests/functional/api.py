@@ -1,7 +1,7 @@
 """The management API of one Weir, as a caller with a key or the operator asks it."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,13 +84,13 @@ async def serving(
     window: int = WINDOW,
     upstream: int = WINDOW,
     deployment: Deployment | None = None,
-    rules: str | None = None,
+    rules: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Api]:
     """A Weir with a database and an operator, or those of a deployment; ``rules`` are its policy, if given."""
     async with serve_simulator(SimulatorSettings(window=upstream), counter=COUNTER) as simulator:
         yaml = YAML.format(upstream=simulator.base_url, window=window, admin=ADMIN)
         if rules is not None:
-            yaml += f"policies: {{mine: {rules}}}\ndefault_policy: mine\n"
+            yaml += f"policies: {{mine: {json.dumps(rules)}}}\ndefault_policy: mine\n"
         async with (
             (deployment or Deployment(folder / "w.db")).serving("", yaml=yaml, folder=folder, window=None) as turns,
             httpx.AsyncClient() as http,

@@ -45,6 +45,10 @@ EVICTING: Mapping[str, Any] = {
 """A policy that puts placeholders for old results before it summarises."""
 NOTHING_RECALLED: Mapping[str, Any] = {"recall": {"auto": False}}
 """A policy that puts nothing of what was removed in front of a request by itself."""
+EARLY: Mapping[str, Any] = {
+    "shapes": [{"window": None, "trigger": 0.80, "low_water": 0.30, "extract": 0.22, "tail": 0.16, "note": 0.04}]
+}
+"""A trigger at which a summariser with the same window still reads the history at once."""
 
 
 @dataclass(slots=True)
@@ -174,21 +178,12 @@ async def weir(
                 await client.close()
 
 
-def ruled(upstream: str, rules: str, *, window: int = 8192) -> str:
+def ruled(upstream: str, rules: Mapping[str, Any], *, window: int = 8192) -> str:
     """A configuration in which ``rules`` are the policy of every request."""
     return (
         f"upstreams: {{main: {{base_url: '{upstream}', api_key: pass}}}}\n"
-        f"window: {window}\npolicies: {{mine: {rules}}}\ndefault_policy: mine\n"
+        f"window: {window}\npolicies: {{mine: {json.dumps(rules)}}}\ndefault_policy: mine\n"
     )
-
-
-EVICTING = (
-    "{cascade: [{layer: ingest_cap}, {layer: dedupe}, {layer: evict, min_savings: 0.10, must_reach: 0.5}, "
-    "{layer: compact}]}"
-)
-"""A policy that takes single results out before it summarises."""
-EARLY = "shapes: [{window: null, trigger: 0.80, low_water: 0.30, extract: 0.22, tail: 0.16, note: 0.04}]"
-"""A trigger at which a summariser with the same window still reads the history at once."""
 
 
 @dataclass(frozen=True, slots=True)

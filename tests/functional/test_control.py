@@ -13,7 +13,7 @@ from proxy.routes.table import ROUTES
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from tests.functional.api import ADMIN, BODIES, NAME, TURNS, YAML, Api, compacted, filled, serving
-from tests.functional.harness import COUNTER, EARLY, EITHER, TOOLS, Deployment, Talk, weir
+from tests.functional.harness import COUNTER, EARLY, EITHER, NOTHING_RECALLED, TOOLS, Deployment, Talk, weir
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ async def test_a_closed_conversation_is_archived(api: Api) -> None:
 @EITHER
 @pytest.mark.requirement("A0.112")
 async def test_a_deleted_conversation_is_gone_for_good(deployment: Deployment, tmp_path: Path) -> None:
-    async with serving(tmp_path, deployment=deployment, rules=f"{{{EARLY}, recall: {{auto: false}}}}") as api:
+    async with serving(tmp_path, deployment=deployment, rules=EARLY | NOTHING_RECALLED) as api:
         talk = await compacted(api)
         ref = (await api.of("removed"))["data"][0]["ref"]
         await api.ask("POST", f"conversations/{NAME}/notes", {"text": "a note"})

@@ -4,7 +4,7 @@ import asyncio
 import copy
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -78,13 +78,13 @@ async def rows_of(database: str, query: str) -> list[Any]:
 
 
 @pytest.fixture
-def rules() -> str:
+def rules() -> Mapping[str, object]:
     """What a test says of the policy: nothing."""
-    return "{}"
+    return {}
 
 
 @pytest.fixture
-async def both(deployment: Deployment, tmp_path: Path, rules: str) -> AsyncIterator[Both]:
+async def both(deployment: Deployment, tmp_path: Path, rules: Mapping[str, object]) -> AsyncIterator[Both]:
     settings = SimulatorSettings(window=8192, summary_model="summariser")
     async with (
         serve_simulator(settings, counter=COUNTER) as simulator,
@@ -335,7 +335,7 @@ async def test_two_tenants_with_the_same_conversation_share_no_row_and_no_connec
 
 
 @EITHER
-@pytest.mark.parametrize("rules", [pytest.param(f"{{{EARLY}, summaries: {{wait: 20}}}}", id="waiting")])
+@pytest.mark.parametrize("rules", [pytest.param(EARLY | {"summaries": {"wait": 20}}, id="waiting")])
 @pytest.mark.requirement("P8", "P2", "R.24", "R.51")
 async def test_twenty_parallel_requests_at_the_trigger_make_one_batch_with_one_summary(both: Both) -> None:
     talk = both.talk("sim", seed=1, start=opening()[:1])
