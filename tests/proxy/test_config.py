@@ -253,7 +253,7 @@ def test_without_file_upstream_or_key_weir_stands_before_its_simulator(tmp_path)
     assert not load_config(env={}, flags=Flags(upstream="http://127.0.0.1:1/v1")).simulate
     assert not config_of(tmp_path, "").simulate
     put = load_config(env={}).with_upstream("http://127.0.0.1:7/v1/")
-    assert put.upstream("m").url("/v1/models") == "http://127.0.0.1:7/v1/models"
+    assert put.upstream("m").base_url == "http://127.0.0.1:7/v1"
     assert not put.simulate
 
 
@@ -282,16 +282,16 @@ def test_an_upstream_of_a_flag_never_gets_a_key_of_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("base", "expected"),
     [
-        ("https://api.openai.com/v1", "https://api.openai.com/v1/chat/completions"),
-        ("https://api.openai.com/v1/", "https://api.openai.com/v1/chat/completions"),
-        ("http://127.0.0.1:8080", "http://127.0.0.1:8080/chat/completions"),
-        ("https://h.example/api/openai/v2", "https://h.example/api/openai/v2/chat/completions"),
+        ("https://api.openai.com/v1", "https://api.openai.com/v1"),
+        ("https://api.openai.com/v1/", "https://api.openai.com/v1"),
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
+        ("https://h.example/api/openai/v2", "https://h.example/api/openai/v2"),
     ],
 )
-def test_what_follows_v1_is_put_after_the_base_url(base, expected):
+def test_a_base_url_is_kept_without_the_slash_at_its_end(base, expected):
     config = load_config(env={}, flags=Flags(upstream=base))
 
-    assert config.upstream("m").url("/v1/chat/completions") == expected
+    assert config.upstream("m").base_url == expected
 
 
 def test_the_origin_has_scheme_host_and_port():
