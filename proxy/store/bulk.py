@@ -1,11 +1,14 @@
-"""One statement over many rows, compiled once: SQLAlchemy's work per row is most of what a batch costs."""
+"""Statements over many rows: compiled once, since SQLAlchemy's work per row is most of what a batch costs."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import sqlalchemy as sa
 
 from proxy.store.tables import Id, Packed
+
+PRUNED_AT_ONCE = 500
 
 
 def run_many(connection: sa.Connection, statement: sa.Insert | sa.Update, rows: Sequence[Mapping[str, object]]) -> None:
@@ -25,6 +28,17 @@ def run_many(connection: sa.Connection, statement: sa.Insert | sa.Update, rows: 
     connection.exec_driver_sql(
         text, [tuple(row[name] if name in row else fixed[name] for name in order) for row in rows]
     )
+
+
+def prune(connection: sa.Connection, key: sa.Column[Any], before: float) -> int:
+    """Delete some rows from before ``before``, by tenant and ``key``; how many, 0 when none is left."""
+    table = key.table
+    old = sa.select(table.c.tenant, key).where(table.c.at < before).limit(PRUNED_AT_ONCE)
+    rows = connection.execute(old).all()
+    for tenant in {row.tenant for row in rows}:
+        keys = [found for of, found in rows if of == tenant]
+        connection.execute(sa.delete(table).where(table.c.tenant == tenant, key.in_(keys)))
+    return len(rows)
 
 
 @lru_cache(maxsize=64)

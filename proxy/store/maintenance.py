@@ -8,12 +8,12 @@ import sqlalchemy as sa
 from proxy.store.archive import drop_unheld, forget_words
 from proxy.store.audit import append
 from proxy.store.audit_events import of_deletion
+from proxy.store.bulk import prune
 from proxy.store.chain import AuditEvent
 from proxy.store.records import ConversationRow
 from proxy.store.tables import branches, conversations, exchanges, keep_last, meta, relayed, removed, summaries
 
 CONVERSATIONS_AT_ONCE = 10
-EXCHANGES_AT_ONCE = 500
 KEEP_TIME = keep_last(meta, replaced=("number",))
 OLDEST = (
     sa.select(conversations.c.tenant, conversations.c.id, conversations.c.name, conversations.c.requests)
@@ -88,12 +88,12 @@ def requests(connection: sa.Connection) -> int:
 
 def prune_exchanges(connection: sa.Connection, before: float) -> int:
     """Delete some exchanges from before ``before``; how many, 0 when none is left."""
-    return _prune(connection, exchanges, before)
+    return prune(connection, exchanges.c.id, before)
 
 
 def prune_relayed(connection: sa.Connection, before: float) -> int:
     """Delete some relayed requests from before ``before``; how many, 0 when none is left."""
-    return _prune(connection, relayed, before)
+    return prune(connection, relayed.c.id, before)
 
 
 def delete(connection: sa.Connection, conversation: ConversationRow, at: float) -> bool:
@@ -105,16 +105,6 @@ def delete(connection: sa.Connection, conversation: ConversationRow, at: float) 
     forget_words(connection)
     append(connection, gone)
     return bool(gone)
-
-
-def _prune(connection: sa.Connection, table: sa.Table, before: float) -> int:
-    rows = connection.execute(
-        sa.select(table.c.tenant, table.c.id).where(table.c.at < before).limit(EXCHANGES_AT_ONCE)
-    ).all()
-    for tenant in {row.tenant for row in rows}:
-        ids = [row.id for row in rows if row.tenant == tenant]
-        connection.execute(sa.delete(table).where(table.c.tenant == tenant, table.c.id.in_(ids)))
-    return len(rows)
 
 
 def _delete(

@@ -1,4 +1,6 @@
-"""Bodies and texts as they are stored: one zstd frame, in which a text that stands in its message is stored once."""
+"""What is stored, packed: bodies and long texts as one zstd frame, in which a text that stands in its message is stored
+once; short texts that Weir wrote deflated against the words that stand in most of them.
+"""
 
 import json
 import zlib

@@ -4,6 +4,7 @@ from hashlib import sha256
 
 import sqlalchemy as sa
 
+from proxy.store.bulk import prune
 from proxy.store.ledger import Damage
 from proxy.store.records import SummaryRow
 from proxy.store.tables import keep_last, summaries
@@ -64,13 +65,7 @@ def keep_summary(connection: sa.Connection, tenant: str, row: SummaryRow) -> Non
 
 def prune_summaries(connection: sa.Connection, before: float) -> int:
     """Delete some summaries from before ``before``; how many, 0 when none is left."""
-    rows = connection.execute(
-        sa.select(summaries.c.tenant, summaries.c.key).where(summaries.c.at < before).limit(SUMMARIES_AT_ONCE)
-    ).all()
-    for tenant in {row.tenant for row in rows}:
-        keys = [row.key for row in rows if row.tenant == tenant]
-        connection.execute(sa.delete(summaries).where(summaries.c.tenant == tenant, summaries.c.key.in_(keys)))
-    return len(rows)
+    return prune(connection, summaries.c.key, before)
 
 
 def _sha(row: SummaryRow) -> bytes:
