@@ -32,7 +32,8 @@ class Shape:
     """Where a batch starts and where it ends in a window of ``window`` tokens (None: in any, or far above the others).
 
     ``trigger`` is a share of U = W - R - H. ``low_water``, ``extract``, ``tail`` and ``note`` are shares of
-    room = trigger - fixed; ``extract_max`` caps the extract in tokens; a ``note`` of 0 asks no model.
+    room = trigger - fixed. The extract may take up to ``said`` where it is the user's words that fill it; ``extract_max``
+    caps it in tokens. A ``note`` of 0 asks no model.
     """
 
     window: int | None
@@ -40,13 +41,14 @@ class Shape:
     low_water: float
     extract: float
     tail: float
+    said: float = 0.0
     note: float = 0.04
     extract_max: int = 64_000
 
     def toward(self, other: "Shape", share: float) -> "Shape":
         """The shape that lies so far on the way to another one."""
         mixed = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("trigger", "low_water", "extract", "tail", "note", "extract_max"):
+        for name in ("trigger", "low_water", "extract", "tail", "said", "note", "extract_max"):
             here, there = getattr(self, name), getattr(other, name)
             mixed[name] = type(here)(here + share * (there - here))
         return Shape(**mixed)
@@ -56,11 +58,11 @@ FAR = 4
 
 BALANCED_SHAPES: tuple[Shape, ...] = (
     Shape(window=2_048, trigger=0.98, low_water=0.94, extract=0.85, tail=0.14, note=0.0),
-    Shape(window=4_096, trigger=0.95, low_water=0.80, extract=0.70, tail=0.18, note=0.0),
-    Shape(window=8_192, trigger=0.90, low_water=0.50, extract=0.44, tail=0.18),
-    Shape(window=32_768, trigger=0.90, low_water=0.42, extract=0.36, tail=0.16),
-    Shape(window=120_000, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16),
-    Shape(window=None, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16),
+    Shape(window=4_096, trigger=0.97, low_water=0.77, extract=0.67, tail=0.18, note=0.0),
+    Shape(window=8_192, trigger=0.97, low_water=0.46, extract=0.40, tail=0.12, said=0.48),
+    Shape(window=32_768, trigger=0.92, low_water=0.42, extract=0.36, tail=0.14, said=0.68),
+    Shape(window=120_000, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16, said=0.45),
+    Shape(window=None, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16, said=0.45),
 )
 
 

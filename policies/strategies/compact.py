@@ -32,6 +32,8 @@ LISTS = 0.25
 CUT_STEP = 2 / 3
 """What a newest step that has to be cut may take of the room beside the summary: the rest is for the next one."""
 SMALLEST_STEP = 200
+GROWTH = 1_500
+"""Tokens beside the user's words and the tail after a batch: some steps, so that the next one is not at once."""
 LEAST_EXTRACT = 0.4
 """What of its share the summary has where the newest step alone fills what a batch should leave."""
 
@@ -60,9 +62,11 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
         readings=bounds.readings,
     )
     lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
+    beside = _summary_overhead(draft, bounds) + _cost(lists, bounds)
     made = extract(
         sources,
-        max_tokens=max(0, budget - _summary_overhead(draft, bounds) - _cost(lists, bounds)),
+        max_tokens=max(0, budget - beside),
+        max_said=max(0, _said_budget(bounds, share) - beside),
         counter=bounds.counter,
         goal=_goal(bounds),
         visible=visible,
@@ -104,6 +108,12 @@ def _extract_budget(draft: Draft, bounds: Bounds, start: int, share: float) -> i
     tail = sum(p.tokens for p in draft.pieces if p.index is not None and p.index >= start and p.index not in kept)
     left = share * bounds.shape.low_water * bounds.room - tail
     return min(int(min(most, max(left, LEAST_EXTRACT * most))), bounds.shape.extract_max)
+
+
+def _said_budget(bounds: Bounds, share: float) -> int:
+    """Tokens of the summary where it is the user's words that fill it; some stay free, however small the room."""
+    shape, room = bounds.shape, bounds.room
+    return min(int(share * min(shape.said * room, (1 - shape.tail) * room - GROWTH)), shape.extract_max)
 
 
 def _summary_overhead(draft: Draft, bounds: Bounds) -> int:

@@ -30,6 +30,8 @@ TELLING = 4.0
 """How much more an identifier tells than a word, and a number half as much."""
 BESIDE = 0.2
 """What the steps around a passage say of the rest counts so much: people speak of a thing in several sentences."""
+CLOSENESS = 0.15
+"""What it counts that a passage says little beside."""
 MORE = 0.2
 """Share of the weight that a second source of the same step has to add to be quoted as well."""
 LONGEST = 280
@@ -192,7 +194,7 @@ class _Sources:
         if in_place and not deciding:
             return (sentence,)
         shares = self._shares(weights, total)
-        best = max(shares, key=lambda n: (shares[n] + self._trust(n), n), default=None)
+        best = max(shares, key=lambda n: (shares[n] + self._trust(n) + self._closeness(n, terms), n), default=None)
         if about in PLANS and not deciding and not self._is_tools(shares) and self._is_plan(sentence):
             return (sentence,)
         if best is None:
@@ -232,6 +234,11 @@ class _Sources:
         """Who is believed to have said it where two said about the same."""
         line = self.lines[self.passages[number].line]
         return 0.05 if line.has_authority else 0.0 if line.is_result or line.is_call else 0.02
+
+    def _closeness(self, number: int, terms: frozenset[str]) -> float:
+        """How much of a passage the sentence says: one that says little else is rather what is meant."""
+        own = self.passages[number].terms
+        return CLOSENESS * len(own & terms) / len(own)
 
     def _quoted(self, best: int, weights: dict[str, float], total: float) -> tuple[str, ...]:
         """What the source says, and what stands beside it in the same step and says the rest."""

@@ -20,11 +20,13 @@ from policies.tokens import TokenCounter
 
 SPEAKERS = {"user": 1.0, "assistant": 0.2, "tool": 0.6}
 OTHER_SPEAKER = 0.3
+REASON = 0.6
+"""Of what an assistant says beside a call: why it makes it."""
 CALL = 0.5
 ALONE = 4.0
 """How much more an identifier is worth alone than within what it stands in: it costs little."""
 IDENTIFIER = 4.0
-NUMBER_SAID = 4.0
+NUMBER_SAID = 2.0
 NUMBER_IN_RESULT = 0.1
 """Bare numbers of tool results would crowd everything else out."""
 NAME = 1.5
@@ -39,9 +41,9 @@ QUESTION = 0.5
 FEW, MAX_FEW = 0.33, 6.0
 """Share of the room under which the user's words are few, and by how much more they are worth at most."""
 REPEATED = 0.4
-OVERHEAD, POWER = 6, 0.9
+OVERHEAD, POWER = 4, 0.9
 LABEL = 3
-LINK = 0.25
+LINK = 0.22
 """Share of a statement's weight that a later one has to take up to be about the same."""
 COMMON = 0.02
 STEM = 4
@@ -144,21 +146,31 @@ def extract(
     *,
     max_tokens: int,
     counter: TokenCounter,
+    max_said: int = 0,
     goal: str = "",
     visible: Sequence[str] = (),
     readings: Readings | None = None,
 ) -> Extract:
     """What is kept of ``sources`` within ``max_tokens``, beside what the ``visible`` texts say already.
 
-    ``goal`` is a statement of the user that stands before all of them: what was said about it later comes first.
+    Up to ``max_said`` tokens may be filled by what the user said beyond that. ``goal`` is a statement of the user that stands before all of them: what was said about it later comes first.
     """
     reader = Readings() if readings is None else readings
     sources = (Source(-1, "user", goal), *sources)
+    most = max(max_tokens, max_said)
     items = candidates(sources, [reader.of(source) for source in sources], room=max_tokens)
     link(items, sources)
     shown = [term for text in visible for term in terms_of(text)]
-    ranked = choose(items, int(SPARE * max_tokens), shown=shown, seen=[n for n, i in enumerate(items) if i.source == 0])
-    best = fitted(ranked, lambda chosen: render(sources, items, chosen), max_tokens=max_tokens, counter=counter)
+    ranked = choose(items, int(SPARE * most), shown=shown, seen=[n for n, i in enumerate(items) if i.source == 0])
+
+    def write(chosen: Sequence[int]) -> str:
+        return render(sources, items, chosen)
+
+    best = fitted(ranked, write, max_tokens=max_tokens, counter=counter)
+    if most > max_tokens:
+        taken = frozenset(best.chosen)
+        said = [g for g in ranked if taken.issuperset(g) or all(_is_said(sources[items[n].source]) for n in g)]
+        best = fitted(said, write, max_tokens=most, counter=counter)
     return replace(best, identifiers=_identifiers(sources, items, frozenset(best.chosen)))
 
 
@@ -189,7 +201,7 @@ def candidates(sources: Sequence[Source], read: Sequence[Reading], *, room: int 
     Where the user's words are few beside the ``room`` in tokens, they come before all else.
     """
     weights = Weights.over(read)
-    spoken = sum(source.tokens for source in sources if source.role == "user" and not source.is_result)
+    spoken = sum(source.tokens for source in sources if _is_said(source))
     few = min(MAX_FEW, max(1.0, FEW * room / max(1, spoken)))
     newest = {(s.tool, s.arguments): i for i, s in enumerate(sources) if s.tool}
     items: list[Item] = []
@@ -209,8 +221,8 @@ def candidates(sources: Sequence[Source], read: Sequence[Reading], *, room: int 
 
 
 def _of_segments(i: int, source: Source, reading: Reading, weights: Weights, rate: float, few: float) -> Iterator[Item]:
-    result, said = source.is_result, source.role == "user" and not source.is_result
-    worth = SPEAKERS.get("tool" if result else source.role, OTHER_SPEAKER)
+    result, said = source.is_result, _is_said(source)
+    worth = REASON if source.calls else SPEAKERS.get("tool" if result else source.role, OTHER_SPEAKER)
     if said:
         worth *= few * (1 + math.exp(-source.tokens / BRIEFLY))
     for place, segment in enumerate(reading.segments):
@@ -231,6 +243,10 @@ def is_alone(segment: Segment) -> bool:
     """Whether a pair's value is one identifier."""
     text = segment.text
     return segment.key != "" and len(segment.terms) == 1 and len(text) >= SHORTEST_IDENTIFIER and is_identifier(text)
+
+
+def _is_said(source: Source) -> bool:
+    return source.role == "user" and not source.is_result
 
 
 def _tokens_per_character(source: Source) -> float:
@@ -277,7 +293,7 @@ def link(items: Sequence[Item], sources: Sequence[Source]) -> None:
 
 def _corrections(items: Sequence[Item], sources: Sequence[Source], spoken: Sequence[int]) -> dict[int, tuple[int, ...]]:
     """By a user's message the item of the next one, where that is a mere correction."""
-    users = [i for i, source in enumerate(sources) if source.role == "user" and not source.is_result]
+    users = [i for i, source in enumerate(sources) if _is_said(source)]
     if not users:
         return {}
     usual = sorted(sources[i].tokens for i in users)[len(users) // 2]

@@ -95,9 +95,9 @@ def test_it_is_read_for_what_the_user_asked_and_for_the_call_that_it_answers() -
 @pytest.mark.parametrize(("params", "most"), [({"max_tokens": 100}, 100), (NONE, 2_000)])
 def test_a_report_that_is_too_long_is_cut(params: Mapping[str, Param], most: int) -> None:
     transcript = listed(20_000)
-    long, names = REPORT, product("bdfgklmnprst", "aeiou", "bdfgklmnprst")
+    long, names = REPORT, product("bdfgklmnprst", "aeiou", "bdfgklmnprst", "aeiou")
     while CHARS4.count(long) <= most:
-        long += f" It says that {''.join(next(names))} is well."
+        long += f" {' '.join(''.join(next(names)) for _ in range(3 + len(long) % 7))}."
     draft = delegated(transcript, says(long), bounds(transcript, params=params))
     assert 0.8 * most < draft.edits[2].tokens <= most
 

@@ -34,7 +34,7 @@ from tests.policies.sessions import queue_session
 
 TOOLS = NoteTaking()
 TERMS = Terms(counter=CHARS4, max_input=4_000)
-USER = "The seat must never be in row 13. My reservation is ZK81QX."
+USER = "My reservation is ZK81QX. The seat must never be in row 13."
 WHOLE = (
     Line("user", USER),
     Line("assistant", "I will look up the booking."),

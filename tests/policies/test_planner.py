@@ -35,9 +35,9 @@ from tests.policies.play import (
 
 SHAPES = [
     # window, U = W - R - H, trigger in uncalibrated tokens with M = .05
-    (4_096, 2_868, 2_594),
-    (8_192, 5_735, 4_915),
-    (32_768, 27_130, 23_254),
+    (4_096, 2_868, 2_649),
+    (8_192, 5_735, 5_298),
+    (32_768, 27_130, 23_771),
     (128_000, 117_600, 89_600),
 ]
 
@@ -118,8 +118,8 @@ def test_tool_definitions_and_system_prompt_count_towards_the_trigger() -> None:
     budget = window(10_000)
     said = [system("s"), user("task"), *[m for n in range(8) for m in step(f"{words(900)} {n}")]]
     assert decide(talk(*said), budget=budget).action is Action.PASS
-    assert decide(talk(*said, tools=2_000), budget=budget).action is Action.EDIT
-    assert decide(talk(system(words(2_000)), *said[1:]), budget=budget).action is Action.EDIT
+    assert decide(talk(*said, tools=2_500), budget=budget).action is Action.EDIT
+    assert decide(talk(system(words(2_500)), *said[1:]), budget=budget).action is Action.EDIT
 
 
 @pytest.mark.requirement("A2.3", "A2.4")
@@ -267,7 +267,7 @@ def test_a_growing_session_acts_in_few_batches_and_sends_a_stable_prefix_between
     made = conversation(60, window(8_000))
     batches = [d for d in made if d.trail]
     assert 2 <= len(batches) <= 12
-    assert all(d.raw_after <= 7_200 for d in made)
+    assert all(d.raw_after <= 0.97 * 8_000 for d in made)
     for before, now in zip(made, made[1:], strict=False):
         if now.action is Action.REPLAY and before.pieces:
             assert (now.pieces or ())[: len(before.pieces)] == before.pieces
@@ -275,7 +275,7 @@ def test_a_growing_session_acts_in_few_batches_and_sends_a_stable_prefix_between
 
 @pytest.mark.requirement("D11", "D25")
 def test_after_the_first_batch_a_huge_new_result_is_capped_at_once_without_a_batch() -> None:
-    budget, transcript = window(16_000), agent_loop(14_600)
+    budget, transcript = window(16_000), agent_loop(15_400)
     first = decide(transcript, budget=budget)
     said = [
         Said(m.role, transcript.read(i).text, transcript.read(i).calls, m.answers)
