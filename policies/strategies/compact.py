@@ -30,7 +30,8 @@ SLACK = 8
 LISTS = 0.25
 """Share of the extract that lists of what is to do, and notes, may take."""
 CUT_STEP = 2 / 3
-"""What a newest step that has to be cut may take of the room beside the summary: the rest is for the next one."""
+"""What a newest step that has to be cut may take of the room beside the summary, or low water: the rest is for the
+next one."""
 SMALLEST_STEP = 200
 GROWTH = 1_500
 """Tokens beside the user's words and the tail after a batch: some steps, so that the next one is not at once."""
@@ -80,7 +81,7 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
     checkpoint = replace(checkpoint, narrative=told.text, version=version)
     compacted = draft.with_cut(cut, checkpoint=checkpoint.to_json())
     compacted = compacted.with_condensed([_condensed(draft, gone, cut, told)])
-    allowed = max(SMALLEST_STEP, int(_room_beside(bounds, cut.tokens) * CUT_STEP))
+    allowed = max(SMALLEST_STEP, int(_room_beside(bounds, cut.tokens) * max(CUT_STEP, bounds.shape.low_water)))
     return _cut_newest_step(compacted, bounds, newest, allowed=allowed)
 
 

@@ -124,8 +124,10 @@ class Weights:
     def _weigh(self, term: str, *, result: bool) -> float:
         used = term in self._used
         if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):  # said again, it is needed: rarity is no measure
-            again = 1 + REUSED * min(self._in[term] - 1, MAX_REUSED)
             asked = USED if used else LIKE_USED if shape(term) in self._shapes else 1.0
+            if term.isascii() and not any(c.isdigit() for c in term):
+                return math.log(self._most / max(1, self._in[term])) * IDENTIFIER * asked
+            again = 1 + REUSED * min(self._in[term] - 1, MAX_REUSED)
             return math.log(self._most) * IDENTIFIER * again * asked
         weight = math.log(self._most / max(1, self._in[term])) * (USED if used else 1.0)
         if NUMBER.match(term):
