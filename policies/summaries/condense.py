@@ -17,7 +17,7 @@ from policies.summaries.chunks import ARCHIVE, Sized, divide, sized
 from policies.summaries.grounding import Coverage, grounded, lost_lines, missing
 from policies.summaries.judge import REPAIRABLE, TOO_LONG, judge
 from policies.summaries.prompts import PROMPTS, Prompt
-from policies.summaries.proposal import Proposal, read_proposal, under_headings
+from policies.summaries.proposal import HEADINGS, Proposal, read_proposal, under_headings
 from policies.summaries.provenance import bind
 from policies.summaries.transcript import Line, enclosed, harmless_lines, render_transcript, written_out
 from policies.summary import harmless
@@ -123,6 +123,11 @@ class _Source:
     def material(self) -> str:
         """All of it in one text."""
         return "\n".join((self.previous, *map(written_out, (*self.beside, *self.lines))))
+
+    @property
+    def said(self) -> str:
+        """What was said, without who said it."""
+        return "\n".join(line.text for line in self.lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +352,7 @@ def _read(order: _Order, source: _Source, reply: Reply, *, calls: int, answers: 
 
 def _judged(order: _Order, source: _Source, text: str) -> _Take:
     """A usable text without what it invented, or the failure "invented" where that was too much of it."""
-    material = f"{source.material}\n{order.task}"
-    kept, dropped = grounded(text, material)
+    kept, dropped = grounded(text, "\n".join((source.material, order.task, *HEADINGS.values())))
     lines = sum(bool(line.strip()) for line in text.split("\n"))
     gone = lines - sum(bool(line.strip()) for line in kept.split("\n"))
     if dropped and (len(kept) < len(text) * (1 - MOST_LOST) or gone > lines * MOST_LOST):
@@ -357,9 +361,8 @@ def _judged(order: _Order, source: _Source, text: str) -> _Take:
         return _Take(failure="invented", dropped=dropped)
     if not order.prompt.keeps:
         return _Take(kept, dropped=dropped)
-    covered = missing(kept, material)
-    fresh = "\n".join(line.text for line in source.lines)
-    lost = lost_lines(source.previous, kept, fresh=fresh) if source.previous else ()
+    covered = missing(kept, f"{source.previous}\n{source.said}")
+    lost = lost_lines(source.previous, kept, fresh=source.said) if source.previous else ()
     return _Take(kept, dropped=dropped, missing=(*covered.missing, *lost), lost=_lost(order, source, covered, lost))
 
 

@@ -152,7 +152,8 @@ class Managed:
     """One policy and what it has decided so far; edits and cuts live in memory as the store would keep them."""
 
     def __init__(self, settings: ContextSettings, conditions: Conditions, *, ask: Ask | None = None) -> None:
-        self._settings = settings
+        rules = settings.summaries  # what is prepared after answers is asked for at the batch: here no client waits
+        self._settings = replace(settings, summaries=replace(rules, wait=rules.wait or rules.seconds))
         self._conditions = conditions
         self._ask = ask
         self._known = Known()

@@ -20,7 +20,7 @@ import pytest
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.canaries import SECRETS, columns, files, leaked, request, spelled
-from tests.functional.harness import COUNTER, ROOT, Talk, WeirProcess, answered, arrays_of, free_port
+from tests.functional.harness import COUNTER, EVICTING, ROOT, Talk, WeirProcess, answered, arrays_of, free_port
 from tests.functional.scripted import Asked, Reply, ScriptedUpstream, as_asked, completion, events, scripted, whole
 from tests.functional.test_leaks import echo
 
@@ -247,7 +247,9 @@ async def test_a_log_that_takes_nothing_holds_up_no_request_and_not_the_end(tmp_
 @pytest.mark.requirement("A3.14")
 async def test_the_log_says_what_a_scan_found_and_whether_it_was_enough(tmp_path: Path) -> None:
     async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
-        arguments = ["--upstream", simulator.base_url, "--window", "8192"]
+        file = tmp_path / "weir.yaml"
+        file.write_text(json.dumps({"policies": {"balanced": EVICTING}}))
+        arguments = ["--config", str(file), "--upstream", simulator.base_url, "--window", "8192"]
         arguments += ["--store", f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"]
         async with WeirProcess(arguments, free_port()) as process:
             talk = Talk(process.client())

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import json
 import math
 import os
 import sys
@@ -34,23 +35,40 @@ from proxy.telemetry import Metrics, Telemetry, TelemetrySettings
 from proxy.telemetry.instruments import FIRST_NAMES, HEALTH, NEWEST_NAMES, OWN, TASKS
 from proxy.telemetry.trace import NULL_TRACE
 from proxy.wire.chat import parse_chat
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, WeirProcess, answered, free_port, opening, weir
+from tests.functional.harness import (
+    COUNTER,
+    EVICTING,
+    TOOLS,
+    RunningWeir,
+    Talk,
+    WeirProcess,
+    answered,
+    free_port,
+    opening,
+    weir,
+)
 
 YAML = """
 upstreams:
   sim: {{kind: openai, base_url: "{upstream}", api_key: sk-upstream}}
 models:
-  - {{match: "tight", window: 32768, tokenizer: o200k_base}}
+  - {{match: "tight", window: 32768, tokenizer: o200k_base, prices: {{input: 2.0, output: 8.0, cache_read: 0.2}}}}
   - {{match: "*", window: 8192, tokenizer: o200k_base, prices: {{input: 2.0, output: 8.0, cache_read: 0.2}}}}
 auth: {{mode: keys}}
 keys:
   - {{name: coder, secret: sk-coder-canary, policy: balanced, allow: [policy]}}
   - {{name: writer, secret: sk-writer-canary, policy: notes}}
 policies:
+  evicting: {evicting}
   notes: {{preset: balanced, summarizer: summariser, summaries: {{prepare_at: null, wait: 20}}, cascade: [{{layer: compact}}]}}
 """
 CANARY = "xylophone"
 CALL = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "sim"}
+
+
+def configured(upstream: str) -> str:
+    """The configuration in front of an upstream."""
+    return YAML.format(upstream=upstream, evicting=json.dumps(EVICTING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +133,7 @@ async def a_day(folder: Path, telemetry: Telemetry | None = None) -> AsyncIterat
     async with (
         serve_simulator(settings, counter=COUNTER) as simulator,
         weir(
-            "", folder / "w.db", yaml=YAML.format(upstream=simulator.base_url), folder=folder, window=None,
+            "", folder / "w.db", yaml=configured(simulator.base_url), folder=folder, window=None,
             telemetry=telemetry,
         ) as target,
     ):  # fmt: skip
@@ -133,7 +151,7 @@ async def a_day(folder: Path, telemetry: Telemetry | None = None) -> AsyncIterat
         await wrote.chat(2)
         tight = Talk(coder, opening(seed=7), model="tight", seed=7)
         tight.grow(24, kind="agent")
-        await tight.ask(tools=TOOLS)
+        await tight.ask(tools=TOOLS, extra_headers={"x-weir-policy": "evicting"})
         with pytest.raises(openai.BadRequestError, match="context"):
             await coder.chat.completions.create(
                 model="sim", messages=[{"role": "system", "content": "never " * 9000}, *short.messages]
@@ -216,7 +234,8 @@ def test_the_buckets_of_every_histogram_are_cumulative_and_end_with_its_count(da
 @pytest.mark.requirement("P15", "A0.20")
 def test_requests_are_counted_by_outcome_policy_and_status(day: Day) -> None:
     total = day.page.total
-    assert total("weir_requests_total", weir_outcome="ok", weir_policy="balanced") == 9
+    assert total("weir_requests_total", weir_outcome="ok", weir_policy="balanced") == 8
+    assert total("weir_requests_total", weir_outcome="ok", weir_policy="evicting") == 1
     assert total("weir_requests_total", weir_outcome="ok", weir_policy="notes") == 2
     for outcome in ("context_length_exceeded", "upstream_429", "client_disconnect"):
         assert total("weir_requests_total", weir_outcome=outcome, weir_policy="balanced") == 1, outcome
@@ -499,7 +518,7 @@ def openai_body(messages: list[dict[str, Any]]) -> bytes:
 
 @pytest.mark.requirement("P15")
 async def test_the_metrics_need_no_key_and_hold_none(tmp_path: Path) -> None:
-    yaml = YAML.format(upstream="http://127.0.0.1:9/v1")
+    yaml = configured("http://127.0.0.1:9/v1")
     async with weir("", tmp_path / "w.db", yaml=yaml, folder=tmp_path, window=None) as target:
         async with httpx.AsyncClient() as client:
             assert (await client.get(f"{target.root}/weir/conversations")).status_code == 401

@@ -16,7 +16,7 @@ import pytest
 
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import Answer, Call, SimulatorSettings, SummaryMode
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, opening, weir
+from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, weir
 from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted
 
 WINDOW = 8_192
@@ -96,7 +96,8 @@ async def test_whole_and_streamed_usage_are_the_same_and_those_of_the_managed_re
     for stream in (False, True):
         # A summary holds a fence of its own in every Weir: there the second way of asking is the first one's replay.
         key, store = ("sk-one", tmp_path / "one.db") if case == "compacted" else ("sk-other", None)
-        async with weir(simulator.base_url, store, window=believed, summarizer=summarizer) as target:
+        rules = {} if case == "compacted" else EVICTING
+        async with weir(simulator.base_url, store, window=believed, balanced=rules, summarizer=summarizer) as target:
             raw = await target.client().chat.completions.with_raw_response.create(**body)
             assert acted[case] in raw.headers["x-weir-actions"] or (stream and store)
             found.append(await ask(target, body, stream=stream, key=key))
@@ -156,7 +157,7 @@ async def test_a_managed_stream_reaches_the_client_byte_for_byte(usage: bool) ->
         answer = await http.post(
             f"{target.base_url}/chat/completions", json=body, headers={"authorization": "Bearer sk-a"}
         )
-    assert "evict=" in answer.headers["x-weir-actions"]
+    assert "compact=" in answer.headers["x-weir-actions"]
     assert answer.content == b"".join(said)
 
 
@@ -179,9 +180,8 @@ async def test_rounds_of_recall_report_one_prompt_and_all_words_whole_and_stream
         settings = SimulatorSettings(window=WINDOW, answer=say)
         async with (
             serve_simulator(settings, counter=COUNTER) as upstream,
-            weir(upstream.base_url, window=WINDOW, policy="balanced", yaml=None) as target,
+            weir(upstream.base_url, window=WINDOW, balanced=EVICTING | {"recall": {"tool": True}}) as target,
         ):
-            target.runtime.adopt(target.runtime.config.with_policy("balanced", {"recall": {"tool": True}}))
             body = {"model": "sim", "messages": history(26), "max_tokens": 256, "tools": TOOLS}
             found.append((await ask(target, body, stream=stream), prompts))
             rounds = [s for s in answered(upstream) if s.status == 200]

@@ -46,7 +46,10 @@ async def test_a_session_goes_on_after_its_weir_was_ended_right_after_a_batch(
 ) -> None:
     async with serve_simulator(SETTINGS, counter=COUNTER) as simulator:
         port = free_port()
-        arguments = ["--upstream", simulator.base_url, "--window", "8192", "--summarizer", "summariser"]
+        file = tmp_path / "weir.yaml"
+        file.write_text("policies: {balanced: {summaries: {wait: 20}}}\n")
+        arguments = ["--config", str(file), "--upstream", simulator.base_url, "--window", "8192"]
+        arguments += ["--summarizer", "summariser"]
         arguments += ["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
         async with WeirProcess(arguments, port) as process:
             talks = {
@@ -67,7 +70,9 @@ async def test_a_session_goes_on_after_its_weir_was_ended_right_after_a_batch(
             assert [s.status for s in seen] == [200] * len(seen)
             assert begins_with(after[0], before[kind]), kind
             assert batches(after) == 0, kind
-        assert len(answered(simulator, "summariser")) == summaries == 1
+        asked = [s.json()["messages"][-1]["content"] for s in answered(simulator, "summariser")]
+        assert summaries == len(talks)
+        assert all("> notes so far\n" in later for later in asked[summaries:]), "what was summed up was read anew"
 
 
 @pytest.mark.requirement("P9", "R.60")
@@ -140,7 +145,7 @@ async def test_a_kill_right_after_a_batch_does_not_orphan_the_conversation(tmp_p
             raw = await first.client().chat.completions.with_raw_response.create(
                 model="sim", messages=messages, max_tokens=512, tools=TOOLS
             )
-            assert "evict=" in raw.headers["x-weir-actions"]
+            assert "compact=" in raw.headers["x-weir-actions"]
             await first.stop(signal.SIGKILL)
         async with WeirProcess(arguments, port) as second:
             after = await second.client().chat.completions.with_raw_response.create(

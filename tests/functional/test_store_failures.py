@@ -7,9 +7,10 @@ import resource
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
+    EVICTING,
     RunningWeir,
     Talk,
     WeirProcess,
@@ -30,6 +32,8 @@ from tests.functional.harness import (
 )
 
 BEFORE, DURING, AFTER = 12, 4, 2
+BATCHES = "SELECT count(*) FROM (SELECT version FROM cuts UNION SELECT version FROM edits)"
+"""How many batches a database has; a version of a branch may be a state that was only saved."""
 
 
 @contextmanager
@@ -86,11 +90,11 @@ async def until(done: Callable[[], Awaitable[bool]], seconds: float = 12.0, *, p
 
 @asynccontextmanager
 async def session(
-    database: Path,
+    database: Path, rules: Mapping[str, Any] = {}
 ) -> AsyncIterator[tuple[RunningWeir, Talk, Callable[[], list[list[dict[str, object]]]]]]:
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, database) as target,
+        weir(simulator.base_url, database, balanced=rules) as target,
     ):
         talk = Talk(target.client())
 
@@ -120,7 +124,7 @@ async def test_edits_are_made_and_replayed_while_the_database_cannot_be_written_
         assert talk.actions()[-1] == "none"
         with trouble(database):
             await talk.agent(DURING)
-            assert "evict=" in talk.actions()[-1]
+            assert "compact=" in talk.actions()[-1]
             assert "degraded=store" in talk.actions()[-1]
             assert await metric(target.root, 'weir_degraded_total{weir_reason="store"}')
             assert [r for r in caplog.records if r.levelno >= logging.ERROR and "store" in r.getMessage()]
@@ -128,12 +132,12 @@ async def test_edits_are_made_and_replayed_while_the_database_cannot_be_written_
         edited = arrays()[-1]
         await until(lambda: recovered(target))
         await talk.agent(AFTER)
-        assert talk.actions()[-1].startswith("evict=")
+        assert talk.actions()[-1].startswith("compact=")
         assert "degraded" not in talk.actions()[-1]
         assert begins_with(arrays()[-1], edited)
         await target.runtime.settler.flush()
         assert stored(database, "SELECT count(*) FROM exchanges") == BEFORE + DURING + AFTER
-        assert stored(database, "SELECT max(version) FROM branches") == 1
+        assert stored(database, BATCHES) == 1
     # What was decided while the database was away is known to the next process.
     async with session(database) as (_, again, arrays):
         again.messages = talk.messages
@@ -153,7 +157,7 @@ async def recovered(target: RunningWeir) -> bool:
 async def test_a_second_batch_right_after_the_database_is_back_does_not_lose_the_first(tmp_path: Path) -> None:
     """The first batch waits in memory; the second one must not be stored in its place."""
     database = tmp_path / "w.db"
-    async with session(database) as (target, talk, arrays):
+    async with session(database, EVICTING) as (target, talk, arrays):
         talk.grow(BEFORE, kind="agent")
         await talk.agent(1)
         await target.runtime.settler.flush()
@@ -170,7 +174,7 @@ async def test_a_second_batch_right_after_the_database_is_back_does_not_lose_the
         assert placeholders
         assert all(m in second for m in placeholders), "edits of the first batch were forgotten"
         await target.runtime.settler.flush()
-        assert stored(database, "SELECT max(version) FROM branches") >= 2
+        assert stored(database, BATCHES) >= 2
         async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
             for message in placeholders:
                 ref = str(message["content"]).rpartition("rchived as ")[2][:12]
@@ -192,7 +196,7 @@ async def test_a_full_disk_costs_no_request_and_what_waited_is_written_when_ther
             _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, hard))
             await talk.agent(DURING)
-            assert "evict=" in talk.actions()[-1]
+            assert "compact=" in talk.actions()[-1]
             assert "degraded=store" in talk.actions()[-1]
             assert await metric(process.root, 'weir_degraded_total{weir_reason="store"}')
             assert any("store" in line and "memory" in line for line in process.log)
@@ -243,7 +247,7 @@ async def test_a_file_that_was_deleted_or_replaced_is_noticed_and_written_anew(
         await talk.agent(1)
         talk.grow(3, kind="agent")
         await talk.agent(1)
-        assert "evict=" in talk.actions()[-1]
+        assert "compact=" in talk.actions()[-1]
         edited = arrays()[-1]
         trouble(database)
         await talk.agent(1)
@@ -262,7 +266,7 @@ async def test_a_file_that_was_deleted_or_replaced_is_noticed_and_written_anew(
         edited = arrays()[-1]
         await target.runtime.settler.flush()
         assert stored(database, "SELECT count(*) FROM exchanges") >= 3
-        assert stored(database, "SELECT max(version) FROM branches") >= 2
+        assert stored(database, BATCHES) >= 2
     with contextlib.closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     async with session(database) as (_, again, arrays):
@@ -274,6 +278,6 @@ async def test_a_file_that_was_deleted_or_replaced_is_noticed_and_written_anew(
 async def known(database: Path) -> bool:
     """Whether the file that stands there now has what memory knows of the conversation."""
     try:
-        return stored(database, "SELECT coalesce(max(version), 0) FROM branches") > 0
+        return stored(database, BATCHES) > 0
     except sqlite3.Error:
         return False

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, answered, opening, weir
+from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, weir
 
 CHUNKS = 5
 PATIENCE = 30.0
@@ -148,7 +148,7 @@ async def test_a_stream_that_was_cut_before_its_first_event_is_a_clear_502(upstr
 async def test_the_blocking_client_goes_through_a_session_that_would_overflow(
     stream: bool, upstream: RunningSimulator
 ) -> None:
-    async with weir(upstream.base_url) as target:
+    async with weir(upstream.base_url, balanced=EVICTING) as target:
         texts = await asyncio.to_thread(blocking_session, target.base_url, stream=stream)
     assert len(texts) == 8
     assert all(text.startswith("Understood.") for text in texts)

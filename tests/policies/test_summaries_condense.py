@@ -156,6 +156,15 @@ def test_what_is_invented_goes_and_is_named() -> None:
     assert written.dropped == ("W9999",)
 
 
+@pytest.mark.requirement("A0.58", "A0.57")
+def test_neither_the_tool_that_failed_nor_what_stands_beside_has_to_be_named_and_a_heading_may_be() -> None:
+    said = (*LINES[:-1], Line("result of run_it", f"error: E4411 carrier refused the manifest {words(40, 'output')}"))
+    beside = (Line("user", "error: D-99 stands in docs/task.md; see docs/task.md and tell why W7731 is late"),)
+    answer = GOOD.replace("result of run:", "result of run_it:").replace("look at", "under Decisions, look at")
+    written, asked = drive(flow(said, beside=beside), lambda _: Summary(answer))
+    assert (len(asked), written.dropped, written.missing) == (1, (), ())
+
+
 @pytest.mark.requirement("A0.58")
 def test_too_few_paths_are_asked_for_once_more_as_data() -> None:
     bad = (

@@ -184,6 +184,13 @@ def test_prefix_reuse_is_that_of_the_arrays_that_would_be_sent() -> None:
     assert 0.5 < reuse < 1.0
 
 
+def test_a_summary_that_would_be_prepared_after_an_answer_counts_as_asked_for() -> None:
+    written = replace(BALANCED, name="written", summarizer="notes")
+    lanes = played(agent(40), BALANCED, written)
+    assert lanes["balanced"].tally.asked == 0
+    assert lanes["written"].tally.asked >= lanes["written"].tally.batches > 0
+
+
 def test_between_two_batches_every_request_begins_with_the_one_before() -> None:
     steps = played(agent(40))["balanced"].steps
 
