@@ -398,16 +398,24 @@ def _by_key(items: Sequence[Item]) -> list[Item]:
 def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[int]) -> str:
     """The chosen items in the order of the conversation, a line for each message with its number.
 
-    An identifier that stands in another of them is not listed by itself.
+    An identifier that stands in another of them is not listed by itself. Messages one after the other that only have
+    values of one key to show share a line.
     """
     lines: list[str] = []
+    before = ("", "")
     shown = {term for n in chosen if items[n].place != LAST for term in items[n].segment.terms}
     kept = (items[n] for n in chosen if items[n].place != LAST or items[n].segment.terms[0] not in shown)
     ordered = sorted(kept, key=lambda item: (item.source, item.segment.record < 0, item.place))
     for (number, called), of_message in groupby(ordered, key=lambda item: (item.source, item.segment.record < 0)):
-        source = sources[number]
+        source, told = sources[number], [*of_message]
         speaker = "call" if called else source.role
-        lines.append(f"{speaker} {source.position}: {joined([*of_message], source=source)}")
+        keys = {item.segment.key.strip() for item in told}
+        key = keys.pop() if len(keys) == 1 else ""
+        if key and before == (speaker, key):
+            lines[-1] += f"; {source.position}: {', '.join(item.segment.text for item in told)}"
+        else:
+            lines.append(f"{speaker} {source.position}: {joined(told, source=source)}")
+        before = speaker, key
     return "\n".join(lines)
 
 
