@@ -168,6 +168,7 @@ branches = sa.Table(
     sa.Column("resumed", ExactText),
     sa.Column("undone", sa.Text),
     sa.Column("preparing", sa.Double),
+    sa.Column("trend_at", sa.Double, nullable=False, server_default="0"),
     sa.ForeignKeyConstraint(
         ["tenant", "conversation"], ["conversations.tenant", "conversations.id"], ondelete="CASCADE"
     ),
