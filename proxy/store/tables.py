@@ -235,6 +235,7 @@ cuts = sa.Table(
     sa.Column("covered", sa.Text, nullable=False),
     sa.Column("length", sa.Integer, nullable=False, server_default="0"),
     sa.Column("batch", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("noted", sa.Integer, nullable=False, server_default="0"),
     _branch_key(),
     sa.Index("cuts_ref", "tenant", "ref"),
 )
