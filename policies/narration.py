@@ -46,7 +46,7 @@ def told_before(bounds: Bounds, *, most: int) -> Told:
         if cut.narrative and _holds(cut.covers, cut.prefix, chain, most) and cut.noted >= best.covers:
             best = Told(cut.narrative, cut.noted, "previous")
     ready = known.prepared
-    if ready is not None and _holds(ready.covers, ready.prefix, chain, most) and ready.covers >= best.covers:
+    if ready is not None and _holds(ready.covers, ready.prefix, chain, most) and ready.covers > best.covers:
         best = Told(
             ready.text, ready.covers, "prepared", Proposal.from_json(ready.proposal), ready.calls, "", ready.purpose
         )
