@@ -6,7 +6,6 @@ summary and applies only where that prefix is there. Both are replayed identical
 that is what keeps the sent prefix stable and the provider's cache warm.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -86,7 +85,7 @@ class Cut:
     the end of the head) of covered messages that stay verbatim in front of and behind the summary.
     ``text`` is the exact content of the summary message, empty for none, ``tokens`` its uncalibrated tokens,
     ``version`` the checkpoint's version, ``ref`` the archive's key of what was covered, ``origin`` how it was made.
-    ``length`` is an edit's.
+    ``narrative`` is a model's note, on the first ``noted`` messages, which may be fewer; ``length`` is an edit's.
     """
 
     covers: int
@@ -99,17 +98,13 @@ class Cut:
     after: tuple[int, ...] = ()
     origin: str = "extract"
     narrative: str = ""
+    noted: int = 0
     length: int = 0
 
     @property
     def layer(self) -> str:
         """The layer that made it: ``compact``, or what dropped messages without a summary."""
         return self.origin if self.origin in DROPPING | WINDOWS else "compact"
-
-
-def noted(cut: Cut, cuts: Sequence[Cut]) -> int:
-    """The messages that a cut's note is on: those of the first cut that has it, which later ones only carry on."""
-    return min(c.covers for c in cuts if c.narrative == cut.narrative)
 
 
 @dataclass(frozen=True, slots=True)

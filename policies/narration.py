@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from policies.bounds import Bounds
 from policies.effects import Flow
-from policies.ledger import Cut, noted
+from policies.ledger import Cut
 from policies.pieces import Piece
 from policies.sources import lines_of, sources_of
 from policies.summaries import Proposal, condense
@@ -43,11 +43,10 @@ def told_before(bounds: Bounds, *, most: int) -> Told:
     known, chain = bounds.known, bounds.transcript.chain
     best = Told()
     for cut in known.cuts:
-        if cut.narrative and _holds(cut.covers, cut.prefix, chain, most):
-            covers = noted(cut, known.cuts)
-            best = Told(cut.narrative, covers, "previous") if covers >= best.covers else best
+        if cut.narrative and _holds(cut.covers, cut.prefix, chain, most) and cut.noted >= best.covers:
+            best = Told(cut.narrative, cut.noted, "previous")
     ready = known.prepared
-    if ready is not None and _holds(ready.covers, ready.prefix, chain, most) and ready.covers >= best.covers:
+    if ready is not None and _holds(ready.covers, ready.prefix, chain, most) and ready.covers > best.covers:
         best = Told(
             ready.text, ready.covers, "prepared", Proposal.from_json(ready.proposal), ready.calls, "", ready.purpose
         )

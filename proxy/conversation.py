@@ -22,6 +22,7 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from policies import Cut, Edit, EditKind, Known, Message, Transcript
+from policies.ledger import Prepared
 from policies.messages import HASH_SIZE, extend_chain
 from policies.notes import Note
 from policies.trend import Trend
@@ -121,14 +122,23 @@ class Thread:
         return self.shadow if observed and self.shadow is not None else self.known
 
     def apply(
-        self, edits: Sequence[Edit], cut: Cut | None, version: int, *, checkpoint: str | None = None, length: int = 0
+        self,
+        edits: Sequence[Edit],
+        cut: Cut | None,
+        version: int,
+        *,
+        checkpoint: str | None = None,
+        length: int = 0,
+        prepared: Prepared | None = None,
     ) -> None:
         """Remember a batch of edits that was decided at ``version``; what was only observed starts anew from it.
 
-        ``checkpoint`` is the state that was saved with it, when the conversation had ``length`` messages.
+        ``checkpoint`` is the state that was saved with it, when the conversation had ``length`` messages. After a cut
+        the ``prepared`` summary that its plan knew of waits no longer; one that came meanwhile is for the next.
         """
         known, self.shadow = _merged(self.known, edits, cut), None
-        self.known = replace(known, wanted=None, prepared=None if cut is not None else known.prepared)
+        waits = cut is None or known.prepared != prepared
+        self.known = replace(known, wanted=None, prepared=known.prepared if waits else None)
         self.save(checkpoint, version, length=length)
 
     def save(self, checkpoint: str | None, version: int, *, length: int) -> None:

@@ -298,8 +298,9 @@ class Planner:
                 planned.decision, thread.trend = asked.value, asked.value.trend
                 return
             async with thread.lock, _Turn(self.store, thread) as turn:
-                if thread.ledger(observed=observed).edits is not known.edits:
-                    continue  # another request of this conversation has just decided: replay that
+                decided = thread.ledger(observed=observed).edits is not known.edits
+                if decided or thread.branch.version != known.version:
+                    continue  # another request of this conversation has just decided, or its state was saved
                 ask = _unpaid(job.ask) if observed else partial(self._answer, job, planned, known, turn)
                 try:
                     decision = await drive(flow, asked, ask)
@@ -310,7 +311,7 @@ class Planner:
                 evictions = evictions_of(planned.reading.transcript, decision, known, settings=job.settings)
                 if observed and decision.is_new:
                     thread.observe(decision.edits, decision.cut)
-                elif decision.is_new and not await self._commit(job, planned, thread, evictions):
+                elif decision.is_new and not await self._commit(job, planned, known, evictions):
                     continue
                 planned.evictions += evictions
                 return
@@ -368,14 +369,19 @@ class Planner:
             limits = self._limits[key] = limits_for(settings, budget)
         return limits
 
-    async def _commit(self, job: "Job", planned: Planned, thread: Thread, evictions: tuple[EvictionRow, ...]) -> bool:
-        """Store a batch of edits before it is forwarded; False if another process was first."""
-        decision, reading = planned.decision, planned.reading
-        assert decision is not None  # noqa: S101 - the caller made it
-        assert reading is not None  # noqa: S101
+    async def _commit(self, job: "Job", planned: Planned, known: Known, evictions: tuple[EvictionRow, ...]) -> bool:
+        """Store a batch of edits before it is forwarded, planned with what was ``known``; False if another process was
+        first."""
+        decision, reading, recognised = planned.decision, planned.reading, planned.recognised
+        assert decision and reading and recognised  # noqa: S101, PT018 - the caller made them
+        thread = recognised.thread
         figures = {} if planned.belief is None else _figures(decision, job, planned.belief.budget)
         change = replace(
-            _change(job, decision, reading, thread, self.clock()), evictions=evictions, request=job.id, figures=figures
+            _change(job, decision, reading, thread, self.clock()),
+            evictions=evictions,
+            request=job.id,
+            figures=figures,
+            prepared=known.prepared,
         )
         thread.evicted |= evicted_calls(evictions, thread.branch.branch)
         version = change.expected + 1
@@ -406,7 +412,14 @@ class Planner:
     @staticmethod
     def _apply(thread: Thread, change: Change) -> None:
         """Remember what a change did."""
-        thread.apply(change.edits, change.cut, change.expected + 1, checkpoint=change.checkpoint, length=change.length)
+        thread.apply(
+            change.edits,
+            change.cut,
+            change.expected + 1,
+            checkpoint=change.checkpoint,
+            length=change.length,
+            prepared=change.prepared,
+        )
 
     def _write_body(self, job: "Job", planned: Planned) -> None:
         """The bytes to forward: the client's own, unless there is something to change."""

@@ -25,7 +25,7 @@ from policies import (
     write_notes,
 )
 from policies.effects import Embed, Save, Vectors
-from policies.ledger import Prepared, noted
+from policies.ledger import Prepared
 from policies.notes import Note
 from proxy.background import Background
 from proxy.conversation import Recognised, Thread
@@ -284,8 +284,7 @@ async def _asked(flow: Flow[T], ask: Ask) -> T:
 
 def _still_needed(thread: Thread, prepared: Prepared) -> bool:
     """Whether no batch has a note on as much meanwhile; one that came too early for this note has none."""
-    cuts = thread.known.cuts
-    return all(noted(cut, cuts) < prepared.covers for cut in cuts if cut.narrative)
+    return all(cut.noted < prepared.covers for cut in thread.known.cuts if cut.narrative)
 
 
 def _lacks_state(decision: Decision, thread: Thread, length: int) -> bool:

@@ -183,6 +183,7 @@ def _cut(draft: Draft, bounds: Bounds, *, start: int, gone: list[int], extracted
         after=after,
         origin=origin_of(told, earlier=draft.cut),
         narrative=told.text,
+        noted=told.covers,
     )
 
 

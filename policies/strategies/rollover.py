@@ -38,6 +38,7 @@ def rollover(draft: Draft, bounds: Bounds) -> Draft:
     said = shown.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter, ref=ref)
     text = render_summary(said, version=version, ref=ref, removed=gone)
     before, after = bounds.sides(stays)
+    told = told_before(bounds, most=start - head)
     cut = Cut(
         covers=start - head,
         prefix=prefix,
@@ -48,7 +49,8 @@ def rollover(draft: Draft, bounds: Bounds) -> Draft:
         before=before,
         after=after,
         origin="rollover",
-        narrative=told_before(bounds, most=start - head).text,
+        narrative=told.text,
+        noted=told.covers,
     )
     rolled = draft.with_cut(cut, checkpoint=state.to_json())
     return rolled if rolled.tokens < draft.tokens else draft

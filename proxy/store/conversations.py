@@ -16,7 +16,7 @@ from policies.trend import Trend
 from proxy.store import audit_events, ledger
 from proxy.store.archive import add_originals, hold
 from proxy.store.audit import append
-from proxy.store.branches import read_prepared
+from proxy.store.branches import read_prepared, write_prepared
 from proxy.store.bulk import run_many
 from proxy.store.chain import AuditType
 from proxy.store.checkpoints import add_checkpoint, insert, newest_body, newest_row, read_spans
@@ -103,7 +103,9 @@ ADVANCE = (
     .values(
         version=branches.c.version + 1,
         updated=sa.bindparam("now"),
-        prepared=sa.case((sa.bindparam("cut", type_=sa.Boolean), None), else_=branches.c.prepared),
+        prepared=sa.case(
+            (branches.c.prepared == sa.bindparam("known", type_=ExactText), None), else_=branches.c.prepared
+        ),
         wanted=sa.case((sa.bindparam("done", type_=sa.Boolean), None), else_=branches.c.wanted),
         resumed=sa.func.coalesce(sa.bindparam("resumed_from", type_=ExactText), branches.c.resumed),
     )
@@ -148,7 +150,7 @@ def commit(connection: sa.Connection, change: Change, *, full: bool) -> int:
             "b": change.branch,
             "expected": change.expected,
             "now": change.at,
-            "cut": change.cut is not None,
+            "known": write_prepared(change.prepared) if change.prepared and change.cut else None,
             "done": change.cut is not None or bool(change.edits),
             "resumed_from": change.resumed if full else None,
         },

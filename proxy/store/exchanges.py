@@ -49,7 +49,7 @@ SAME_NAME = (
     "velocity",
     "turns_until_red",
 )
-TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated"), newest={"trend": "updated"})
+TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated", "trend_at"), newest={"trend": "trend_at"})
 ADD = sa.insert(exchanges)
 ADD_RELAYED = keep_first(relayed)
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -201,7 +201,7 @@ def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow | Arri
     for row in rows:
         key = (row.tenant, row.branch)
         longest[key] = max(longest.get(key, 0), row.length)
-        if row.trend is not None:
+        if row.trend is not None and (key not in trends or (row.trend.at or 0.0) >= (trends[key].at or 0.0)):
             trends[key] = row.trend
         latest[key] = {
             "tenant": row.tenant,
@@ -213,9 +213,10 @@ def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow | Arri
             "created": row.at,
             "updated": row.at,
             "trend": None,
+            "trend_at": 0.0,
         }
     for key, trend in trends.items():
-        latest[key]["trend"] = trend.to_json()
+        latest[key] |= {"trend": trend.to_json(), "trend_at": trend.at or 0.0}
     run_many(connection, TOUCH_BRANCH[connection.dialect.name], [latest[key] for key in sorted(latest)])
 
 

@@ -232,6 +232,7 @@ def _cut_row(cut: Cut, *, at: float, full: bool = True) -> dict[str, object]:
         "stays": json.dumps([cut.before, cut.after]),
         "origin": cut.origin,
         "narrative": cut.narrative if full else "",
+        "noted": cut.noted,
         "length": cut.length,
         "sha": _cut_sha(cut) if full else WITHHELD,
     }
@@ -251,6 +252,7 @@ def _cut(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> Cut | None:
             after=tuple(after),
             origin=row.origin,
             narrative=row.narrative,
+            noted=row.noted,
             length=row.length,
         )
     except ValueError:

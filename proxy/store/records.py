@@ -120,7 +120,8 @@ class Change:
     in order; ``checkpoint`` is the structured state as JSON text, saved for a ``reason`` (``compaction``,
     ``rollover``, ``batch``, ``resume``, ``safety``, ``critical``, ``milestone``, ``before_model``, ``rollback``,
     ``closed``) in the window ``window_id``; the newest ``keep`` versions stay. ``resumed`` is the checkpoint of
-    another conversation that the branch goes on from, stored with it. ``chain_end`` is the hash after all ``length``
+    another conversation that the branch goes on from, stored with it. ``prepared`` is the summary that the plan knew
+    of, and that waits no longer once there is a cut. ``chain_end`` is the hash after all ``length``
     messages of the request, by which the next one will find what is stored here. ``request`` is the id of that
     request, ``figures`` what the audit is to say of the decision, and ``audited`` what it is to say beside that.
     """
@@ -140,6 +141,7 @@ class Change:
     window_id: int = 1
     keep: int = 100
     resumed: str | None = None
+    prepared: Prepared | None = None
     chain_end: bytes = b""
     length: int = 0
     evictions: tuple[EvictionRow, ...] = ()

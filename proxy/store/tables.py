@@ -168,6 +168,7 @@ branches = sa.Table(
     sa.Column("resumed", ExactText),
     sa.Column("undone", sa.Text),
     sa.Column("preparing", sa.Double),
+    sa.Column("trend_at", sa.Double, nullable=False, server_default="0"),
     sa.ForeignKeyConstraint(
         ["tenant", "conversation"], ["conversations.tenant", "conversations.id"], ondelete="CASCADE"
     ),
@@ -234,6 +235,7 @@ cuts = sa.Table(
     sa.Column("covered", sa.Text, nullable=False),
     sa.Column("length", sa.Integer, nullable=False, server_default="0"),
     sa.Column("batch", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("noted", sa.Integer, nullable=False, server_default="0"),
     _branch_key(),
     sa.Index("cuts_ref", "tenant", "ref"),
 )

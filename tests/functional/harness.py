@@ -103,7 +103,6 @@ class InTurns:
     async def settled(self) -> None:
         """Return once everything is written."""
         for each in self.weirs:
-            await each.runtime.settler.flush()  # the rows first, as they are where nobody waits for what is prepared
             await each.runtime.preparation.settled()
             await each.runtime.settler.flush()
 

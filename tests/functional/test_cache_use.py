@@ -4,8 +4,9 @@ import asyncio
 import dataclasses
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -340,6 +341,55 @@ async def test_the_timeline_says_what_happened_and_nothing_of_what_is_kept_for_p
         assert not {"trend", "asked_again"} & set(row)
         assert {"id", "tokens_before", "tokens_after", "zone", "actions", "chain_end", "detail"} <= set(row)
         assert {"hit_ratio", "cold", "prefix_changed", "cost", "cost_saved"} <= set(row)
+
+
+@contextmanager
+def held(file: Path) -> Iterator[None]:
+    """Somebody else writes to the database: whoever wants to, waits."""
+    connection = sqlite3.connect(file, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        connection.rollback()
+        connection.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.requirement("A0.101", "P8")
+async def test_a_cut_that_is_planned_while_a_state_is_saved_has_a_version_of_its_own(
+    upstream: RunningSimulator, tmp_path: Path
+) -> None:
+    file = tmp_path / "w.db"
+    own = "{checkpoints: {save_at: 0.3}, cascade: [{layer: window, at: 0.60, stop_at: 0.40}]}"
+    yaml = policy(upstream.base_url, own)
+    async with weir(upstream.base_url, file, yaml=yaml, folder=tmp_path, window=None) as target:
+        talk = named(target)
+        talk.grow(5)
+        with held(file):
+            await talk.chat(1)
+            [thread] = target.runtime.planner.conversations._threads.values()
+            await until(thread.lock.locked)  # the state after that answer waits for the database
+            talk.grow(12)
+            asked = asyncio.create_task(talk.chat(1))
+            await until(lambda: thread.lock._waiters)  # and the cut for the state
+        await asked
+        await target.runtime.preparation.settled()
+        store = target.runtime.store
+        assert store is not None
+        row = await store.conversation(None, NAME)
+        assert row is not None
+        saved = await store.checkpoints(row)
+        [removed] = {each.version for each in await store.removed(row, limit=100)}
+    assert saved[0].reason == "safety"
+    assert talk.actions()[-1] == "sliding_window=1"
+    assert [cut.version for cut in thread.known.cuts] == [removed]
+    assert removed not in [each.version for each in saved]
 
 
 def shown_by_cli(*arguments: str, file: Path) -> dict[str, Any]:

@@ -349,9 +349,10 @@ async def test_a_client_that_leaves_while_its_history_is_summarised_leaves_a_who
     settings = SimulatorSettings(
         window=WINDOW, summary_model="summariser", summary_seconds=0.4, summary_mode=SummaryMode.SLOW
     )
+    waiting = {"summaries": {"wait": 20}}
     async with (
         serve_simulator(settings, counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url, summarizer="summariser") as target,
+        deployment.serving(simulator.base_url, summarizer="summariser", balanced=waiting) as target,
     ):
         for number in range(4):
             talk = Talk(target.client(), opening(seed=50 + number), seed=number)

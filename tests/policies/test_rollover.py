@@ -222,11 +222,37 @@ def test_a_summary_is_prepared_at_the_soft_mark_and_used_without_a_question() ->
     assert "move the reader" in summary_of(decision)
 
 
+@pytest.mark.requirement("A2.11", "D14", "A0.57")
+def test_the_next_note_is_on_all_that_the_one_before_was_not_on_though_it_says_the_same() -> None:
+    """A batch cuts behind the end of what was prepared for it, and a model may have nothing to add."""
+    budget, known, starts = window(16_000), Known(), []
+    for ready, full in ((56, 80), (116, 140), (176, 200)):
+        soft, reads = talk(*history(ready)), 64_000
+        flow = prepare(soft, settings=MODEL, budget=budget, known=known, counter=CHARS4, summarizer_input=reads)
+        asked = next(flow)
+        assert isinstance(asked, Summarize)
+        starts.append(int(asked.prompt.partition("[result of look] result")[2].partition(" ")[0]))
+        with pytest.raises(StopIteration) as end:
+            flow.send(Summary(NOTES))
+        known = replace(known, prepared=end.value.value)
+        transcript = talk(*history(full))
+        decision = play(plan(transcript, settings=MODEL, budget=budget, known=known, counter=CHARS4), OFFLOAD)
+        assert decision.cut is not None
+        assert known.prepared is not None
+        assert decision.cut.noted == known.prepared.covers < decision.cut.covers
+        known = remember(replace(known, prepared=None), decision, transcript)
+    assert starts[0] == 0
+    assert len({cut.narrative for cut in known.cuts}) == 1
+    ends = [(cut.noted - 1) // 2 for cut in known.cuts]  # the task, and two messages a step
+    assert starts[1:] == ends[:-1]
+
+
 @pytest.mark.requirement("D14")
 def test_what_was_prepared_for_another_history_is_not_used() -> None:
     stale = Prepared(covers=4, prefix=b"\0" * 16, text="Something else entirely happened here.")
+    known, full, reads = Known(prepared=stale), talk(*history(80)), 64_000
     decision = play(
-        plan(talk(*history(60)), settings=MODEL, budget=window(16_000), known=Known(prepared=stale), counter=CHARS4),
+        plan(full, settings=MODEL, budget=window(16_000), known=known, counter=CHARS4, summarizer_input=reads),
         OFFLOAD,
         (Summarize, Failed("timeout")),
     )
@@ -278,8 +304,9 @@ def test_by_number_of_messages_the_next_request_has_the_summary() -> None:
 
 @pytest.mark.requirement("D23", "A0.111")
 def test_the_state_is_saved_before_a_model_is_asked_and_the_batch_has_the_version_after_it() -> None:
+    known, full, reads = Known(version=6), talk(*history(80)), 64_000
     decision = play(
-        plan(talk(*history(80)), settings=MODEL, budget=window(16_000), known=Known(version=6), counter=CHARS4),
+        plan(full, settings=MODEL, budget=window(16_000), known=known, counter=CHARS4, summarizer_input=reads),
         OFFLOAD,
         (Save, Saved(7)),
         (Summarize, Summary(NOTES)),

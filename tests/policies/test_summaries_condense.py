@@ -475,7 +475,8 @@ def test_what_a_model_says_of_the_state_can_be_stored_and_read() -> None:
 
 @pytest.mark.requirement("A0.58")
 def test_what_follows_an_answer_on_a_long_history_takes_little_time() -> None:
-    lines = [Line("user", "Read all."), *facts(200, 300)[1:]]
+    pages = (f"page P-{n:05} was read by w{n}\n{words(290, f'w{n}')}" for n in range(200))
+    lines = [Line("user", "Read all."), *(Line("result of look", text) for text in pages)]
     said = "Goal: read all\nDone:\n" + "\n".join(f"- page P-{n:05} was read by w{n}" for n in range(60))
     running = flow(lines, max_tokens=900, max_input=128_000)
     next(running)

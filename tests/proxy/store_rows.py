@@ -82,6 +82,7 @@ def cut(version: int = 1, *, covers: int = 3, of: str = "a") -> Cut:
         after=(2,),
         origin="model+extract",
         narrative="we went on",
+        noted=covers,
     )
 
 

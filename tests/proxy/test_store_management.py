@@ -22,7 +22,7 @@ from policies.trend import Trend
 from proxy.store import Change, PolicyRow, Store, ledger, migrations
 from proxy.store.migrations import versions
 from proxy.store.schema import REVISIONS
-from tests.proxy.store_rows import chain, change, digest, eviction, exchange, url
+from tests.proxy.store_rows import chain, change, digest, eviction, exchange, saved, url
 
 RULES = ContextSettings().trend
 
@@ -55,6 +55,23 @@ async def test_a_branch_is_found_with_the_growth_of_its_last_exchange(store: Sto
     await store.record([exchange(7, end=hashes[1], length=2)])
     await store.record([replace(exchange(2, end=hashes[2], length=3, at=5000.0), trend=grown[2])])
     await store.record([replace(exchange(3, end=hashes[2], length=3, at=4000.0), trend=grown[0])])
+    found = await store.branch("tenant-a", "b1")
+    assert found is not None
+    assert found.trend == grown[2]
+
+
+@pytest.mark.requirement("A0.25")
+async def test_what_was_saved_after_an_answer_does_not_hide_the_growth_that_it_ended(store: Store) -> None:
+    """Whatever else was done with the branch meanwhile, it is the newer reading that is kept."""
+    grown = [trend(1000), trend(1000, 3000), trend(1000, 3000, 3500)]
+    await store.record([replace(exchange(0, at=10.0), trend=grown[0])])
+    await store.commit(saved(0, at=5000.0))
+    await store.record([replace(exchange(1, at=20.0), trend=grown[1])])
+    found = await store.branch("tenant-a", "b1")
+    assert found is not None
+    assert found.trend == grown[1]
+    await store.record([replace(exchange(2, at=30.0), trend=grown[2]), replace(exchange(3, at=40.0), trend=grown[0])])
+    await store.record([replace(exchange(4, at=6000.0), trend=grown[1])])
     found = await store.branch("tenant-a", "b1")
     assert found is not None
     assert found.trend == grown[2]

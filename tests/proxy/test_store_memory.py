@@ -12,7 +12,10 @@ import pytest
 import sqlalchemy as sa
 
 from policies.ledger import EditKind, Prepared
+from policies.replay import Known
+from proxy.conversation import Thread
 from proxy.store import Change, ConversationRow, NoSuchVersion, StaleVersion, Store, notes, summaries
+from proxy.store.records import Branch
 from proxy.store.sqlite import SqliteDatabase
 from tests.proxy.store_rows import (
     chain,
@@ -212,7 +215,9 @@ async def test_what_waits_on_a_branch_is_cleared_by_what_it_waited_for(tmp_path:
     await store.commit(replace(change(1, with_cut=False), checkpoint=None))
     assert await state() == (waiting, None, "state of another")
     assert await store.want("tenant-a", "b1", "compact") is True
-    await store.commit(change(2))
+    await store.commit(replace(change(2), prepared=Prepared(1, b"p", "older")))
+    assert await state() == (waiting, None, "state of another"), "it came while the batch was planned without it"
+    await store.commit(replace(change(3), prepared=waiting))
     assert await state() == (None, None, "state of another")
     await store.prepare("tenant-a", "b1", waiting)
     await store.prepare("tenant-a", "b1", None)
@@ -267,6 +272,17 @@ async def history(store: Store) -> list[Change]:
     for each in given:
         await store.commit(each)
     return given
+
+
+@pytest.mark.requirement("A2.11", "D14")
+def test_a_summary_that_comes_while_a_batch_is_planned_without_it_is_for_the_next_one() -> None:
+    late = Prepared(2, b"prefix", "Two messages, in words.")
+    branch = Branch(tenant="tenant-a", conversation="c1", name="c1", branch="b1", version=0)
+    thread = Thread(branch, Known(prepared=late))
+    thread.apply((), cut(1), 1, prepared=None)
+    assert thread.known.prepared == late
+    thread.apply((), cut(2), 2, prepared=late)
+    assert thread.known.prepared is None
 
 
 @pytest.mark.requirement("A2.20", "P9")

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from policies import Body, Message, Transcript
 from policies.messages import chain_of
+from policies.trend import Trend
 from proxy.conversation import Conversations
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
@@ -23,7 +24,7 @@ from proxy.store.schema import HEAD
 from proxy.summaries.allowance import Allowance, Budget
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.postgres import Postgres
-from tests.proxy.store_rows import change, eviction, exchange, note, original
+from tests.proxy.store_rows import change, eviction, exchange, note, original, saved
 from tests.proxy.test_store_health import row_of, session
 
 pytestmark = pytest.mark.timeout(300)
@@ -223,6 +224,22 @@ async def test_a_fidelity_is_added_to_its_exchange_and_notes_and_deletion_are_au
     assert await store.delete(row, 5000.0)
     assert [each.type for each in await store.audit(TENANT)] == [AuditType.DELETE, AuditType.NOTE]
     assert (await store.verify()).chains[0].broken is None
+
+
+@pytest.mark.requirement("A0.25", "R.72")
+async def test_what_another_server_saves_meanwhile_does_not_hide_how_a_conversation_has_grown(
+    store: Store, url: str
+) -> None:
+    other = await Store.open(url, shared=True)
+    grown = [Trend(raw=1000 * n, length=n, at=float(n)) for n in (1, 2, 3)]
+    await store.record([replace(exchange(0, at=1.5), trend=grown[0])])
+    await other.commit(saved(0, at=5000.0))
+    await store.record([replace(exchange(2, at=3.5), trend=grown[2])])
+    await other.record([replace(exchange(1, at=6000.0), trend=grown[1])])
+    found = await other.branch(TENANT, "b1")
+    await other.close()
+    assert found is not None
+    assert found.trend == grown[2]
 
 
 @pytest.mark.requirement("A0.138", "A0.124", "A0.127")
