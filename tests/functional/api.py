@@ -105,6 +105,7 @@ async def compacted(api: Api, **options: Any) -> Talk:
     await talk.agent(1)
     talk.grow(6)
     await talk.chat(TURNS - 1)
+    await api.turns.settled()
     assert "compact=" in talk.actions()[-1]
     return talk
 

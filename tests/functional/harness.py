@@ -40,7 +40,8 @@ EVICTING: Mapping[str, Any] = {
         {"layer": "dedupe"},
         {"layer": "evict", "min_savings": 0.10, "must_reach": 0.5},
         {"layer": "compact"},
-    ]
+    ],
+    "shapes": [{"window": None, "trigger": 0.90, "low_water": 0.50, "extract": 0.44, "tail": 0.18, "note": 0.04}],
 }
 """A policy that puts placeholders for old results before it summarises."""
 NOTHING_RECALLED: Mapping[str, Any] = {"recall": {"auto": False}}

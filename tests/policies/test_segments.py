@@ -3,6 +3,7 @@
 
 import cProfile
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
@@ -53,6 +54,15 @@ def values_in(text: str) -> Iterator[str]:
             yield value if isinstance(value, str) else json.dumps(value)
 
 
+def parted(line: str) -> list[str]:
+    """A line as one for each message that it shows."""
+    speaker, _, _ = line.partition(" ")
+    if speaker not in {"tool", "call"}:
+        return [line]
+    first, *others = re.split(r"; (?=\d+: )", line)
+    return [first, *(f"{speaker} {other}" for other in others)]
+
+
 def assert_quoted(sources: Sequence[Source], max_tokens: int) -> int:
     """Whatever is shown as somebody's stands in that message, and nothing else is shown; how many pieces there are."""
     made = extract(sources, max_tokens=max_tokens, counter=COUNTER)
@@ -62,7 +72,7 @@ def assert_quoted(sources: Sequence[Source], max_tokens: int) -> int:
     shown = [items[n] for n in made.chosen]
     in_sentences = {term for item in shown if item.place != LAST for term in item.segment.terms}
     shown = [item for item in shown if item.place != LAST or item.segment.terms[0] not in in_sentences]
-    lines = made.text.split("\n") if made.text else []
+    lines = [line for text in made.text.split("\n") for line in parted(text)] if made.text else []
     places = sorted({(item.source, item.segment.record < 0) for item in shown})
     assert len(lines) == len(places)
     for line, (number, called) in zip(lines, places, strict=True):

@@ -17,7 +17,7 @@ import pytest
 from policies.summaries import PROMPTS
 from proxy.cli.recording import load_recording
 from proxy.summaries.summarizer import Summarizer
-from tests.functional.harness import RunningWeir, begins_with, tcp_tap, weir
+from tests.functional.harness import EARLY, RunningWeir, begins_with, tcp_tap, weir
 from tests.real.environments import Unavailable
 from tests.real.llama import MODEL, Llama, model_server
 
@@ -125,7 +125,7 @@ async def step(target: RunningWeir, wire: Wire, messages: Any) -> Step:
 
 async def play(llama: Llama) -> list[Step]:
     """The beginning of the recorded run, through a Weir that was told nothing of the window."""
-    async with watched(llama) as wire, weir(wire.base_url, window=None) as target:
+    async with watched(llama) as wire, weir(wire.base_url, window=None, balanced=EARLY) as target:
         return [await step(target, wire, recorded(i)) for i in RECORDING.requests[:REQUESTS]]
 
 
@@ -289,7 +289,7 @@ policies:
   notes:
     preset: balanced
     summarizer: same
-    summaries: {{prepare_at: null}}
+    summaries: {{prepare_at: null, wait: 240, seconds: 240}}
     shapes: [{{window: null, trigger: 0.9, low_water: 0.45, extract: 0.2, tail: 0.25, note: 0.08}}]
     cascade: [{{layer: compact}}]
 default_policy: notes

@@ -35,9 +35,9 @@ ALONE = {
 """Nothing of it speaks with the internet, or runs commands."""
 TREE = {
     "POST /v1/chat/completions": [
-        *("weir context.plan", "chat sim", "weir context.plan", "chat sim", "weir context.prepare"),
+        *("weir context.plan", "chat sim", "weir context.plan", "chat sim"),
     ],
-    "weir context.plan": [f"weir context.layer {layer}" for layer in ("ingest_cap", "dedupe", "evict")],
+    "weir context.plan": [f"weir context.layer {layer}" for layer in ("ingest_cap", "dedupe", "compact")],
 }
 
 
