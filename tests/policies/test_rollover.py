@@ -226,7 +226,7 @@ def test_a_summary_is_prepared_at_the_soft_mark_and_used_without_a_question() ->
 def test_the_next_note_is_on_all_that_the_one_before_was_not_on_though_it_says_the_same() -> None:
     """A batch cuts behind the end of what was prepared for it, and a model may have nothing to add."""
     budget, known, starts = window(16_000), Known(), []
-    for ready, full in ((56, 80), (116, 140), (176, 200)):
+    for ready, full in ((60, 86), (120, 150), (180, 214)):
         soft, reads = talk(*history(ready)), 64_000
         flow = prepare(soft, settings=MODEL, budget=budget, known=known, counter=CHARS4, summarizer_input=reads)
         asked = next(flow)
