@@ -60,9 +60,9 @@ BALANCED_SHAPES: tuple[Shape, ...] = (
     Shape(window=2_048, trigger=1.0, low_water=1.0, extract=1.0, tail=0.06, note=0.0),
     Shape(window=4_096, trigger=0.97, low_water=0.77, extract=0.67, tail=0.18, note=0.0),
     Shape(window=8_192, trigger=0.97, low_water=0.46, extract=0.40, tail=0.12, said=0.48),
-    Shape(window=32_768, trigger=0.92, low_water=0.42, extract=0.36, tail=0.14, said=0.68),
-    Shape(window=120_000, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16, said=0.45),
-    Shape(window=None, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16, said=0.45),
+    Shape(window=32_768, trigger=0.92, low_water=0.42, extract=0.36, tail=0.14, said=0.50),
+    Shape(window=120_000, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16, said=0.30),
+    Shape(window=None, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16, said=0.30),
 )
 
 
