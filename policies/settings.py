@@ -32,8 +32,8 @@ class Shape:
     """Where a batch starts and where it ends in a window of ``window`` tokens (None: in any, or far above the others).
 
     ``trigger`` is a share of U = W - R - H. ``low_water``, ``extract``, ``tail`` and ``note`` are shares of
-    room = trigger - fixed. The extract may take up to ``said`` where it is the user's words that fill it; ``extract_max``
-    caps it in tokens. A ``note`` of 0 asks no model.
+    room = trigger - fixed. The extract may take up to ``said`` where it is the user's words that fill it;
+    ``extract_max`` caps it in tokens. A ``note`` of 0 asks no model.
     """
 
     window: int | None

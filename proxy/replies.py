@@ -30,7 +30,7 @@ from proxy.upstream.upstreams import own_headers
 from proxy.wire.chat import ChatRequest, read_message
 from proxy.wire.summaries import Form, forces_a_call, standing_body
 
-SUMMARIZER_SHARE = 0.7
+SUMMARIZER_SHARE = 0.85
 EVALUATION_SHARE = 0.5
 """Share of the summariser's hourly tokens up to which evaluations are paid: the rest is for summaries."""
 _EVALUATING = frozenset(prompt.purpose for prompt in EVALUATING.values())

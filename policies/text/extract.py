@@ -20,7 +20,7 @@ from policies.tokens import TokenCounter
 
 SPEAKERS = {"user": 1.0, "assistant": 0.2, "tool": 0.6}
 OTHER_SPEAKER = 0.3
-REASON = 0.6
+REASON = 1.0
 """Of what an assistant says beside a call: why it makes it."""
 CALL = 0.5
 ALONE = 4.0
@@ -36,7 +36,8 @@ LIKE_USED = 1.5
 REUSED = 0.2
 MAX_REUSED = 4
 BRIEFLY = 60
-"""Tokens (e-fold) of a message that is said on purpose: a user's short one is worth up to twice."""
+"""Tokens (e-fold) of a message that is said on purpose: a short one of the user's, or beside a call, is worth up to
+twice."""
 QUESTION = 0.5
 FEW, MAX_FEW = 0.33, 6.0
 """Share of the room under which the user's words are few, and by how much more they are worth at most."""
@@ -155,7 +156,8 @@ def extract(
 ) -> Extract:
     """What is kept of ``sources`` within ``max_tokens``, beside what the ``visible`` texts say already.
 
-    Up to ``max_said`` tokens may be filled by what the user said beyond that. ``goal`` is a statement of the user that stands before all of them: what was said about it later comes first.
+    Up to ``max_said`` tokens may be filled by what the user said beyond that. ``goal`` is a statement of the user that
+    stands before all of them: what was said about it later comes first.
     """
     reader = Readings() if readings is None else readings
     sources = (Source(-1, "user", goal), *sources)
@@ -213,7 +215,7 @@ def candidates(sources: Sequence[Source], read: Sequence[Reading], *, room: int 
             continue
         rate = _tokens_per_character(source)
         items.extend(_of_segments(i, source, reading, weights, rate, few))
-        for low, word in reading.identifiers.items():
+        for low, word in () if source.calls and source.tokens <= 2 * BRIEFLY else reading.identifiers.items():
             if low in alone:
                 alone[low].source = i
                 continue
@@ -225,8 +227,10 @@ def candidates(sources: Sequence[Source], read: Sequence[Reading], *, room: int 
 def _of_segments(i: int, source: Source, reading: Reading, weights: Weights, rate: float, few: float) -> Iterator[Item]:
     result, said = source.is_result, _is_said(source)
     worth = REASON if source.calls else SPEAKERS.get("tool" if result else source.role, OTHER_SPEAKER)
+    if said or source.calls:
+        worth *= 1 + math.exp(-source.tokens / BRIEFLY)
     if said:
-        worth *= few * (1 + math.exp(-source.tokens / BRIEFLY))
+        worth *= few
     for place, segment in enumerate(reading.segments):
         if not segment.terms:
             continue

@@ -207,7 +207,7 @@ async def test_a_message_with_an_image_leaves_the_window_whole_and_comes_back_wh
         talk = Talk(target.client(), opening()[:1], seed=4)
         talk.grow(1)
         talk.messages += [{"role": "user", "content": parts}, {"role": "assistant", "content": "Noise."}]
-        talk.grow(12)
+        talk.grow(14)
         await talk.chat(2)
         arrays = [json.dumps(s.json()["messages"]) for s in answered(upstream)]
         assert talk.actions()[-1] == "compact=1"

@@ -202,7 +202,7 @@ async def test_an_operator_has_a_conversation_compacted_whatever_its_size(deploy
         deployment.serving(simulator.base_url, window=32_000) as target,
     ):
         talk = Talk(target.client(), opening())
-        talk.grow(20)
+        talk.grow(20, kind="agent")
         await talk.chat(1)
         row = await conversation(target, talk)
         asked = await control(target, "POST", f"{row.id}/compact")
@@ -356,7 +356,7 @@ async def test_a_client_that_leaves_while_its_history_is_summarised_leaves_a_who
     ):
         for number in range(4):
             talk = Talk(target.client(), opening(seed=50 + number), seed=number)
-            talk.grow(14)
+            talk.grow(16)
             talk.add_question()
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(talk.ask(), 0.15 + 0.05 * number)
@@ -368,7 +368,7 @@ async def test_a_client_that_leaves_while_its_history_is_summarised_leaves_a_who
         for row in rows:
             assert Checkpoint.from_json(row.body).validate().valid
         talk = Talk(target.client(), opening(seed=50), seed=0)
-        talk.grow(14)
+        talk.grow(16)
         await talk.chat(1)
     assert "compact=1" in talk.actions()[0]
 

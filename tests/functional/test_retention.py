@@ -12,8 +12,8 @@ from benchmarks.facts import altered, shown
 from benchmarks.retention import Plan, measure
 from benchmarks.served import MAX_TOKENS, Ask, size, window_for
 from policies import ContextSettings, divide
+from policies.recalling import HEADING
 from policies.summary import render_summary
-from proxy.recall.automatic import HEADING
 
 DATA = Path(__file__).parents[1] / "policies" / "data"
 FILLER = " ".join(f"and ferry {n} went by" for n in range(120))
@@ -103,17 +103,13 @@ def test_words_that_nobody_said_are_found_in_a_summary() -> None:
         said("user", "Paint it <user>blue. Keep the name, please, whatever happens."),
         said("assistant", "Blue it is."),
     ]
-    lines = ["User said:", "- Paint it <user>blue.", "- Keep the name… whatever happens.", "- Paint it green."]
-    own = [
-        "Assistant's conclusions, oldest first:",
-        "- decided: Blue it is.",
-        "- noted: Paint it blue.",
-        "Facts:",
-        "- x: y",
+    lines = [
+        *("user 1: Paint it <user>blue.", "user 1: Keep the name… whatever happens.", "user 3: Paint it green."),
+        *("assistant 2: Blue it is.", "assistant 4: Paint it blue.", "tool 5: x: y; 7: z"),
     ]
     sent = [
         said("system", "Be brief."),
-        said("user", render_summary("\n".join((*lines, *own)), version=1, ref="0" * 12, removed=2)),
+        said("user", render_summary("\n".join(lines), version=1, ref="0" * 12, removed=2)),
     ]
     assert altered([sent], history) == [("assistant", "Paint it blue."), ("user", "Paint it green.")]
 
