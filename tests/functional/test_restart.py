@@ -11,7 +11,6 @@ from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
-    EARLY,
     EITHER,
     TOOLS,
     Deployment,
@@ -48,7 +47,7 @@ async def test_a_session_goes_on_after_its_weir_was_ended_right_after_a_batch(
     async with serve_simulator(SETTINGS, counter=COUNTER) as simulator:
         port = free_port()
         file = tmp_path / "weir.yaml"
-        file.write_text(f"policies: {{balanced: {json.dumps(EARLY | {'summaries': {'wait': 20}})}}}\n")
+        file.write_text("policies: {balanced: {summaries: {wait: 20}}}\n")
         arguments = ["--config", str(file), "--upstream", simulator.base_url, "--window", "8192"]
         arguments += ["--summarizer", "summariser"]
         arguments += ["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
