@@ -26,7 +26,7 @@ CANARY = "zanzibarcanary"
 KEY = f"sk-{CANARY}-7391"
 NAME = f"support-{CANARY}"
 WINDOW = 4_096
-EVICTION = {"balanced": json.dumps(EVICTING), "cascade": json.dumps(EVICTING["cascade"])}
+EVICTION = {name: json.dumps(rules) for name, rules in {"balanced": EVICTING, **EVICTING}.items()}
 YAML = """
 upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}
 window: {window}
@@ -36,6 +36,7 @@ policies:
   written:
     preset: balanced
     cascade: {cascade}
+    shapes: {shapes}
     summarizer: summariser
     summaries: {{wait: 20}}
     evaluate: {{sample: 1.0, questions: 4}}

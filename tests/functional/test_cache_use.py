@@ -404,7 +404,7 @@ async def test_the_newest_checkpoint_is_the_newest_with_a_body_whatever_was_drop
     upstream: RunningSimulator, tmp_path: Path
 ) -> None:
     file = tmp_path / "w.db"
-    async with weir(upstream.base_url, file) as target:
+    async with weir(upstream.base_url, file, balanced=EVICTING) as target:
         await (talk := named(target)).chat(24)
         first = await get(target, "/checkpoint")
     own = "{preset: balanced, cascade: [{layer: window, at: 0.60, stop_at: 0.40}]}"

@@ -91,7 +91,7 @@ async def test_a_clock_that_jumps_deletes_nothing_and_disorders_nothing(tmp_path
         kept = Kept(process, client)
         async with process:
             talk = Talk(process.client(default_headers={"x-weir-conversation": "kept"}))
-            talk.grow(13, kind="agent")
+            talk.grow(15, kind="agent")
             await talk.agent(1)
             assert await kept.is_whole()
             await Talk(process.client(default_headers={"x-weir-conversation": "quiet"})).chat(1)

@@ -124,16 +124,18 @@ async def test_two_conversations_that_begin_alike_never_mix_and_cost_no_more_bat
 @pytest.mark.requirement("P1", "P2", "R.25")
 async def test_a_rewound_conversation_keeps_its_edits_and_goes_on_without_another_batch(both: Both) -> None:
     talk = both.talk("sim", seed=1)
-    await talk.agent(17)
-    assert talk.actions()[-1] != "none"
+    await talk.agent(20)
     edited = both.arrays("sim")[-1]
+    assert "compact=" in talk.actions()[-1]
+    assert batches(both.arrays("sim")[:-3]) == 1, "what is taken back came after the batch"
     sent = len(talk.messages) - 2
     talk.messages = talk.messages[: sent - 6]
     talk.seed = 9
     talk.add_step()
     await talk.agent(3)
-    after = both.arrays("sim")[17:]
+    after = both.arrays("sim")[20:]
     assert begins_with(after[0], edited[:-6]), "what is left of the history was forwarded differently"
+    assert talk.actions()[20:] == [talk.actions()[19]] * 3
     assert batches(after) == 0
 
 

@@ -310,12 +310,12 @@ async def test_a_history_beyond_the_summarisers_window_is_read_in_parts_and_merg
     ):
         settings = target.runtime.policy("notes")
         caller = Caller(tenant="t", credential=b"sk-test")
-        assert summarizer_input(target.runtime, settings, caller) == int(32_768 * 0.7)
+        assert summarizer_input(target.runtime, settings, caller) == int(32_768 * 0.85)
         replies = Replies(target.runtime, REQUEST, caller, settings)
         told = await replies(Summarize("You take notes.", prose(9_000, seed=1), 400, "structured-2"))
         assert told == Failed("context_length_exceeded")
-        assert summarizer_input(target.runtime, settings, caller) == int(8192 * 0.7)
-        assert summarizer_input(target.runtime, settings, Caller(tenant="u")) == int(32_768 * 0.7)
+        assert summarizer_input(target.runtime, settings, caller) == int(8192 * 0.85)
+        assert summarizer_input(target.runtime, settings, Caller(tenant="u")) == int(32_768 * 0.85)
         assert len(side_calls(simulator)) == 1
 
 

@@ -199,17 +199,17 @@ async def test_a_batch_of_edits_has_a_child_per_layer_and_says_what_it_freed(pro
 
 
 COMPACT = """\
-SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3500
-  * weir.context.status actions=compact=1 percent=158.5 tokens=3500 limit=7500 used=11500
-  * weir.eviction count=0 placeholders=1 policy=balanced freed=8000 remaining=3500
-  INTERNAL weir context.plan action=edit before=11500 after=3500
-    INTERNAL weir context.layer ingest_cap before=11500 after=11500 units=0
-    INTERNAL weir context.layer dedupe before=11500 after=11500 units=0
-    INTERNAL weir context.layer evict before=11500 after=11500 units=0
-    INTERNAL weir context.layer compact before=11500 after=3500 units=46 ref=…
-    CLIENT chat notes status=200 summarizer=True input=4000 output_tokens=181
-    CLIENT chat notes status=200 summarizer=True input=4500 output_tokens=183
-    CLIENT chat notes status=200 summarizer=True input=3000 output_tokens=184
+SERVER POST /v1/chat/completions status=200 action=edit before=16000 after=3500
+  * weir.context.status actions=compact=1 percent=219.1 tokens=3500 limit=7500 used=16000
+  * weir.eviction count=0 placeholders=1 policy=balanced freed=12500 remaining=3500
+  INTERNAL weir context.plan action=edit before=16000 after=3500
+    INTERNAL weir context.layer ingest_cap before=16000 after=16000 units=0
+    INTERNAL weir context.layer dedupe before=16000 after=16000 units=0
+    INTERNAL weir context.layer evict before=16000 after=16000 units=0
+    INTERNAL weir context.layer compact before=16000 after=3500 units=66 ref=…
+    CLIENT chat notes status=200 summarizer=True input=5500 output_tokens=181
+    CLIENT chat notes status=200 summarizer=True input=6000 output_tokens=183
+    CLIENT chat notes status=200 summarizer=True input=4500 output_tokens=182
     CLIENT chat notes status=200 summarizer=True input=1000 output_tokens=66
   CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3500 output_tokens=28"""
 
@@ -217,7 +217,7 @@ SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3500
 @pytest.mark.requirement("P15", "P13")
 async def test_the_summarisers_calls_stand_under_the_plan() -> None:
     async with scene(summarizer="notes", balanced=PATIENT) as started:
-        await ask(started, chat(26))
+        await ask(started, chat(36))
         assert await started.tree(about=500) == COMPACT
         asked = [seen for seen in started.simulator.answered() if seen.model == "notes"]
     calls = {f"{span.span_id.hex()}" for span in started.receiver.spans() if span.name == "chat notes"}
@@ -256,7 +256,6 @@ SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3000
     INTERNAL weir context.layer dedupe before=11500 after=11500 units=0
     INTERNAL weir context.layer evict before=11500 after=11500 units=0
     INTERNAL weir context.layer compact before=11500 after=3000 units=46 ref=…
-    CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
     CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
     CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
   CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3000 output_tokens=28"""

@@ -17,7 +17,7 @@ import pytest
 from policies.summaries import PROMPTS
 from proxy.cli.recording import load_recording
 from proxy.summaries.summarizer import Summarizer
-from tests.functional.harness import EARLY, RunningWeir, begins_with, tcp_tap, weir
+from tests.functional.harness import RunningWeir, begins_with, tcp_tap, weir
 from tests.real.environments import Unavailable
 from tests.real.llama import MODEL, Llama, model_server
 
@@ -29,6 +29,8 @@ REQUESTS = 15
 HEADROOM = 0.05
 ENOUGH_SAMPLES = 5
 RECORDING = load_recording()
+ROOMY = {"shapes": [{"window": None, "trigger": 0.97, "low_water": 0.46, "extract": 0.10, "tail": 0.12, "note": 0.04}]}
+"""A policy whose batches leave room for a few requests, also where the system message fills most of the window."""
 
 
 @dataclass(slots=True)
@@ -125,7 +127,7 @@ async def step(target: RunningWeir, wire: Wire, messages: Any) -> Step:
 
 async def play(llama: Llama) -> list[Step]:
     """The beginning of the recorded run, through a Weir that was told nothing of the window."""
-    async with watched(llama) as wire, weir(wire.base_url, window=None, balanced=EARLY) as target:
+    async with watched(llama) as wire, weir(wire.base_url, window=None, balanced=ROOMY) as target:
         return [await step(target, wire, recorded(i)) for i in RECORDING.requests[:REQUESTS]]
 
 

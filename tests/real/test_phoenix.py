@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.simulator.ledger import Seen
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.telemetry import Telemetry, TelemetrySettings
@@ -103,8 +104,8 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-async def converse(name: str, protocol: Protocol, endpoint: str) -> None:
-    """A request that passes, and one that does not fit and is asked again; both exported."""
+async def converse(name: str, protocol: Protocol, endpoint: str) -> list[Seen]:
+    """A request that passes, and one that does not fit and is asked again; both exported, as the upstream saw them."""
     telemetry = Telemetry.create(
         TelemetrySettings(
             otlp_endpoint=endpoint,
@@ -121,6 +122,7 @@ async def converse(name: str, protocol: Protocol, endpoint: str) -> None:
         grown = [*opening(), *(message for number in range(22) for message in tool_step(number))]
         for messages in (opening(), grown):
             await client.chat.completions.create(model="sim", messages=messages, max_tokens=512, tools=TOOLS)
+        return simulator.answered()
 
 
 @pytest.mark.requirement("P15", "A0.139")
@@ -129,7 +131,7 @@ async def test_phoenix_shows_the_trees_the_session_and_the_tokens_of_a_conversat
     phoenix: Phoenix, protocol: Protocol
 ) -> None:
     name = f"chat-by-{protocol[:4]}"
-    await converse(name, protocol, phoenix.grpc if protocol == "grpc" else phoenix.http)
+    seen = await converse(name, protocol, phoenix.grpc if protocol == "grpc" else phoenix.http)
     spans: list[dict[str, Any]] = []
     for _ in range(60):
         every = await phoenix.read("spans", limit=200)
@@ -144,13 +146,18 @@ async def test_phoenix_shows_the_trees_the_session_and_the_tokens_of_a_conversat
     assert [(span["span_kind"], span["status_code"]) for span in calls] == [
         *(("LLM", "UNSET"), ("LLM", "ERROR"), ("LLM", "UNSET")),
     ]
-    assert [span["attributes"].get("llm.token_count.prompt") for span in calls] == [237, None, 3139]
+    first, refused, again = seen
+    assert (refused.status, refused.prompt_tokens > again.prompt_tokens > first.prompt_tokens) == (400, True)
+    counted = [span["attributes"].get("llm.token_count.prompt") for span in calls]
+    assert counted == [first.prompt_tokens, None, again.prompt_tokens]
     assert {span["span_kind"] for span in spans if span["name"] != "chat sim"} == {"UNKNOWN"}
     assert calls[0]["attributes"]["llm.input_messages.0.message.role"] == "system"
     assert calls[0]["attributes"]["llm.output_messages.0.message.content"]
     (session,) = [row for row in await phoenix.read("sessions") if row["session_id"] == name]
     assert len(session["traces"]) == 2
-    assert (session["token_count_prompt"], session["token_count_completion"]) == (237 + 3139, 26 + 25)
+    for kind in ("prompt", "completion"):
+        used = sum(getattr(each, f"{kind}_tokens") for each in (first, again))
+        assert session[f"token_count_{kind}"] == used > 0
 
 
 def tree(spans: list[dict[str, Any]]) -> dict[str, list[str]]:
