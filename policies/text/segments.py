@@ -23,8 +23,8 @@ _SOLID = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u340
 WORD = re.compile(rf"[^\W_{_SOLID}]+(?:[-./:@'\u2019_]+[^\W_{_SOLID}]+)*|[{_SOLID}]+")
 _IS_SOLID = re.compile(rf"[{_SOLID}]")
 _TELLING = re.compile(r"\w")
-MAX_READ = 400_000
-"""Characters of one message that are read, half from each end."""
+MAX_READ = 240_000
+"""Bytes of one message that are read, half from each end."""
 MAX_PAIRS = 4_000
 MAX_SEGMENTS = 8_000
 """Sentences or lines of one message, half from each end."""
@@ -217,7 +217,10 @@ def is_identifier(word: str) -> bool:
 
 def clipped(text: str) -> str:
     """The text, of a very long one its two ends."""
-    return text if len(text) <= MAX_READ else f"{text[: MAX_READ // 2]}\n{text[-MAX_READ // 2 :]}"
+    if len(text) <= MAX_READ // 4 or (size := len(text.encode(errors="replace"))) <= MAX_READ:
+        return text
+    end = len(text) * MAX_READ // size // 2
+    return f"{text[:end]}\n{text[-end:]}"
 
 
 def parse(text: str) -> object | None:
