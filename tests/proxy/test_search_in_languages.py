@@ -73,17 +73,25 @@ async def test_an_archive_of_before_finds_its_texts_once_it_is_brought_up_to_dat
     await store.close()
 
 
+SINCE = (("branches", "trend_at"), ("cuts", "noted"))
+"""Columns that an earlier Weir did not have."""
+
+
 async def back(url: str) -> None:
     """Leave the index as an earlier Weir had it: whatever the database took for words."""
     before = REVISIONS[REVISIONS.index("0012") - 1]
     if url.startswith("sqlite"):
         with sqlite3.connect(url.partition(":///")[2]) as file:
             file.execute("INSERT INTO originals_fts (originals_fts) VALUES ('delete-all')")
+            for table, column in SINCE:
+                file.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
             file.execute("UPDATE alembic_version SET version_num = ?", (before,))
         file.close()
         return
     engine = create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:"))
     async with engine.begin() as connection:
         await connection.execute(sa.text("UPDATE originals SET words = to_tsvector('simple', 'password')"))
+        for table, column in SINCE:
+            await connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN {column}"))
         await connection.execute(sa.text("UPDATE alembic_version SET version_num = :before"), {"before": before})
     await engine.dispose()
