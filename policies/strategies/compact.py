@@ -54,7 +54,9 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
     newest = _too_large_results(draft, bounds, room=_room_beside(bounds, budget))
     read, end = {*gone, *newest}, len(draft.transcript.messages)
     sources = sources_of(bounds.transcript, sorted(read), bounds.calls())
-    visible = [_read(bounds, i).text for i in range(head, end) if i not in read]
+    current = bounds.protection.current
+    asked = "" if current is None or current == bounds.protection.task else _read(bounds, current).text
+    visible = [_read(bounds, i).text for i in range(head, end) if i not in read and (not asked or i != current)]
     state = read_state(
         sources,
         goal=_goal(bounds),
@@ -70,6 +72,7 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
         max_said=max(0, _said_budget(bounds, share) - beside),
         counter=bounds.counter,
         goal=_goal(bounds),
+        asked=asked,
         visible=visible,
         readings=bounds.readings,
     )

@@ -10,7 +10,7 @@ import heapq
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
 
@@ -33,6 +33,8 @@ NAME = 1.5
 USED = 1.5
 """A later call asked for it; ``LIKE_USED``: for something of the same shape."""
 LIKE_USED = 1.5
+ASKED = 4.0
+"""What the user names now is wanted."""
 REUSED = 0.2
 MAX_REUSED = 4
 BRIEFLY = 60
@@ -98,28 +100,30 @@ class Weights:
         *,
         used: frozenset[str] = frozenset(),
         names: frozenset[str] = frozenset(),
+        asked: Iterable[str] = (),
     ) -> None:
         self._in = Counter(chain.from_iterable(documents))
         self._used = used
         self._names = names
+        self._asked = frozenset(map(_stem, asked))
         self._shapes = {shape(term) for term in used if is_identifier(term)}
         self._most = len(documents) + 2
         self._known: tuple[dict[str, float], dict[str, float]] = ({}, {})
 
     @classmethod
-    def over(cls, readings: Sequence[Reading]) -> "Weights":
+    def over(cls, readings: Sequence[Reading], *, asked: Iterable[str] = ()) -> "Weights":
         """By what messages hold, what their calls ask for, and which words are names: never in small letters."""
         empty = frozenset[str]()
         names, plain = empty.union(*(r.names for r in readings)), empty.union(*(r.plain for r in readings))
         used = empty.union(*(r.asked for r in readings))
-        return cls([r.terms for r in readings], used=used, names=names - plain)
+        return cls([r.terms for r in readings], used=used, names=names - plain, asked=asked)
 
     def of(self, terms: Sequence[str], *, result: bool) -> tuple[float, ...]:
         """The weights of the terms; a bare number tells little in a tool's result."""
         known = self._known[result]
         for term in terms:
             if term not in known:
-                known[term] = self._weigh(term, result=result)
+                known[term] = self._weigh(term, result=result) * (ASKED if _stem(term) in self._asked else 1.0)
         return tuple([known[term] for term in terms])
 
     def _weigh(self, term: str, *, result: bool) -> float:
@@ -139,6 +143,11 @@ class Weights:
 SHORTEST_IDENTIFIER = 5
 
 
+def _stem(term: str) -> str:
+    """What a word has in common with its inflections; an identifier has none."""
+    return term if is_identifier(term) else term[:STEM]
+
+
 def shape(word: str) -> str:
     """The pattern of an identifier: every run of digits as 9, of letters as a."""
     return _RUN.sub(lambda run: "9" if run.group()[0].isdigit() else "a", word)
@@ -151,18 +160,20 @@ def extract(
     counter: TokenCounter,
     max_said: int = 0,
     goal: str = "",
+    asked: str = "",
     visible: Sequence[str] = (),
     readings: Readings | None = None,
 ) -> Extract:
     """What is kept of ``sources`` within ``max_tokens``, beside what the ``visible`` texts say already.
 
     Up to ``max_said`` tokens may be filled by what the user said beyond that. ``goal`` is a statement of the user that
-    stands before all of them: what was said about it later comes first.
+    stands before all of them: what was said about it later comes first. ``asked`` is what the user says now: what it
+    names is wanted.
     """
     reader = Readings() if readings is None else readings
     sources = (Source(-1, "user", goal), *sources)
     most = max(max_tokens, max_said)
-    items = candidates(sources, [reader.of(source) for source in sources], room=max_tokens)
+    items = candidates(sources, [reader.of(source) for source in sources], room=max_tokens, asked=asked)
     link(items, sources)
     shown = [term for text in visible for term in terms_of(text)]
     ranked = choose(items, int(SPARE * most), shown=shown, seen=[n for n, i in enumerate(items) if i.source == 0])
@@ -199,12 +210,12 @@ def fitted(
     return best
 
 
-def candidates(sources: Sequence[Source], read: Sequence[Reading], *, room: int = 0) -> list[Item]:
+def candidates(sources: Sequence[Source], read: Sequence[Reading], *, room: int = 0, asked: str = "") -> list[Item]:
     """Every segment of the sources, and every identifier alone; of a call made twice only the newest result's.
 
     Where the user's words are few beside the ``room`` in tokens, they come before all else.
     """
-    weights = Weights.over(read)
+    weights = Weights.over(read, asked=terms_of(asked))
     spoken = sum(source.tokens for source in sources if _is_said(source))
     few = min(MAX_FEW, max(1.0, FEW * room / max(1, spoken)))
     newest = {(s.tool, s.arguments): i for i, s in enumerate(sources) if s.tool}

@@ -2,6 +2,7 @@
 
 import cProfile
 import json
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -53,6 +54,16 @@ def test_a_rule_of_the_user_survives_verbatim_wherever_it_stands(rule: str) -> N
         texts = [*filler[:place], f"{filler[place]} {rule}", *filler[place + 1 :]]
         sources = [said(2 * i, "user", text) for i, text in enumerate(texts)]
         assert rule in extract(sources, max_tokens=200, counter=COUNTER).text
+
+
+@pytest.mark.requirement("A0.58")
+@pytest.mark.parametrize("number", range(0, 40, 7))
+def test_what_the_user_names_now_is_kept_before_what_tells_as_much(number: int) -> None:
+    places = ["".join(p) for p in product(("ba", "ke", "lo", "mu", "ni"), ("dor", "gat"), ("en", "is", "um", "ov"))]
+    texts = [f"The depot at {place} closes when {place[::-1]} leaves." for place in places]
+    sources = [said(2 * n, "user", text) for n, text in enumerate(texts)]
+    question = f"And what of {places[number]}?"
+    assert texts[number] in extract(sources, max_tokens=60, counter=COUNTER, asked=question).text
 
 
 @pytest.mark.requirement("R.56", "S.21")
