@@ -42,6 +42,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WHOLE = 1 << 20
 _READ_AHEAD = 1 << 16
 _READ_OUT = 0.25
+_STOPPED = 0.5
 _PIPELINED = 8
 _PROBED = frozenset({"/healthz", "/readyz", "/metrics"})  # who asks there would end a process that is only busy
 _PROBES = (0.02, 0.2, 0.5)
@@ -359,7 +360,9 @@ class Protocol(HttpToolsProtocol):
         now = self.loop.time()
         if now >= self.stalled:
             self._check_reader(now)
-        if now >= self.deadline:
+        if now >= self.deadline + _STOPPED:
+            self.deadline = now + _STOPPED  # uvloop runs timers before it reads what came while the process stood still
+        elif now >= self.deadline:
             self._expire(now)
         if (when := min(self.deadline, self.stalled)) < _NEVER and self.parser is not None:
             self._arm(when)

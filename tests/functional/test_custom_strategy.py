@@ -59,7 +59,9 @@ policies:
   mine: {{{settings}}}
 default_policy: mine
 """
-CUSTOM = "cascade: [{{layer: custom, params: {{path: 'operators_layer:{name}', seconds: 0.4}}}}, {{layer: evict}}]"
+CUSTOM = (
+    "cascade: [{{layer: custom, params: {{path: 'operators_layer:{name}', seconds: {seconds}}}}}, {{layer: evict}}]"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +91,7 @@ def kinds(actions: str) -> set[str]:
 async def test_a_conversation_is_kept_in_the_window_by_an_operators_function(
     upstream: RunningSimulator, tmp_path: Path, deployment: Deployment
 ) -> None:
-    yaml = policy(upstream, CUSTOM.format(name="newest"))
+    yaml = policy(upstream, CUSTOM.format(name="newest", seconds=20))
     async with deployment.serving(upstream.base_url, yaml=yaml, folder=tmp_path) as target:
         talk = Talk(target.client())
         await talk.agent(22)
@@ -108,7 +110,7 @@ async def test_a_conversation_is_kept_in_the_window_by_an_operators_function(
 async def test_what_it_does_wrong_is_logged_and_the_next_layer_does_the_work(
     name: str, why: str, upstream: RunningSimulator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    yaml = policy(upstream, CUSTOM.format(name=name))
+    yaml = policy(upstream, CUSTOM.format(name=name, seconds=0.4))
     async with weir(upstream.base_url, tmp_path / "w.db", yaml=yaml, folder=tmp_path) as target:
         talk = Talk(target.client())
         with caplog.at_level(logging.WARNING, logger="weir.custom"):

@@ -108,3 +108,23 @@ async def command(*arguments: str) -> str:
     out, err = await process.communicate()
     assert process.returncode == 0, err
     return out.decode().splitlines()[0].strip() if out else ""
+
+
+@pytest.mark.requirement("R.75", "R.1")
+async def test_what_came_while_the_process_stood_still_is_read_before_it_is_too_late(tmp_path: Path) -> None:
+    path = configured(tmp_path, "http://127.0.0.1:9/v1")
+    path.write_text(path.read_text().replace("grace: 1s", "grace: 1s, header_timeout: 1s"))
+    async with WeirProcess(["--config", str(path)], free_port()) as weir:
+        assert weir.process is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", weir.port)
+        await asyncio.sleep(0.3)  # accepted
+        weir.process.send_signal(signal.SIGSTOP)
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: weir\r\n\r\n")
+        await asyncio.sleep(1.5)
+        weir.process.send_signal(signal.SIGCONT)
+        assert await asyncio.wait_for(reader.readline(), 20) == b"HTTP/1.1 200 OK\r\n"
+        writer.close()
+        late, slow = await asyncio.open_connection("127.0.0.1", weir.port)
+        slow.write(b"GET /healthz HTTP/1.1\r\nhost: ")
+        assert (await asyncio.wait_for(late.readline(), 20)).startswith(b"HTTP/1.1 408 ")
+        slow.close()
