@@ -16,21 +16,21 @@ from pathlib import Path
 from proxy.store import Store
 from tests.proxy.store_rows import change, eviction, exchange, url
 
-BREATH = 0.005
+PART = 20
 
 
 async def many(path: Path, branch: str, count: int) -> None:
-    """Commit ``count`` batches on a branch of its own, and an exchange with each fourth, once somebody says so."""
+    """Commit ``count`` batches on a branch of its own, and an exchange with each fourth, a part whenever told to."""
     store = await Store.open(url(path), shared=True, busy_timeout=20)
-    print("ready", flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
     for number in range(count):
+        if number % PART == 0:  # else the first to get the lock might keep it to its end
+            print("ready", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
         given = change(number, branch=branch, conversation=branch, count=1, with_cut=number % 2 == 0)
         await store.commit(replace(given, evictions=(eviction(number),)))
         if number % 4 == 0:
             refused = replace(exchange(number, branch=branch, conversation=branch), outcome="context_length_exceeded")
             await store.record([refused])
-            await asyncio.sleep(BREATH)  # else the first to get the lock might keep it to its end
     await store.close()
 
 

@@ -21,6 +21,7 @@ from proxy.store import AuditRow, AuditType, Broken, KeyRow, Store, StoreError
 from proxy.store.chain import GENESIS, AuditEvent, harmless, hash_of, linked, name_digest
 from proxy.store.packing import pack_words, unpack_words
 from proxy.store.records import ConversationRow
+from tests.proxy.audit_writer import PART
 from tests.proxy.store_rows import change, edit, eviction, exchange, note, original, saved, url
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -439,12 +440,13 @@ async def test_two_processes_and_two_hundred_commits_make_one_line(tmp_path: Pat
         )
         for name in ("b1", "b2")
     ]
-    for writer in writers:
-        assert writer.stdout is not None
-        await writer.stdout.readline()
-    for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.write(b"go\n")
+    for _ in range(100 // PART):
+        for writer in writers:
+            assert writer.stdout is not None
+            assert await writer.stdout.readline() == b"ready\n"
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.write(b"go\n")
     for writer in writers:
         _, said = await writer.communicate()
         assert writer.returncode == 0, said.decode()
