@@ -110,7 +110,7 @@ def _identifiers(sources: Sequence[Source], later: Sequence[ToolCall]) -> list[s
     """What calls took from earlier messages, and what the user named."""
     found = dict.fromkeys(v for values in used_values(sources, later).values() for v in values)
     for source in sources:
-        if source.role == "user" and not source.is_result:
+        if source.is_users:
             named = literals(source.text[:MOST_READ])
             found.update(dict.fromkeys(v for v in named if SHORTEST_VALUE <= len(v) <= LONGEST_VALUE))
     return list(found)

@@ -28,7 +28,7 @@ def statements(
     sources: Sequence[Source], *, goal: str, known: Sequence[str] = (), readings: Readings
 ) -> tuple[str, ...]:
     """The statements behind those that are known already, within :data:`MOST_SENTENCES` and :data:`MOST_TOKENS`."""
-    spoken = [source for source in sources if source.role == "user" and not source.is_result]
+    spoken = [source for source in sources if source.is_users]
     if not spoken:
         return tuple(known)
     every = [*(Source(-1, "user", line, tokens=_tokens(line)) for line in known), *spoken]

@@ -38,7 +38,7 @@ def read_state(
     base = previous or Checkpoint()
     until = known_until(sources, base.marks)
     new = [s for s in sources if s.position > until]
-    task = base.goal or goal or next((s.text for s in sources if s.role == "user" and not s.is_result), "")
+    task = base.goal or goal or next((s.text for s in sources if s.is_users), "")
     before = [] if base.goal or any(s.text == task for s in new) else [Source(-1, "user", task)]
     notes = notes_in(new, tools)
     decided = [Decision(shorten(n.text, LONGEST)) for n in notes if n.category == "decisions"]

@@ -184,7 +184,7 @@ def extract(
     best = fitted(ranked, write, max_tokens=max_tokens, counter=counter)
     if most > max_tokens:
         taken = frozenset(best.chosen)
-        said = [g for g in ranked if taken.issuperset(g) or all(_is_said(sources[items[n].source]) for n in g)]
+        said = [g for g in ranked if taken.issuperset(g) or all(sources[items[n].source].is_users for n in g)]
         best = fitted(said, write, max_tokens=most, counter=counter)
     return replace(best, identifiers=_identifiers(sources, items, frozenset(best.chosen)))
 
@@ -216,7 +216,7 @@ def candidates(sources: Sequence[Source], read: Sequence[Reading], *, room: int 
     Where the user's words are few beside the ``room`` in tokens, they come before all else.
     """
     weights = Weights.over(read, asked=terms_of(asked))
-    spoken = sum(source.tokens for source in sources if _is_said(source))
+    spoken = sum(source.tokens for source in sources if source.is_users)
     few = min(MAX_FEW, max(1.0, FEW * room / max(1, spoken)))
     newest = {(s.tool, s.arguments): i for i, s in enumerate(sources) if s.tool}
     items: list[Item] = []
@@ -226,7 +226,9 @@ def candidates(sources: Sequence[Source], read: Sequence[Reading], *, room: int 
             continue
         rate = _tokens_per_character(source)
         items.extend(_of_segments(i, source, reading, weights, rate, few))
-        for low, word in () if source.calls and source.tokens <= 2 * BRIEFLY else reading.identifiers.items():
+        if source.calls and source.tokens <= 2 * BRIEFLY:
+            continue  # a reason is read as a sentence
+        for low, word in reading.identifiers.items():
             if low in alone:
                 alone[low].source = i
                 continue
@@ -236,7 +238,7 @@ def candidates(sources: Sequence[Source], read: Sequence[Reading], *, room: int 
 
 
 def _of_segments(i: int, source: Source, reading: Reading, weights: Weights, rate: float, few: float) -> Iterator[Item]:
-    result, said = source.is_result, _is_said(source)
+    result, said = source.is_result, source.is_users
     worth = REASON if source.calls else SPEAKERS.get("tool" if result else source.role, OTHER_SPEAKER)
     if said or source.calls:
         worth *= 1 + math.exp(-source.tokens / BRIEFLY)
@@ -260,10 +262,6 @@ def is_alone(segment: Segment) -> bool:
     """Whether a pair's value is one identifier."""
     text = segment.text
     return segment.key != "" and len(segment.terms) == 1 and len(text) >= SHORTEST_IDENTIFIER and is_identifier(text)
-
-
-def _is_said(source: Source) -> bool:
-    return source.role == "user" and not source.is_result
 
 
 def _tokens_per_character(source: Source) -> float:
@@ -310,7 +308,7 @@ def link(items: Sequence[Item], sources: Sequence[Source]) -> None:
 
 def _corrections(items: Sequence[Item], sources: Sequence[Source], spoken: Sequence[int]) -> dict[int, tuple[int, ...]]:
     """By a user's message the item of the next one, where that is a mere correction."""
-    users = [i for i, source in enumerate(sources) if _is_said(source)]
+    users = [i for i, source in enumerate(sources) if source.is_users]
     if not users:
         return {}
     usual = sorted(sources[i].tokens for i in users)[len(users) // 2]
@@ -413,8 +411,8 @@ def _by_key(items: Sequence[Item]) -> list[Item]:
 def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[int]) -> str:
     """The chosen items in the order of the conversation, a line for each message with its number.
 
-    An identifier that stands in another of them is not listed by itself. Messages one after the other that only have
-    values of one key to show share a line.
+    An identifier that stands in another of them is not listed by itself. Calls or results one after the other that only
+    have values of one key to show share a line.
     """
     lines: list[str] = []
     before = ("", "")
@@ -425,7 +423,7 @@ def render(sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[in
         source, told = sources[number], [*of_message]
         speaker = "call" if called else source.role
         keys = {item.segment.key.strip() for item in told}
-        key = keys.pop() if len(keys) == 1 else ""
+        key = keys.pop() if len(keys) == 1 and (called or source.is_result) else ""
         if key and before == (speaker, key):
             lines[-1] += f"; {source.position}: {', '.join(item.segment.text for item in told)}"
         else:

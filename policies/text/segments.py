@@ -69,6 +69,11 @@ class Source:
         """True for what a tool returned."""
         return bool(self.tool) or self.role in {"tool", "function"}
 
+    @property
+    def is_users(self) -> bool:
+        """True for what a user said."""
+        return self.role == "user" and not self.is_result
+
 
 def terms_of(text: str) -> tuple[str, ...]:
     """The terms of a text in order, each once."""
