@@ -33,8 +33,6 @@ CUT_STEP = 2 / 3
 """What a newest step that has to be cut may take of the room beside the summary, or low water: the rest is for the
 next one."""
 SMALLEST_STEP = 200
-GROWTH = 1_500
-"""Tokens beside the user's words and the tail after a batch: some steps, so that the next one is not at once."""
 LEAST_EXTRACT = 0.4
 """What of its share the summary has where the newest step alone fills what a batch should leave."""
 
@@ -69,7 +67,6 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
     made = extract(
         sources,
         max_tokens=max(0, budget - beside),
-        max_said=max(0, _said_budget(bounds, share) - beside),
         counter=bounds.counter,
         goal=_goal(bounds),
         asked=asked,
@@ -112,12 +109,6 @@ def _extract_budget(draft: Draft, bounds: Bounds, start: int, share: float) -> i
     tail = sum(p.tokens for p in draft.pieces if p.index is not None and p.index >= start and p.index not in kept)
     left = share * bounds.shape.low_water * bounds.room - tail
     return min(int(min(most, max(left, LEAST_EXTRACT * most))), bounds.shape.extract_max)
-
-
-def _said_budget(bounds: Bounds, share: float) -> int:
-    """Tokens of the summary where it is the user's words that fill it; some stay free, however small the room."""
-    shape, room = bounds.shape, bounds.room
-    return min(int(share * min(shape.said * room, (1 - shape.tail) * room - GROWTH)), shape.extract_max)
 
 
 def _summary_overhead(draft: Draft, bounds: Bounds) -> int:

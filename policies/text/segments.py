@@ -20,7 +20,9 @@ from policies.messages import ToolCall
 
 _SOLID = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 """Thai, Lao, Burmese, Khmer, Kana and Han: written without blanks."""
-WORD = re.compile(rf"[^\W_{_SOLID}]+(?:[-./:@'\u2019_]+[^\W_{_SOLID}]+)*|[{_SOLID}]+")
+_GROUPED = r"\+?\d{1,4}(?:[ \u00a0]\d{2,5}){2,5}(?!\w)"
+"""A number written in groups, as of a telephone or an account, is one word."""
+WORD = re.compile(rf"{_GROUPED}|[^\W_{_SOLID}]+(?:[-./:@'\u2019_]+[^\W_{_SOLID}]+)*|[{_SOLID}]+")
 _IS_SOLID = re.compile(rf"[{_SOLID}]")
 _TELLING = re.compile(r"\w")
 MAX_READ = 240_000
@@ -207,8 +209,7 @@ class Reading:
 _DATE = re.compile(r"\d+[-/.]\d+[-/.]\d+\Z")
 _LETTER = re.compile(r"[^\W\d_]")
 _DIGIT = re.compile(r"\d")
-_JOINT = re.compile(r"[_@/]")
-NUMBER = re.compile(r"[\d.,:/-]+\Z")
+_JOINT = re.compile(r"[_@/\s]")
 
 
 def is_identifier(word: str) -> bool:
