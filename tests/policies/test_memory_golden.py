@@ -38,6 +38,7 @@ from policies.summaries import (
     PROMPTS,
     Line,
     Proposal,
+    Written,
     bind,
     condense,
     enclosed,
@@ -64,13 +65,17 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "memory.json"
 TOOLS = NoteTaking()
 LAUNDERING = [json.loads(line) for line in (HERE / "laundering.jsonl").read_text(encoding="utf-8").splitlines()]
 RAW = (
-    '{"goal": "Ship 2.4", "done": ["Read src/a.py", "Fixed E4411"], "current": "Test", "todo": ["Docs"], "decisions": '
-    '[{"decision": "argon2", "why": "bcrypt is slow", "rejected": ["scrypt"]}, "keep port 5432"], "next": null}',
+    (
+        '{"goal": "Ship 2.4", "done": ["Read src/a.py", "Fixed E4411"], "current": "Test", "todo": ["Docs"], "decisions": '
+        '[{"decision": "argon2", "why": "bcrypt is slow", "rejected": ["scrypt"]}, "keep port 5432"], "next": null}'
+    ),
     '```json\n{"goal": "Ship 2.4", // said so\n "done": ["a", "b",], /* all */ "open_issues": {"x": 1, "y": "z"},}\n```',
     'Here it is: {"goal": "Ship 2.4", "done": ["one", "two", "thr',
     '{"done": [["a", 1], true, null, {"what": "c"}], "Left to do": "x"}',
-    "## Goal\nShip 2.4\n**Done so far:**\n- [x] read src/a.py\n* Fixed E4411\nDecisions (what, why):\n"
-    "1. argon2 (because bcrypt is slow) [not: scrypt; md5]\nOpen problems: none\nNext steps:\n- docs",
+    (
+        "## Goal\nShip 2.4\n**Done so far:**\n- [x] read src/a.py\n* Fixed E4411\nDecisions (what, why):\n"
+        "1. argon2 (because bcrypt is slow) [not: scrypt; md5]\nOpen problems: none\nNext steps:\n- docs"
+    ),
     "- Goal: Ship 2.4\n- Done: 12 files\n- Errors: E4411 carrier refused\n- Unknown heading: x",
     "It is only prose about order W7731 and nothing else.",
     '{"strange": 1}',
@@ -118,6 +123,12 @@ def _question(effect: Summarize) -> dict[str, object]:
         "key": effect.key,
         "standing": standing,
     }
+
+
+def _written(written: Written) -> list[object]:
+    told = written.proposal and written.proposal.to_json()
+    return [written.text, told, written.calls, written.failure, written.repaired, written.purpose, written.dropped,
+            written.missing]  # fmt: skip
 
 
 def _copying(effect: Summarize) -> Summary:
@@ -194,7 +205,12 @@ def condensed() -> dict[str, object]:
         model = Model(plan.pop("answer", _copying))
         given = {"lines": lines, "prompt": "structured", "max_tokens": 200, "max_input": 32_000, "counter": CHARS4}
         written = model.run(condense(**(given | plan)))  # type: ignore[arg-type]
-        found[name] = [len(model.asked), model.rounds, digest([_question(q) for q in model.asked]), digest(written)]
+        found[name] = [
+            len(model.asked),
+            model.rounds,
+            digest([_question(q) for q in model.asked]),
+            digest(_written(written)),
+        ]
     return found
 
 
@@ -245,8 +261,6 @@ def bound() -> dict[str, object]:
         told = bind(notes, case.lines, previous=claims[0])
         found[case.name] = [
             told.text,
-            told.quoted,
-            len(told.dropped),
             digest([bind(c, case.lines, in_place=True).text for c in claims]),
             digest([grounded(c, material) for c in claims]),
             digest([invented(c, material) for c in claims]),
