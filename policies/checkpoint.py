@@ -53,6 +53,11 @@ class Decision:
     rationale: str = ""
     alternatives: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        why = f" (because {self.rationale})" if self.rationale else ""
+        against = f" [not: {'; '.join(self.alternatives)}]" if self.alternatives else ""
+        return f"{self.text}{why}{against}"
+
 
 @dataclass(frozen=True, slots=True)
 class Identifier:
@@ -178,7 +183,7 @@ class Checkpoint:
             ("Open issues", self.open_issues),
             ("TODO (not done)", tuple(f"TODO: {s.text}" for s in planned)),
             ("Done", tuple(f"{s.text} (not verified)" if s.told else s.text for s in done)),
-            ("Decisions", tuple(_decided(d) for d in self.decisions[-DECISIONS_SHOWN:])),
+            ("Decisions", tuple(str(d) for d in self.decisions[-DECISIONS_SHOWN:])),
             (f"Environment{stamp}", (*self.environment, VERIFY) if self.environment else ()),
             ("Learnings", self.learnings),
             ("Notes", self.notes),
@@ -347,15 +352,7 @@ def _subtask_changes(old: Sequence[Subtask], new: Sequence[Subtask]) -> dict[str
 
 def _line(value: object) -> str:
     """One entry of a list as the audit names it."""
-    if isinstance(value, Decision):
-        return _decided(value)
     return value.value if isinstance(value, Identifier) else str(value)
-
-
-def _decided(decision: Decision) -> str:
-    why = f" (because {decision.rationale})" if decision.rationale else ""
-    against = f" [not: {'; '.join(decision.alternatives)}]" if decision.alternatives else ""
-    return f"{decision.text}{why}{against}"
 
 
 def _read(name: str, value: object) -> object:

@@ -22,8 +22,8 @@ from policies.flows import together
 from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind
 from policies.messages import ToolCall
 from policies.pieces import Piece
-from policies.summaries import Line, condense
-from policies.summaries.judge import REPAIRABLE
+from policies.summary import Line, condense
+from policies.summary.prompts import REASONS
 from policies.text.gist import clip, shorten
 
 LARGEST_SHARE = 0.9
@@ -36,7 +36,7 @@ LONGEST_CALL = 1_000
 """Characters of the call that go with it."""
 MOST_ROUNDS = 4
 """Times that one run of a layer asks again because what it was told did not suffice."""
-FAULTS = REPAIRABLE | {"refusal", "reasoning_only", "tool_call", "unsupported", "no_room", "nothing"}
+FAULTS = REASONS.keys() | {"refusal", "reasoning_only", "tool_call", "unsupported", "no_room", "nothing"}
 """Failures of one answer; any other is one of whoever is asked, who is then asked no more."""
 NO_SUMMARIZER = "no_summarizer"
 TOO_LITTLE = "not_smaller"

@@ -13,7 +13,7 @@ from policies.effects import Flow
 from policies.ledger import Cut
 from policies.pieces import Piece
 from policies.sources import lines_of, sources_of
-from policies.summaries import Proposal, condense
+from policies.summary import Proposal, condense
 
 SMALLEST_ROOM = 2_000
 CACHED_PRICE = 0.1

@@ -17,7 +17,7 @@ from policies.settings import ContextSettings
 from policies.sources import lines_of, sources_of
 from policies.state import read_state
 from policies.state.milestones import milestone
-from policies.summaries import condense, normal_text
+from policies.summary import condense, normal_text
 from policies.text.extract import extract
 from policies.text.segments import Readings, Source
 from policies.tokens import TokenCounter

@@ -15,9 +15,8 @@ from policies.fidelity.prompts import ANSWER, JUDGE, NOT_STATED, PROPOSE
 from policies.fidelity.questions import MOST, Question, proposed
 from policies.fidelity.verdicts import Fidelity, Judged, Verdict, read_verdict
 from policies.flows import together
-from policies.summaries import Line, Prompt, enclosed, harmless, normal_text, render_transcript
-from policies.summaries.chunks import Sized, divide, sized, split_text
-from policies.summaries.transcript import harmless_lines
+from policies.summary import Line, Prompt, enclosed, harmless, normal_text, render_transcript
+from policies.summary.material import divide, harmless_lines, sized, split_text
 from policies.tokens import TokenCounter
 
 AT_A_TIME = 5
@@ -93,19 +92,19 @@ def _joined(questions: Sequence[Question], more: Sequence[Question]) -> list[Que
     return [*questions, *(q for q in more if q.text.lower() not in known)][:MOST]
 
 
-def _propose(lines: Sequence[Sized], terms: Terms) -> Flow[tuple[Question, ...]]:
+def _propose(lines: Sequence[Line], terms: Terms) -> Flow[tuple[Question, ...]]:
     """Questions that the model writes about the newest part of the conversation that it can read."""
     instruction = PROPOSE.instruction.replace("{words}", str(terms.propose))
     room = terms.max_input - _size(PROPOSE, instruction, terms) - PROPOSAL_TOKENS
     if room < SMALLEST_ROOM:
         return ()
     newest = divide(lines, room, most=EVERY_CHUNK, counter=terms.counter)[-1]
-    material = render_transcript([s.line for s in newest])
+    material = render_transcript(newest)
     reply = yield _ask(PROPOSE, f"{material}\n\n{instruction}", PROPOSAL_TOKENS, terms)
     return tuple(proposed(reply.text))[: terms.propose] if isinstance(reply, Summary) else ()
 
 
-def _chunks(lines: Sequence[Sized], group: Sequence[Question], terms: Terms) -> list[list[Sized]]:
+def _chunks(lines: Sequence[Line], group: Sequence[Question], terms: Terms) -> list[list[Line]]:
     """The context in parts that a question with its answer can hold; empty where not even one line has room."""
     room = _room(group, terms)
     return divide(lines, room, most=EVERY_CHUNK, counter=terms.counter) if room >= SMALLEST_ROOM else []
@@ -130,7 +129,7 @@ def _listed(group: Sequence[Question]) -> str:
     return enclosed("questions", "\n".join(f"{n}: {q.text}" for n, q in enumerate(group, 1)))
 
 
-def _answer(group: Sequence[Question], chunks: Sequence[Sequence[Sized]], terms: Terms) -> Flow[_Answers]:
+def _answer(group: Sequence[Question], chunks: Sequence[Sequence[Line]], terms: Terms) -> Flow[_Answers]:
     """The answers to a group of questions from a whole context, read in one part or in several that are merged."""
     parts = yield from together([_from_part(group, chunk, terms) for chunk in chunks])
     calls = sum(part.calls for part in parts)
@@ -151,8 +150,8 @@ def _answer(group: Sequence[Question], chunks: Sequence[Sequence[Sized]], terms:
     return _Answers({n: t for n, t in texts.items() if n not in failures}, failures, calls)
 
 
-def _from_part(group: Sequence[Question], chunk: Sequence[Sized], terms: Terms) -> Flow[_Answers]:
-    material = render_transcript([s.line for s in chunk])
+def _from_part(group: Sequence[Question], chunk: Sequence[Line], terms: Terms) -> Flow[_Answers]:
+    material = render_transcript(chunk)
     asked = f"{material}\n\n{_listed(group)}\n\n{ANSWER.ask(max_tokens=_tokens(group))}"
     reply = yield _ask(ANSWER, asked, _tokens(group), terms)
     return _read(reply, range(len(group)))

@@ -7,7 +7,7 @@ from policies.ledger import EditKind
 from policies.messages import Transcript
 from policies.pieces import Piece
 from policies.sources import lines_of, sources_of
-from policies.summaries import Line
+from policies.summary import Line
 from policies.text.segments import Source
 from policies.turns import answered_calls, units
 

@@ -8,7 +8,7 @@ from policies.fidelity.questions import LONGEST_VALUE, SHORTEST_VALUE, used_valu
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.state import read_state
-from policies.summaries import normal_text
+from policies.summary import normal_text
 from policies.text.literals import literals
 from policies.text.segments import Source
 

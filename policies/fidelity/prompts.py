@@ -7,7 +7,7 @@ word that asks for notes: whoever sees one should not take it for a question to 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from policies.summaries.prompts import Prompt
+from policies.summary.prompts import Prompt
 
 NOT_STATED = "NOT STATED"
 _DATA = (

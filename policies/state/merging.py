@@ -10,7 +10,7 @@ from dataclasses import replace
 from policies.checkpoint import Checkpoint, Decision, Status, Subtask
 from policies.state.environment import MOST_FACTS, bare, key_of
 from policies.state.issues import MOST_ISSUES
-from policies.summaries import Proposal
+from policies.summary import Proposal
 from policies.text.gist import shorten
 from policies.text.literals import literals, normal
 from policies.text.segments import terms_of

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from typing import Generic, Literal, TypeVar
 
 from policies import Failed, Summarize, Summary
-from policies.summaries import declines, without_reasoning
+from policies.summary import declines, without_reasoning
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
 from proxy.store.records import SummaryRow
 from proxy.summaries.allowance import Allowance, Budget, SharedBook

@@ -25,7 +25,7 @@ from policies.fidelity import (
 from policies.fidelity.questions import MINIMUM
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
-from policies.summaries import Line
+from policies.summary import Line
 from policies.text.segments import Source
 from policies.tokens import CHARS4
 from tests.policies.answering import Model

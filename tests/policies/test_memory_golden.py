@@ -34,7 +34,7 @@ from policies.pieces import Piece
 from policies.settings import NoteTaking
 from policies.sources import lines_of
 from policies.state import merge_states, read_state
-from policies.summaries import (
+from policies.summary import (
     PROMPTS,
     Line,
     Proposal,
@@ -48,9 +48,10 @@ from policies.summaries import (
     judge,
     missing,
     read_proposal,
+    render_resumed,
+    render_summary,
     without_reasoning,
 )
-from policies.summary import render_resumed, render_summary
 from policies.text.segments import Source
 from policies.tokens import CHARS4
 from tests.policies.answering import Model
@@ -260,8 +261,8 @@ def bound() -> dict[str, object]:
         notes = "Goal: x\nDecisions:\n" + "\n".join(f"- {claim}" for claim in claims)
         told = bind(notes, case.lines, previous=claims[0])
         found[case.name] = [
-            told.text,
-            digest([bind(c, case.lines, in_place=True).text for c in claims]),
+            told,
+            digest([bind(c, case.lines, in_place=True) for c in claims]),
             digest([grounded(c, material) for c in claims]),
             digest([invented(c, material) for c in claims]),
             missing(claims[0], material * 2).missing,
@@ -269,9 +270,7 @@ def bound() -> dict[str, object]:
     for case in LAUNDERING:
         lines = [Line("user", "Go on."), Line(f"result of {case['tool']}", case["result"])]
         notes = f"Decisions:\n- {case['laundered']}\nNotes: {case['laundered']}"
-        found[case["name"]] = digest(
-            [bind(notes, lines).text, harmless(case["result"]), enclosed("x", harmless(notes))]
-        )
+        found[case["name"]] = digest([bind(notes, lines), harmless(case["result"]), enclosed("x", harmless(notes))])
     return found
 
 

@@ -7,7 +7,7 @@ from policies.checkpoint import Checkpoint, Decision, Status, Subtask
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.state import known_until, merge_states, read_state
-from policies.summaries import Proposal
+from policies.summary import Proposal
 from policies.text.segments import Readings, Source, sentences
 from policies.tokens import CHARS4
 from tests.policies.sessions import queue_session, shared_conversations

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.checkpoint import Decision
-from policies.summaries import PROMPTS, Proposal, read_proposal
+from policies.summary import PROMPTS, Proposal, read_proposal
 
 FULL = Proposal(
     goal=("Move the shop to the new server",),

@@ -14,7 +14,7 @@ import pytest
 
 from policies import Summarize
 from policies.checkpoint import Checkpoint
-from policies.summaries import invented
+from policies.summary import invented
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store import Store

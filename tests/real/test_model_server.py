@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from policies.summaries import PROMPTS
+from policies.summary import PROMPTS
 from proxy.cli.recording import load_recording
 from proxy.summaries.summarizer import Summarizer
 from tests.functional.harness import RunningWeir, begins_with, tcp_tap, weir

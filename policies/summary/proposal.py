@@ -6,13 +6,14 @@ Small models break JSON: a fence around it, comments, a comma too many, no end. 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from policies.checkpoint import Decision
 
-MOST_ITEMS = 60
-LONGEST_ITEM = 1_200
-LONGEST_READ = 400_000
+MAX_ITEMS = 60
+MAX_ITEM_LEN = 1_200
+MAX_READ_LEN = 400_000
+MAX_PREAMBLE_LEN = 200
 ATTEMPTS = 12
 MOST_OF_TEXT = 0.6
 HEADINGS: Mapping[str, str] = {
@@ -75,7 +76,7 @@ class Proposal:
         """The proposal under headings, one item a line; what is empty is left out."""
         parts: list[str] = []
         for field, heading in HEADINGS.items():
-            items = [_decided(v) if isinstance(v, Decision) else str(v) for v in getattr(self, field)]
+            items = getattr(self, field)
             if len(items) == 1:
                 parts.append(f"{heading}: {items[0]}")
             elif items:
@@ -84,18 +85,11 @@ class Proposal:
 
     def to_json(self) -> str:
         """The proposal as one JSON object, keys in the order of the fields."""
-        return json.dumps(
-            {
-                f.name: [
-                    {"decision": v.text, "why": v.rationale, "rejected": list(v.alternatives)}
-                    if isinstance(v, Decision)
-                    else v
-                    for v in getattr(self, f.name)
-                ]
-                for f in fields(self)
-            },
-            ensure_ascii=False,
-        )
+        named = {field: list(getattr(self, field)) for field in HEADINGS}
+        named["decisions"] = [
+            {"decision": d.text, "why": d.rationale, "rejected": list(d.alternatives)} for d in self.decisions
+        ]
+        return json.dumps(named, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Proposal | None":
@@ -106,7 +100,7 @@ class Proposal:
 
 def read_proposal(text: str) -> Proposal | None:
     """The proposal in a reply, JSON or headings; None where it has neither a known key nor a known heading."""
-    text = text[:LONGEST_READ]
+    text = text[:MAX_READ_LEN]
     return _from_json_in(text) or _from_headings(text)
 
 
@@ -117,32 +111,28 @@ def field_named(heading: str) -> str:
 
 def under_headings(text: str) -> str:
     """``text`` as the headings and items that it holds; as it is where they are less than most of it."""
-    found = _from_json_in(text[:LONGEST_READ])
-    if found is not None:
+    if (found := _from_json_in(text[:MAX_READ_LEN])) is not None:
         return found.to_text()
-    found = _from_headings(text[:LONGEST_READ])
+    found = _from_headings(text[:MAX_READ_LEN])
     shown = "" if found is None else found.to_text()
     return shown if found is not None and _weight(shown) >= _weight(text) * MOST_OF_TEXT else text
 
 
 def _from_json_in(text: str) -> Proposal | None:
+    """The proposal in the JSON of a reply, with no more than a preamble before its first brace."""
     start = text.find("{")
-    raw = _parse(text[start:]) if start >= 0 and _before(text, start) else None
-    return None if raw is None else _from_object(raw)
+    if not 0 <= start <= MAX_PREAMBLE_LEN or _from_headings(text[:start]) is not None:
+        return None
+    return Proposal.from_json(text[start:])
 
 
 def _weight(text: str) -> int:
     return sum(len(word) for word in set(text.split()))
 
 
-def _before(text: str, start: int) -> bool:
-    """Whether what stands before the first brace is no more than a preamble."""
-    return start <= 200 and _from_headings(text[:start]) is None
-
-
 def _parse(text: str) -> Mapping[str, object] | None:
     """The JSON object at the beginning of ``text``, mended and completed where it is broken."""
-    text = _FENCE.sub("", text[:LONGEST_READ], count=1).strip()
+    text = _FENCE.sub("", text[:MAX_READ_LEN], count=1).strip()
     if not text.startswith("{"):
         return None
     for candidate in _mended(text):
@@ -218,8 +208,7 @@ def _from_object(raw: Mapping[str, object]) -> Proposal | None:
     found: dict[str, list[object]] = {}
     known = False
     for key, value in raw.items():
-        field = _FIELD_OF.get(" ".join(key[:60].lower().replace("_", " ").split()))
-        if field is None:
+        if not (field := field_named(key[:60].replace("_", " "))):
             continue
         known = True
         found.setdefault(field, []).extend(value if isinstance(value, list) else [value])
@@ -255,8 +244,9 @@ def _from_headings(text: str) -> Proposal | None:
     field, listed = "", True
     for line in text.splitlines():
         head = _HEADING.match(line[:200])
-        named = _FIELD_OF.get(" ".join(head.group(1).lower().split())) if head else None
-        if head is not None and named and (head.group(2) or _is_title(line)) and (listed or not _BULLET.match(line)):
+        named = field_named(head.group(1)) if head else ""
+        is_title = head is not None and (head.group(2) or line.lstrip()[:1] in {"#", "*"})
+        if head is not None and named and is_title and (listed or not _BULLET.match(line)):
             field, listed, line = named, listed and _BULLET.match(line) is not None, line[head.end() :]
             found.setdefault(field, [])
         if field and line.strip():
@@ -264,31 +254,27 @@ def _from_headings(text: str) -> Proposal | None:
     return _proposal(found) if found else None
 
 
-def _is_title(line: str) -> bool:
-    return line.lstrip()[:1] in {"#", "*"}
-
-
 def _proposal(found: Mapping[str, Sequence[str | Decision]]) -> Proposal:
     decisions = [_tidy_decision(v) for v in found.get("decisions", ())]
     plain = {f: _tidied(found.get(f, ())) for f in HEADINGS if f != "decisions"}
     unique = dict.fromkeys(d for d in decisions if not _NOTHING.match(d.text))
-    return Proposal(decisions=tuple(unique)[:MOST_ITEMS], **plain)
+    return Proposal(decisions=tuple(unique)[:MAX_ITEMS], **plain)
 
 
 def _tidied(items: Sequence[str | Decision]) -> tuple[str, ...]:
     lines = (_tidy(v) for v in items if isinstance(v, str))
-    return tuple(dict.fromkeys(v for v in lines if not _NOTHING.match(v)))[:MOST_ITEMS]
+    return tuple(dict.fromkeys(v for v in lines if not _NOTHING.match(v)))[:MAX_ITEMS]
 
 
 def _tidy(item: str) -> str:
     """One entry on one line, without its bullet."""
-    line = " ".join(item[: LONGEST_ITEM * 2].split())
+    line = " ".join(item[: MAX_ITEM_LEN * 2].split())
     for _ in range(4):
         bullet = _BULLET.match(line + " ")
         if bullet is None:
             break
         line = line[bullet.end() :].strip()
-    return line[:LONGEST_ITEM].rstrip()
+    return line[:MAX_ITEM_LEN].rstrip()
 
 
 def _tidy_decision(value: str | Decision) -> Decision:
@@ -304,9 +290,3 @@ def _tidy_decision(value: str | Decision) -> Decision:
     if reason:
         text, why = text[: reason.start()], reason.group(1)
     return Decision(text, why, tuple(v.strip() for v in against.split(";") if v.strip()))
-
-
-def _decided(decision: Decision) -> str:
-    why = f" (because {decision.rationale})" if decision.rationale else ""
-    against = f" [not: {'; '.join(decision.alternatives)}]" if decision.alternatives else ""
-    return f"{decision.text}{why}{against}"

@@ -14,11 +14,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from policies.summaries.grounding import hard_terms, normal_text
-from policies.summaries.proposal import field_named
-from policies.summaries.transcript import AUTHORITIES, Line, label, without_empty_headings
-from policies.summary import harmless
+from policies.summary.check import hard_terms, normal_text, without_empty_headings
+from policies.summary.material import AUTHORITIES, Line, harmless, label
+from policies.summary.proposal import field_named
 from policies.text.segments import is_identifier, sentences, terms_of
+
+__all__ = ["bind"]
 
 PREFIX = 4
 """Letters of a word that tell it from others; what follows is mostly inflection."""
@@ -34,11 +35,11 @@ CLOSENESS = 0.15
 """What it counts that a passage says little beside."""
 MORE = 0.2
 """Share of the weight that a second source of the same step has to add to be quoted as well."""
-LONGEST = 280
+MAX_QUOTE_LEN = 280
 """Characters of a quotation."""
-SHORT_REPLY = 100
+MAX_REPLY_LEN = 100
 """Characters of what a user answers to the assistant's last words and belongs to them."""
-SHORTEST_MATCH = 3
+MIN_MATCH_LEN = 3
 PLANS = frozenset({"remaining", "next_step"})
 """What is still to be done is the notes' own to say."""
 DECIDING = frozenset({"goal", "decisions", "constraints"})
@@ -56,15 +57,6 @@ _RECORDS = re.compile(r"(?<=[}\]])\s{0,4},\s{0,4}(?=[{\[])")
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """A text whose sentences have their origin; how many were quoted and which were left out."""
-
-    text: str
-    quoted: int = 0
-    dropped: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class _Passage:
     """A sentence, record or line of the source, word for word, and where it stands."""
 
@@ -74,36 +66,30 @@ class _Passage:
     terms: frozenset[str]
 
 
-def bind(text: str, lines: Sequence[Line], *, previous: str = "", in_place: bool = False) -> Bound:
-    """``text`` with every sentence bound to its source among ``lines`` and the notes taken before.
+def bind(text: str, lines: Sequence[Line], *, previous: str = "", in_place: bool = False) -> str:
+    """``text`` with every sentence bound to its source among ``lines`` and the notes taken before, or left out.
 
     ``in_place`` says that it stands where its only source stood, which tells whose word it is.
     """
     sources = _Sources([*_noted(previous), *lines])
     kept: list[str] = []
-    dropped: list[str] = []
     shown: set[str] = set()
-    quoted, about = 0, ""
+    about = ""
     for line in text.split("\n"):
         lead, named, body = _lead(line)
         about = named or about
         said = [p for p in _sentences(body) if any(c.isalnum() for c in p)]
         stays: list[str] = []
         for sentence in said:
-            bound = sources.bind(sentence, about=named or about, in_place=in_place)
-            if bound is None:
-                dropped.append(sentence)
-                continue
+            bound = sources.bind(sentence, about=about, in_place=in_place) or ()
             fresh = [part for part in bound if part not in shown]
-            quoted += bound != (sentence,)
             shown |= {part for part in fresh if part != sentence}
             stays += fresh
         if stays or not said:
             kept.append(lead + " ".join(stays) if said else line)
         elif named and not _BULLETS.fullmatch(lead):
             kept.append(lead.rstrip())
-    bound_text = "\n".join(kept)
-    return Bound(without_empty_headings(bound_text), quoted, tuple(dropped))
+    return without_empty_headings("\n".join(kept))
 
 
 def _lead(line: str) -> tuple[str, str, str]:
@@ -146,10 +132,10 @@ def stems(text: str) -> frozenset[str]:
     """What two wordings of the same have in common: identifiers, beginnings of words, runs of characters."""
     found: set[str] = set()
     for term in terms_of(unicodedata.normalize("NFKC", text)):
-        if any(c.isdigit() for c in term) or len(term) < SHORTEST_MATCH or is_identifier(term):
+        if any(c.isdigit() for c in term) or len(term) < MIN_MATCH_LEN or is_identifier(term):
             found.add(term)
             if is_identifier(term):
-                found.update(part for part in re.split(r"[^\w]+", term) if len(part) > SHORTEST_MATCH)
+                found.update(part for part in re.split(r"[^\w]+", term) if len(part) > MIN_MATCH_LEN)
         elif term != term.upper() or term.isascii():
             found.add(term[:PREFIX])
         else:  # no capitals: prefixes and suffixes are written with the word
@@ -233,7 +219,7 @@ class _Sources:
     def _trust(self, number: int) -> float:
         """Who is believed to have said it where two said about the same."""
         line = self.lines[self.passages[number].line]
-        return 0.05 if line.has_authority else 0.0 if line.is_result or line.is_call else 0.02
+        return 0.05 if line.origin in AUTHORITIES else 0.0 if line.is_result or line.is_call else 0.02
 
     def _closeness(self, number: int, terms: frozenset[str]) -> float:
         """How much of a passage the sentence says: one that says little else is rather what is meant."""
@@ -259,7 +245,7 @@ class _Sources:
         if line.origin != "assistant" or after is None or after.origin != "user":
             return ""
         is_last = line.text.rstrip().endswith(passage.text.rstrip())
-        return after.text.strip() if is_last and len(after.text.strip()) <= SHORT_REPLY else ""
+        return after.text.strip() if is_last and len(after.text.strip()) <= MAX_REPLY_LEN else ""
 
     def _quote(self, number: int, weights: dict[str, float]) -> str:
         if number not in self.quotes:
@@ -302,7 +288,7 @@ def _passages(line: Line) -> Iterable[str]:
     if not (line.is_result or line.is_call):
         return sentences(line.text)
     parts = (part for whole in line.text.split("\n") for part in _RECORDS.split(whole))
-    return [s for part in parts for s in ([part.strip()] if len(part) <= LONGEST else sentences(part)) if s]
+    return [s for part in parts for s in ([part.strip()] if len(part) <= MAX_QUOTE_LEN else sentences(part)) if s]
 
 
 def _plain(text: str) -> str:
@@ -312,17 +298,17 @@ def _plain(text: str) -> str:
 def _window(text: str, weights: dict[str, float]) -> str:
     """A passage on one line; of a long one the part in which the terms stand, cut where words end."""
     words = _plain(text).split(" ")
-    if sum(map(len, words)) + len(words) <= LONGEST:
+    if sum(map(len, words)) + len(words) <= MAX_QUOTE_LEN:
         return " ".join(words)
     if len(words) == 1:
-        return words[0][:LONGEST] + "\u2026"
+        return words[0][:MAX_QUOTE_LEN] + "\u2026"
     terms = [stems(word) & weights.keys() for word in words]
     held: Counter[str] = Counter()
     best, chosen, start, size = -1.0, (0, 1), 0, 0
     for end, word in enumerate(words):
         size += len(word) + 1
         held.update(terms[end])
-        while size > LONGEST and start < end:
+        while size > MAX_QUOTE_LEN and start < end:
             size -= len(words[start]) + 1
             held.subtract(terms[start])
             start += 1
@@ -330,9 +316,9 @@ def _window(text: str, weights: dict[str, float]) -> str:
         if worth > best:
             best, chosen = worth, (start, end + 1)
     start, end = chosen
-    while end < len(words) and len(" ".join(words[start : end + 1])) <= LONGEST:
+    while end < len(words) and len(" ".join(words[start : end + 1])) <= MAX_QUOTE_LEN:
         end += 1
-    said = " ".join(words[start:end])[:LONGEST]
+    said = " ".join(words[start:end])[:MAX_QUOTE_LEN]
     return ("\u2026 " if start else "") + said + (" \u2026" if end < len(words) else "")
 
 
