@@ -16,6 +16,7 @@ from policies import Decision
 from policies.fidelity import (
     ANSWER,
     JUDGE,
+    Contexts,
     Coverage,
     Dimension,
     Fidelity,
@@ -26,7 +27,6 @@ from policies.fidelity import (
     evaluate,
     questions_for,
 )
-from policies.fidelity.contexts import Contexts
 from proxy.background import Background
 from proxy.perform import Returned, drive, step
 from proxy.planning import Job, Paid, Planned

@@ -9,6 +9,7 @@ from policies.effects import Failed, Summarize, Summary
 from policies.fidelity import (
     ANSWER,
     JUDGE,
+    MINIMUM,
     PROMPTS,
     Contexts,
     Dimension,
@@ -22,7 +23,6 @@ from policies.fidelity import (
     questions_for,
     read_verdict,
 )
-from policies.fidelity.questions import MINIMUM
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.summary import Line

@@ -25,8 +25,7 @@ from policies.advise import (
 )
 from policies.checkpoint import Checkpoint, Decision, Identifier, Status, Subtask
 from policies.effects import Failed, Summarize, Summary
-from policies.fidelity import Terms, coverage_of, evaluate, questions_for
-from policies.fidelity.contexts import Contexts
+from policies.fidelity import Contexts, Terms, coverage_of, evaluate, questions_for
 from policies.health import HealthRules, Sample, check, trend_of
 from policies.messages import ToolCall
 from policies.notes import Note, flaw, notes_in, read_notes, render_notes
