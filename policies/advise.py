@@ -184,6 +184,7 @@ class Traffic:
 
     @property
     def tokens(self) -> int:
+        """All tokens."""
         return sum(self.buckets.values())
 
     @property
