@@ -44,8 +44,7 @@ from proxy.conversation import UNKNOWN, Conversations, Recognised, Thread
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.evictions import asked_again, evicted_calls, evictions_of
 from proxy.perform import Ask, Returned, drive, step
-from proxy.recall.automatic import elsewhere
-from proxy.recall.likeness import by_likeness
+from proxy.recall.archive import by_likeness, elsewhere
 from proxy.settle import Settler
 from proxy.shared_readings import SharedReadings
 from proxy.stages import figures_of

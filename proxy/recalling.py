@@ -7,8 +7,8 @@ from proxy.attempts import Attempts
 from proxy.metering import count_call
 from proxy.planning import Job, Planned
 from proxy.recall.archive import Archive
-from proxy.recall.offer import Offer, offer_for, with_tool
 from proxy.recall.rounds import Rounds
+from proxy.recall.tool import Offer, offer_for, with_tool
 from proxy.relay import Received
 from proxy.runtime import Runtime
 from proxy.tap import Tap, Usage
