@@ -12,11 +12,11 @@ from policies.effects import Compare, Trim
 from proxy.caller import Caller
 from proxy.config import Config
 from proxy.destination import CHAT_PATH, Destination, by_weir
+from proxy.effects.allowance import Spent
+from proxy.effects.likeness import by_shingles
+from proxy.effects.perform import Performer
+from proxy.effects.summarizer import MAX_ANSWER, Summarizer, SummarizerTerms
 from proxy.errors import UpstreamUnreachable
-from proxy.perform import Performer
-from proxy.similarity import by_shingles
-from proxy.summaries.spent import Spent
-from proxy.summaries.summarizer import MOST_ANSWER, Summarizer, Terms
 from proxy.upstream.client import Client, StreamBroken
 from proxy.upstream.providers import providers_for
 from proxy.upstream.upstreams import Upstreams, own_headers
@@ -77,7 +77,7 @@ class Models:
             return Failed("not_in_place")
         model = self._by_purpose.get(effect.purpose, self._default)
         upstream = self._config.upstream(model)
-        terms = Terms(
+        terms = SummarizerTerms(
             tenant=TENANT, upstream=upstream.name, model=model, seconds=self._seconds, tokens_per_hour=self._tokens
         )
         destination = by_weir(upstream, self._caller, path=CHAT_PATH, model=model)
@@ -96,7 +96,7 @@ class Models:
         headers = own_headers(destination)
         answer = await self._upstreams.send(destination, method="POST", headers=headers, body=body)
         try:
-            return answer.status, await answer.read(MOST_ANSWER)
+            return answer.status, await answer.read(MAX_ANSWER)
         except StreamBroken as error:
             raise UpstreamUnreachable(str(error)) from None
         finally:

@@ -27,8 +27,8 @@ from policies.fidelity import (
     evaluate,
     questions_for,
 )
-from proxy.background import Background
-from proxy.perform import Returned, drive, step
+from proxy.effects.background import Background
+from proxy.effects.perform import Returned, drive, step
 from proxy.planning import Job, Paid, Planned
 from proxy.settle import Settler
 from proxy.store import Store, StoreError

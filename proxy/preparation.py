@@ -27,9 +27,9 @@ from policies import (
 from policies.effects import Embed, Save, Vectors
 from policies.ledger import Prepared
 from policies.notes import Note
-from proxy.background import Background
 from proxy.conversation import Recognised, Thread
-from proxy.perform import Ask, Returned, drive, step
+from proxy.effects.background import Background
+from proxy.effects.perform import Ask, Returned, drive, step
 from proxy.planning import CLAIMED, Job, Planned, Planner
 from proxy.store import Store, StoreError
 from proxy.store.records import NoteRow

@@ -14,14 +14,13 @@ from policies.fidelity import PROMPTS as EVALUATING
 from proxy.caching import prices_of
 from proxy.caller import Caller
 from proxy.destination import CHAT_PATH, EMBEDDINGS_PATH, Destination, by_weir
+from proxy.effects.allowance import Patience, Spent
+from proxy.effects.likeness import LONGEST_EMBEDDED, PATIENCE, by_shingles, by_vectors, embed
+from proxy.effects.perform import Performer
+from proxy.effects.summarizer import MAX_ANSWER, Compose, SummarizerTerms, SummaryResult
 from proxy.errors import UpstreamUnreachable
 from proxy.outcome import address_of, provider_of
-from proxy.perform import Performer
 from proxy.runtime import Runtime
-from proxy.similarity import LONGEST_EMBEDDED, PATIENCE, by_shingles, by_vectors, embed
-from proxy.summaries.patience import Patience
-from proxy.summaries.spent import Spent
-from proxy.summaries.summarizer import MOST_ANSWER, Compose, Terms, Told
 from proxy.tap import Usage
 from proxy.telemetry import NULL_TRACE, Trace
 from proxy.telemetry.spans import NullSpan, SummarizerSpan
@@ -80,7 +79,7 @@ class Replies:
             return Failed("timeout")
         upstream = runtime.config.upstream(model)
         destination = by_weir(upstream, self.caller, path=CHAT_PATH, model=model)
-        terms = Terms(
+        terms = SummarizerTerms(
             tenant=self.caller.tenant,
             upstream=upstream.name,
             model=model,
@@ -139,7 +138,7 @@ class Replies:
         answer = await self.runtime.upstreams.send(destination, method="POST", headers=headers, body=body)
         try:
             span.arrived(answer.status)
-            said = await answer.read(MOST_ANSWER)
+            said = await answer.read(MAX_ANSWER)
         except StreamBroken as error:
             raise UpstreamUnreachable(str(error)) from None
         finally:
@@ -150,7 +149,7 @@ class Replies:
     def _prices(self, model: str) -> Prices | None:
         return prices_of(model, self.runtime.registry.facts(model, settings=self.settings))
 
-    def _count(self, told: Told, terms: Terms, dollars: float | None) -> None:
+    def _count(self, told: SummaryResult, terms: SummarizerTerms, dollars: float | None) -> None:
         """Add a reply to what this request spent, and to the metrics."""
         usage, metrics = told.usage or Usage(), self.runtime.telemetry.metrics
         asked, answered, cached = usage.prompt or 0, usage.completion or 0, usage.cached or 0

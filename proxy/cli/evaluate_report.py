@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from rich.table import Table
 
 from policies.fidelity import PROMPTS, Coverage, Dimension, Fidelity, Share, Verdict
+from proxy.effects.allowance import Spent
 from proxy.evaluation import facts_of
 from proxy.rehearsal.judging import Evaluated
-from proxy.summaries.spent import Spent
 
 TOO_AGGRESSIVE = 0.75
 """Fidelity under which a compaction takes too much (requirement A0.122)."""

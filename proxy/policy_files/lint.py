@@ -14,7 +14,7 @@ from policies.health import HealthRules
 from policies.settings import Bucket, ContextSettings, Ingest, Layer, Mode, Shape
 from policies.trend import TrendRules
 from proxy.config_file import KeyPath, nearest
-from proxy.custom import check_custom
+from proxy.custom.functions import check_custom
 from proxy.policy_files.layers import ASKING, LAYERS, parameters_of
 from proxy.tokenizer import check_estimator
 

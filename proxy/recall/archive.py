@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from policies import Cut, Edit, EditKind, Elsewhere, Piece, Transcript
 from policies.effects import Alike, Compare, Embed, Vectors
 from policies.messages import Body
-from proxy.perform import Ask
+from proxy.effects.perform import Ask
 from proxy.recall.answering import Hit, Past, Term, passages, rank, terms_of
 from proxy.settle import Settler
 from proxy.store import Original, Store, StoreError

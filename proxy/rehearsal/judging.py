@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from policies.fidelity import Coverage, Fidelity, Terms, coverage_of, evaluate, questions_for
 from policies.settings import NoteTaking
-from proxy.perform import Ask, Returned, drive, step
+from proxy.effects.perform import Ask, Returned, drive, step
 from proxy.rehearsal.compactions import Compaction
 
 

@@ -18,9 +18,9 @@ from policies.effects import Alike, Compare, Failed
 from proxy.app import running
 from proxy.config import Flags, load_config
 from proxy.destination import EMBEDDINGS_PATH, by_weir
+from proxy.effects.likeness import LONGEST, LONGEST_EMBEDDED, MOST_CHARS, by_shingles, by_vectors
 from proxy.errors import UpstreamUnreachable
 from proxy.server import serve
-from proxy.similarity import LONGEST, LONGEST_EMBEDDED, MOST_CHARS, by_shingles, by_vectors
 from proxy.telemetry import Telemetry, TelemetrySettings
 from tests.functional.harness import TOKENIZER, prose
 

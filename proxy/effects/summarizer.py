@@ -18,16 +18,17 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
 
 from policies import Failed, Summarize, Summary
 from policies.summary import declines, without_reasoning
+from proxy.effects.allowance import Allowance, SharedBook
+from proxy.effects.cache import STOPPED, SummaryCache, SummaryStore
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
 from proxy.store.records import SummaryRow
-from proxy.summaries.allowance import Allowance, Budget, SharedBook
-from proxy.summaries.answers import error_code, read_answer, wants_other_form
-from proxy.summaries.kept import STOPPED, KeptSummaries, SummaryStore
-from proxy.tap import Usage
+from proxy.tap import Usage, usage_from
 from proxy.upstream.overflow import classify, plausible_limit
 from proxy.wire.summaries import PLAIN, REASONING, Form, own_body
 
@@ -35,9 +36,9 @@ AT_ONCE = 8
 BACK_OFF_AFTER = 3
 BACK_OFF_FIRST = 15.0
 BACK_OFF_MOST = 600.0
-MOST_DOUBLINGS = 10
-MOST_KNOWN = 1_024
-MOST_ANSWER = 4 * 1024 * 1024
+MAX_DOUBLINGS = 10
+MAX_KNOWN = 1_024
+MAX_ANSWER = 4 * 1024 * 1024
 LEARNED_FOR = 3_600.0
 BYTES_A_TOKEN = 4
 
@@ -51,7 +52,7 @@ NO_FAULT_OF_THE_MODEL = frozenset({"no_schema", "context_length_exceeded", Shutt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class SummarizerTerms:
     """Who asks which model, and within what: ``seconds`` for one call, ``tokens_per_hour`` for the tenant."""
 
     tenant: str
@@ -72,7 +73,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class SummaryResult:
     """A reply, and what it took.
 
     ``source`` says whether a call was made for it (``asked``), another request's call was waited for (``shared``), it
@@ -91,12 +92,16 @@ class Told:
         return self.reply.reason if isinstance(self.reply, Failed) else "ok"
 
 
-_NOT_READY = Told(reply=Failed("not_ready"), source="refused")
+def _refused(code: str) -> SummaryResult:
+    return SummaryResult(reply=Failed(code), source="refused")
+
+
+_NOT_READY = _refused("not_ready")
 """What is told a client that waits no longer."""
 
 
 @dataclass(slots=True)
-class _Line:
+class _ModelQueue:
     """What one tenant asks one model: calls that wait or are under way, and how often it failed in a row.
 
     ``rests`` counts how often it was left alone: calls that were begun before say nothing new when they fail too.
@@ -128,7 +133,7 @@ class _Learned(Generic[T]):
     def put(self, scope: tuple[str, ...], value: T) -> None:
         self._known.pop(scope, None)
         self._known[scope] = value, self._clock() + LEARNED_FOR
-        if len(self._known) > MOST_KNOWN:
+        if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
 
@@ -137,7 +142,7 @@ class _Question:
     """One effect on its way to a model: its body in the form that the model takes, and its address if it has one."""
 
     effect: Summarize
-    terms: Terms
+    terms: SummarizerTerms
     compose: Compose
     form: Form
     body: bytes
@@ -165,24 +170,23 @@ class Summarizer:
         self._now = now
         self._patience = patience
         self._closed = False
-        self._kept = KeptSummaries(store)
-        self._flying: dict[bytes, asyncio.Task[Told]] = {}
-        self._lines: OrderedDict[tuple[str, str, str], _Line] = OrderedDict()
+        self._kept = SummaryCache(store)
+        self._flying: dict[bytes, asyncio.Task[SummaryResult]] = {}
+        self._lines: OrderedDict[tuple[str, str, str], _ModelQueue] = OrderedDict()
         self._no_schema: _Learned[bool] = _Learned(clock)
         self._forms: _Learned[Form] = _Learned(clock)
         self._limits: _Learned[int] = _Learned(clock)
-        self.allowance = Allowance(clock)
-        self._budget = Budget(self.allowance, book, now)
+        self.allowance = Allowance(clock, book=book, now=now)
 
     async def ask(
         self,
         effect: Summarize,
         *,
-        terms: Terms,
+        terms: SummarizerTerms,
         send: Send,
         compose: Compose | None = None,
         waits: float | None = None,
-    ) -> Told:
+    ) -> SummaryResult:
         """The model's reply, or the kept one.
 
         ``send`` posts a chat request body and returns status and body. ``compose`` writes that body for a note in
@@ -192,14 +196,14 @@ class Summarizer:
         """
         started = self._clock()
         if self._closed:
-            return Told(reply=Failed(ShuttingDown.code), source="refused")
+            return _refused(ShuttingDown.code)
         address = _address(effect, terms) if effect.key else b""
         kept = self._kept.remembered(terms.tenant, address) if address else None
         if kept is not None:
-            return Told(reply=kept, source="kept")
+            return SummaryResult(reply=kept, source="kept")
         if waits is not None and waits <= 0:
             kept = await self._kept.find(terms.tenant, address) if address else None
-            return _NOT_READY if kept is None else Told(reply=kept, source="kept")
+            return _NOT_READY if kept is None else SummaryResult(reply=kept, source="kept")
         flight = _flight(terms, address)
         if address and (task := self._flying.get(flight)) is not None:
             return await self._share(task, started, waits)
@@ -239,17 +243,17 @@ class Summarizer:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._kept.close()
 
-    async def _share(self, task: "asyncio.Task[Told]", started: float, waits: float | None) -> Told:
+    async def _share(self, task: "asyncio.Task[SummaryResult]", started: float, waits: float | None) -> SummaryResult:
         told = await _outcome(task, waits)
         source: Source = "shared" if told.source == "asked" else told.source
         return replace(told, source=source, usage=None, seconds=self._clock() - started)
 
-    async def _answer(self, question: _Question) -> Told:
+    async def _answer(self, question: _Question) -> SummaryResult:
         tenant, scope = question.terms.tenant, question.terms.scope
         kept = await self._kept.find(tenant, question.address) if question.address else None
         if kept is not None:
-            return Told(reply=kept, source="kept")
-        line = self._lines.setdefault(scope, _Line())
+            return SummaryResult(reply=kept, source="kept")
+        line = self._lines.setdefault(scope, _ModelQueue())
         self._lines.move_to_end(scope)
         line.waiting += 1
         try:
@@ -259,30 +263,30 @@ class Summarizer:
             line.waiting -= 1
             self._tidy(scope, line)
 
-    async def _ask(self, question: _Question, line: _Line) -> Told:
+    async def _ask(self, question: _Question, line: _ModelQueue) -> SummaryResult:
         """The reply to a question whose turn it is."""
         terms = question.terms
         reserved = len(question.body) // BYTES_A_TOKEN + question.effect.max_tokens
         if refusal := self._refusal(question, line):
-            return Told(reply=Failed(refusal), source="refused")
-        held = await self._budget.reserve(terms.tenant, reserved, limit=terms.tokens_per_hour)
+            return _refused(refusal)
+        held = await self.allowance.reserve(terms.tenant, reserved, limit=terms.tokens_per_hour)
         if held is None:
-            return Told(reply=Failed("budget"), source="refused")
+            return _refused("budget")
         started, used = self._clock(), len(question.body) // BYTES_A_TOKEN
         rests, line.until = line.rests, started + terms.seconds  # while a failing model is tried nobody else asks it
         try:
             reply, usage = await self._call(question)
             used = _used(reply, usage, asked=used)
         finally:
-            await self._budget.settle(terms.tenant, held, used=used)
+            await self.allowance.settle(terms.tenant, held, used=used)
         self._note(line, reply, rests=rests)
         if isinstance(reply, Summary) and _by_schema(question.effect) and _is_without_form(reply):
             self._no_schema.put(terms.served, value=True)
         if isinstance(reply, Summary) and question.address:
             self._keep(question, reply, usage or Usage())
-        return Told(reply=reply, source="asked", usage=usage, seconds=self._clock() - started)
+        return SummaryResult(reply=reply, source="asked", usage=usage, seconds=self._clock() - started)
 
-    def _refusal(self, question: _Question, line: _Line) -> str:
+    def _refusal(self, question: _Question, line: _ModelQueue) -> str:
         """Why this question is not asked, empty if it is."""
         if _by_schema(question.effect) and self._no_schema.get(question.terms.served):
             return "no_schema"
@@ -322,21 +326,21 @@ class Summarizer:
             return "no_schema"
         return f"status_{status}"
 
-    def _note(self, line: _Line, reply: Summary | Failed, *, rests: int) -> None:
+    def _note(self, line: _ModelQueue, reply: Summary | Failed, *, rests: int) -> None:
         """Count a failure of the model, or forget those before; three in a row make it rest, longer every time."""
         if isinstance(reply, Summary) or reply.reason in NO_FAULT_OF_THE_MODEL:
             line.failures, line.until = 0, 0.0
         elif line.rests == rests:
             line.failures += 1
             if line.is_failing:
-                pause = BACK_OFF_FIRST * 2 ** min(line.failures - BACK_OFF_AFTER, MOST_DOUBLINGS)
+                pause = BACK_OFF_FIRST * 2 ** min(line.failures - BACK_OFF_AFTER, MAX_DOUBLINGS)
                 line.rests, line.until = rests + 1, self._clock() + min(pause, BACK_OFF_MOST)
 
-    def _tidy(self, scope: tuple[str, str, str], line: _Line) -> None:
+    def _tidy(self, scope: tuple[str, str, str], line: _ModelQueue) -> None:
         """Forget a line without calls and failures, and above so many the oldest without calls."""
         if not line.waiting and not line.failures:
             self._lines.pop(scope, None)
-        if len(self._lines) > MOST_KNOWN:
+        if len(self._lines) > MAX_KNOWN:
             idle = next((known for known, other in self._lines.items() if not other.waiting), None)
             if idle is not None:
                 del self._lines[idle]
@@ -357,15 +361,15 @@ class Summarizer:
         self._kept.keep(question.terms.tenant, row)
 
 
-async def _outcome(task: "asyncio.Task[Told]", waits: float | None) -> Told:
+async def _outcome(task: "asyncio.Task[SummaryResult]", waits: float | None) -> SummaryResult:
     """What a call came to; a caller that is cancelled or waits no longer leaves it alone, a cancelled call says so."""
     await asyncio.wait((task,), timeout=waits)
     if not task.done():
         return _NOT_READY
-    return Told(reply=Failed(ShuttingDown.code), source="refused") if task.cancelled() else task.result()
+    return _refused(ShuttingDown.code) if task.cancelled() else task.result()
 
 
-def _own(effect: Summarize, terms: Terms, form: Form) -> bytes:
+def _own(effect: Summarize, terms: SummarizerTerms, form: Form) -> bytes:
     return own_body(effect, model=terms.model, form=form)
 
 
@@ -382,13 +386,13 @@ def _is_without_form(reply: Summary) -> bool:
     return not said.startswith("{") or said.replace(" ", "") == "{}"
 
 
-def _address(effect: Summarize, terms: Terms) -> bytes:
+def _address(effect: Summarize, terms: SummarizerTerms) -> bytes:
     """What a kept answer is found by: who asked which model what, as 16 bytes."""
     schema = "schema" if effect.schema else ""
     return _digest(terms.tenant, terms.model, effect.purpose, effect.key, schema, effect.system, effect.prompt)
 
 
-def _flight(terms: Terms, asked: bytes) -> bytes:
+def _flight(terms: SummarizerTerms, asked: bytes) -> bytes:
     """What makes two calls the same: the address of the question, else the body."""
     return _digest(terms.tenant, terms.upstream, terms.model, asked)
 
@@ -411,3 +415,48 @@ def _used(reply: Summary | Failed, usage: Usage | None, *, asked: int) -> int:
         return asked + len(reply.text) // BYTES_A_TOKEN
     is_refused = reply.reason.startswith("status_") or reply.reason in NO_FAULT_OF_THE_MODEL
     return 0 if is_refused or reply.reason == LoopDetected.code else asked
+
+
+def read_answer(content: bytes) -> tuple[Summary | Failed, Usage | None]:
+    """The text of a completion and its usage; a text that is longer than may be is none."""
+    try:
+        answer = msgspec.json.decode(content)
+        choice = answer["choices"][0]
+        message = choice["message"]
+    except (ValueError, RecursionError, KeyError, IndexError, TypeError):
+        return Failed("not_an_answer"), None
+    usage = usage_from(answer.get("usage"))
+    if not isinstance(message, dict):
+        return Failed("not_an_answer"), usage
+    text, calls = message.get("content"), message.get("tool_calls") or message.get("function_call")
+    return Summary(
+        text=text if isinstance(text, str) else "",
+        finish_reason=str(choice.get("finish_reason") or ""),
+        tool_calls=len(calls) if isinstance(calls, list) else int(calls is not None and bool(calls)),
+        model=str(answer.get("model") or ""),
+    ), usage
+
+
+def wants_other_form(status: int, content: bytes) -> bool:
+    """Whether a model refuses ``max_tokens`` or a temperature, as OpenAI's reasoning models do."""
+    if status != 400:
+        return False
+    error = _error(content)
+    return error.get("code") in ("unsupported_parameter", "unsupported_value") and error.get("param") in (
+        "max_tokens",
+        "temperature",
+    )
+
+
+def _error(content: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(content)
+    except (ValueError, RecursionError):
+        return {}
+    error = value.get("error") if isinstance(value, dict) else None
+    return error if isinstance(error, dict) else {}
+
+
+def error_code(content: bytes) -> object:
+    """The code in an error body, None without one."""
+    return _error(content).get("code")

@@ -22,17 +22,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies.effects import Failed, Kept, Reply, Trim, Trimmed
-from proxy.trim_worker import LENGTH, SHAPE
+from proxy.custom.worker import LENGTH, SHAPE
 
 log = logging.getLogger("weir.custom")
 
 START_PATIENCE = 10.0
 SWITCHED_OFF_FIRST = 30.0
-SWITCHED_OFF_MOST = 600.0
-MOST_ANSWER = 64 * 1024 * 1024
+MAX_SWITCHED_OFF = 600.0
+MAX_ANSWER = 64 * 1024 * 1024
 MARK = "weir"
 
-_BEGIN = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from proxy import trim_worker as w; "
+_BEGIN = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from proxy.custom import worker as w; "
 _WORK = _BEGIN + "w.work(sys.argv[2])"
 _CHECK = _BEGIN + "p = w.problem_with(sys.argv[2]); sys.stdout.flush(); sys.stderr.write(chr(0) + (p or '') + chr(0))"
 
@@ -192,7 +192,7 @@ class _Worker:
         assert process is not None  # noqa: S101 - started by the caller
         assert process.stdout is not None  # noqa: S101
         size = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))[0]
-        if size > MOST_ANSWER:
+        if size > MAX_ANSWER:
             raise ValueError("the answer is too long")
         answer = await asyncio.to_thread(json.loads, await process.stdout.readexactly(size))
         if not isinstance(answer, dict):
@@ -200,7 +200,7 @@ class _Worker:
         return answer
 
     def _switch_off(self) -> None:
-        pause = min(SWITCHED_OFF_MOST, SWITCHED_OFF_FIRST * 2**self._troubles)
+        pause = min(MAX_SWITCHED_OFF, SWITCHED_OFF_FIRST * 2**self._troubles)
         self._troubles = min(self._troubles + 1, 16)
         self._off_until = self._clock() + pause
 

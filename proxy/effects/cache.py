@@ -14,8 +14,8 @@ from proxy.store.records import SummaryRow
 
 log = logging.getLogger("weir.summaries")
 
-MOST_KEPT = 512
-MOST_CHARACTERS = 4_000_000
+MAX_KEPT = 512
+MAX_CHARACTERS = 4_000_000
 STOPPED = "stop"
 
 
@@ -31,7 +31,7 @@ class SummaryStore(Protocol):
         ...
 
 
-class KeptSummaries:
+class SummaryCache:
     """Answers by tenant and address (16 bytes); no tenant is ever given another one's."""
 
     def __init__(self, store: SummaryStore | None = None) -> None:
@@ -84,7 +84,7 @@ class KeptSummaries:
         self._drop((tenant, address))
         self._answers[tenant, address] = answer
         self._size += len(answer.text)
-        while len(self._answers) > MOST_KEPT or self._size > MOST_CHARACTERS:
+        while len(self._answers) > MAX_KEPT or self._size > MAX_CHARACTERS:
             self._drop(next(iter(self._answers)))
 
     def _drop(self, key: tuple[str, bytes]) -> None:
