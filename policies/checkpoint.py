@@ -10,7 +10,7 @@ from policies.clipping import clip_middle
 from policies.errors import PolicyError
 from policies.tokens import TokenCounter
 
-__all__ = ["Checkpoint", "Decision", "Identifier", "InvalidCheckpoint", "Status", "Subtask"]
+__all__ = ["Checkpoint", "Identifier", "InvalidCheckpoint", "Status", "Subtask", "TaskDecision"]
 
 MAX_SUBTASKS_SHOWN = 10
 MAX_DECISIONS_SHOWN = 5
@@ -47,7 +47,7 @@ class Subtask:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TaskDecision:
     """What was decided, why, and what was decided against."""
 
     text: str
@@ -96,7 +96,7 @@ class Checkpoint:
     success_criteria: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     subtasks: tuple[Subtask, ...] = ()
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[TaskDecision, ...] = ()
     open_issues: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     learnings: tuple[str, ...] = ()
@@ -209,7 +209,7 @@ class Checkpoint:
         number is said; a constraint that the goal says already is not said twice.
         """
         stamp = f", saved {self.saved_at}" if self.saved_at else ""
-        page = _Page(counter, max_tokens)
+        page = _BootstrapPage(counter, max_tokens)
         header = f"Resuming from checkpoint: window {self.window_id}, version {self.version}{stamp}. {VERIFY}"
         if not page.add(header):
             return ""
@@ -261,7 +261,7 @@ class Checkpoint:
         return sum(v in page for v in wanted) / len(wanted)
 
 
-class _Page:
+class _BootstrapPage:
     """Lines under headings within a budget; the tokens of the pieces are added up, the whole is counted at the end."""
 
     def __init__(self, counter: TokenCounter, max_tokens: int) -> None:
@@ -317,7 +317,7 @@ class _Page:
         return "".join(self._pieces)
 
 
-def _fitted(goal: str, most: int, *, page: _Page, ref: str) -> str:
+def _fitted(goal: str, most: int, *, page: _BootstrapPage, ref: str) -> str:
     """The goal within ``most`` tokens of the page and within what is free, its heading included."""
     room = min(most, page.left) - page.cost("Goal", "") - 1
     if page.counter.count(goal) <= room:
@@ -367,11 +367,11 @@ def _read(name: str, value: object) -> object:
     return tuple(_text(v) for v in value)
 
 
-def _decision(value: Mapping[str, object]) -> Decision:
+def _decision(value: Mapping[str, object]) -> TaskDecision:
     against = value.get("alternatives", ())
     if not isinstance(against, Sequence) or isinstance(against, str):
         raise TypeError("alternatives is not a list")
-    return Decision(_text(value["text"]), _text(value.get("rationale", "")), tuple(_text(v) for v in against))
+    return TaskDecision(_text(value["text"]), _text(value.get("rationale", "")), tuple(_text(v) for v in against))
 
 
 def _object(value: object) -> Mapping[str, object]:

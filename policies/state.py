@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from policies.checkpoint import Checkpoint, Decision, Status, Subtask
+from policies.checkpoint import Checkpoint, Status, Subtask, TaskDecision
 from policies.messages import ToolCall, same_call
 from policies.notes import Note, bounded, notes_in, subtasks_of
 from policies.settings import NoteTaking
@@ -57,7 +57,7 @@ def read_state(
         goal=task,
         constraints=_statements([*before, *new], goal=task, known=base.constraints, readings=readings or Readings()),
         subtasks=subtasks_of(new, tools, known=base.subtasks),
-        decisions=_with_decisions(base.decisions, [Decision(_line(text)) for text in _texts(notes, "decisions")]),
+        decisions=_with_decisions(base.decisions, [TaskDecision(_line(text)) for text in _texts(notes, "decisions")]),
         open_issues=_open_issues(new, known=base.open_issues),
         environment=_environment(new, known=base.environment),
         learnings=_newest(base.learnings, _texts(notes, "learnings"), most=MAX_LEARNINGS),
@@ -124,7 +124,7 @@ def _newest(known: Sequence[str], texts: Sequence[str], *, most: int) -> tuple[s
     return tuple(board.values())[-most:]
 
 
-def _with_decisions(known: Sequence[Decision], made: Sequence[Decision]) -> tuple[Decision, ...]:
+def _with_decisions(known: Sequence[TaskDecision], made: Sequence[TaskDecision]) -> tuple[TaskDecision, ...]:
     """The decisions with those that say something else, the newest few."""
     board = list(known)
     for decision in made:

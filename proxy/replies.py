@@ -14,7 +14,7 @@ from proxy.caching import prices_of
 from proxy.caller import Caller
 from proxy.destination import CHAT_PATH, EMBEDDINGS_PATH, Destination, by_weir
 from proxy.effects.allowance import Patience, Spent
-from proxy.effects.likeness import LONGEST_EMBEDDED, PATIENCE, by_vectors, embed
+from proxy.effects.likeness import MAX_EMBEDDED_LEN, PATIENCE, by_vectors, embed
 from proxy.effects.perform import EffectHandler
 from proxy.effects.summarizer import MAX_ANSWER, Compose, SummarizerTerms, SummaryResult
 from proxy.errors import UpstreamUnreachable
@@ -183,7 +183,7 @@ class Replies(EffectHandler):
 
     async def embed(self, effect: Embed) -> Reply:
         """The vectors of texts."""
-        texts = [text[:LONGEST_EMBEDDED] for text in effect.texts]
+        texts = [text[:MAX_EMBEDDED_LEN] for text in effect.texts]
         send = self._post_embeddings(effect.model)
         found = await embed(texts, model=effect.model, send=send, patience=effect.seconds)
         return found if isinstance(found, Failed) else Vectors(tuple(tuple(row) for row in found))

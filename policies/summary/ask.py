@@ -78,7 +78,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
+class _SummaryRequest:
     """One history, or a part of it: how a summary of it is asked for, and what the answers are judged by.
 
     ``lines`` are sized, ``previous`` the notes taken before, ``tokens`` those of both; ``beside`` is not asked about.
@@ -167,7 +167,7 @@ def condense(
     if asked.prefix:
         earlier = earlier.replace(asked.prefix, "").strip()
     shown = clip_middle(task, min(MAX_TASK_TOKENS, max_input // 8), counter=counter, ref=ARCHIVE) if task else ""
-    request = _Request(
+    request = _SummaryRequest(
         prompt=asked,
         max_tokens=max(1, min(max_tokens, int(max_input * MAX_ANSWER_SHARE))),
         max_input=max_input,
@@ -189,14 +189,14 @@ def condense(
     return _finished(request, replace(taken, calls=taken.calls + spent.calls))
 
 
-def _in_place(request: _Request, standing: tuple[Piece, ...]) -> Flow[Written]:
+def _in_place(request: _SummaryRequest, standing: tuple[Piece, ...]) -> Flow[Written]:
     """The answer to a question behind the array that the provider has cached; the notes so far stand there already."""
     asked = f"{IN_PLACE}\n\n{request.instruction()}"
     reply = yield replace(request, by_schema=False).question(asked, standing=standing)
     return _read(request, reply, calls=1)
 
 
-def _in_transcript(request: _Request, *, most_chunks: int, answers: int) -> Flow[Written]:
+def _in_transcript(request: _SummaryRequest, *, most_chunks: int, answers: int) -> Flow[Written]:
     """The answer to the fenced transcript: in one question where it fits, else in chunks that are merged."""
     room, notes, counter = request.room, request.previous, request.counter
     if notes and counter.count(notes) > room * MAX_PREVIOUS_SHARE:
@@ -227,7 +227,7 @@ def _in_transcript(request: _Request, *, most_chunks: int, answers: int) -> Flow
     return (yield from _in_chunks(request, parts))
 
 
-def _in_chunks(request: _Request, parts: Sequence[tuple[_Request, str]]) -> Flow[Written]:
+def _in_chunks(request: _SummaryRequest, parts: Sequence[tuple[_SummaryRequest, str]]) -> Flow[Written]:
     """The notes on every part, merged; a part that failed is asked for again, then left out if half are there."""
     takes = yield from together([_ask(part, material) for part, material in parts])
     calls = sum(t.calls for t in takes)
@@ -242,7 +242,7 @@ def _in_chunks(request: _Request, parts: Sequence[tuple[_Request, str]]) -> Flow
     return replace(merged, calls=merged.calls + calls, repaired=repaired)
 
 
-def _merge_takes(request: _Request, takes: Sequence[Written], *, depth: int) -> Flow[Written]:
+def _merge_takes(request: _SummaryRequest, takes: Sequence[Written], *, depth: int) -> Flow[Written]:
     """One set of notes from those on consecutive parts; none where more than half of the parts have none."""
     told = [t.text for t in takes if t.text]
     if len(told) * 2 < len(takes) or not told:
@@ -250,7 +250,7 @@ def _merge_takes(request: _Request, takes: Sequence[Written], *, depth: int) -> 
     return (yield from _merge(request, told, depth=depth))
 
 
-def _merge(request: _Request, texts: Sequence[str], *, depth: int) -> Flow[Written]:
+def _merge(request: _SummaryRequest, texts: Sequence[str], *, depth: int) -> Flow[Written]:
     """One set of notes from several, in several levels where they do not fit one question."""
     if len(texts) == 1:
         return _judged(request, texts[0])
@@ -267,7 +267,7 @@ def _merge(request: _Request, texts: Sequence[str], *, depth: int) -> Flow[Writt
     return replace(merged, calls=merged.calls + sum(t.calls for t in takes))
 
 
-def _merge_group(request: _Request, group: Sequence[Line]) -> Flow[Written]:
+def _merge_group(request: _SummaryRequest, group: Sequence[Line]) -> Flow[Written]:
     if len(group) == 1:
         return Written(group[0].text)
     return (yield from _ask(request, render_transcript(group), merge=True))
@@ -289,7 +289,7 @@ def _merge_groups(lines: Sequence[Line], room: int, *, last: bool, counter: Toke
     return groups
 
 
-def _ask(request: _Request, material: str, *, merge: bool = False, answers: int = 0) -> Flow[Written]:
+def _ask(request: _SummaryRequest, material: str, *, merge: bool = False, answers: int = 0) -> Flow[Written]:
     """The answer to one question, by schema where that is wanted and taken; asked once more if it can be mended."""
     asked = f"{material}\n\n{request.instruction(merge=merge)}"
     reply = yield request.question(asked)
@@ -324,7 +324,7 @@ def _check(take: Written) -> str:
     return enclosed("check", "\n".join(parts)) if parts else ""
 
 
-def _read(request: _Request, reply: Reply, *, calls: int, answers: int = 0) -> Written:
+def _read(request: _SummaryRequest, reply: Reply, *, calls: int, answers: int = 0) -> Written:
     """A reply judged, with what it cost."""
     text, failure = judge(
         reply,
@@ -338,7 +338,7 @@ def _read(request: _Request, reply: Reply, *, calls: int, answers: int = 0) -> W
     return replace(taken, calls=calls, answers=answers + (not isinstance(reply, Failed)))
 
 
-def _judged(request: _Request, text: str) -> Written:
+def _judged(request: _SummaryRequest, text: str) -> Written:
     """A usable text without what it invented, or the failure "invented" where that was too much of it."""
     kept, dropped = grounded(text, "\n".join((request.material, request.task, *HEADINGS.values())))
     lines = _count_lines(text)
@@ -361,7 +361,7 @@ def _count_lines(text: str) -> int:
     return sum(bool(line.strip()) for line in text.split("\n"))
 
 
-def _finished(request: _Request, take: Written) -> Written:
+def _finished(request: _SummaryRequest, take: Written) -> Written:
     """What came of it all: claims bound to who made them, read once more as a proposal, the prefix in front."""
     prompt = request.prompt
     text = _bound(request, take.text) if take.text else ""
@@ -379,7 +379,7 @@ def _finished(request: _Request, take: Written) -> Written:
     )
 
 
-def _bound(request: _Request, text: str) -> str:
+def _bound(request: _SummaryRequest, text: str) -> str:
     """A text whose claims have their origin, within what it may take; empty where too little is left of it."""
     prompt = request.prompt
     text = text.replace(prompt.prefix, "").strip() if prompt.prefix else text
@@ -389,7 +389,7 @@ def _bound(request: _Request, text: str) -> str:
     return text if request.counter.count(text) >= prompt.shortest else ""
 
 
-def _fitted(text: str, request: _Request) -> str:
+def _fitted(text: str, request: _SummaryRequest) -> str:
     """``text`` within what a summary may take although origins were added: whole lines go, quoted ones first."""
     most = request.max_tokens * TOO_LONG
     lines = text.split("\n")

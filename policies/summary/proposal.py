@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.checkpoint import Decision
+from policies.checkpoint import TaskDecision
 
 MAX_ITEMS = 60
 MAX_ITEM_LEN = 1_200
@@ -66,7 +66,7 @@ class Proposal:
     done: tuple[str, ...] = ()
     current: tuple[str, ...] = ()
     remaining: tuple[str, ...] = ()
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[TaskDecision, ...] = ()
     open_issues: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     learnings: tuple[str, ...] = ()
@@ -215,7 +215,7 @@ def _from_object(raw: Mapping[str, object]) -> Proposal | None:
     return _proposal({f: [_item(v, f) for v in values] for f, values in found.items()}) if known else None
 
 
-def _item(value: object, field: str) -> str | Decision:
+def _item(value: object, field: str) -> str | TaskDecision:
     """One entry as text; an object as its values, or as a decision."""
     if isinstance(value, Mapping):
         if field == "decisions":
@@ -226,13 +226,13 @@ def _item(value: object, field: str) -> str | Decision:
     return "" if value is None or isinstance(value, bool) else str(value)
 
 
-def _decision(value: Mapping[str, object]) -> Decision:
+def _decision(value: Mapping[str, object]) -> TaskDecision:
     def first(*names: str) -> str:
         return next((str(value[n]) for n in names if isinstance(value.get(n), str | int | float)), "")
 
     against = next((value[n] for n in ("rejected", "alternatives", "not") if value.get(n)), ())
     others = against if isinstance(against, list) else [against] if isinstance(against, str) else []
-    return Decision(
+    return TaskDecision(
         first("decision", "text", "what", "choice"),
         first("why", "rationale", "reason"),
         tuple(v for v in map(str, others) if v.strip()),
@@ -240,7 +240,7 @@ def _decision(value: Mapping[str, object]) -> Decision:
 
 
 def _from_headings(text: str) -> Proposal | None:
-    found: dict[str, list[str | Decision]] = {}
+    found: dict[str, list[str | TaskDecision]] = {}
     field, listed = "", True
     for line in text.splitlines():
         head = _HEADING.match(line[:200])
@@ -254,14 +254,14 @@ def _from_headings(text: str) -> Proposal | None:
     return _proposal(found) if found else None
 
 
-def _proposal(found: Mapping[str, Sequence[str | Decision]]) -> Proposal:
+def _proposal(found: Mapping[str, Sequence[str | TaskDecision]]) -> Proposal:
     decisions = [_tidy_decision(v) for v in found.get("decisions", ())]
     plain = {f: _tidied(found.get(f, ())) for f in HEADINGS if f != "decisions"}
     unique = dict.fromkeys(d for d in decisions if not _NOTHING.match(d.text))
     return Proposal(decisions=tuple(unique)[:MAX_ITEMS], **plain)
 
 
-def _tidied(items: Sequence[str | Decision]) -> tuple[str, ...]:
+def _tidied(items: Sequence[str | TaskDecision]) -> tuple[str, ...]:
     lines = (_tidy(v) for v in items if isinstance(v, str))
     return tuple(dict.fromkeys(v for v in lines if not _NOTHING.match(v)))[:MAX_ITEMS]
 
@@ -277,11 +277,11 @@ def _tidy(item: str) -> str:
     return line[:MAX_ITEM_LEN].rstrip()
 
 
-def _tidy_decision(value: str | Decision) -> Decision:
+def _tidy_decision(value: str | TaskDecision) -> TaskDecision:
     """A decision from its words, ``text (because why) [not: other; another]``."""
-    if isinstance(value, Decision):
+    if isinstance(value, TaskDecision):
         others = (_tidy(v).replace("]", ")").replace(";", ",") for v in value.alternatives)
-        return Decision(_tidy(value.text), _tidy(value.rationale), tuple(v for v in others if v))
+        return TaskDecision(_tidy(value.text), _tidy(value.rationale), tuple(v for v in others if v))
     text, against, why = _tidy(value), "", ""
     rejected = _NOT.search(text)
     if rejected:
@@ -289,4 +289,4 @@ def _tidy_decision(value: str | Decision) -> Decision:
     reason = _WHY.search(text)
     if reason:
         text, why = text[: reason.start()], reason.group(1)
-    return Decision(text, why, tuple(v.strip() for v in against.split(";") if v.strip()))
+    return TaskDecision(text, why, tuple(v.strip() for v in against.split(";") if v.strip()))

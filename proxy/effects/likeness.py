@@ -17,15 +17,15 @@ from policies.effects import Alike, Compare, Failed, Reply
 from proxy.errors import ProxyError
 
 SKETCH = 4_096
-LONGEST = 200_000  # characters; a longer text is like no other
-MOST_CHARS = 1_000_000  # that are looked at for one question, the newest texts first: a second of work
+MAX_LEN = 200_000  # characters; a longer text is like no other
+MAX_CHARS = 1_000_000  # that are looked at for one question, the newest texts first: a second of work
 SIZES = ((400, 3), (4_000, 5))
-LARGEST_SIZE = 8
+MAX_SIZE = 8
 
 PATIENCE = 20.0
-LONGEST_EMBEDDED = 24_000  # characters: about the 8,191 tokens that models for embeddings read
+MAX_EMBEDDED_LEN = 24_000  # characters: about the 8,191 tokens that models for embeddings read
 BATCH = 64
-MOST_ANSWER = 64 * 1024 * 1024
+MAX_ANSWER = 64 * 1024 * 1024
 
 Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
 Vector = Sequence[float]
@@ -54,7 +54,7 @@ def by_shingles(effect: Compare) -> Alike:
             scores.append(0.0)
             continue
         longer = max(len(texts[one]), len(texts[other]))
-        size = next((size for limit, size in SIZES if longer <= limit), LARGEST_SIZE)
+        size = next((size for limit, size in SIZES if longer <= limit), MAX_SIZE)
         for place in (one, other):
             if (place, size) not in sketches:
                 sketches[place, size] = _sketch(texts[place], size)
@@ -67,7 +67,7 @@ async def by_vectors(effect: Compare, *, model: str, send: Send, patience: float
 
     A text that no such model could read whole is like no other, and is not sent.
     """
-    wanted = sorted({i for pair in effect.pairs for i in pair if 0 < len(effect.texts[i]) <= LONGEST_EMBEDDED})
+    wanted = sorted({i for pair in effect.pairs for i in pair if 0 < len(effect.texts[i]) <= MAX_EMBEDDED_LEN})
     found = await embed([effect.texts[i] for i in wanted], model=model, send=send, patience=patience)
     if isinstance(found, Failed):
         return found
@@ -104,7 +104,7 @@ async def _embed(texts: Sequence[str], model: str, send: Send) -> list[list[floa
     if status != 200:
         return Failed(f"status_{status}")
     try:
-        answer = msgspec.json.decode(content[:MOST_ANSWER], type=_Embeddings)
+        answer = msgspec.json.decode(content[:MAX_ANSWER], type=_Embeddings)
     except (ValueError, RecursionError):
         return Failed("not_an_answer")
     rows = sorted(answer.data, key=lambda row: row.index)
@@ -116,10 +116,10 @@ async def _embed(texts: Sequence[str], model: str, send: Send) -> list[list[floa
 
 def _within(texts: Sequence[str]) -> list[bool]:
     """For each text whether it is looked at: none of the very long ones, and the newest of the rest."""
-    left, found = MOST_CHARS, [False] * len(texts)
+    left, found = MAX_CHARS, [False] * len(texts)
     for place in range(len(texts) - 1, -1, -1):
         size = len(texts[place])
-        if 0 < size <= LONGEST and size <= left:
+        if 0 < size <= MAX_LEN and size <= left:
             found[place] = True
             left -= size
     return found

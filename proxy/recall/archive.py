@@ -57,7 +57,7 @@ MAX_ARGUMENTS_LEN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What a query found: the texts, oldest first, and those that match, best first."""
 
     pasts: tuple[Past, ...]
@@ -85,7 +85,7 @@ class Archive:
     model: str | None = None
     embeddings: str | None = None
 
-    async def find(self, query: str) -> Found:
+    async def find(self, query: str) -> SearchResult:
         """The removed texts that have words of the query in them."""
         terms = terms_of(query)
         here = await asyncio.to_thread(lambda: [self._past(i) for i in self._gone()])
@@ -95,7 +95,7 @@ class Archive:
         pasts, hits = await self._and_alike(query, pasts, hits)
         if self.model is not None and self.ask is not None:
             hits = await self._compared(query, terms, pasts, hits)
-        return Found(pasts, tuple(hits), terms)
+        return SearchResult(pasts, tuple(hits), terms)
 
     async def read(self, ref: str) -> Past | None:
         """The text of this ref, or of all that a summary of this ref covers; None where this conversation has none."""

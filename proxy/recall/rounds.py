@@ -32,8 +32,8 @@ from proxy.recall.answering import (
     tell_page,
     tell_problem,
 )
-from proxy.recall.archive import Archive, Found
-from proxy.recall.tool import Offer, RecallCall, Turn, turn_of, with_more_messages, without_calls
+from proxy.recall.archive import Archive, SearchResult
+from proxy.recall.tool import Offer, RecallCall, RecallTurn, turn_of, with_more_messages, without_calls
 from proxy.relay import Received
 from proxy.store import StoreError
 from proxy.tap import Tap, read_completion
@@ -83,8 +83,8 @@ class Rounds:
     over: bool = False
     recalled: list[Recalled] = field(default_factory=list)
     _sent: list[bytes] = field(default_factory=list)
-    _turn: Turn | None = None
-    _found: list[Found | Past | None] = field(default_factory=list)
+    _turn: RecallTurn | None = None
+    _found: list[SearchResult | Past | None] = field(default_factory=list)
     _share: int = 0
     _told: list[RecallAnswer] = field(default_factory=list)
 
@@ -93,7 +93,7 @@ class Rounds:
         """Whether a call that comes now is answered, or at least refused in words."""
         return not self.over and self.number <= self.most
 
-    async def after(self, turn: Turn) -> bytes:
+    async def after(self, turn: RecallTurn) -> bytes:
         """The next request: the one before, the turn, and the answers to its calls."""
         self._keep()
         self.number += 1
@@ -113,7 +113,7 @@ class Rounds:
         self._keep()
         self.over = True
 
-    async def _look(self, call: RecallCall) -> Found | Past | None:
+    async def _look(self, call: RecallCall) -> SearchResult | Past | None:
         if call.problem or self.number > self.most:
             return None
         try:
@@ -126,7 +126,7 @@ class Rounds:
         self._told = await asyncio.to_thread(self._tell, self._turn)
         return with_more_messages(self.body, [*self._sent, *self._messages()])
 
-    def _tell(self, turn: Turn) -> list[RecallAnswer]:
+    def _tell(self, turn: RecallTurn) -> list[RecallAnswer]:
         overhead = count_message(turn.message, self.counter, model=self.model)
         room = int(min(self.room - overhead, self.max_tokens * len(turn.calls)) * SHARES[self._share])
         told: list[RecallAnswer] = []
@@ -136,7 +136,7 @@ class Rounds:
             room -= told[-1].tokens
         return told
 
-    def _tell_one(self, call: RecallCall, found: Found | Past | None, room: int) -> RecallAnswer:
+    def _tell_one(self, call: RecallCall, found: SearchResult | Past | None, room: int) -> RecallAnswer:
         """The answer to one call, in at most ``room`` tokens as far as it has text in it."""
         if self.number > self.most:
             return RecallAnswer(REFUSED, self.counter.count(REFUSED))
@@ -180,7 +180,7 @@ def _hash(call: RecallCall) -> str:
     return blake2b((call.ref or call.query).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-async def next_answer(rounds: Rounds, turn: Turn, ask: AskAgain) -> Received:
+async def next_answer(rounds: Rounds, turn: RecallTurn, ask: AskAgain) -> Received:
     """The answer to the next round. Raises ProxyError where the upstream cannot be asked."""
     body: bytes | None = await rounds.after(turn)
     while body is not None:

@@ -29,7 +29,7 @@ import msgspec
 
 from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.recall.rounds import AskAgain, Ended, Rounds, added_up, next_answer
-from proxy.recall.tool import Turn, name_of, turn_of
+from proxy.recall.tool import RecallTurn, name_of, turn_of
 from proxy.relay import Cut, Headers, Received, Send, end_of, send_more, send_start
 from proxy.sse import DONE, Frame, Frames
 from proxy.tap import StreamTap, Tap
@@ -105,7 +105,7 @@ class Filter:
         """The bytes for the client of what the stream ended with."""
         return self._pass(self._frames.rest())
 
-    def turn(self) -> Turn | None:
+    def turn(self) -> RecallTurn | None:
         """The assistant message of this round; None where it calls nothing that can be answered."""
         return turn_of(assembled(self._chunks()), self.name)
 

@@ -125,7 +125,7 @@ class RecallCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RecallTurn:
     """An assistant message with calls of the recall tool: the message as it goes back upstream, and those calls.
 
     ``text`` is what it says to the client besides; ``own`` says whether it calls the client's tools too.
@@ -144,7 +144,7 @@ def name_of(call: object) -> str:
     return name if isinstance(name, str) else ""
 
 
-def turn_of(message: Mapping[str, Any], name: str) -> Turn | None:
+def turn_of(message: Mapping[str, Any], name: str) -> RecallTurn | None:
     """The turn that an assistant message makes; None if it does not call the tool of this name.
 
     Only the calls of that tool go back: the model asks for the client's tools anew once it has read the answer. What
@@ -165,7 +165,7 @@ def turn_of(message: Mapping[str, Any], name: str) -> Turn | None:
         call["function"] = dict(call["function"])
         if not isinstance(call["function"].get("arguments"), str):
             call["function"]["arguments"] = write_value(call["function"].get("arguments") or {}).decode()
-    return Turn(
+    return RecallTurn(
         message={"role": "assistant", "content": content, **kept, "tool_calls": echoed},
         calls=tuple(_read_call(call) for call in echoed),
         text=content if isinstance(content, str) else "",

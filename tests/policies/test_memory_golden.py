@@ -23,7 +23,7 @@ from policies.advise import (
     recommend,
     worst_tools,
 )
-from policies.checkpoint import Checkpoint, Decision, Identifier, Status, Subtask
+from policies.checkpoint import Checkpoint, Identifier, Status, Subtask, TaskDecision
 from policies.effects import Failed, Summarize, Summary
 from policies.fidelity import Contexts, Terms, coverage_of, evaluate, questions_for
 from policies.health import HealthRules, Sample, check, trend_of
@@ -305,7 +305,7 @@ def checkpoint() -> dict[str, object]:
             Subtask("docs", told=True),
             Subtask("tests", Status.DONE, told=True),
         ),
-        decisions=(Decision("Redis streams", "lists lose jobs", ("lists", "pubsub")), Decision("port 5432")),
+        decisions=(TaskDecision("Redis streams", "lists lose jobs", ("lists", "pubsub")), TaskDecision("port 5432")),
         open_issues=("run(tests): KeyError: 'x'", "deploy: exit code 2"),
         environment=("cwd: /srv/queue (message 4)", "git branch: redis (message 9)"),
         learnings=("Streams need a group.",),
@@ -315,7 +315,7 @@ def checkpoint() -> dict[str, object]:
         version=3,
         window_id=2,
     ).saved(at="2026-01-02T03:04:05Z")
-    later = state.advance(goal="Other", subtasks=state.subtasks[1:], decisions=(Decision("x", "", ("y",)),))
+    later = state.advance(goal="Other", subtasks=state.subtasks[1:], decisions=(TaskDecision("x", "", ("y",)),))
     assert Checkpoint.from_json(state.to_json()) == state
     return {
         "json": state.to_json(),
