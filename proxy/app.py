@@ -17,12 +17,13 @@ from proxy.alerts import Alerts
 from proxy.caller import Caller
 from proxy.config import Config, UpstreamSettings
 from proxy.conversation import Conversations
+from proxy.effects.hooks import Hooks, Plugin
+from proxy.effects.summarizer import Summarizer
 from proxy.errors import NotFound, UpgradeRequired
 from proxy.evaluation import OnlineEvaluation
 from proxy.exchange import ROUTE
 from proxy.guesses import Guesses
 from proxy.health import HealthBook
-from proxy.hooks import Hooks, Plugin
 from proxy.intake import Receive
 from proxy.keys import Keyring
 from proxy.learned import LearnedLimits
@@ -40,7 +41,6 @@ from proxy.runtime import Runtime
 from proxy.settle import Settler
 from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
-from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import ABOUT, About, Metrics, Telemetry
 from proxy.telemetry.instruments import FIDELITY, HEALTH, STORE_WAITING, TASKS, UNAUTHORISED, WINDOWS_LEARNED
 from proxy.timekeeping import Timekeeper

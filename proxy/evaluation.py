@@ -16,6 +16,7 @@ from policies import Decision
 from policies.fidelity import (
     ANSWER,
     JUDGE,
+    Contexts,
     Coverage,
     Dimension,
     Fidelity,
@@ -26,9 +27,8 @@ from policies.fidelity import (
     evaluate,
     questions_for,
 )
-from policies.fidelity.contexts import Contexts
-from proxy.background import Background
-from proxy.perform import Returned, drive, step
+from proxy.effects.background import Background
+from proxy.effects.perform import drive, step
 from proxy.planning import Job, Paid, Planned
 from proxy.settle import Settler
 from proxy.store import Store, StoreError
@@ -169,8 +169,7 @@ class OnlineEvaluation:
             by_schema=settings.summaries.by_schema,
         )
         flow = evaluate(contexts.original, contexts.compacted, questions=questions, terms=terms)
-        now = await asyncio.to_thread(step, flow)
-        return now.value if isinstance(now, Returned) else await drive(flow, now, work.ask)
+        return await drive(flow, await asyncio.to_thread(step, flow), work.ask)
 
 
 def facts_of(

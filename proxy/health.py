@@ -16,8 +16,8 @@ from policies.health import Checkup, Health, HealthRules, Sample, Snapshot, chec
 from proxy.conversation import Thread
 from proxy.planning import Planned
 
-MOST = 20_000
-MOST_READ = 500
+MAX_CONVERSATIONS = 20_000
+MAX_READ = 500
 ROOMY = "green"
 
 Key = tuple[str, str]
@@ -32,7 +32,7 @@ class _Entry(NamedTuple):
 class HealthBook:
     """The health of the conversations that this process has served lately."""
 
-    def __init__(self, *, most: int = MOST) -> None:
+    def __init__(self, *, most: int = MAX_CONVERSATIONS) -> None:
         self._most = most
         self._known: OrderedDict[Key, _Entry] = OrderedDict()
 
@@ -75,7 +75,7 @@ class HealthBook:
 
     def read(self) -> dict[tuple[str, ...], float]:
         """Each metric's mean over the 500 conversations that were served last; none that nobody has measured."""
-        newest = [known.snapshot for known in islice(reversed(self._known.values()), MOST_READ)]
+        newest = [known.snapshot for known in islice(reversed(self._known.values()), MAX_READ)]
         found: dict[tuple[str, ...], float] = {}
         for name in METRICS:
             values = [value for each in newest if (value := getattr(each, name)) is not None]

@@ -41,18 +41,16 @@ from policies.messages import ToolDefinition
 from policies.trend import Trend
 from policies.turns import last_user
 from proxy.conversation import UNKNOWN, Conversations, Recognised, Thread
+from proxy.effects.allowance import Patience, Spent
+from proxy.effects.evictions import asked_again, evicted_calls, evictions_of
+from proxy.effects.perform import Ask, Returned, drive, step
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.evictions import asked_again, evicted_calls, evictions_of
-from proxy.perform import Ask, Returned, drive, step
-from proxy.recall.automatic import elsewhere
-from proxy.recall.likeness import by_likeness
+from proxy.recall.archive import by_likeness, elsewhere
 from proxy.settle import Settler
 from proxy.shared_readings import SharedReadings
 from proxy.stages import figures_of
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
-from proxy.summaries.patience import Patience
-from proxy.summaries.spent import Spent
 from proxy.telemetry import ABOUT, Trace
 from proxy.tokenizer import TextCounter
 from proxy.transcripts import Reading, Transcripts

@@ -27,9 +27,9 @@ from policies import (
 from policies.effects import Embed, Save, Vectors
 from policies.ledger import Prepared
 from policies.notes import Note
-from proxy.background import Background
 from proxy.conversation import Recognised, Thread
-from proxy.perform import Ask, Returned, drive, step
+from proxy.effects.background import Background
+from proxy.effects.perform import Ask, drive, step
 from proxy.planning import CLAIMED, Job, Planned, Planner
 from proxy.store import Store, StoreError
 from proxy.store.records import NoteRow
@@ -278,8 +278,7 @@ class Preparation:
 
 async def _asked(flow: Flow[T], ask: Ask) -> T:
     """What a flow returns, every step of it off the event loop."""
-    now = await asyncio.to_thread(step, flow)
-    return now.value if isinstance(now, Returned) else await drive(flow, now, ask)
+    return await drive(flow, await asyncio.to_thread(step, flow), ask)
 
 
 def _still_needed(thread: Thread, prepared: Prepared) -> bool:

@@ -13,9 +13,9 @@ from policies.growth import STATUS, Event
 from policies.health import Checkup
 from proxy.alerts import Notice
 from proxy.caching import CacheUse, follow
+from proxy.effects.hooks import TurnEnd
 from proxy.exchange_rows import row_of
 from proxy.health import sample_of
-from proxy.hooks import TurnEnd
 from proxy.metering import TENANT_SHOWN, count_exchange
 from proxy.outcome import Outcome, Sent, evicted_count, evictions_alone
 from proxy.planning import Planned

@@ -14,13 +14,13 @@ from policies import Failed, Piece, Summarize, Summary
 from proxy.app import create_app
 from proxy.caller import Caller
 from proxy.config import Flags, load_config
+from proxy.effects.summarizer import BACK_OFF_MOST, Summarizer
 from proxy.keys import credentials_in
 from proxy.replies import Replies, Spent, summarizer_input
 from proxy.server import serve
 from proxy.simulator.ledger import Seen
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import Dialect, SimulatorSettings, SummaryMode
-from proxy.summaries.summarizer import BACK_OFF_MOST, Summarizer
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.upstream.providers import providers_for
 from proxy.wire.chat import parse_chat

@@ -14,15 +14,11 @@ from policies.effects import Alike, Compare, Effect, Failed, Reply
 from policies.messages import chain_of
 from policies.settings import Recall
 from policies.summary import defang
-from proxy.recall.answering import Past, tell_found, tell_page
-from proxy.recall.archive import Archive, said
-from proxy.recall.automatic import elsewhere
-from proxy.recall.calls import turn_of
-from proxy.recall.filtering import Earlier, Filter
-from proxy.recall.offer import definition_tokens, offer_for, with_more_messages, with_tool
-from proxy.recall.ranking import passages, rank, terms_of
+from proxy.recall.answering import Past, passages, rank, tell_found, tell_page, terms_of
+from proxy.recall.archive import Archive, elsewhere, said
 from proxy.recall.rounds import added_up
-from proxy.recall.streaming import patiently
+from proxy.recall.streaming import Earlier, Filter, patiently
+from proxy.recall.tool import definition_tokens, offer_for, turn_of, with_more_messages, with_tool
 from proxy.settle import Settler
 from proxy.sse import Frames
 from proxy.store import Store
@@ -356,8 +352,8 @@ def archive_of(store: Store | None, **more: Any) -> Archive:
 async def test_without_a_store_what_the_client_sends_is_found_and_read() -> None:
     archive = archive_of(None)
     hits = await archive.find("overdue invoice")
-    assert [hits.pasts[m.index].text for m in hits.matches] == ["invoice INV-20931 of Globex, overdue"]
-    past = hits.pasts[hits.matches[0].index]
+    assert [hits.pasts[m.index].text for m in hits.hits] == ["invoice INV-20931 of Globex, overdue"]
+    past = hits.pasts[hits.hits[0].index]
     assert (past.origin, past.position, past.of) == ('result of list_invoices({"year": 2023})', 4, 6)
     assert await archive.read(past.ref) == past
     covered = await archive.read("aaaaaaaaaaaa")
@@ -387,9 +383,9 @@ async def test_vectors_rank_anew_and_their_failure_changes_nothing() -> None:
     failed = await archive_of(None, ask=fails, model="embed").find("invoices")
     assert asked[0].model == "embed"
     assert asked[0].texts[0] == "invoices"
-    assert len(ranked.matches) == 3  # the newest texts fill up what the words have found
-    assert ranked.matches[-1].index == plain.matches[0].index
-    assert failed.matches == plain.matches
+    assert len(ranked.hits) == 3  # the newest texts fill up what the words have found
+    assert ranked.hits[-1].index == plain.hits[0].index
+    assert failed.hits == plain.hits
 
 
 @pytest.fixture
@@ -429,7 +425,7 @@ async def test_what_the_client_no_longer_sends_is_found_in_the_store_of_its_own_
     [theirs] = await remove(store, "other", "the gateway listens on port 1111")
     archive = archive_of(store)
     hits = await archive.find("gateway port")
-    assert [hits.pasts[m.index].ref for m in hits.matches] == [mine]
+    assert [hits.pasts[m.index].ref for m in hits.hits] == [mine]
     read = await archive.read(mine)
     assert read is not None
     assert read.text == "the gateway listens on port 9443"
