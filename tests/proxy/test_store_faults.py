@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from proxy.store import StaleVersion, Store, StoreUnavailable
+from tests.profile import tried
 from tests.proxy.store_rows import chain, change, exchange, original, sha, url
 from tests.proxy.store_writer import big_state
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = 2  # the log is flushed before a commit is acknowledged (sqlite.org/pragma.html, synchronous)
 WRITER = Path(__file__).with_name("store_writer.py")
-KILLS = 200 if os.environ.get("WEIR_SOAK") else 25
-"""How often a writer of checkpoints is killed; ``WEIR_SOAK=1`` asks for more than the ordinary run."""
+KILLS = tried(25, 200)
+"""How often a writer of checkpoints is killed."""
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
 
 
