@@ -23,8 +23,8 @@ demo: $(VENV)/.installed  ## a recorded agent run, without and with Weir
 	$(BIN)/weir demo
 
 test: export PYTHONDONTWRITEBYTECODE =  # else every worker, and every process that a test starts, compiles everything anew
-test: $(VENV)/.installed-dev  ## every test, in as many processes as there are cores, four at most
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+test: $(VENV)/.installed-dev  ## every test, in a process more than there are cores, four at most
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 soak: export WEIR_SOAK = 1
 soak: test  ## every test, with more kills, examples and minutes than an ordinary run has time for

@@ -21,6 +21,16 @@ settings.register_profile("weir", derandomize=True, deadline=None, suppress_heal
 settings.load_profile("weir")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores, four at most: a test often waits for a process that it has started."""
+    return min(4, len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that wait longest for something real come first: no worker is left alone with them at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("real") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def authorities_read_once() -> Iterator[None]:
     """One TLS context for all clients that name none: to read the authorities' certificates costs 30 ms each time."""
