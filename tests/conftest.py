@@ -10,12 +10,25 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
+from openai._utils import is_given
+from openai.resources.chat.completions import completions
 
 from proxy.store import migrations
+from tests.forked import forked_processes
 from tests.postgres import Missing, Postgres, postgres_server
 
 settings.register_profile("weir", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weir")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores, four at most: a test often waits for a process that it has started."""
+    return min(4, len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that wait longest for something real come first: no worker is left alone with them at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("real") is None)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,6 +43,36 @@ def authorities_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", context)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def chat_bodies_go_as_given() -> Iterator[None]:
+    """The SDK does not walk through every part of every message for its type: a chat body has nothing to rename.
+
+    That took half of what a long request cost here. ``tests/real`` has the SDK as it is, in a process of its own.
+    """
+
+    whole = completions.maybe_transform
+
+    def transformed(body: Any, expected: Any) -> Any:
+        if not all(isinstance(message, dict) for message in body.get("messages", (None,))):
+            return whole(body, expected)
+        return {name: value for name, value in body.items() if is_given(value)}
+
+    async def later(body: Any, expected: Any) -> Any:
+        return transformed(body, expected)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(completions, "maybe_transform", transformed)
+        patch.setattr(completions, "async_maybe_transform", later)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def processes_are_forked() -> Iterator[None]:
+    """A ``python -m proxy`` that a test starts is forked from one that has imported everything."""
+    with forked_processes():
         yield
 
 

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 Array = list[dict[str, Any]]
 MAX_TOKENS = 8
-REQUESTS = 15
+REQUESTS = 12
 HEADROOM = 0.05
 ENOUGH_SAMPLES = 5
 RECORDING = load_recording()
@@ -292,7 +292,7 @@ policies:
     preset: balanced
     summarizer: same
     summaries: {{prepare_at: null, wait: 240, seconds: 240}}
-    shapes: [{{window: null, trigger: 0.9, low_water: 0.45, extract: 0.2, tail: 0.25, note: 0.08}}]
+    shapes: [{{window: null, trigger: 0.9, low_water: 0.45, extract: 0.2, tail: 0.25, note: 0.04}}]
     cascade: [{{layer: compact}}]
 default_policy: notes
 store: {{url: "sqlite+aiosqlite:///{store}"}}
