@@ -187,7 +187,7 @@ class _Sources:
             return self._again(quote)
         terms = stems(sentence)
         weights = {term: self._weight(term) for term in terms}
-        total = sum(weights.values())
+        total = math.fsum(weights.values())  # sets have no order, and sums of floats depend on it
         if not total:
             return None
         deciding = about in DECIDING or not AUTHORITIES.isdisjoint(terms_of(sentence))
@@ -227,7 +227,7 @@ class _Sources:
         for number, own in held.items():
             step = self.passages[number].step
             near = set[str]().union(*(around.get(s, ()) for s in (step - 1, step, step + 1))) - own
-            shares[number] = (sum(weights[t] for t in own) + BESIDE * sum(weights[t] for t in near)) / total
+            shares[number] = (math.fsum(weights[t] for t in own) + BESIDE * math.fsum(weights[t] for t in near)) / total
         return shares
 
     def _trust(self, number: int) -> float:
@@ -245,7 +245,7 @@ class _Sources:
         first = self.passages[best]
         rest = {term: weight for term, weight in weights.items() if term not in first.terms}
         beside = [n for n, p in enumerate(self.passages) if p.step == first.step and n != best]
-        adds = {n: sum(w for term, w in rest.items() if term in self.passages[n].terms) / total for n in beside}
+        adds = {n: math.fsum(w for t, w in rest.items() if t in self.passages[n].terms) / total for n in beside}
         second = max(adds, key=lambda n: (adds[n], -n), default=None)
         chosen = sorted({best, second} if second is not None and adds[second] >= MORE else {best})
         parts = [self._quote(n, weights) for n in chosen]
@@ -326,7 +326,7 @@ def _window(text: str, weights: dict[str, float]) -> str:
             size -= len(words[start]) + 1
             held.subtract(terms[start])
             start += 1
-        worth = sum(weights[term] for term, times in held.items() if times)
+        worth = math.fsum(weights[term] for term, times in held.items() if times)
         if worth > best:
             best, chosen = worth, (start, end + 1)
     start, end = chosen
