@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 
-from proxy.store import migrations
+from proxy.store import schema
 from tests.postgres import Missing, Postgres, postgres_server
 
 settings.register_profile("weir", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,24 +34,23 @@ def authorities_read_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def migrations_run_once() -> Iterator[None]:
-    """An empty SQLite database gets the schema that the migrations made of the first one: suites open thousands."""
+def schema_made_once() -> Iterator[None]:
+    """An empty SQLite database gets the schema that was made in the first one: suites open thousands."""
     made: list[tuple[str, tuple[Any, ...]]] = []
-    upgrade = migrations.upgrade
+    make = schema.make
 
-    @functools.wraps(upgrade)
+    @functools.wraps(make)
     def copied(connection: sa.Connection) -> None:
-        if connection.dialect.name != "sqlite" or connection.exec_driver_sql("SELECT * FROM sqlite_master").first():
-            upgrade(connection)
-        elif not made:
-            upgrade(connection)
+        if connection.dialect.name != "sqlite" or not made:
+            make(connection)
+        if connection.dialect.name == "sqlite" and not made:
             made.extend(_whole(connection))
-        else:
+        elif connection.dialect.name == "sqlite":
             for statement, values in made:
                 connection.exec_driver_sql(statement, values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(migrations, "upgrade", copied)
+        patch.setattr(schema, "make", copied)
         yield
 
 
