@@ -282,7 +282,6 @@ def _add(tx: Transaction, tenant: str, given: list[Original], *, at: float) -> N
 
 
 def _drop(tx: Transaction, tenant: str, refs: list[str]) -> None:
-    """Delete originals, their words first."""
     if not refs:
         return
     mine = (originals.c.tenant == tenant, originals.c.ref.in_(refs))
@@ -292,7 +291,6 @@ def _drop(tx: Transaction, tenant: str, refs: list[str]) -> None:
 
 
 def _index(tx: Transaction, statement: sa.TextClause, *which: sa.ColumnElement[bool]) -> None:
-    """Execute ``statement`` with the words of each original that can be read."""
     found = []
     for row in tx.execute(sa.select(originals.c.id, originals.c.body).where(*which, originals.c.body.is_not(None))):
         with suppress(Damaged):

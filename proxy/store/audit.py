@@ -324,7 +324,6 @@ def _over(refusal: Mapping[str, object]) -> dict[str, object]:
 def of_conversation(
     of: ConversationRow, kind: AuditType, *, at: float, branch: str = "", facts: Mapping[str, object] | None = None
 ) -> AuditEvent:
-    """What somebody did to a conversation."""
     return AuditEvent(tenant=of.tenant, at=at, type=kind, conversation=of.id, branch=branch, facts=facts or {})
 
 

@@ -105,7 +105,6 @@ def add_checkpoint(tx: Transaction, change: Change, *, version: int) -> None:
 
 
 def insert(tx: Transaction, tenant: str, row: CheckpointRow) -> None:
-    """Store one row, with the SHA-256 of its body."""
     values = stored(checkpoints, row, tenant=tenant, body=pack_text(row.body), sha=_sha(row.body))
     tx.execute(sa.insert(checkpoints), values)
 
@@ -153,12 +152,10 @@ def read_spans(text: str | None) -> Spans:
 
 
 def is_undone(version: int, undone: Spans) -> bool:
-    """Whether a rollback has taken this version back."""
     return any(first <= version <= last for first, last in undone)
 
 
 def key_of(conversation: ConversationRow) -> dict[str, str]:
-    """What a statement about a conversation is given."""
     return {"of_tenant": conversation.tenant, "of_conversation": conversation.id}
 
 

@@ -35,14 +35,12 @@ class _Job:
     error: BaseException | None = None
 
     def run(self) -> None:
-        """The work's result or error, kept for the event loop."""
         try:
             self.result = self.work()
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the task that waits for it
             self.error = error
 
     def settle(self) -> None:
-        """Give the waiting task what it waits for, if it still does."""
         if self.future.done():
             return
         if self.error is not None:
@@ -62,7 +60,6 @@ class _Thread(aiosqlite.Connection):
 
     @property
     def driver(self) -> sqlite3.Connection:
-        """The connection itself, for use in its own thread only."""
         return self._conn
 
 

@@ -337,7 +337,6 @@ def forget_batches(tx: Transaction, tenant: str, branch: str, *, above: int = -1
 
 
 def write_prepared(prepared: Prepared) -> str:
-    """A prepared summary as JSON text, with the SHA-256 of what it says."""
     said = {
         "covers": prepared.covers,
         "prefix": prepared.prefix.hex(),

@@ -67,7 +67,6 @@ ASKED_AGAIN = (
 
 
 def add_evictions(tx: Transaction, change: Change, *, version: int) -> None:
-    """Store what the batch of ``version`` evicted."""
     own = {"tenant": change.tenant, "branch": change.branch, "version": version, "at": change.at}
     tx.many(ADD, [stored(evictions, row, **own, position=n) for n, row in enumerate(change.evictions)])
 

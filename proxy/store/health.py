@@ -130,7 +130,6 @@ def rate(tx: Transaction, tenant: str, conversation: str, fidelity: float) -> No
 
 
 def close_all(tx: Transaction, tenant: str, conversation: str, at: float) -> None:
-    """Close every alert of a conversation that is open."""
     tx.execute(CLOSE_ALL, _key(tenant, conversation) | {"now": at})
 
 

@@ -76,7 +76,6 @@ def load_batches(tx: Transaction, tenant: str, branch: str, *, withheld: bool = 
 
 
 def load_cuts(tx: Transaction, tenant: str, branch: str) -> tuple[Cut, ...]:
-    """The branch's cuts, oldest first, without damaged ones."""
     rows = tx.execute(CUTS, _key(tenant, branch))
     found = [_cut(tx, row) for row in rows if row.sha != WITHHELD]
     return tuple(cut for cut in found if cut is not None)
@@ -137,7 +136,6 @@ def copy_cuts(tx: Transaction, parent: Branch, *, target: str, kept: Sequence[Cu
 
 
 def batches_without(tx: Transaction, parent: Branch, *, kept: Sequence[Cut]) -> list[int]:
-    """The batches of the parent's cuts that are not in ``kept``."""
     versions = {cut.version for cut in kept}
     rows = tx.execute(COVERED, _key(parent.tenant, parent.branch))
     return [row.batch for row in rows if row.version not in versions]
@@ -151,7 +149,6 @@ def covered_refs(tx: Transaction, tenant: str, ref: str) -> tuple[str, ...]:
 
 
 def refs_of_cuts(tx: Transaction, tenant: str, branch: str) -> set[str]:
-    """Every ref that a cut of this branch covers."""
     return {ref for row in tx.execute(COVERED, _key(tenant, branch)) for ref in json.loads(row.covered)}
 
 

@@ -121,7 +121,6 @@ def drop_oldest(tx: Transaction, *, before: float, at: float, most: float) -> tu
 
 
 def requests(tx: Transaction) -> int:
-    """How many requests the stored conversations had."""
     return int(tx.scalar(sa.select(sa.func.sum(conversations.c.requests))) or 0)
 
 

@@ -115,11 +115,9 @@ class PostgresDatabase:
         return database
 
     async def ping(self) -> None:
-        """Return if the server answers."""
         await self.read(_one)
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """The result of ``work`` on one snapshot."""
         return await self._run(self._reading, work)
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
@@ -132,11 +130,9 @@ class PostgresDatabase:
         return await self._run(self._engine, work)
 
     async def tend(self, *, force: bool = False) -> bool:  # noqa: ARG002 - the server looks after itself
-        """Nothing to do; False."""
         return False
 
     async def shrink(self) -> bool:
-        """Nothing to give back; False."""
         return False
 
     async def close(self) -> None:
@@ -300,13 +296,11 @@ class _Watch:
         self._timer: asyncio.TimerHandle | None = None
 
     def renew(self) -> None:
-        """Begin to wait anew."""
         self.stop()
         if self._patience is not None:
             self._timer = asyncio.get_running_loop().call_later(self._patience, self._end)
 
     def stop(self) -> None:
-        """Wait no longer."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -321,7 +315,6 @@ class _Watch:
 
 
 def _go_on(connection: sa.Connection, *_: object) -> None:
-    """Another statement begins."""
     watch = connection.info.get(_Watch)
     if watch is not None:
         watch.renew()

@@ -22,24 +22,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from policies.health import Snapshot
 from policies.ledger import Cut, Edit
+from proxy.store import records
 from proxy.store.chain import AuditRow
 from proxy.store.errors import SchemaTooNew, StoreError
 from proxy.store.packing import Damaged, pack_words, unpack_words
-from proxy.store.records import (
-    AlertRow,
-    CalibrationRow,
-    CheckpointRow,
-    ConversationRow,
-    EvictionRow,
-    ExchangeRow,
-    KeyRow,
-    LimitRow,
-    NoteRow,
-    Original,
-    PolicyRow,
-    RelayedRow,
-    SummaryRow,
-)
 
 R = TypeVar("R")
 Upsert = Mapping[str, sa.Insert]
@@ -198,7 +184,7 @@ meta = _table("meta", "name", _required(name=sa.Text), _optional(body=sa.LargeBi
 conversations = _table(
     "conversations",
     "tenant id",
-    _fields(ConversationRow, without="branches version", id=CONVERSATION, parent=PlainText()),
+    _fields(records.ConversationRow, without="branches version", id=CONVERSATION, parent=PlainText()),
     _optional(health=sa.Text),
     [
         sa.Index("conversations_name", "tenant", "name", unique=True),
@@ -252,7 +238,7 @@ checkpoints = _table(
     "checkpoints",
     "tenant branch version",
     _required(tenant=TENANT, sha=sa.LargeBinary),
-    _fields(CheckpointRow, without="cut covered", body=sa.LargeBinary()),
+    _fields(records.CheckpointRow, without="cut covered", body=sa.LargeBinary()),
     within=branches,
 )
 
@@ -260,7 +246,7 @@ notes = _table(
     "notes",
     "tenant conversation id",
     _required(tenant=TENANT, conversation=CONVERSATION, sha=sa.LargeBinary),
-    _fields(NoteRow, text=ExactText()),
+    _fields(records.NoteRow, text=ExactText()),
     within=conversations,
 )
 
@@ -268,7 +254,7 @@ summaries = _table(
     "summaries",
     "tenant key",
     _required(tenant=TENANT, sha=sa.LargeBinary),
-    _fields(SummaryRow, text=ExactText()),
+    _fields(records.SummaryRow, text=ExactText()),
     [sa.Index("summaries_at", "at"), sa.Index("summaries_of_tenant", "tenant", "at")],
 )
 
@@ -276,7 +262,7 @@ originals = _table(
     "originals",
     "id",
     _required(id=Serial, tenant=TENANT, size=sa.BigInteger, sha=sa.LargeBinary, at=sa.Double, quarantined=sa.Boolean),
-    _fields(Original, without="body text"),
+    _fields(records.Original, without="body text"),
     _optional(body=sa.LargeBinary),
     [sa.Index("originals_ref", "tenant", "ref", unique=True)],
     sqlite_autoincrement=True,  # the full-text index has everything up to an id, so no id may come twice
@@ -301,7 +287,7 @@ vectors = _table(
 evictions = _table(
     "evictions",
     "tenant branch version position",
-    _fields(EvictionRow, without="conversation", policy=PlainText()),
+    _fields(records.EvictionRow, without="conversation", policy=PlainText()),
     within=branches,
     sqlite_with_rowid=False,
 )
@@ -310,7 +296,7 @@ exchanges = _table(
     "exchanges",
     "tenant id",
     _fields(
-        ExchangeRow,
+        records.ExchangeRow,
         without="name trend parent_conversation asked_again health events refusal ends",
         id=REQUEST,
         parent=BRANCH,
@@ -321,7 +307,7 @@ exchanges = _table(
     within=conversations,
 )
 
-relayed = _table("relayed", "tenant id", _fields(RelayedRow, id=REQUEST), [sa.Index("relayed_at", "at")])
+relayed = _table("relayed", "tenant id", _fields(records.RelayedRow, id=REQUEST), [sa.Index("relayed_at", "at")])
 
 health_snapshots = _table(
     "health_snapshots",
@@ -335,12 +321,12 @@ health_snapshots = _table(
 alerts = _table(
     "alerts",
     "tenant conversation at kind",
-    _fields(AlertRow, renamed={"limit": "threshold"}),
+    _fields(records.AlertRow, renamed={"limit": "threshold"}),
     [sa.Index("alerts_open", "tenant", "closed")],
     within=conversations,
 )
 
-policies = _table("policies", "name", _fields(PolicyRow, document=ExactText()))
+policies = _table("policies", "name", _fields(records.PolicyRow, document=ExactText()))
 
 audit = _table(
     "audit",
@@ -362,13 +348,13 @@ audit = _table(
 keys = _table(
     "keys",
     "name",
-    _fields(KeyRow, policy=PlainText(), models=sa.Text(), allow=sa.Text()),
+    _fields(records.KeyRow, policy=PlainText(), models=sa.Text(), allow=sa.Text()),
     [sa.Index("keys_digest", "digest", unique=True)],
 )
 
-limits = _table("limits", "scope", _fields(LimitRow, scope=PlainText()))
+limits = _table("limits", "scope", _fields(records.LimitRow, scope=PlainText()))
 
-calibrations = _table("calibrations", "scope", _fields(CalibrationRow, scope=PlainText(), recent=sa.Text()))
+calibrations = _table("calibrations", "scope", _fields(records.CalibrationRow, scope=PlainText(), recent=sa.Text()))
 
 _LAST = "(SELECT max(seq) FROM audit WHERE tenant = NEW.tenant)"
 _BEFORE = "(SELECT hash FROM audit WHERE tenant = NEW.tenant AND seq = NEW.seq - 1)"

@@ -114,12 +114,10 @@ class SqliteDatabase:
 
     @property
     def writable(self) -> bool:
-        """Whether it was opened for writing."""
         return self._writer is not None
 
     @property
     def shared(self) -> bool:
-        """Whether several servers write this file."""
         return self._mode == "worker"
 
     async def ping(self) -> None:
@@ -329,7 +327,6 @@ class SqliteDatabase:
 
 
 def _inode(path: Path) -> tuple[int, int]:
-    """Which file stands at a path."""
     try:
         found = os.stat(path)  # noqa: PTH116 - a Path costs four times as much, on every write
     except OSError:

@@ -36,8 +36,8 @@ class Database(Protocol):
     """Where transactions run.
 
     ``journal`` is ``wal``, ``delete``, ``memory`` or ``server``; ``notices`` is what an operator must read at start.
-    ``opened`` counts how often another file was opened in the place of one that was gone, ``seed`` is what a new one
-    is to begin with.
+    Others may write the same conversations where it is ``shared``. ``opened`` counts how often another file was opened
+    in the place of one that was gone, ``seed`` is what a new one is to begin with.
     """
 
     journal: str
@@ -46,16 +46,13 @@ class Database(Protocol):
     seed: Callable[[sa.Connection], None] | None
 
     @property
-    def shared(self) -> bool:
-        """Whether other servers may write the same conversations."""
-        ...
+    def shared(self) -> bool: ...
 
     @property
     def writable(self) -> bool: ...
 
     async def ping(self) -> None:
         """Return if transactions can be begun, else raise :class:`StoreError`."""
-        ...
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """The result of ``work`` on one consistent view."""
@@ -73,7 +70,8 @@ class Database(Protocol):
         """Give some free room back; whether there may be more."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Finish what has begun and give everything back."""
 
 
 class Transaction:

@@ -3,20 +3,20 @@
 import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
 from proxy.store.audit import missing_guards
-from proxy.store.chain import GENESIS, AuditType, hash_of, head_text
+from proxy.store.chain import GENESIS, AuditRow, AuditType, hash_of, head_text
 from proxy.store.packing import Damaged, unpack_words
 from proxy.store.schema import BRANCH, CONVERSATION, OF_TENANT, REQUEST, TENANT, audit
 from proxy.store.transaction import Transaction
 
 AT_ONCE = 2_000
 FIRST = -(2**63)
-FIELDS = "tenant, seq, at, type, conversation, branch, request, sealed, facts, prev, hash"
+FIELDS = ", ".join(each.name for each in fields(AuditRow))
 # As text: a column that was tampered with may hold a value of another type, which no conversion would let through.
 PAGE = sa.text(
     f"SELECT {FIELDS} FROM audit WHERE tenant = :tenant AND seq > :seq ORDER BY seq LIMIT {AT_ONCE}"  # noqa: S608 - constants
@@ -131,8 +131,6 @@ def verify(
 
 
 class _Walk:
-    """One chain, row by row."""
-
     def __init__(self, tx: Transaction, tenant: str, heads: frozenset[bytes]) -> None:
         self._tx = tx
         self._tenant = tenant
@@ -162,7 +160,6 @@ class _Walk:
             yield looked
 
     def result(self, size: int) -> Verified:
-        """What was found."""
         return Verified(
             tenant=self._tenant,
             rows=size,
