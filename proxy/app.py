@@ -49,7 +49,6 @@ from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
 from proxy.upstream.probe import Fetch, Probe
 from proxy.upstream.upstreams import Provider, Upstreams
-from proxy.watched_store import WatchedStore
 from proxy.windows import Windows
 
 log = logging.getLogger("weir")
@@ -244,7 +243,7 @@ async def running(
 
 async def _open_store(config: Config, metrics: Metrics) -> Store:
     """The store. Raises StoreError if it cannot be used: a Weir that would forget everything does not start."""
-    store = await WatchedStore.open(
+    store = await Store.open(
         config.store.url,
         content=config.store.content,
         shared=config.listen.workers > 1,

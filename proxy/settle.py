@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from proxy.store import StaleVersion, Store, StoreError
-from proxy.store.audit_events import of_change
+from proxy.store.audit import of_change
 from proxy.store.records import Change, ExchangeRow, RelayedRow
 
 log = logging.getLogger("weir.settle")

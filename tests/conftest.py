@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from openai._utils import is_given
 from openai.resources.chat.completions import completions
 
-from proxy.store import migrations
+from proxy.store import schema
 from tests.forked import forked_processes
 from tests.postgres import Missing, Postgres, postgres_server
 
@@ -77,24 +77,23 @@ def processes_are_forked() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def migrations_run_once() -> Iterator[None]:
-    """An empty SQLite database gets the schema that the migrations made of the first one: suites open thousands."""
+def schema_made_once() -> Iterator[None]:
+    """An empty SQLite database gets the schema that was made in the first one: suites open thousands."""
     made: list[tuple[str, tuple[Any, ...]]] = []
-    upgrade = migrations.upgrade
+    make = schema.make
 
-    @functools.wraps(upgrade)
+    @functools.wraps(make)
     def copied(connection: sa.Connection) -> None:
-        if connection.dialect.name != "sqlite" or connection.exec_driver_sql("SELECT * FROM sqlite_master").first():
-            upgrade(connection)
-        elif not made:
-            upgrade(connection)
+        if connection.dialect.name != "sqlite" or not made:
+            make(connection)
+        if connection.dialect.name == "sqlite" and not made:
             made.extend(_whole(connection))
-        else:
+        elif connection.dialect.name == "sqlite":
             for statement, values in made:
                 connection.exec_driver_sql(statement, values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(migrations, "upgrade", copied)
+        patch.setattr(schema, "make", copied)
         yield
 
 

@@ -57,7 +57,6 @@ class LockFile:
             await asyncio.sleep(0.01)
 
     def release(self) -> None:
-        """Let others take the lock."""
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     @property
@@ -67,9 +66,7 @@ class LockFile:
         return int(written) if written.isdigit() else 0
 
     def note(self, commits: int) -> None:
-        """Write the number of commits down."""
         os.pwrite(self._file, b"%020d" % commits, 0)
 
     def close(self) -> None:
-        """Release the lock and close the file."""
         os.close(self._file)

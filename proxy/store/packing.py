@@ -49,7 +49,6 @@ class Damaged(ValueError):
 
 
 def pack(*parts: bytes) -> bytes:
-    """The parts as one frame."""
     sizes = b"".join(len(part).to_bytes(SIZE, "big") for part in parts)
     return zstandard.ZstdCompressor(level=6, dict_data=MESSAGES).compress(sizes + b"".join(parts))
 
@@ -87,12 +86,10 @@ def unpack_words(packed: bytes) -> str:
 
 
 def pack_text(text: str) -> bytes:
-    """A text as one frame, whatever code points it has."""
     return pack(text.encode("utf-8", "surrogatepass"))
 
 
 def unpack_text(packed: bytes) -> str:
-    """What :func:`pack_text` made. Raises :class:`Damaged`."""
     return _text(unpack(packed, parts=1)[0])
 
 
@@ -105,7 +102,6 @@ def pack_message(body: bytes, text: str) -> bytes:
 
 
 def unpack_message(packed: bytes) -> tuple[bytes, str]:
-    """What :func:`pack_message` was given. Raises :class:`Damaged`."""
     head, tail, said = unpack(packed, parts=3)
     text = _text(said)
     return (head + _escaped(text) + tail if tail else head), text

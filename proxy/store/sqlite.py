@@ -28,9 +28,9 @@ from typing import Literal, TypeVar
 
 import sqlalchemy as sa
 
+from proxy.store.connection_worker import ConnectionWorker
 from proxy.store.errors import CorruptStore, StoreUnavailable
 from proxy.store.files import LockFile, has_wal_reset_bug, journal_for
-from proxy.store.lane import Lane
 from proxy.store.schema import check, ensure
 
 log = logging.getLogger("weir.store")
@@ -80,8 +80,8 @@ class SqliteDatabase:
         self._mode = mode
         self._lock: LockFile | None = None
         self._owner: LockFile | None = None
-        self._writer: Lane | None = None
-        self._reader: Lane | None = None
+        self._writer: ConnectionWorker | None = None
+        self._reader: ConnectionWorker | None = None
         self.opened = 0
         self.seed: Callable[[sa.Connection], None] | None = None
         self._patience = patience
@@ -99,7 +99,9 @@ class SqliteDatabase:
         """The database in file ``name`` (None, empty, ``:memory:``: in memory), migrated unless ``mode`` is reader."""
         if not name or name == ":memory:":
             database = cls(None, mode=mode)
-            database._writer = await Lane.connect("file::memory:", begin="BEGIN IMMEDIATE", patience=patience)
+            database._writer = await ConnectionWorker.connect(
+                "file::memory:", begin="BEGIN IMMEDIATE", patience=patience
+            )
             await database._writer.transaction(ensure)
             return database
         database = cls(Path(name), mode=mode, patience=patience)
@@ -112,12 +114,10 @@ class SqliteDatabase:
 
     @property
     def writable(self) -> bool:
-        """Whether it was opened for writing."""
         return self._writer is not None
 
     @property
     def shared(self) -> bool:
-        """Whether several servers write this file."""
         return self._mode == "worker"
 
     async def ping(self) -> None:
@@ -125,21 +125,21 @@ class SqliteDatabase:
         if self._mode == "reader":
             await self.read(check)
         else:
-            lane = await self._writing()
-            await lane.transaction(lambda _: self._same_file())
+            worker = await self._writing()
+            await worker.transaction(lambda _: self._same_file())
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """The result of ``work`` on one consistent view; never waits for a writer in WAL mode."""
-        lane = self._reader or self._writer
-        if lane is None:
+        worker = self._reader or self._writer
+        if worker is None:
             raise StoreUnavailable("the store is closed", reason="closed")
-        return await lane.transaction(work)
+        return await worker.transaction(work)
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
         """The result of ``work`` once it is committed and, as far as the disk tells the truth, durable."""
-        lane = await self._writing()
+        worker = await self._writing()
         if self._path is None:
-            return await lane.transaction(work)
+            return await worker.transaction(work)
 
         def counted(connection: sa.Connection) -> T:
             self._same_file()
@@ -147,7 +147,7 @@ class SqliteDatabase:
             self._counted = int(connection.exec_driver_sql(COUNT).scalar_one())
             return result
 
-        return await lane.transaction(counted, committed=self._note)
+        return await worker.transaction(counted, committed=self._note)
 
     async def tend(self, *, force: bool = False) -> bool:
         """Checkpoint if the WAL is long enough and no visitor is there; ``force`` also empties the WAL file."""
@@ -166,10 +166,10 @@ class SqliteDatabase:
     async def close(self) -> None:
         """Finish what has begun and close both connections; the locks go last."""
         self._is_lost = False
-        lanes, self._reader, self._writer = (self._reader, self._writer), None, None
-        for lane in lanes:
-            if lane is not None:
-                await lane.close()
+        workers, self._reader, self._writer = (self._reader, self._writer), None, None
+        for worker in workers:
+            if worker is not None:
+                await worker.close()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -178,7 +178,7 @@ class SqliteDatabase:
                 lock.close()
         self._lock = self._owner = None
 
-    async def _writing(self) -> Lane:
+    async def _writing(self) -> ConnectionWorker:
         """The connection that writes to the file which stands at the path now."""
         if self._writer is not None and self._fault() is None:
             self._moved_since = None
@@ -221,7 +221,9 @@ class SqliteDatabase:
     async def _open_reader(self, patience: float) -> None:
         if self._path is None or not self._path.is_file():
             raise StoreUnavailable(f"there is no database at {self._path}", reason="open")
-        self._reader = await Lane.connect(f"{self._path.as_uri()}?mode=ro", begin="BEGIN", patience=patience)
+        self._reader = await ConnectionWorker.connect(
+            f"{self._path.as_uri()}?mode=ro", begin="BEGIN", patience=patience
+        )
         self.journal = await self._reader.raw(lambda driver: _pragma(driver, "journal_mode"))
         await self._reader.transaction(check)
 
@@ -230,7 +232,7 @@ class SqliteDatabase:
         self._lock = LockFile(path.with_name(f"{path.name}.lock"))
         await self._lock.wait(patience)
         self._own(path)
-        self._writer = await Lane.connect(
+        self._writer = await ConnectionWorker.connect(
             f"{path.as_uri()}?mode=rw", begin="BEGIN IMMEDIATE", patience=patience, pragmas=WRITER
         )
         self.journal = await self._writer.raw(self._set_journal)
@@ -243,7 +245,7 @@ class SqliteDatabase:
         if self._mode == "worker" and self.journal == "delete":
             self.notices += (SLOW_JOURNAL.format(version=sqlite3.sqlite_version),)
         if self._mode != "visitor":
-            self._reader = await Lane.connect(f"{path.as_uri()}?mode=ro", begin="BEGIN", patience=patience)
+            self._reader = await ConnectionWorker.connect(f"{path.as_uri()}?mode=ro", begin="BEGIN", patience=patience)
             self._lock.release()
 
     def _own(self, path: Path) -> None:
@@ -325,7 +327,6 @@ class SqliteDatabase:
 
 
 def _inode(path: Path) -> tuple[int, int]:
-    """Which file stands at a path."""
     try:
         found = os.stat(path)  # noqa: PTH116 - a Path costs four times as much, on every write
     except OSError:

@@ -35,14 +35,12 @@ class _Job:
     error: BaseException | None = None
 
     def run(self) -> None:
-        """The work's result or error, kept for the event loop."""
         try:
             self.result = self.work()
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the task that waits for it
             self.error = error
 
     def settle(self) -> None:
-        """Give the waiting task what it waits for, if it still does."""
         if self.future.done():
             return
         if self.error is not None:
@@ -62,7 +60,6 @@ class _Thread(aiosqlite.Connection):
 
     @property
     def driver(self) -> sqlite3.Connection:
-        """The connection itself, for use in its own thread only."""
         return self._conn
 
 
@@ -75,7 +72,7 @@ def _run_all(jobs: list[_Job]) -> None:
         job.run()
 
 
-class Lane:
+class ConnectionWorker:
     """One connection, used by one transaction at a time, in the order of asking."""
 
     def __init__(self, thread: _Thread, *, begin: Begin, patience: float) -> None:
@@ -95,8 +92,10 @@ class Lane:
         )
 
     @classmethod
-    async def connect(cls, uri: str, *, begin: Begin, patience: float, pragmas: tuple[str, ...] = ()) -> "Lane":
-        """A lane to the SQLite ``uri``; a lock is waited for ``patience`` seconds at most."""
+    async def connect(
+        cls, uri: str, *, begin: Begin, patience: float, pragmas: tuple[str, ...] = ()
+    ) -> "ConnectionWorker":
+        """The connection to the SQLite ``uri``; a lock is waited for ``patience`` seconds at most."""
         thread = _Thread(
             lambda: sqlite3.connect(uri, uri=True, isolation_level=None, timeout=patience, cached_statements=256)
         )
@@ -104,21 +103,21 @@ class Lane:
             await thread
         except sqlite3.Error as error:
             raise translate(error) from None
-        lane = cls(thread, begin=begin, patience=patience)
+        worker = cls(thread, begin=begin, patience=patience)
         try:
             for pragma in pragmas:
-                await lane.raw(partial(_set, pragma=pragma))
+                await worker.raw(partial(_set, pragma=pragma))
         except BaseException:
-            await lane.close()
+            await worker.close()
             raise
-        return lane
+        return worker
 
     async def transaction(
         self, work: Callable[[sa.Connection], T], *, committed: Callable[[], None] | None = None
     ) -> T:
         """The result of ``work`` once its transaction is committed, and after ``committed`` ran in the same thread.
 
-        A task that is cancelled here leaves either a whole transaction or none. Waiting for the lane and for
+        A task that is cancelled here leaves either a whole transaction or none. Waiting for the connection and for
         the lock together takes ``patience`` seconds at most, then :class:`StoreUnavailable`.
         """
         deadline = time.monotonic() + self._patience
