@@ -13,6 +13,7 @@ from policies.buckets import raw_buckets
 from policies.calls import Run
 from policies.growth import Limits
 from policies.health import Checkup, Health, HealthRules, Sample, Snapshot, check
+from policies.ledger import EditKind
 from proxy.conversation import Thread
 from proxy.planning import Planned
 
@@ -165,7 +166,8 @@ def _spike(decision: Decision, planned: Planned, settings: ContextSettings, limi
 def _requests_left(decision: Decision | None, settings: ContextSettings, *, limits: Limits, used: int) -> float | None:
     """Requests until the window overflows at the conversation's velocity; 0 for one that does not fit.
 
-    None where nothing grows, and where a layer acts before: below the trigger of a policy that manages.
+    None where nothing grows, and where a layer acts before: below the trigger of a policy that manages, but for what
+    was brought back.
     """
     budget = limits.budget
     room = budget.window - budget.reserve - used
@@ -174,7 +176,10 @@ def _requests_left(decision: Decision | None, settings: ContextSettings, *, limi
     if room < 0:
         return 0.0
     manages = not settings.observes and settings.when_full == "manage"
-    if decision is None or (manages and decision.raw_after <= limits.trigger):
+    if decision is None:
+        return None
+    brought_back = sum(report.after - report.before for report in decision.trail if report.layer == EditKind.RECALL)
+    if manages and decision.raw_after - brought_back <= limits.trigger:
         return None
     speed = None if decision.reading is None else decision.reading.velocity_tokens_per_turn
     return room / speed if speed is not None and speed > 0 else None

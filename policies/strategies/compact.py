@@ -63,7 +63,8 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
         readings=bounds.readings,
     )
     lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
-    beside = _summary_overhead(draft, bounds) + _cost(lists, bounds)
+    before = told_before(bounds, most=start - head)
+    beside = _summary_overhead(draft, bounds) + _cost(lists, bounds) + _cost(before.text, bounds)
     made = extract(
         sources,
         max_tokens=max(0, budget - beside),
@@ -74,7 +75,7 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
         readings=bounds.readings,
     )
     state = replace(state, identifiers=made.identifiers)
-    told, version = yield from _told(gone, bounds, state, covers=start - head, share=share)
+    told, version = yield from _told(gone, bounds, state, before, covers=start - head, share=share)
     text = "\n".join(part for part in (lists, made.text) if part)
     cut = _cut(draft, bounds, start=start, gone=gone, extracted=text, told=told, version=version)
     checkpoint = merge_states(state, told.proposal, material=occurs_in(sources))
@@ -86,13 +87,13 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
 
 
 def _told(
-    gone: list[int], bounds: Bounds, checkpoint: Checkpoint, *, covers: int, share: float
+    gone: list[int], bounds: Bounds, checkpoint: Checkpoint, before: Told, *, covers: int, share: float
 ) -> Flow[tuple[Told, int]]:
     """The model's summary, and the version of the batch; the state is saved before a model is asked.
 
     Where nobody may wait for a model it is the note that was there before; the next one is taken in at the next batch.
     """
-    before, version = told_before(bounds, most=covers), bounds.known.next_version
+    version = bounds.known.next_version
     waits = bounds.settings.summaries.wait > 0
     if share < 1 or not waits or not may_ask(bounds) or before.origin == "prepared":
         return before, version

@@ -288,7 +288,7 @@ def link(items: Sequence[Item], sources: Sequence[Source]) -> None:
         enough = LINK * sum([weight[stem] for stem in stems[n]])
         about = [other for other, share in taken_up.items() if share >= enough]
         items[n].later = (*([max(about)] if about else ()), *corrections.get(items[n].source, ()))
-    said_in = {(items[n].source, term): items[n].later for n in spoken for term in items[n].segment.terms}
+    said_in = {(i.source, term): i.later for i in map(items.__getitem__, spoken) if i.later for term in i.segment.terms}
     for item in items:
         if item.place == LAST:
             item.later = said_in.get((item.source, item.segment.terms[0]), ())
