@@ -337,7 +337,7 @@ async def test_a_slow_model_is_waited_for_as_long_as_the_policy_says() -> None:
     async with summarizing() as summarizer:
         told = await summarizer.ask(UNKEYED, terms=replace(TERMS, seconds=0.05), send=model)
     assert said(told) == "! timeout"
-    assert 0.05 <= told.seconds < 1.0
+    assert 0.05 <= told.seconds < 10, "as long as where nothing is said would be twice that"
 
 
 @pytest.mark.requirement("R.54")

@@ -292,7 +292,7 @@ policies:
     preset: balanced
     summarizer: same
     summaries: {{prepare_at: null, wait: 240, seconds: 240}}
-    shapes: [{{window: null, trigger: 0.9, low_water: 0.45, extract: 0.2, tail: 0.25, note: 0.04}}]
+    shapes: [{{window: null, trigger: 0.9, low_water: 0.45, extract: 0.2, tail: 0.25, note: 0.08}}]
     cascade: [{{layer: compact}}]
 default_policy: notes
 store: {{url: "sqlite+aiosqlite:///{store}"}}
