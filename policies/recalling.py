@@ -8,7 +8,6 @@ place that the model does not see anyway.
 """
 
 import math
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from policies.edits import MESSAGE_OVERHEAD, replace_content
 from policies.ledger import EditKind
 from policies.messages import Body
 from policies.summary import fence, harmless
-from policies.text.segments import clipped, is_identifier, sentences
+from policies.text.segments import clipped, is_identifier, is_question, sentences
 from policies.text.words import SOLID
 from policies.text.words import words as words_of
 
@@ -48,8 +47,8 @@ COMMON = 0.3
 BEFORE, AFTER = 0.5, 0.25
 LENGTH = 0.4
 ASKED = 0.6
-WHO = {"user": 1.0}
 OTHERS = 0.9
+"""What a passage is worth that the user did not say."""
 STRENGTH, STRENGTH_OF_STATEMENT = 0.3, 0.8
 """Least squared rarity that a passage has to share with a question, or with another message; one word that stands
 nowhere else has 1."""
@@ -66,7 +65,6 @@ LABEL = 8
 MAX_HELD = 64 << 20
 SIZE = 8
 """Bytes that a character takes, passages included, which only some messages have."""
-_ASKS = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")
 
 
 class Elsewhere(NamedTuple):
@@ -305,13 +303,13 @@ class _Place:
     @property
     def states(self) -> bool:
         """Whether it is a statement of the user."""
-        return self.read.role == "user" and not _ASKS.search(self.text)
+        return self.read.role == "user" and not is_question(self.text)
 
 
 def recall(draft: Draft, bounds: Bounds, *, pages: Pages, elsewhere: Sequence[Elsewhere] = ()) -> Draft:
     """The draft with what it does not show and the newest user message asks for in front of that message."""
     current = bounds.protection.current
-    text = recollect(draft, bounds, current, pages=pages, elsewhere=elsewhere) if current is not None else None
+    text = _recollected(draft, bounds, current, pages=pages, elsewhere=elsewhere) if current is not None else None
     if current is None or text is None:
         return draft
     edit = replace_content(bounds.transcript, current, text, kind=EditKind.RECALL, counter=bounds.counter)
@@ -327,7 +325,7 @@ def may_recall(draft: Draft, bounds: Bounds) -> bool:
     return is_new and draft.changed and all(m.is_head for m in transcript.messages[current + 1 :])
 
 
-def recollect(
+def _recollected(
     draft: Draft, bounds: Bounds, current: int, *, pages: Pages, elsewhere: Sequence[Elsewhere] = ()
 ) -> str | None:
     """What message ``current`` asks for and the model would not see in ``draft``; None for nothing."""
@@ -349,7 +347,7 @@ def recollect(
     terms, strengths = _weighed(words, read)
     shown = "\n".join(p.text for p in draft.pieces if p.text is not None)
     places = _places(_candidates(read, strengths, liked), terms, shown)
-    chosen = _chosen(places, terms, set(words), asks=_ASKS.search(question) is not None, liked=liked)
+    chosen = _chosen(places, terms, set(words), asks=is_question(question), liked=liked)
     turns = [i for i in range(transcript.head, current + 1) if transcript.messages[i].role == "user"]
     return _written(chosen, turns, ref=transcript.messages[current].ref, most=most, count=bounds.counter.count)
 
@@ -393,8 +391,8 @@ def _places(candidates: Sequence[_ReadMessage], terms: Sequence[_Term], shown: s
         place.worth = place.strength + BEFORE * (before.strength if before else 0.0)
         place.worth += AFTER * (after.strength if after else 0.0)
         place.worth /= 1 - LENGTH + LENGTH * max(0.3, (place.passage.end - place.passage.start) / usual)
-        place.worth *= ASKED if _ASKS.search(place.text) else 1.0
-        place.worth *= WHO.get(place.read.role, OTHERS)
+        place.worth *= ASKED if is_question(place.text) else 1.0
+        place.worth *= 1.0 if place.read.role == "user" else OTHERS
     return places
 
 

@@ -65,8 +65,7 @@ class CustomFunctions:
     async def trim(self, effect: Trim, messages: Sequence[Mapping[str, Any]]) -> Reply:
         """What the function gives back for the messages that the effect names, in that order; checked, or Failed."""
         given = _given(effect, messages)
-        total = sum(effect.tokens)
-        budget = {"max_tokens": effect.max_tokens, "tokens": total, "messages": len(given)}
+        budget = {"max_tokens": effect.max_tokens, "tokens": sum(effect.tokens), "messages": len(given)}
         worker = self._workers.get(effect.path)
         if worker is None:
             worker = self._workers[effect.path] = _Worker(effect.path, self._clock)
@@ -97,6 +96,9 @@ class _Fault:
         return f"{self.code}: {self.detail}" if self.detail else self.code
 
 
+_OFF = _Fault("switched_off", "it failed a moment ago")
+
+
 class _Worker:
     """The process of one path: one question at a time."""
 
@@ -110,19 +112,22 @@ class _Worker:
 
     async def ask(self, question: dict[str, Any], seconds: float) -> "list[Any] | _Fault":
         """What the function gave back as JSON; waits as long as the limit for other requests' questions, too."""
-        if self._clock() < self._off_until:
-            return _Fault("switched_off", "it failed a moment ago")
+        if self._is_off():
+            return _OFF
         try:
             await asyncio.wait_for(self._lock.acquire(), seconds)
         except TimeoutError:
             return _Fault("busy", "other requests wait for it")
         try:
-            return await self._ask(question, seconds)
+            return _OFF if self._is_off() else await self._ask(question, seconds)
         except asyncio.CancelledError:
             await self.end()  # its answer would be taken for that of the next question
             raise
         finally:
             self._lock.release()
+
+    def _is_off(self) -> bool:
+        return self._clock() < self._off_until
 
     async def end(self) -> None:
         """Kill the process and whatever it started."""
@@ -136,26 +141,19 @@ class _Worker:
         await process.wait()
 
     async def _ask(self, question: dict[str, Any], seconds: float) -> "list[Any] | _Fault":
-        if self._clock() < self._off_until:
-            return _Fault("switched_off", "it failed a moment ago")
         try:
             async with asyncio.timeout(START_PATIENCE):
                 fault = await self._start()
             if fault is not None:
-                await self.end()
-                self._switch_off()
-                return fault
-            body = await asyncio.to_thread(_encoded, question)
+                return await self._switch_off(fault)
+            body = await asyncio.to_thread(lambda: json.dumps(question).encode())
             async with asyncio.timeout(seconds):
                 answer = await self._exchange(body)
         except TimeoutError:
-            await self.end()
-            self._switch_off()
-            return _Fault("timeout", f"no answer within {seconds:g} seconds; switched off for a while")
+            why = f"no answer within {seconds:g} seconds; switched off for a while"
+            return await self._switch_off(_Fault("timeout", why))
         except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-            await self.end()
-            self._switch_off()
-            return _Fault("crashed", type(error).__name__)
+            return await self._switch_off(_Fault("crashed", type(error).__name__))
         if "failed" in answer:
             return _Fault(str(answer["failed"]), str(answer.get("detail", "")))
         self._troubles = 0
@@ -199,19 +197,17 @@ class _Worker:
             raise ValueError("the answer is no object")  # noqa: TRY004 - not a wrong type in a call
         return answer
 
-    def _switch_off(self) -> None:
+    async def _switch_off(self, fault: _Fault) -> _Fault:
+        await self.end()
         pause = min(MAX_SWITCHED_OFF, SWITCHED_OFF_FIRST * 2**self._troubles)
         self._troubles = min(self._troubles + 1, 16)
         self._off_until = self._clock() + pause
+        return fault
 
 
 def _search_path() -> str:
     """Where modules are looked for, the working directory last: an operator's module may lie beside the config."""
     return json.dumps([*sys.path, ""])
-
-
-def _encoded(question: dict[str, Any]) -> bytes:
-    return json.dumps(question).encode()
 
 
 def _given(effect: Trim, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

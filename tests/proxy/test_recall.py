@@ -164,23 +164,26 @@ def test_usage_of_one_round_is_its_own() -> None:
 
 async def test_who_waits_is_told_so_and_the_work_ends_with_its_waiter() -> None:
     told: list[int] = []
-    ended = asyncio.Event()
+    started, ended = asyncio.Event(), asyncio.Event()
 
     async def tell() -> None:
         told.append(1)
 
-    async def work(seconds: float) -> str:
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            ended.set()
+    async def until_told_thrice() -> str:
+        while len(told) < 3:
+            await asyncio.sleep(0)
         return "done"
 
-    assert await patiently(work(0.11), tell, every=0.03) == "done"
-    assert 1 <= len(told) <= 3  # as often as a busy loop comes round
-    ended.clear()
-    waiting = asyncio.create_task(patiently(work(60), tell, every=10))
-    await asyncio.sleep(0.01)
+    async def endless() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    assert await patiently(until_told_thrice(), tell, every=0.001) == "done"
+    waiting = asyncio.create_task(patiently(endless(), tell, every=10))
+    await started.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
