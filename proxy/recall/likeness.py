@@ -17,10 +17,10 @@ LIKE = 0.45
 
 
 def by_likeness(
-    store: Store | None, tenant: str, conversation: str, model: str | None, ask: Ask | None
+    store: Store, tenant: str, conversation: str, model: str | None, ask: Ask | None
 ) -> Callable[[str], Awaitable[Sequence[tuple[Original, float]]]] | None:
     """What gives the removed texts that are most like a text, each with its cosine; None where nothing can."""
-    if store is None or model is None or ask is None:
+    if model is None or ask is None:
         return None
 
     async def alike(text: str) -> Sequence[tuple[Original, float]]:
