@@ -23,13 +23,13 @@ from proxy.models import ModelRegistry
 from proxy.planning import Planner
 from proxy.preparation import Preparation
 from proxy.reload import SetPolicy, read_policy, with_set_policies
-from proxy.settle import Settler
 from proxy.store import Store
 from proxy.store.records import PolicyRow
 from proxy.telemetry import Telemetry
 from proxy.tokenizer import Tokenizer
 from proxy.upstream.upstreams import Upstreams
 from proxy.windows import Windows
+from proxy.write_behind import WriteBehindQueue
 
 
 @dataclass(slots=True)
@@ -50,8 +50,8 @@ class Runtime:
     evaluation: OnlineEvaluation
     summarizer: Summarizer
     upstreams: Upstreams
-    store: Store | None
-    settler: Settler
+    store: Store
+    settler: WriteBehindQueue
     telemetry: Telemetry
     alerts: Alerts
     instance: str

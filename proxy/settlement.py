@@ -128,7 +128,7 @@ def _check_up(runtime: Runtime, outcome: Outcome, sent: Sent | None, *, at: floa
             value=round(alert.value, 4),
             threshold=alert.limit,
         )
-        if runtime.store is None or not runtime.store.shared:
+        if not runtime.store.shared:
             branch = thread.branch
             notice = Notice(
                 alert=alert, tenant=branch.tenant, conversation=branch.name, policy=settings.name, request=outcome.id

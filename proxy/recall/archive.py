@@ -14,9 +14,9 @@ from policies.effects import Alike, Compare, Embed, Vectors
 from policies.messages import Body
 from proxy.effects.perform import Ask
 from proxy.recall.answering import Hit, Past, Term, passages, rank, terms_of
-from proxy.settle import Settler
 from proxy.store import Original, Store, StoreError
 from proxy.wire.chat import body_of, read_message
+from proxy.write_behind import WriteBehindQueue
 
 FindAlike = Callable[[str], Awaitable[Sequence[tuple[Original, float]]]]
 
@@ -30,10 +30,10 @@ LIKE = 0.45
 
 
 def by_likeness(
-    store: Store | None, tenant: str, conversation: str, model: str | None, ask: Ask | None
+    store: Store, tenant: str, conversation: str, model: str | None, ask: Ask | None
 ) -> FindAlike | None:
     """What gives the removed texts that are most like a text, each with its cosine; None where nothing can."""
-    if store is None or model is None or ask is None:
+    if model is None or ask is None:
         return None
 
     async def alike(text: str) -> Sequence[tuple[Original, float]]:
@@ -79,8 +79,8 @@ class Archive:
     cuts: Sequence[Cut]
     tenant: str
     conversation: str
-    store: Store | None
-    settler: Settler
+    store: Store
+    settler: WriteBehindQueue
     ask: Ask | None = None
     model: str | None = None
     embeddings: str | None = None
@@ -141,8 +141,6 @@ class Archive:
 
     async def _stored(self, query: str, terms: Sequence[Term], known: set[str]) -> list[Past]:
         """Texts of this conversation that the client no longer sends, by the archive's full-text search."""
-        if self.store is None:
-            return []
         known = known | {message.ref for message in self.transcript.messages}
         wanted = dict.fromkeys((query, " ".join(t.text for t in terms if t.weight > 1)))
         found: dict[str, Original] = {}
@@ -195,15 +193,13 @@ class Archive:
             lines = [(self.transcript.messages[i].role, said(self.transcript.read(i))) for i in places]
             tokens = sum(self.transcript.messages[i].tokens for i in places)
             return _joined(cut.ref, lines, tokens)
-        if self.store is None:
-            return None
         originals = await self.store.covered(self.tenant, cut.ref)
         lines = [(o.role, _text_of(o.body)) for o in originals]
         return _joined(cut.ref, lines, sum(o.tokens for o in originals)) if originals else None
 
     async def _holds(self, ref: str) -> bool:
         """Whether a ref that the request does not show was removed from this conversation."""
-        if self.store is None or len(ref) != 12 or not ref.isalnum():
+        if len(ref) != 12 or not ref.isalnum():
             return False
         for cut in self.cuts:
             if any(o.ref == ref for o in await self.store.covered(self.tenant, cut.ref)):
@@ -220,7 +216,7 @@ class Archive:
         if waiting is not None:
             value = read_message(waiting)
             return Past(ref, _role_in_words(str(value.get("role", ""))), 0, said(body_of(value)))
-        original = await self.store.original(self.tenant, ref) if self.store is not None else None
+        original = await self.store.original(self.tenant, ref)
         return None if original is None else _past_of(original)
 
 

@@ -7,7 +7,7 @@ import zlib
 
 import zstandard
 
-MOST = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
+MAX_SIZE = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
 SIZE = 4
 PACKED_WORDS = b"\1"
 # What is stored was packed with exactly this: another one needs another mark before what it packs.
@@ -56,7 +56,7 @@ def pack(*parts: bytes) -> bytes:
 def unpack(packed: bytes, *, parts: int) -> list[bytes]:
     """So many parts of what :func:`pack` made. Raises :class:`Damaged`."""
     try:
-        if not 0 <= zstandard.frame_content_size(packed) <= MOST:
+        if not 0 <= zstandard.frame_content_size(packed) <= MAX_SIZE:
             raise Damaged("the frame does not say its size")
         whole = zstandard.ZstdDecompressor(dict_data=MESSAGES).decompress(packed)
     except zstandard.ZstdError:
@@ -80,7 +80,7 @@ def unpack_words(packed: bytes) -> str:
     if not packed.startswith(PACKED_WORDS):
         return _text(packed)
     try:
-        return _text(zlib.decompressobj(-15, WORDS).decompress(packed[len(PACKED_WORDS) :], MOST))
+        return _text(zlib.decompressobj(-15, WORDS).decompress(packed[len(PACKED_WORDS) :], MAX_SIZE))
     except zlib.error:
         raise Damaged("the words are broken") from None
 

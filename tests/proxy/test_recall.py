@@ -19,12 +19,12 @@ from proxy.recall.archive import Archive, elsewhere, said
 from proxy.recall.rounds import added_up
 from proxy.recall.streaming import Earlier, Filter, patiently
 from proxy.recall.tool import definition_tokens, offer_for, turn_of, with_more_messages, with_tool
-from proxy.settle import Settler
 from proxy.sse import Frames
 from proxy.store import Store
 from proxy.store.records import Change, Original
 from proxy.tokenizer import Tokenizer
 from proxy.wire.chat import body_of, message_of, parse_chat
+from proxy.write_behind import WriteBehindQueue
 
 COUNTER = Tokenizer().counter("o200k_base")
 HEAD = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -336,7 +336,7 @@ HISTORY: list[dict[str, Any]] = [
 ]
 
 
-def archive_of(store: Store | None, **more: Any) -> Archive:
+def archive_of(store: Store, **more: Any) -> Archive:
     transcript = transcript_of(HISTORY)
     cut = Cut(covers=3, prefix=transcript.chain[2], text="s", tokens=1, version=1, ref="aaaaaaaaaaaa")
     pieces = [Piece(0, 5), Piece(None, 1, "s"), Piece(4, 5), Piece(5, 5)]
@@ -346,14 +346,14 @@ def archive_of(store: Store | None, **more: Any) -> Archive:
         tenant="t",
         conversation="c",
         store=store,
-        settler=Settler(None, degraded=lambda _: None),
+        settler=WriteBehindQueue(store, degraded=lambda _: None),
         **given,
     )
 
 
 @pytest.mark.requirement("A4.25", "P9")
-async def test_without_a_store_what_the_client_sends_is_found_and_read() -> None:
-    archive = archive_of(None)
+async def test_what_the_client_sends_is_found_and_read_where_the_store_has_nothing(store: Store) -> None:
+    archive = archive_of(store)
     hits = await archive.find("overdue invoice")
     assert [hits.pasts[m.index].text for m in hits.hits] == ["invoice INV-20931 of Globex, overdue"]
     past = hits.pasts[hits.hits[0].index]
@@ -370,7 +370,7 @@ async def test_without_a_store_what_the_client_sends_is_found_and_read() -> None
 
 
 @pytest.mark.requirement("A4.25")
-async def test_vectors_rank_anew_and_their_failure_changes_nothing() -> None:
+async def test_vectors_rank_anew_and_their_failure_changes_nothing(store: Store) -> None:
     asked: list[Compare] = []
 
     async def likes_the_last(effect: Effect) -> Reply:
@@ -381,9 +381,9 @@ async def test_vectors_rank_anew_and_their_failure_changes_nothing() -> None:
     async def fails(_: Effect) -> Reply:
         return Failed("status_500")
 
-    plain = await archive_of(None).find("invoices")
-    ranked = await archive_of(None, ask=likes_the_last, model="embed").find("invoices")
-    failed = await archive_of(None, ask=fails, model="embed").find("invoices")
+    plain = await archive_of(store).find("invoices")
+    ranked = await archive_of(store, ask=likes_the_last, model="embed").find("invoices")
+    failed = await archive_of(store, ask=fails, model="embed").find("invoices")
     assert asked[0].model == "embed"
     assert asked[0].texts[0] == "invoices"
     assert len(ranked.hits) == 3  # the newest texts fill up what the words have found

@@ -40,8 +40,7 @@ from proxy.store import (
     schema,
     transaction,
 )
-from proxy.store.files import has_wal_reset_bug, journal_for
-from proxy.store.sqlite import SqliteDatabase
+from proxy.store.sqlite import SqliteDatabase, has_wal_reset_bug, journal_for
 from tests.proxy.store_rows import change, eviction, exchange, note, original, summary, url
 from tests.proxy.test_store_of_before import unpacked
 

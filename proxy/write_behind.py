@@ -20,11 +20,11 @@ log = logging.getLogger("weir.settle")
 BATCH = 128
 PAUSE = 0.15
 RETRY_PAUSE = 2.0
-MOST_ROWS = 20_000
-MOST_CHANGES = 2_000
+MAX_ROWS = 20_000
+MAX_CHANGES = 2_000
 
 
-class Settler:
+class WriteBehindQueue:
     """Writes rows in the background; one task, started by :meth:`start` and ended by :meth:`close`.
 
     ``stored`` is told each exchange that was new to the store, as it was stored; ``overtaken`` each change that waited
@@ -33,7 +33,7 @@ class Settler:
 
     def __init__(
         self,
-        store: Store | None,
+        store: Store,
         *,
         degraded: Callable[[str], None],
         stored: Callable[[ExchangeRow], None] = lambda _: None,
@@ -42,7 +42,7 @@ class Settler:
         self._store = store
         self._stored = stored
         self._degraded = degraded
-        self._rows: deque[ExchangeRow | RelayedRow] = deque(maxlen=MOST_ROWS)
+        self._rows: deque[ExchangeRow | RelayedRow] = deque(maxlen=MAX_ROWS)
         self._changes: deque[Change] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -60,18 +60,17 @@ class Settler:
 
     def start(self) -> None:
         """Begin writing."""
-        if self._store is not None and self._task is None:
+        if self._task is None:
             self._task = asyncio.create_task(self._run(), name="weir-settle")
 
     def put(self, row: ExchangeRow | RelayedRow) -> None:
         """Have one exchange written soon."""
-        if self._store is not None:
-            self._rows.append(row)
-            self._wake.set()
+        self._rows.append(row)
+        self._wake.set()
 
     def keep(self, change: Change) -> None:
         """Have a change written that the store refused; until then it lives in memory."""
-        if len(self._changes) >= MOST_CHANGES:
+        if len(self._changes) >= MAX_CHANGES:
             self._changes.popleft()
             log.error("the store has been down for too long: a change of conversation was dropped from memory")
         self._changes.append(change)
@@ -79,21 +78,14 @@ class Settler:
 
     def original(self, tenant: str, ref: str) -> bytes | None:
         """The original of a removed message among the changes that wait, None if it is not there."""
-        for change in self._changes:
-            if change.tenant == tenant:
-                for original in change.originals:
-                    if original.ref == ref:
-                        return original.body
-        return None
+        held = (each for change in self._changes if change.tenant == tenant for each in change.originals)
+        return next((each.body for each in held if each.ref == ref), None)
 
     async def flush(self) -> None:
         """Write what waits now; what cannot be written goes on waiting."""
-        if self._store is None:
-            return
         async with self._writing:
-            while self._changes or self._rows:
-                if not await self._write():
-                    return
+            while (self._changes or self._rows) and await self._write():
+                pass
 
     async def close(self) -> None:
         """Stop, having written what can be written."""
@@ -115,17 +107,16 @@ class Settler:
                 self._wake.set()
 
     async def _write(self) -> bool:
-        assert self._store is not None  # noqa: S101 - callers looked
+        """Whether the changes and a batch of rows are done with: written, or not to be written at all."""
         rows: list[ExchangeRow | RelayedRow] = []
         try:
             while self._changes:
-                await self._commit(self._store, self._changes[0])
+                await self._commit(self._changes[0])
                 self._changes.popleft()
             while self._rows and len(rows) < BATCH:
                 rows.append(self._rows.popleft())
-            if rows:
-                for row in await self._store.record(rows):
-                    self._stored(row)
+            for row in await self._store.record(rows):
+                self._stored(row)
         except StoreError as error:
             self._rows.extendleft(reversed(rows))
             self._fail(error)
@@ -142,10 +133,10 @@ class Settler:
         self._failing = False
         return True
 
-    async def _commit(self, store: Store, change: Change) -> None:
+    async def _commit(self, change: Change) -> None:
         """Store a change that waited; where another process was first, at least the originals that it holds."""
         try:
-            await store.commit(change)
+            await self._store.commit(change)
         except StaleVersion as stale:
             self.overtaken(change)
             nothing = replace(change, edits=(), cut=None, covered=(), checkpoint=None, resumed=None, evictions=())
@@ -153,7 +144,7 @@ class Settler:
             kept = replace(nothing, expected=stale.current, audited=tuple(told))
             if kept.originals:
                 with contextlib.suppress(StaleVersion):
-                    await store.commit(kept)
+                    await self._store.commit(kept)
 
     def _fail(self, error: StoreError) -> None:
         if not self._failing:
