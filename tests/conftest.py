@@ -10,8 +10,6 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
-from openai._utils import is_given
-from openai.resources.chat.completions import completions
 
 from proxy.store import schema
 from tests.forked import forked_processes
@@ -43,29 +41,6 @@ def authorities_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", context)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def chat_bodies_go_as_given() -> Iterator[None]:
-    """The SDK does not walk through every part of every message for its type: a chat body has nothing to rename.
-
-    That took half of what a long request cost here. ``tests/real`` has the SDK as it is, in a process of its own.
-    """
-
-    whole = completions.maybe_transform
-
-    def transformed(body: Any, expected: Any) -> Any:
-        if not all(isinstance(message, dict) for message in body.get("messages", (None,))):
-            return whole(body, expected)
-        return {name: value for name, value in body.items() if is_given(value)}
-
-    async def later(body: Any, expected: Any) -> Any:
-        return transformed(body, expected)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(completions, "maybe_transform", transformed)
-        patch.setattr(completions, "async_maybe_transform", later)
         yield
 
 

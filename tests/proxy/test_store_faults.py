@@ -32,6 +32,14 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
     await opened.close()
 
 
+@pytest.fixture
+async def patient(tmp_path: Path) -> AsyncIterator[Store]:
+    """As patient as it is served: writers and readers on a busy machine wait."""
+    opened = await Store.open(url(tmp_path / "w.db"))
+    yield opened
+    await opened.close()
+
+
 def run_writer(*arguments: str) -> object:
     done = subprocess.run(
         [sys.executable, str(WRITER), *arguments], env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=60
@@ -153,8 +161,8 @@ async def test_a_lock_of_another_process_is_waited_for_then_reported_while_reads
 
 
 @pytest.mark.requirement("R.65")
-async def test_a_task_cancelled_anywhere_leaves_no_lock_and_no_half(store: Store, tmp_path: Path) -> None:
-    expected, made = 0, 0
+async def test_a_task_cancelled_anywhere_leaves_no_lock_and_no_half(patient: Store, tmp_path: Path) -> None:
+    store, expected, made = patient, 0, 0
     for step in range(60):
         task = asyncio.create_task(store.commit(change(expected)))
         for _ in range(step % 12):
@@ -176,8 +184,8 @@ async def test_a_task_cancelled_anywhere_leaves_no_lock_and_no_half(store: Store
 
 
 @pytest.mark.requirement("R.65")
-async def test_reads_cancelled_anywhere_leave_the_store_usable(tmp_path: Path) -> None:
-    store = await Store.open(url(tmp_path / "w.db"))  # as patient as it is: twenty readers on a busy machine wait
+async def test_reads_cancelled_anywhere_leave_the_store_usable(patient: Store) -> None:
+    store = patient
     await store.record([exchange(1, end=chain(1)[0], length=1)])
     for step in range(60):
         tasks = [asyncio.create_task(store.find("tenant-a", chain(1))) for _ in range(20)]
@@ -188,7 +196,6 @@ async def test_reads_cancelled_anywhere_leave_the_store_usable(tmp_path: Path) -
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(r is not None and not isinstance(r, Exception) for r in results[1::2]), results
     assert await store.commit(change(0)) == 1
-    await store.close()
 
 
 async def test_closing_waits_for_what_has_begun(tmp_path: Path) -> None:
