@@ -36,6 +36,7 @@ from benchmarks.traffic import KEY, Conversation
 from proxy.app import running
 from proxy.call import Call
 from proxy.config import Flags, load_config
+from proxy.destination import CHAT, for_chat
 from proxy.exchange_rows import row_of
 from proxy.keys import credentials_in
 from proxy.metering import count_exchange
@@ -93,7 +94,8 @@ async def _planned(runtime: Runtime, body: bytes, number: int) -> Outcome:
     trace = runtime.telemetry.exchange("POST", "/v1/chat/completions", HEADERS, request_id=f"req_{number}")
     outcome = Outcome(id=f"req_{number}", started=started, trace=trace)
     outcome.request, outcome.caller = parse_chat(body), runtime.keyring.identify(credentials_in(HEADERS))
-    outcome.planned = await Call(runtime, outcome.request, outcome.caller, HEADERS, outcome).plan()
+    outcome.destination, _ = for_chat(runtime.config, outcome.caller, CHAT, outcome.request, query=b"")
+    outcome.planned = await Call(runtime, outcome.request, outcome.destination, HEADERS, outcome).plan()
     outcome.ready = outcome.called = time.perf_counter()
     outcome.attempt = trace.attempt(outcome.request.model, "openai")
     outcome.status = 200

@@ -56,7 +56,7 @@ def _admitted(label: str, seen: set[str]) -> str:
     label = label[:LONGEST_LABEL]
     if label in seen:
         return label
-    harmless = redact(label)
+    harmless = redact(label).encode("utf-8", "replace").decode()  # a client's JSON may hold half a character
     return harmless if harmless in seen or len(seen) < MOST_VALUES else OTHER
 
 

@@ -526,6 +526,17 @@ async def test_the_metrics_need_no_key_and_hold_none(tmp_path: Path) -> None:
     assert page.total("weir_build_info") == 1
 
 
+@pytest.mark.requirement("P15")
+def test_a_label_with_half_a_character_is_shared_like_any_other(tmp_path: Path) -> None:
+    workers = [Metrics(), Metrics()]
+    for metrics in workers:
+        metrics.share(tmp_path)
+        metrics.answered(provider="p", model=json.loads('"m\\ud800"'), seconds=0.1)
+        metrics.leave()
+    page = Page.read(workers[0].render().decode())
+    assert page.total("gen_ai_client_operation_duration_seconds_count", gen_ai_request_model="m?") == 2
+
+
 def test_the_readings_of_several_workers_are_added_up_and_a_dead_ones_moment_is_over(tmp_path: Path) -> None:
     workers = [Metrics(), Metrics(), Metrics()]
     for number, metrics in enumerate(workers):
