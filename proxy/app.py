@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -42,7 +43,18 @@ from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
 from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import ABOUT, About, Metrics, Telemetry
-from proxy.telemetry.instruments import FIDELITY, HEALTH, STORE_WAITING, TASKS, UNAUTHORISED, WINDOWS_LEARNED
+from proxy.telemetry.instruments import (
+    CHECKPOINTS,
+    DEGRADED,
+    FIDELITY,
+    HEALTH,
+    PREPARATIONS,
+    STORE_LATENCY,
+    STORE_WAITING,
+    TASKS,
+    UNAUTHORISED,
+    WINDOWS_LEARNED,
+)
 from proxy.timekeeping import Timekeeper
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
@@ -251,7 +263,7 @@ async def _open_store(config: Config, metrics: Metrics) -> Store:
         busy_timeout=config.store.timeout,
         connections=config.store.pool,
     )
-    store.took = metrics.store
+    store.took = lambda operation, seconds: metrics.record(STORE_LATENCY, seconds, operation)
     for notice in store.notices:
         log.warning("%s", notice)
     return store
@@ -278,9 +290,8 @@ async def _assemble(
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
     alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock)
     shares = store is not None and store.shared
-    settler = Settler(
-        store, degraded=telemetry.metrics.degraded, stored=alerts.tell_stored if shares else lambda _: None
-    )
+    add = telemetry.metrics.add
+    settler = Settler(store, degraded=partial(add, DEGRADED), stored=alerts.tell_stored if shares else lambda _: None)
     limits = LearnedLimits(await store.limits() if store is not None else ())
     windows = Windows(
         registry,
@@ -300,7 +311,7 @@ async def _assemble(
         store=store,
         settler=settler,
         clock=clock,
-        saved=telemetry.metrics.checkpoint,
+        saved=partial(add, CHECKPOINTS),
     )
     health = HealthBook()
     evaluation = OnlineEvaluation(store, settler, rate=health.rate, clock=clock)
@@ -313,7 +324,7 @@ async def _assemble(
         windows=windows,
         tokenizer=tokenizer,
         planner=planner,
-        preparation=Preparation(planner, store, happened=telemetry.metrics.preparation),
+        preparation=Preparation(planner, store, happened=partial(add, PREPARATIONS)),
         evaluation=evaluation,
         health=health,
         summarizer=Summarizer(store=store, book=store if shares else None),

@@ -38,7 +38,7 @@ from proxy.recall.whole import follow_whole
 from proxy.recalling import Recalling
 from proxy.relay import Cut, Received, Send, is_readable, relay_stream, relay_whole
 from proxy.runtime import Runtime
-from proxy.settlement import listened, settle
+from proxy.settlement import listened, record_exchange
 from proxy.tap import Tap
 from proxy.telemetry import ABOUT, About
 from proxy.upstream.client import came_through
@@ -129,14 +129,14 @@ class Exchange:
             error = ShuttingDown("The proxy is stopping; please send the request again.")
             outcome.refused(error)
             await self._refuse(error, outcome)
-        except Cut as cut:
-            outcome.cut(str(cut))
+        except Cut:
+            outcome.error = "stream_broken"
         except ProxyError as error:
             outcome.refused(error)
             await self._refuse(error, outcome)
         finally:
             metrics.active -= 1
-            settle(self.runtime, outcome)
+            record_exchange(self.runtime, outcome)
 
     def _admit(self, headers: Headers) -> Caller:
         """Whose request it is, by its headers alone."""

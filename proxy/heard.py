@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from proxy.sse import DONE, Decoder
-from proxy.telemetry import Attempt
+from proxy.telemetry import AnySpan
 
 MOST_HEARD = 256 * 1024
 MOST_CHOICES = 16
@@ -19,7 +19,7 @@ MOST_LISTENED = 4 * 1024 * 1024
 LAST_EVENT = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 
 
-async def heard(chunks: AsyncGenerator[bytes, None], span: Attempt) -> AsyncGenerator[bytes, None]:
+async def heard(chunks: AsyncGenerator[bytes, None], span: AnySpan) -> AsyncGenerator[bytes, None]:
     """The same chunks; ``span`` is told what the first 256 KiB of them said, however they end."""
     held = bytearray()
     try:

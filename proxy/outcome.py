@@ -25,16 +25,15 @@ from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
 from proxy.summaries.spent import Spent
 from proxy.tap import Tap, Usage, together
-from proxy.telemetry import Attempt, Trace, provider_name
+from proxy.telemetry import AnySpan, ModelCall, Trace, provider_name
 from proxy.upstream.ending import Ending, ending_of, is_cut_short
-from proxy.upstream.overflow import Verdict
 from proxy.wire.chat import ChatRequest
 
 CLIENT_CLOSED = 499
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class TokenUsage:
     """Calibrated tokens of a request as it came and as it went up, what W - R - H leaves, and the pressure of that."""
 
     before: int
@@ -45,14 +44,13 @@ class Sent:
 
 @dataclass(slots=True)
 class Outcome:
-    """One exchange as it unfolds; the routes and the line write it, :func:`settle` reads it.
+    """One exchange as it unfolds; the routes and the line write it, :func:`record_exchange` reads it.
 
     ``recalls`` are the calls of the recall tool that were answered in it, ``rounds`` what the upstream reported of
     the answers before the last one; ``seen`` is what the client was told, all rounds together. ``sent_with`` are the
     client's headers. ``called`` is when the call upstream began that is not counted yet (``time.perf_counter``),
     ``received`` when the whole of its answer was there if that was before it was relayed, ``first_chunk`` the seconds
-    until its stream began, None where there is none. ``ending`` is what stopped the answer before its own end, known
-    once it is settled.
+    until its stream began, None where there is none.
     """
 
     id: str
@@ -65,7 +63,7 @@ class Outcome:
     settings: ContextSettings | None = None
     destination: Destination | None = None
     planned: Planned | None = None
-    attempt: Attempt | None = None
+    attempt: AnySpan | None = None
     seen: Tap | None = None
     status: int | None = None
     error: str | None = None
@@ -76,7 +74,6 @@ class Outcome:
     retries: int = 0
     overflows: int = 0
     clamped: bool = False
-    ending: Ending | None = None
     turn: Turn | None = None
     job: Job | None = None
     spent: Callable[[], Spent] | None = None
@@ -137,16 +134,34 @@ class Outcome:
         """Whether a summariser was waited for."""
         return self.spent is not None and self.spent().seconds > 0
 
+    def begin_call(self) -> None:
+        """A call to the upstream begins."""
+        self.called, self.received, self.first_chunk = time.perf_counter(), None, None
+
+    def end_call(self, usage: Usage, seen: Tap | None, error: str) -> ModelCall | None:
+        """The call that ends now, None where none is under way; an answer's model is the one that it names."""
+        begun, self.called = self.called, None
+        if begun is None or self.upstream is None:
+            return None
+        address, port = address_of(self.upstream)
+        return ModelCall(
+            provider=provider_of(self.upstream),
+            model=self.request.model if self.request is not None else "",
+            seconds=(self.received or time.perf_counter()) - begun,
+            response_model=(seen.model if seen is not None else None) or "",
+            address=address,
+            port=port,
+            error=error,
+            usage=usage,
+            first_chunk=self.first_chunk,
+        )
+
     def begin_stream(self) -> None:
         """The first piece of the last attempt's streamed answer has come."""
         if self.first_chunk is None and self.called is not None:
             self.first_chunk = time.perf_counter() - self.called
             if self.attempt is not None:
                 self.attempt.first_chunk()
-
-    def provider(self) -> str:
-        """The provider as the GenAI conventions call it, else the upstream's name."""
-        return "" if self.upstream is None else provider_of(self.upstream)
 
     def read_ending(self) -> Ending | None:
         """What stopped the answer before its own end; a prompt that nobody reported counts as estimated."""
@@ -167,18 +182,9 @@ class Outcome:
             clamped=self.clamped,
         )
 
-    def address(self) -> tuple[str, int | None]:
-        """Host and port of the upstream, for the trace."""
-        return ("", None) if self.upstream is None else address_of(self.upstream)
-
     def settings_or_default(self) -> ContextSettings:
         """The policy's settings, the default ones before a policy was found."""
         return self.settings or ContextSettings()
-
-    def overflowed(self, verdict: Verdict) -> None:
-        """The upstream said that the request does not fit."""
-        del verdict
-        self.overflows += 1
 
     def refused(self, error: ProxyError) -> None:
         """Weir answered instead of an upstream."""
@@ -191,16 +197,11 @@ class Outcome:
         self.error = "client_disconnect"
         self.status = self.status or CLIENT_CLOSED
 
-    def cut(self, reason: str) -> None:
-        """The upstream's answer broke off."""
-        del reason
-        self.error = "stream_broken"
-
-    def sent(self) -> Sent | None:
+    def sent(self) -> TokenUsage | None:
         """What went up, None where the request was not counted."""
         decision, planned = self.decision, self.planned
         if decision is not None and not self.observed:
-            return Sent(decision.before, decision.after, decision.limit, decision.pressure)
+            return TokenUsage(decision.before, decision.after, decision.limit, decision.pressure)
         if planned is None or planned.reading is None or planned.belief is None:
             return None
         budget, settings = planned.belief.budget, self.settings_or_default()
@@ -208,7 +209,7 @@ class Outcome:
         used, zones = budget.estimate(tokens), zones_for(settings, budget.window)
         pressure = read_pressure(used, budget.base(settings), zones, fits=budget.fits(tokens))
         zone, _ = lift(pressure.zone, used, settings.rot_soft_tokens)
-        return Sent(used, used, budget.usable, replace(pressure, zone=zone))
+        return TokenUsage(used, used, budget.usable, replace(pressure, zone=zone))
 
     def actions(self, *, planned: bool = False) -> str:
         """The value of ``x-weir-actions``: what was done to this request, ``none`` if nothing was.

@@ -36,6 +36,9 @@ class Usage:
     written: int | None = None
 
 
+NO_USAGE = Usage()
+
+
 def together(usages: Sequence[Usage]) -> Usage:
     """The sum of what several answers used; None stays where none of them said anything."""
 

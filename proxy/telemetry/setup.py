@@ -23,7 +23,7 @@ from proxy.telemetry import export, instruments, names
 from proxy.telemetry.context import Header, context_in
 from proxy.telemetry.export import GRPC, HTTP, PROTOCOLS, Delivery, MetricPush, Protocol, Signal, TelemetryError
 from proxy.telemetry.metrics import Metrics
-from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace, Recording, Trace
+from proxy.telemetry.trace import NULL_TRACE, NullTrace, Recording, Trace, begin_trace
 
 SHUTDOWN_SECONDS: Final = 2.0
 GIVE_UP_SECONDS: Final = 0.2
@@ -245,7 +245,7 @@ class Telemetry:
         context = context_in(headers, baggage=self._read_baggage)
         if not self._sampler.keeps(context.parent.trace, context.sampled):
             return NullTrace(f"{context.parent.trace:032x}")
-        return ExchangeTrace(
+        return begin_trace(
             self._recording,
             context,
             method=method,
