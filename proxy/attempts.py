@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from policies import ContextSettings
 from proxy.destination import Destination
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
-from proxy.heard import heard
+from proxy.heard import capture_stream
 from proxy.outcome import Outcome, address_of, provider_of
 from proxy.planning import Planned
 from proxy.record import count_call
@@ -97,7 +97,7 @@ class Attempts:
     async def _look(self, answer: Answer, planned: Planned, span: AnySpan) -> tuple[Received, Verdict]:
         """Read as much of an answer as tells whether it is an overflow, before anything goes to the client."""
         if is_stream(answer) and answer.status < 400:
-            chunks = heard(answer.chunks(), span) if span.captures else answer.chunks()
+            chunks = capture_stream(answer.chunks(), span) if span.captures else answer.chunks()
             if self.policy is None:
                 return Received(answer, chunks=chunks), NONE
             try:

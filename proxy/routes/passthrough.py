@@ -16,11 +16,10 @@ from proxy.errors import LoopDetected, ProxyError, RequestTooLarge
 from proxy.intake import ClientGone, Receive, declared_length, read_held, while_connected
 from proxy.outcome import CLIENT_CLOSED, address_of, provider_of
 from proxy.relay import Cut, Send, relay_stream
-from proxy.reported import Reported
 from proxy.routes.respond import respond_error
 from proxy.runtime import Runtime
 from proxy.settlement import NO_POLICY, record_relayed
-from proxy.tap import Tap, Usage, read_completion
+from proxy.tap import Reported, Tap, Usage, read_completion
 from proxy.telemetry import ABOUT, CONTEXT_HEADERS, NULL_SPAN, AnySpan, ModelCall, Trace
 from proxy.telemetry.instruments import REQUESTS
 from proxy.telemetry.names import OPERATIONS

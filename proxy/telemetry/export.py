@@ -124,6 +124,10 @@ class Delivery(SpanExporter):
             self.failed += len(spans)
         return result
 
+    def losses(self) -> dict[tuple[str, ...], float]:
+        """The spans that were not delivered so far, for a metric."""
+        return {("span_queue_full",): self.dropped, ("span_export_failed",): self.failed}
+
     def flush(self) -> None:
         """Export what waits; blocks."""
         self._batches.force_flush()

@@ -477,34 +477,6 @@ def _links(span: Span, contexts: Mapping[int, SpanContext]) -> tuple[Link, ...]:
     return (Link(contexts[span.after.id], {names.REASON: reason} if isinstance(reason, str) else None),)
 
 
-def begin_trace(
-    recording: Recording,
-    context: Context,
-    *,
-    method: str,
-    route: str,
-    path: str | None = None,
-    scheme: str = "http",
-    server: tuple[str, int | None] | None = None,
-    client: str | None = None,
-    request_id: str | None = None,
-) -> ExchangeTrace:
-    """The trace of a request that has come."""
-    trace = ExchangeTrace(recording, context, f"{method} {route}")
-    note = trace.root.set
-    note(names.HTTP_METHOD, method)
-    note(names.HTTP_ROUTE, route)
-    note(names.URL_PATH, route if path is None else clean(path))
-    note(names.URL_SCHEME, scheme)
-    if server is not None:
-        note(names.SERVER_ADDRESS, clean(server[0]))
-        note(names.SERVER_PORT, server[1])
-    note(names.CLIENT_ADDRESS, clean(client) if client else None)
-    note(names.USER_AGENT, clean(context.user_agent.decode("latin-1")) if context.user_agent else None)
-    note(names.REQUEST_ID, request_id and clean(request_id))
-    return trace
-
-
 def _request_params(request: Mapping[str, object], *, content: bool) -> dict[str, Value]:
     """The attributes of those request fields that are in the table and have a scalar value.
 
