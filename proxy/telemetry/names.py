@@ -100,7 +100,6 @@ TENANT: Final = "weir.tenant"
 KEY_NAME: Final = "weir.key"
 VERSION: Final = "weir.version"
 POLICY: Final = "weir.policy"
-PRESET: Final = "weir.preset"
 ACTION: Final = "weir.action"
 STAGE: Final = "weir.decision.action"
 STRATEGY: Final = "weir.decision.strategy"
@@ -232,7 +231,8 @@ _CODE: Final = re.compile(r"[A-Za-z0-9_.:\-]{1,64}")
 @lru_cache(maxsize=1024)
 def clean(text: str) -> str:
     """``text`` as an attribute value: at most 256 characters, without what looks like a credential."""
-    return redact(text[: 2 * MAX_VALUE_LEN])[:MAX_VALUE_LEN]
+    shown = redact(text[: 2 * MAX_VALUE_LEN])[:MAX_VALUE_LEN]
+    return shown.encode("utf-8", "replace").decode()  # a client's JSON may hold half a character, and protobuf no such
 
 
 @lru_cache(maxsize=1024)

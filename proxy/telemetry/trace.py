@@ -100,20 +100,18 @@ class Span:
         units: int,
         ref: str | None = None,
         reason: str = "",
-        started_ns: int | None = None,
-        ended_ns: int | None = None,
     ) -> None:
         """A layer that ran: tokens before and after, units changed, and the ``reason`` why it did less than asked.
 
-        Without times it spans the plan until now, a little after the one before it: viewers keep the order.
+        Each begins a little after the one before it: viewers keep the order.
         """
         self.layers += 1
-        started = self.started + LAYER_APART * self.layers if started_ns is None else started_ns
+        started = self.started + LAYER_APART * self.layers
         child = self.trace.child(f"{names.LAYER_SPAN} {name}", SpanKind.INTERNAL, self, started)
         child.attributes |= {names.LAYER: name, names.BEFORE: before, names.AFTER: after, names.UNITS: units}
         child.set(names.REF, ref)
         child.set(names.REASON, clean(reason) if reason else None)
-        child.close(ended_ns)
+        child.close()
 
     def decide(
         self,
@@ -307,7 +305,6 @@ class ExchangeTrace:
         policy: str,
         model: str,
         derived: bool = False,
-        preset: str | None = None,
     ) -> None:
         """Who this is, None where that is not known: on every span the conversation, on the root the rest.
 
@@ -322,7 +319,6 @@ class ExchangeTrace:
         note = self.root.set
         note(names.TENANT, tenant and clean(tenant))
         note(names.POLICY, clean(policy))
-        note(names.PRESET, preset and clean(preset))
         note(names.MODEL, clean(model) or None)  # a span with gen_ai.request.model is a generation to viewers
 
     def cache(self, *, changed: str, is_cold: bool, hit_ratio: float | None) -> None:

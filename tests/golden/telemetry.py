@@ -203,11 +203,12 @@ async def exchanges() -> str:
         named = {span.context.span_id: span.name for span in spans}
         out += [span_line(span, named) for span in spans]
         out += [line("ROW", {"type": type(row).__name__} | masked(row)) for row in rows]
-        out += [line("JSON", json.loads(text)) for text in machines.getvalue().splitlines()]
-        said = (
-            re.sub(r"^\S+|(?<=_ms=)[\d.]+|(?<=trace=)\w+", "…", masked(each)) for each in people.getvalue().splitlines()
-        )
-        out += [f"LINE {each}" for each in said]
+        said = [json.loads(text) for text in machines.getvalue().splitlines()]
+        out += [
+            line("JSON", each) for each in said if each["message"] in ("ctx", "alert")
+        ]  # a slow disk is told of, too
+        lines = (masked(each) for each in people.getvalue().splitlines() if re.search(" (ctx|alert) ", each))
+        out += ["LINE " + re.sub(r"^\S+|(?<=_ms=)[\d.]+|(?<=trace=)\w+", "…", each) for each in lines]
         out += [f"PAGE {each}" for each in page_lines(answer.text)]
     await asyncio.to_thread(telemetry.shutdown)
     return "\n".join(out) + "\n"
