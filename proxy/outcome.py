@@ -129,11 +129,6 @@ class Outcome:
         thought = None if usage.reasoning is None else usage.reasoning - (before.reasoning or 0)
         return replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
 
-    @property
-    def waited(self) -> bool:
-        """Whether a summariser was waited for."""
-        return self.spent is not None and self.spent().seconds > 0
-
     def begin_call(self) -> None:
         """A call to the upstream begins."""
         self.called, self.received, self.first_chunk = time.perf_counter(), None, None

@@ -48,7 +48,6 @@ class ExchangeRecord:
     at: float
     duration: float
     overhead_ms: float
-    waited: bool
     status: int | None
     error: str | None
     label: str
@@ -110,7 +109,7 @@ def count(metrics: Metrics, record: ExchangeRecord) -> None:
         metrics.called(record.call)
     add(i.REQUESTS, record.label, record.settings.name)
     metrics.served(method="POST", route=ROUTE, status=record.status, error=failed, seconds=record.duration)
-    metrics.record(i.OVERHEAD, record.overhead_ms / 1000, "true" if record.waited else "")
+    metrics.record(i.OVERHEAD, record.overhead_ms / 1000, "true" if record.spent.seconds > 0 else "")
     if record.overflows:
         add(i.OVERFLOWS, value=record.overflows)
     if record.retries:

@@ -58,7 +58,6 @@ def record_of(runtime: Runtime, outcome: Outcome, *, ended: float) -> ExchangeRe
         at=at,
         duration=ended - outcome.started,
         overhead_ms=outcome.overhead_ms,
-        waited=outcome.waited,
         status=outcome.status,
         error=outcome.error,
         label=outcome.label,
