@@ -23,7 +23,7 @@ from policies.health import Alert
 from proxy.config import AlertSettings
 from proxy.errors import ProxyError
 from proxy.store.records import ExchangeRow
-from proxy.telemetry import ABOUT, AlertLine, Metrics, log_alert
+from proxy.telemetry import LOG_CONTEXT, AlertLine, Metrics, log_alert
 from proxy.telemetry.instruments import ALERTS, ALERTS_UNDELIVERED
 from proxy.upstream.client import Client, StreamBroken, Target
 
@@ -144,7 +144,7 @@ class Alerts:
         await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
-        ABOUT.set(None)  # begun with the first alert's request, it works for all
+        LOG_CONTEXT.set(None)  # begun with the first alert's request, it works for all
         while True:
             notice = await self._waiting.get()
             try:

@@ -42,7 +42,7 @@ from proxy.settle import Settler
 from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
 from proxy.summaries.summarizer import Summarizer
-from proxy.telemetry import ABOUT, About, Metrics, Telemetry
+from proxy.telemetry import LOG_CONTEXT, Metrics, RequestContext, Telemetry
 from proxy.telemetry.instruments import (
     CHECKPOINTS,
     DEGRADED,
@@ -102,7 +102,7 @@ class App:
             await chat(scope, receive, send)
             return
         if scope["type"] == "http":
-            ABOUT.set(About(f"req_{secrets.token_hex(12)}"))
+            LOG_CONTEXT.set(RequestContext(f"req_{secrets.token_hex(12)}"))
             if _asks_for_websocket(scope["headers"]):
                 await respond_error(send, UpgradeRequired(NO_WEBSOCKET), headers=[(b"upgrade", b"HTTP/1.1")])
                 return

@@ -40,7 +40,7 @@ from proxy.relay import Cut, Received, Send, is_readable, relay_stream, relay_wh
 from proxy.runtime import Runtime
 from proxy.settlement import listened, record_exchange
 from proxy.tap import Tap
-from proxy.telemetry import ABOUT, About
+from proxy.telemetry import LOG_CONTEXT, RequestContext
 from proxy.upstream.client import came_through
 from proxy.upstream.overflow import Verdict
 from proxy.upstream.upstreams import Answer
@@ -110,7 +110,7 @@ class Exchange:
             scheme=self.scope.get("scheme", "http"),
             request_id=self.id,
         )
-        ABOUT.set(About(self.id, trace.trace_id))
+        LOG_CONTEXT.set(RequestContext(self.id, trace.trace_id))
         query, metrics = self.scope.get("query_string", b""), self.runtime.telemetry.metrics
         metrics.active += 1
         outcome = Outcome(id=self.id, started=self.started, trace=trace, query=query, sent_with=headers)

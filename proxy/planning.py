@@ -53,7 +53,7 @@ from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
 from proxy.summaries.patience import Patience
 from proxy.summaries.spent import Spent
-from proxy.telemetry import ABOUT, Trace
+from proxy.telemetry import LOG_CONTEXT, Trace
 from proxy.tokenizer import TextCounter
 from proxy.transcripts import Reading, Transcripts
 from proxy.windows import Belief
@@ -208,7 +208,7 @@ class Planner:
         if job.is_refused_state(thread, transcript) and self.store is not None:
             planned.degraded.append("resume")
         planned.listens = self.conversations.listens(thread, transcript)
-        if (about := ABOUT.get()) is not None:
+        if (about := LOG_CONTEXT.get()) is not None:
             about.conversation = thread.branch.name
         planned.trend = thread.trend
         planned.asked_again = asked_again(thread.evicted, transcript, planned.recognised.length)

@@ -18,7 +18,7 @@ from proxy.routes.passthrough import Passthrough
 from proxy.routes.respond import respond_error, respond_json
 from proxy.runtime import Runtime
 from proxy.settlement import NO_POLICY, record_relayed
-from proxy.telemetry import ABOUT
+from proxy.telemetry import LOG_CONTEXT
 from proxy.telemetry.instruments import REQUESTS
 from proxy.upstream.client import StreamBroken, came_through
 
@@ -54,7 +54,7 @@ class ModelList:
             await self._passthrough(scope, receive, send, route)
             return
         await respond_json(send, body)
-        about = ABOUT.get()
+        about = LOG_CONTEXT.get()
         request = about.request if about is not None else ""
         runtime.telemetry.metrics.add(REQUESTS, "relayed", NO_POLICY)
         record_relayed(runtime, caller, request=request, model="", status=200, outcome="relayed", usage=None)

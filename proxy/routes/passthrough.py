@@ -20,7 +20,7 @@ from proxy.routes.respond import respond_error
 from proxy.runtime import Runtime
 from proxy.settlement import NO_POLICY, record_relayed
 from proxy.tap import Reported, Tap, Usage, read_completion
-from proxy.telemetry import ABOUT, CONTEXT_HEADERS, NULL_SPAN, AnySpan, ModelCall, Trace
+from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
 from proxy.telemetry.instruments import REQUESTS
 from proxy.telemetry.names import OPERATIONS
 from proxy.upstream.client import came_through
@@ -66,7 +66,7 @@ class Passthrough:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route) -> None:
         """Relay one request and its answer."""
-        about = ABOUT.get()
+        about = LOG_CONTEXT.get()
         request_id = about.request if about is not None else f"req_{secrets.token_hex(12)}"
         relay = Relay(request_id, self._trace(scope, request_id), time.perf_counter())
         refused = None

@@ -93,7 +93,7 @@ def _split(endpoint: str) -> SplitResult:
     return parts
 
 
-class Delivery(SpanExporter):
+class SpanQueue(SpanExporter):
     """The exporter behind the queue, counting: at most ``room`` spans wait, whole exchanges above that are dropped."""
 
     def __init__(self, exporter: SpanExporter, *, room: int, batch: int, delay_ms: int) -> None:

@@ -101,7 +101,7 @@ def _point(
     )
 
 
-class SharedReadings:
+class WorkerReadings:
     """The folder of several workers' readings, and this process's file in it."""
 
     def __init__(self, folder: Path) -> None:

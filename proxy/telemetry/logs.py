@@ -32,7 +32,7 @@ _BARE: Final = re.compile(r"[!#-<>-~]+")
 
 
 @dataclass(slots=True)
-class About:
+class RequestContext:
     """The request that runs: its ids as the log shows them; ``conversation`` is filled in once it is known."""
 
     request: str
@@ -40,7 +40,7 @@ class About:
     conversation: str | None = None
 
 
-ABOUT: Final[ContextVar[About | None]] = ContextVar("weir-about", default=None)
+LOG_CONTEXT: Final[ContextVar[RequestContext | None]] = ContextVar("weir-about", default=None)
 """The request that the running task works for; tasks and threads that it starts inherit it."""
 _IDS: Final = ("request", "conversation", "trace")
 
@@ -263,7 +263,7 @@ class QueuedLog(QueueHandler):
         kept = logging.makeLogRecord(record.__dict__)
         kept.msg, kept.args = self._formatter.said(record), None
         kept.exc_info = kept.exc_text = kept.stack_info = None
-        source = record if hasattr(record, "request") else ABOUT.get()
+        source = record if hasattr(record, "request") else LOG_CONTEXT.get()
         ids = {name: getattr(source, name, None) for name in _IDS}
         kept.__dict__["ids"] = {name: str(value) for name, value in ids.items() if value}
         return kept

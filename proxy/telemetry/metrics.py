@@ -23,7 +23,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from proxy.redaction import redact
 from proxy.tap import NO_USAGE, Usage
 from proxy.telemetry import instruments, names
-from proxy.telemetry.exposition import Family, Labels, Series, SharedReadings, as_otlp, as_text
+from proxy.telemetry.exposition import Family, Labels, Series, WorkerReadings, as_otlp, as_text
 from proxy.telemetry.instruments import Instrument
 
 MAX_SUMS = 2_000
@@ -62,7 +62,7 @@ class Metrics:
         self.streams = 0
         self._newest = newest
         self._lock = threading.Lock()
-        self._shared: SharedReadings | None = None
+        self._shared: WorkerReadings | None = None
         recorded = (*(instruments.NEWEST_NAMES if newest else instruments.FIRST_NAMES), *instruments.OWN)
         self._series: dict[Instrument, dict[Labels, Series]] = {each: {} for each in recorded}
         self._values: dict[Instrument, tuple[set[str], ...]] = {
@@ -160,7 +160,7 @@ class Metrics:
 
     def share(self, folder: Path) -> None:
         """Have this process be one of several that leave their readings in ``folder``."""
-        self._shared = SharedReadings(folder)
+        self._shared = WorkerReadings(folder)
 
     def leave(self) -> None:
         """Leave the readings for the other processes, if there are any; blocks."""

@@ -21,10 +21,10 @@ from opentelemetry.sdk.version import __version__ as sdk_version
 
 from proxy.telemetry import export, instruments, names
 from proxy.telemetry.context import Header, context_in
-from proxy.telemetry.export import GRPC, HTTP, PROTOCOLS, Delivery, MetricPush, Protocol, Signal, TelemetryError
+from proxy.telemetry.export import GRPC, HTTP, PROTOCOLS, MetricPush, Protocol, Signal, SpanQueue, TelemetryError
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.names import clean
-from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace, Recording, Trace
+from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace, Trace, TraceSettings
 
 SHUTDOWN_SECONDS: Final = 2.0
 GIVE_UP_SECONDS: Final = 0.2
@@ -162,8 +162,8 @@ class Telemetry:
     metrics: Metrics
     _sampler: Sampler
     _read_baggage: bool
-    _recording: Recording | None = None
-    _delivery: Delivery | None = None
+    _recording: TraceSettings | None = None
+    _delivery: SpanQueue | None = None
     _push: MetricPush | None = None
 
     @classmethod
@@ -190,7 +190,7 @@ class Telemetry:
             metric_exporter = export.metric_exporter(settings.protocol("metrics"), points)
         if span_exporter is not None:
             made._delivery = delivery = _delivery(settings, span_exporter)
-            made._recording = Recording(
+            made._recording = TraceSettings(
                 resource, scope, delivery.emit, clock, content=settings.captures, newest=settings.newest_names
             )
             metrics.watch(instruments.DROPPED, delivery.losses)
@@ -267,8 +267,8 @@ def _all_done(calls: Sequence[Callable[[], None]], timeout: float) -> bool:
     return not any(thread.is_alive() for thread in threads)
 
 
-def _delivery(settings: TelemetrySettings, exporter: SpanExporter) -> Delivery:
+def _delivery(settings: TelemetrySettings, exporter: SpanExporter) -> SpanQueue:
     """The queue with the ``OTEL_BSP_*`` bounds; batches are small because encoding one holds the interpreter."""
     room = settings.number("OTEL_BSP_MAX_QUEUE_SIZE", 4_096)
     batch = min(room, settings.number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 32))
-    return Delivery(exporter, room=room, batch=batch, delay_ms=settings.number("OTEL_BSP_SCHEDULE_DELAY", 5_000))
+    return SpanQueue(exporter, room=room, batch=batch, delay_ms=settings.number("OTEL_BSP_SCHEDULE_DELAY", 5_000))

@@ -246,7 +246,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class TraceSettings:
     """What the spans of a process share: who they are from, where they go, what time it is, what they may say.
 
     ``content`` allows message text; ``newest`` takes the newest conventions' name where an attribute has two.
@@ -268,7 +268,7 @@ class ExchangeTrace:
     )
     recorded: Final = True
 
-    def __init__(self, recording: Recording, context: Context, name: str, kind: SpanKind = SpanKind.SERVER) -> None:
+    def __init__(self, recording: TraceSettings, context: Context, name: str, kind: SpanKind = SpanKind.SERVER) -> None:
         self._recording = recording
         self._identity: dict[str, Value] = dict(context.baggage)
         self._children: list[Span] = []
