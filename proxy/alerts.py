@@ -29,11 +29,11 @@ from proxy.upstream.client import Client, StreamBroken, Target
 
 log = logging.getLogger("weir.alerts")
 
-MOST_WAITING = 256
+MAX_WAITING = 256
 ATTEMPTS = 2
 RETRY_PAUSE = 1.0
 CLOSING = 2.0
-MOST_ANSWER = 4_096
+MAX_ANSWER = 4_096
 TENANT_SHOWN = 8
 GRADES = {"info": 0, "warning": 1, "critical": 2}
 ENCODED = "whsec_"
@@ -89,7 +89,7 @@ class Alerts:
         self._metrics = metrics
         self._clock = clock
         self._pause = pause
-        self._waiting: asyncio.Queue[Notice] = asyncio.Queue(MOST_WAITING)
+        self._waiting: asyncio.Queue[Notice] = asyncio.Queue(MAX_WAITING)
         self._task: asyncio.Task[None] | None = None
 
     def adopt(self, settings: AlertSettings) -> None:
@@ -206,7 +206,7 @@ class Alerts:
             body=body,
         )
         try:
-            await answer.read(MOST_ANSWER)
+            await answer.read(MAX_ANSWER)
         finally:
             answer.close()
         return answer.status

@@ -18,7 +18,7 @@ from policies import Transcript
 log = logging.getLogger("weir.hooks")
 
 SECONDS = 1.0
-MOST_WAITING = 1_000
+MAX_WAITING = 1_000
 CALLBACKS = ("turn_start", "tool_result", "overflow", "turn_end")
 
 
@@ -101,7 +101,7 @@ Call = tuple[str, Turn, tuple[NewResult | Overflow | TurnEnd, ...]]
 class Hooks:
     """Calls plugins in the background; empty, and free, without any."""
 
-    def __init__(self, plugins: Sequence[Plugin] = (), *, seconds: float = SECONDS, most: int = MOST_WAITING) -> None:
+    def __init__(self, plugins: Sequence[Plugin] = (), *, seconds: float = SECONDS, most: int = MAX_WAITING) -> None:
         """Raises TypeError for a plugin that lacks a callback, or has one that is no coroutine function."""
         for plugin in plugins:
             wrong = [name for name in CALLBACKS if not inspect.iscoroutinefunction(getattr(plugin, name, None))]

@@ -257,11 +257,11 @@ def _host_and_port(base: str) -> tuple[str, int | None]:
     return parts.hostname or "", parts.port or {"https": 443, "http": 80}.get(parts.scheme)
 
 
-def evictions_alone(planned: Planned) -> int:
-    """The same without what a summary took the place of: that is a compaction, and no sign of too small a window."""
-    return sum(1 for row in planned.evictions if row.kind != CUT or row.layer in DROPPING)
-
-
 def evicted_count(planned: Planned) -> int:
     """How many messages and definitions were newly taken out or shortened, summaries not counted."""
     return sum(1 for row in planned.evictions if row.kind != CUT or row.tool)
+
+
+def evictions_alone(planned: Planned) -> int:
+    """The same without what a summary took the place of: that is a compaction, and no sign of too small a window."""
+    return sum(1 for row in planned.evictions if row.kind != CUT or row.layer in DROPPING)
