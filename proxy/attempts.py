@@ -201,8 +201,8 @@ def learn_from_error(runtime: Runtime, verdict: Verdict, planned: Planned) -> No
 def learn_from_answer(runtime: Runtime, outcome: Outcome) -> None:
     """Learn from what the upstream says the forwarded request took: the first one, where rounds followed it."""
     planned, seen = outcome.planned, outcome.seen
-    usage = outcome.rounds[0] if outcome.rounds else seen.usage if seen is not None else None
-    if planned is None or planned.belief is None or usage is None or usage.prompt is None:
+    usage = outcome.rounds[0] if outcome.rounds else seen.usage
+    if planned.belief is None or usage is None or usage.prompt is None:
         return
     if outcome.status is not None and outcome.status < 400:
         runtime.windows.passed(planned.belief.scope, usage.prompt)

@@ -24,7 +24,7 @@ from proxy.hooks import Turn
 from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
 from proxy.summaries.spent import Spent
-from proxy.tap import Tap, Usage, together
+from proxy.tap import NO_USAGE, Tap, Usage, together
 from proxy.telemetry import AnySpan, ModelCall, Trace, provider_name
 from proxy.upstream.ending import Ending, ending_of, is_cut_short
 from proxy.wire.chat import ChatRequest
@@ -62,9 +62,9 @@ class Outcome:
     caller: Caller | None = None
     settings: ContextSettings | None = None
     destination: Destination | None = None
-    planned: Planned | None = None
+    planned: Planned = field(default_factory=lambda: Planned(b""))
     attempt: AnySpan | None = None
-    seen: Tap | None = None
+    seen: Tap = field(default_factory=Tap)
     status: int | None = None
     error: str | None = None
     ready: float | None = None
@@ -83,11 +83,6 @@ class Outcome:
     listener: Listener | None = None
 
     @property
-    def upstream(self) -> UpstreamSettings | None:
-        """The upstream that is asked, None before it is decided."""
-        return None if self.destination is None else self.destination.upstream
-
-    @property
     def observed(self) -> bool:
         """Whether the policy only plans."""
         return self.settings is not None and self.settings.observes and self.settings.mode is not Mode.OFF
@@ -95,7 +90,7 @@ class Outcome:
     @property
     def decision(self) -> Decision | None:
         """The plan that was carried out, if there is one."""
-        return None if self.planned is None else self.planned.decision
+        return self.planned.decision
 
     @property
     def label(self) -> str:
@@ -104,9 +99,7 @@ class Outcome:
             return self.error
         if self.status is None or self.status >= 400:
             return f"upstream_{self.status}"
-        if self.seen is not None and self.seen.error is not None:
-            return "error_in_stream"
-        return "ok"
+        return "ok" if self.seen.error is None else "error_in_stream"
 
     @property
     def overhead_ms(self) -> float:
@@ -115,14 +108,14 @@ class Outcome:
 
     def billed(self) -> Usage | None:
         """What the upstream's answers took together, every round's prompt counted."""
-        usage = self.seen.usage if self.seen is not None else None
+        usage = self.seen.usage
         if usage is None or not self.rounds:
             return usage
         return replace(together((*self.rounds, usage)), completion=usage.completion, reasoning=usage.reasoning)
 
     def reported(self) -> Usage | None:
         """What the upstream reported of the last round's answer alone."""
-        usage = self.seen.usage if self.seen is not None else None
+        usage = self.seen.usage
         if usage is None or usage.completion is None or not self.rounds:
             return usage
         before = together(self.rounds)
@@ -136,11 +129,12 @@ class Outcome:
     def end_call(self, usage: Usage, seen: Tap | None, error: str) -> ModelCall | None:
         """The call that ends now, None where none is under way; an answer's model is the one that it names."""
         begun, self.called = self.called, None
-        if begun is None or self.upstream is None:
+        if begun is None or self.destination is None:
             return None
-        address, port = address_of(self.upstream)
+        upstream = self.destination.upstream
+        address, port = address_of(upstream)
         return ModelCall(
-            provider=provider_of(self.upstream),
+            provider=provider_of(upstream),
             model=self.request.model if self.request is not None else "",
             seconds=(self.received or time.perf_counter()) - begun,
             response_model=(seen.model if seen is not None else None) or "",
@@ -160,18 +154,18 @@ class Outcome:
 
     def read_ending(self) -> Ending | None:
         """What stopped the answer before its own end; a prompt that nobody reported counts as estimated."""
-        seen, planned, request = self.seen, self.planned, self.request
-        if seen is None or request is None or not is_cut_short(seen.finish_reasons):
+        reasons, planned, request = self.seen.finish_reasons, self.planned, self.request
+        if request is None or not is_cut_short(reasons):
             return None
-        usage = self.reported()
-        budget = planned.belief.budget if planned is not None and planned.belief is not None else None
-        prompt = usage.prompt if usage is not None else None
-        if prompt is None and budget is not None and planned is not None and planned.sent is not None:
+        usage = self.reported() or NO_USAGE
+        budget = planned.belief.budget if planned.belief is not None else None
+        prompt = usage.prompt
+        if prompt is None and budget is not None and planned.sent is not None:
             prompt = budget.estimate(planned.sent)
         return ending_of(
-            seen.finish_reasons,
+            reasons,
             prompt=prompt,
-            completion=usage.completion if usage is not None else None,
+            completion=usage.completion,
             max_tokens=request.max_tokens,
             window=budget.window if budget is not None else None,
             clamped=self.clamped,
@@ -197,7 +191,7 @@ class Outcome:
         decision, planned = self.decision, self.planned
         if decision is not None and not self.observed:
             return TokenUsage(decision.before, decision.after, decision.limit, decision.pressure)
-        if planned is None or planned.reading is None or planned.belief is None:
+        if planned.reading is None or planned.belief is None:
             return None
         budget, settings = planned.belief.budget, self.settings_or_default()
         tokens = planned.reading.transcript.tokens
@@ -222,17 +216,16 @@ class Outcome:
             parts.append(f"retry={self.retries}")
         if self.recalls:
             parts.append(f"recall={len(self.recalls)}")
-        if planned and self.planned is not None and self.planned.refused is not None:
+        if planned and self.planned.refused is not None:
             parts.append(f"refused={self.planned.refused}")
-        if self.planned is not None:
-            parts += [f"degraded={reason}" for reason in dict.fromkeys(self.planned.degraded)]
+        parts += [f"degraded={reason}" for reason in dict.fromkeys(self.planned.degraded)]
         return ",".join(parts) or "none"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Weir's response headers, as far as the exchange has come."""
         sent, planned = self.sent(), self.planned
         pairs = [(b"x-request-id", self.id), (b"x-weir-actions", self.actions())]
-        if planned is not None and planned.branch is not None:
+        if planned.branch is not None:
             pairs.append((b"x-weir-conversation", planned.branch.name))
         if sent is not None:
             pairs.append((b"x-weir-tokens", f"before={sent.before};after={sent.after};limit={sent.limit}"))

@@ -58,7 +58,6 @@ class Recalling:
 
     async def again(self, body: bytes) -> tuple[Received, Verdict]:
         """The answer to one more round, and what it says about size."""
-        assert self.attempts.outcome.planned is not None  # noqa: S101 - the first round was planned
         return await self.attempts.make(body, self.attempts.outcome.planned)
 
     def note_round(self, received: Received, seen: Tap | None) -> None:
@@ -85,13 +84,7 @@ class Recalling:
     def rounds(self, body: bytes) -> Rounds | None:
         """The rounds that may follow an answer to ``body``, the request without the tool; None where it had none."""
         offer, job, planned = self.offer, self.job, self.attempts.outcome.planned
-        if (
-            offer is None
-            or planned is None
-            or planned.belief is None
-            or planned.recognised is None
-            or planned.reading is None
-        ):
+        if offer is None or planned.belief is None or planned.recognised is None or planned.reading is None:
             return None
         thread, recall = planned.recognised.thread, job.settings.recall
         archive = Archive(

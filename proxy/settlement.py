@@ -19,7 +19,7 @@ from proxy.record import ExchangeRecord, count, count_cost, count_key, end_trace
 from proxy.runtime import Runtime
 from proxy.store.records import RelayedRow
 from proxy.summaries.spent import Spent
-from proxy.tap import NO_USAGE, Tap, Usage
+from proxy.tap import NO_USAGE, Usage
 from proxy.telemetry.instruments import SETTLEMENT
 from proxy.upstream.ending import Ending
 from proxy.wire.chat import digest_of
@@ -48,11 +48,11 @@ def record_exchange(runtime: Runtime, outcome: Outcome) -> None:
 
 def record_of(runtime: Runtime, outcome: Outcome, *, ended: float) -> ExchangeRecord:
     """All that happened in an exchange that ended at ``ended`` (``time.perf_counter``)."""
-    at, planned, tokens = runtime.planner.clock(), outcome.planned or Planned(b""), outcome.sent()
+    at, planned, tokens = runtime.planner.clock(), outcome.planned, outcome.sent()
     ending = outcome.read_ending()
     events, cache = _events(runtime, outcome, ending), _cache_use(outcome, at=at)
     checkup, ratios = _check_up(runtime, outcome, tokens, at=at)
-    seen, reported = outcome.seen or Tap(), outcome.reported() or NO_USAGE
+    reported = outcome.reported() or NO_USAGE
     return ExchangeRecord(
         id=outcome.id,
         at=at,
@@ -75,11 +75,11 @@ def record_of(runtime: Runtime, outcome: Outcome, *, ended: float) -> ExchangeRe
         decided=outcome.actions(planned=True) if outcome.observed else "",
         retries=outcome.retries,
         overflows=outcome.overflows,
-        seen=seen,
+        seen=outcome.seen,
         ending=ending,
         reported=reported,
         billed=outcome.billed(),
-        call=outcome.end_call(reported, seen, "" if outcome.label == "ok" else outcome.label),
+        call=outcome.end_call(reported, outcome.seen, "" if outcome.label == "ok" else outcome.label),
         cache=cache,
         events=events,
         checkup=checkup,
@@ -186,7 +186,7 @@ def _check_up(
 ) -> tuple[Checkup | None, tuple[float, ...]]:
     """What the request makes of its conversation's health, and what it condensed; None if nothing is new."""
     planned, settings, nothing = outcome.planned, outcome.settings, (None, ())
-    if tokens is None or settings is None or planned is None or not settings.health.enabled:
+    if tokens is None or settings is None or not settings.health.enabled:
         return nothing
     if not runtime.health.is_news(planned):
         return nothing
@@ -215,7 +215,7 @@ def _check_up(
 def _cache_use(outcome: Outcome, *, at: float) -> CacheUse | None:
     """What the provider's cache made of the request; None where none went up, or nobody knows whose it was."""
     planned, request = outcome.planned, outcome.request
-    if planned is None or planned.recognised is None or request is None or outcome.attempt is None:
+    if planned.recognised is None or request is None or outcome.attempt is None:
         return None
     return follow(
         planned,
@@ -234,7 +234,7 @@ def _events(runtime: Runtime, outcome: Outcome, ending: Ending | None) -> tuple[
     events = decision.events if decision is not None else ()
     if ending is Ending.RESERVE_EXHAUSTED:
         events = (_exhausted(outcome, ending), *events)
-    drift = None if planned is None or planned.belief is None else runtime.windows.take_drift(planned.belief.counted)
+    drift = None if planned.belief is None else runtime.windows.take_drift(planned.belief.counted)
     if drift is None:
         return events
     facts = {"estimated": drift.predicted, "reported": drift.reported, "ratio": round(drift.ratio, 3)}
@@ -247,8 +247,8 @@ def _exhausted(outcome: Outcome, ending: Ending) -> Event:
     """The window left the answer less than the client asked for: by how much, in tokens, as far as it is known."""
     usage, planned, request = outcome.reported() or NO_USAGE, outcome.planned, outcome.request
     found = {
-        "reason": outcome.seen.finish_reasons[-1] if outcome.seen is not None else None,
-        "limit": planned.belief.budget.window if planned is not None and planned.belief is not None else None,
+        "reason": outcome.seen.finish_reasons[-1],
+        "limit": planned.belief.budget.window if planned.belief is not None else None,
         "tokens": usage.prompt,
         "count": usage.completion,
         "asked": request.max_tokens if request is not None else None,
