@@ -36,14 +36,15 @@ from benchmarks.traffic import KEY, Conversation
 from proxy.app import running
 from proxy.call import Call
 from proxy.config import Flags, load_config
+from proxy.destination import CHAT, for_chat
 from proxy.exchange_rows import row_of
 from proxy.keys import credentials_in
-from proxy.metering import count_exchange
 from proxy.outcome import Outcome
+from proxy.record import count, end_trace, write_line
 from proxy.runtime import Runtime
-from proxy.settlement import _cache_use, _check_up, _end_trace, _events, _line, _report, settle
+from proxy.settlement import record_exchange, record_of
 from proxy.tap import Tap, Usage
-from proxy.telemetry import QueuedLog, Telemetry, TelemetrySettings, log_exchange
+from proxy.telemetry import QueuedLog, Telemetry, TelemetrySettings
 from proxy.tokenizer import Tokenizer
 from proxy.wire.chat import parse_chat
 
@@ -65,7 +66,7 @@ class Nowhere(SpanExporter):
 
 
 async def parts(window: int, *, requests: int, otlp: bool, tokenizer: Tokenizer) -> Times:
-    """Microseconds of each part of ``settle``, and of the whole, for each of so many requests of one conversation."""
+    """Microseconds of each part of ``record_exchange``, and of the whole, for so many requests of one conversation."""
     telemetry = Telemetry.create(TelemetrySettings(), span_exporter=Nowhere() if otlp else None)
     flags = Flags(upstream="http://127.0.0.1:9/v1", window=window, store="sqlite+aiosqlite:///:memory:")
     found: Times = defaultdict(list)
@@ -77,8 +78,8 @@ async def parts(window: int, *, requests: int, otlp: bool, tokenizer: Tokenizer)
             gc.disable()
             if number % 2:
                 begun = time.perf_counter()
-                settle(runtime, outcome)
-                into["settle, whole"].append(1e6 * (time.perf_counter() - begun))
+                record_exchange(runtime, outcome)
+                into["whole"].append(1e6 * (time.perf_counter() - begun))
             else:
                 _in_parts(runtime, outcome, into)
             gc.enable()
@@ -93,7 +94,8 @@ async def _planned(runtime: Runtime, body: bytes, number: int) -> Outcome:
     trace = runtime.telemetry.exchange("POST", "/v1/chat/completions", HEADERS, request_id=f"req_{number}")
     outcome = Outcome(id=f"req_{number}", started=started, trace=trace)
     outcome.request, outcome.caller = parse_chat(body), runtime.keyring.identify(credentials_in(HEADERS))
-    outcome.planned = await Call(runtime, outcome.request, outcome.caller, HEADERS, outcome).plan()
+    outcome.destination, _ = for_chat(runtime.config, outcome.caller, CHAT, outcome.request, query=b"")
+    outcome.planned = await Call(runtime, outcome.request, outcome.destination, HEADERS, outcome).plan()
     outcome.ready = outcome.called = time.perf_counter()
     outcome.attempt = trace.attempt(outcome.request.model, "openai")
     outcome.status = 200
@@ -103,8 +105,7 @@ async def _planned(runtime: Runtime, body: bytes, number: int) -> Outcome:
 
 
 def _in_parts(runtime: Runtime, outcome: Outcome, found: Times) -> None:
-    """What ``settle`` does, each part timed."""
-    metrics, at = runtime.telemetry.metrics, runtime.planner.clock()
+    """What ``record_exchange`` does, each part timed."""
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
         begun = time.perf_counter()
@@ -112,23 +113,15 @@ def _in_parts(runtime: Runtime, outcome: Outcome, found: Times) -> None:
         found[name].append(1e6 * (time.perf_counter() - begun))
         return result
 
-    sent, actions = timed("what went up", lambda: (outcome.sent(), outcome.actions()))
-    assert outcome.planned is not None
-    planned = outcome.planned
-    events, use = timed("events, cache", lambda: (_events(runtime, outcome), _cache_use(outcome, at=at)))
-    timed("report", lambda: _report(runtime, outcome, events))
-    checkup = timed("health", lambda: _check_up(runtime, outcome, sent, at=at))
-    timed("trace", lambda: _end_trace(outcome))
-    timed("metrics", lambda: count_exchange(metrics, outcome, sent, use, duration=1.0))
-    timed("log", lambda: log_exchange(runtime.logger, _line(outcome, sent, 1.0, actions)))
-    if sent is not None and planned.branch is not None:
-        row = timed(
-            "row",
-            lambda: row_of(outcome, planned, sent, duration=1.0, at=at, checkup=checkup, events=events, use=use),
-        )
+    record = timed("record, health", lambda: record_of(runtime, outcome, ended=time.perf_counter()))
+    timed("trace", lambda: end_trace(record))
+    timed("metrics", lambda: count(runtime.telemetry.metrics, record))
+    timed("log", lambda: write_line(runtime.logger, record))
+    if record.tokens is not None and record.planned.branch is not None:
+        row = timed("row", lambda: row_of(record, record.tokens))
         timed("queue", partial(runtime.settler.put, row))
-        if outcome.job is not None:
-            timed("preparation", partial(runtime.preparation.after, outcome.job, planned))
+        if record.job is not None:
+            timed("preparation", partial(runtime.preparation.after, record.job, record.planned))
 
 
 def overhead(*, connections: int, requests: int) -> dict[str, Any]:
@@ -202,7 +195,7 @@ def show(result: dict[str, Any], console: Console) -> None:
         cells = [f"{result[where][name][key]:.1f}" for where in ("room", "batches") for key in ("median", "p95")]
         table.add_row(name, *cells)
     console.print(table)
-    whole = max(result[where]["settle, whole"]["p95"] for where in ("room", "batches")) / 1000
+    whole = max(result[where]["whole"]["p95"] for where in ("room", "batches")) / 1000
     told = result["overhead"]
     console.print(f"settle, p95: {whole:.3f} ms of {MOST_SETTLE_MS:g} ms, met: {whole <= MOST_SETTLE_MS}")
     met = told["p95"] < MOST_OVERHEAD_MS

@@ -23,16 +23,17 @@ from policies.health import Alert
 from proxy.config import AlertSettings
 from proxy.errors import ProxyError
 from proxy.store.records import ExchangeRow
-from proxy.telemetry import ABOUT, AlertLine, Metrics, log_alert
+from proxy.telemetry import LOG_CONTEXT, AlertLine, Metrics, log_alert
+from proxy.telemetry.instruments import ALERTS, ALERTS_UNDELIVERED
 from proxy.upstream.client import Client, StreamBroken, Target
 
 log = logging.getLogger("weir.alerts")
 
-MOST_WAITING = 256
+MAX_WAITING = 256
 ATTEMPTS = 2
 RETRY_PAUSE = 1.0
 CLOSING = 2.0
-MOST_ANSWER = 4_096
+MAX_ANSWER = 4_096
 TENANT_SHOWN = 8
 GRADES = {"info": 0, "warning": 1, "critical": 2}
 ENCODED = "whsec_"
@@ -88,7 +89,7 @@ class Alerts:
         self._metrics = metrics
         self._clock = clock
         self._pause = pause
-        self._waiting: asyncio.Queue[Notice] = asyncio.Queue(MOST_WAITING)
+        self._waiting: asyncio.Queue[Notice] = asyncio.Queue(MAX_WAITING)
         self._task: asyncio.Task[None] | None = None
 
     def adopt(self, settings: AlertSettings) -> None:
@@ -98,7 +99,7 @@ class Alerts:
     def tell(self, notice: Notice) -> None:
         """Log and count an alert, and have the webhook called soon."""
         alert = notice.alert
-        self._metrics.alert(level=alert.level, category=alert.category, kind=alert.kind)
+        self._metrics.add(ALERTS, alert.level, alert.category, alert.kind)
         line = AlertLine(
             level=alert.level,
             category=alert.category,
@@ -117,7 +118,7 @@ class Alerts:
         try:
             self._waiting.put_nowait(notice)
         except asyncio.QueueFull:
-            self._metrics.undelivered("dropped")
+            self._metrics.add(ALERTS_UNDELIVERED, "dropped")
             return
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="weir-alerts")
@@ -138,19 +139,19 @@ class Alerts:
                 await self._waiting.join()
         while not self._waiting.empty():
             self._waiting.get_nowait()
-            self._metrics.undelivered("dropped")
+            self._metrics.add(ALERTS_UNDELIVERED, "dropped")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
-        ABOUT.set(None)  # begun with the first alert's request, it works for all
+        LOG_CONTEXT.set(None)  # begun with the first alert's request, it works for all
         while True:
             notice = await self._waiting.get()
             try:
                 await self._deliver(notice)
             except Exception:  # whatever a webhook brings about is no request's affair
                 log.exception("an alert could not be sent", extra=_about(notice))
-                self._metrics.undelivered("failed")
+                self._metrics.add(ALERTS_UNDELIVERED, "failed")
             finally:
                 self._waiting.task_done()
 
@@ -174,7 +175,7 @@ class Alerts:
             why = f"status {status}"
             if 400 <= status < 500 and status not in {408, 425, 429}:
                 break
-        self._metrics.undelivered("failed")
+        self._metrics.add(ALERTS_UNDELIVERED, "failed")
         log.warning("the webhook did not take alert %s: %s", notice.id, why, extra=_about(notice))
 
     async def _post(self, notice: Notice, url: str, settings: AlertSettings) -> int:
@@ -205,7 +206,7 @@ class Alerts:
             body=body,
         )
         try:
-            await answer.read(MOST_ANSWER)
+            await answer.read(MAX_ANSWER)
         finally:
             answer.close()
         return answer.status

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -40,8 +41,19 @@ from proxy.routes.respond import counted, respond_error
 from proxy.runtime import Runtime
 from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
-from proxy.telemetry import ABOUT, About, Metrics, Telemetry
-from proxy.telemetry.instruments import FIDELITY, HEALTH, STORE_WAITING, TASKS, UNAUTHORISED, WINDOWS_LEARNED
+from proxy.telemetry import LOG_CONTEXT, Metrics, RequestContext, Telemetry
+from proxy.telemetry.instruments import (
+    CHECKPOINTS,
+    DEGRADED,
+    FIDELITY,
+    HEALTH,
+    PREPARATIONS,
+    STORE_LATENCY,
+    STORE_WAITING,
+    TASKS,
+    UNAUTHORISED,
+    WINDOWS_LEARNED,
+)
 from proxy.timekeeping import Timekeeper
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
@@ -89,7 +101,7 @@ class App:
             await chat(scope, receive, send)
             return
         if scope["type"] == "http":
-            ABOUT.set(About(f"req_{secrets.token_hex(12)}"))
+            LOG_CONTEXT.set(RequestContext(f"req_{secrets.token_hex(12)}"))
             if _asks_for_websocket(scope["headers"]):
                 await respond_error(send, UpgradeRequired(NO_WEBSOCKET), headers=[(b"upgrade", b"HTTP/1.1")])
                 return
@@ -248,7 +260,7 @@ async def _open_store(config: Config, metrics: Metrics) -> Store:
         busy_timeout=config.store.timeout,
         connections=config.store.pool,
     )
-    store.took = metrics.store
+    store.took = lambda operation, seconds: metrics.record(STORE_LATENCY, seconds, operation)
     for notice in store.notices:
         log.warning("%s", notice)
     return store
@@ -274,8 +286,9 @@ async def _assemble(
     tokenizer = tokenizer or Tokenizer(estimators=installed_estimators())
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
     alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock)
+    add = telemetry.metrics.add
     settler = WriteBehindQueue(
-        store, degraded=telemetry.metrics.degraded, stored=alerts.tell_stored if store.shared else lambda _: None
+        store, degraded=partial(add, DEGRADED), stored=alerts.tell_stored if store.shared else lambda _: None
     )
     limits = LearnedLimits(await store.limits())
     windows = Windows(
@@ -296,7 +309,7 @@ async def _assemble(
         store=store,
         settler=settler,
         clock=clock,
-        saved=telemetry.metrics.checkpoint,
+        saved=partial(add, CHECKPOINTS),
     )
     health = HealthBook()
     evaluation = OnlineEvaluation(store, settler, rate=health.rate, clock=clock)
@@ -309,7 +322,7 @@ async def _assemble(
         windows=windows,
         tokenizer=tokenizer,
         planner=planner,
-        preparation=Preparation(planner, store, happened=telemetry.metrics.preparation),
+        preparation=Preparation(planner, store, happened=partial(add, PREPARATIONS)),
         evaluation=evaluation,
         health=health,
         summarizer=Summarizer(store=store, book=store if store.shared else None),

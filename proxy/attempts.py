@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from policies import ContextSettings
 from proxy.destination import Destination
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
-from proxy.heard import heard
-from proxy.metering import begin_call, count_call
-from proxy.outcome import Outcome
+from proxy.heard import capture_stream
+from proxy.outcome import Outcome, address_of, provider_of
 from proxy.planning import Planned
+from proxy.record import count_call
 from proxy.relay import IN_THE_MIDDLE, MOST_WHOLE, Opening, Received, is_readable, is_stream, open_stream
 from proxy.runtime import Runtime
 from proxy.tap import error_code, read_completion
-from proxy.telemetry import CONTEXT_HEADERS, Attempt
+from proxy.telemetry import CONTEXT_HEADERS, AnySpan
 from proxy.telemetry.names import REQUEST_PARAMS
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.ending import is_cut_short
@@ -52,13 +52,13 @@ class Attempts:
         self.made += 1
         span = outcome.trace.attempt(
             self.request.model,
-            outcome.provider(),
-            *outcome.address(),
+            provider_of(self.destination.upstream),
+            *address_of(self.destination.upstream),
             request=self._asked() if outcome.trace.recorded else None,
             compacted=planned.decision is not None and "compact" in planned.decision.applied and not outcome.observed,
         )
         outcome.attempt = span
-        begin_call(outcome)
+        outcome.begin_call()
         span.asked(body)
         context = span.propagation() if self.destination.upstream.forward_trace else ()
         drop = DROPPED_WITH_CONTEXT if context or not self.destination.upstream.forward_trace else DROPPED
@@ -94,10 +94,10 @@ class Attempts:
             asked["output_type"] = kind
         return asked
 
-    async def _look(self, answer: Answer, planned: Planned, span: Attempt) -> tuple[Received, Verdict]:
+    async def _look(self, answer: Answer, planned: Planned, span: AnySpan) -> tuple[Received, Verdict]:
         """Read as much of an answer as tells whether it is an overflow, before anything goes to the client."""
         if is_stream(answer) and answer.status < 400:
-            chunks = heard(answer.chunks(), span) if span.captures else answer.chunks()
+            chunks = capture_stream(answer.chunks(), span) if span.captures else answer.chunks()
             if self.policy is None:
                 return Received(answer, chunks=chunks), NONE
             try:
@@ -201,8 +201,8 @@ def learn_from_error(runtime: Runtime, verdict: Verdict, planned: Planned) -> No
 def learn_from_answer(runtime: Runtime, outcome: Outcome) -> None:
     """Learn from what the upstream says the forwarded request took: the first one, where rounds followed it."""
     planned, seen = outcome.planned, outcome.seen
-    usage = outcome.rounds[0] if outcome.rounds else seen.usage if seen is not None else None
-    if planned is None or planned.belief is None or usage is None or usage.prompt is None:
+    usage = outcome.rounds[0] if outcome.rounds else seen.usage
+    if planned.belief is None or usage is None or usage.prompt is None:
         return
     if outcome.status is not None and outcome.status < 400:
         runtime.windows.passed(planned.belief.scope, usage.prompt)

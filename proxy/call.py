@@ -22,8 +22,7 @@ from proxy.relay import Received
 from proxy.replies import Replies, summarizer_input
 from proxy.runtime import Runtime
 from proxy.stages import stage_of, strategy_of
-from proxy.telemetry import Plan
-from proxy.telemetry.spans import NULL_SPAN
+from proxy.telemetry import NULL_SPAN, AnySpan
 from proxy.tokenizer import TextCounter
 from proxy.wire.chat import ChatRequest, without_field
 from proxy.wire.knobs import EDITS, client_edits, wants_no_editing
@@ -155,7 +154,7 @@ class Call:
             self._tell_overflow(Overflow(source="upstream", tokens=verdict.prompt, limit=verdict.limit))
             if self.job.settings.observes:
                 return received
-            self.outcome.overflowed(verdict)
+            self.outcome.overflows += 1
             learn_from_error(self.runtime, verdict, planned)
             if retries == MOST_RETRIES:
                 return received
@@ -183,7 +182,7 @@ class Call:
                     self.recalling.consider(smaller)
         return smaller
 
-    def _note_plan(self, span: Plan, planned: Planned) -> None:
+    def _note_plan(self, span: AnySpan, planned: Planned) -> None:
         decision, belief = planned.decision, planned.belief
         if span is NULL_SPAN or decision is None or belief is None:
             return

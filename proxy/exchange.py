@@ -37,9 +37,9 @@ from proxy.recall.streaming import Relaying
 from proxy.recalling import Recalling
 from proxy.relay import Cut, Received, Send, is_readable, relay_stream, relay_whole
 from proxy.runtime import Runtime
-from proxy.settlement import listened, settle
+from proxy.settlement import listened, record_exchange
 from proxy.tap import Tap
-from proxy.telemetry import ABOUT, About
+from proxy.telemetry import LOG_CONTEXT, RequestContext
 from proxy.upstream.client import came_through
 from proxy.upstream.overflow import Verdict
 from proxy.upstream.upstreams import Answer
@@ -109,7 +109,7 @@ class Exchange:
             scheme=self.scope.get("scheme", "http"),
             request_id=self.id,
         )
-        ABOUT.set(About(self.id, trace.trace_id))
+        LOG_CONTEXT.set(RequestContext(self.id, trace.trace_id))
         query, metrics = self.scope.get("query_string", b""), self.runtime.telemetry.metrics
         metrics.active += 1
         outcome = Outcome(id=self.id, started=self.started, trace=trace, query=query, sent_with=headers)
@@ -128,14 +128,14 @@ class Exchange:
             error = ShuttingDown("The proxy is stopping; please send the request again.")
             outcome.refused(error)
             await self._refuse(error, outcome)
-        except Cut as cut:
-            outcome.cut(str(cut))
+        except Cut:
+            outcome.error = "stream_broken"
         except ProxyError as error:
             outcome.refused(error)
             await self._refuse(error, outcome)
         finally:
             metrics.active -= 1
-            settle(self.runtime, outcome)
+            record_exchange(self.runtime, outcome)
 
     def _admit(self, headers: Headers) -> Caller:
         """Whose request it is, by its headers alone."""

@@ -11,21 +11,21 @@ from typing import Any
 import msgspec
 
 from proxy.sse import DONE, Decoder
-from proxy.telemetry import Attempt
+from proxy.telemetry import AnySpan
 
-MOST_HEARD = 256 * 1024
-MOST_CHOICES = 16
-MOST_LISTENED = 4 * 1024 * 1024
+MAX_CAPTURED = 256 * 1024
+MAX_CHOICES = 16
+MAX_LISTENED = 4 * 1024 * 1024
 LAST_EVENT = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 
 
-async def heard(chunks: AsyncGenerator[bytes, None], span: Attempt) -> AsyncGenerator[bytes, None]:
+async def capture_stream(chunks: AsyncGenerator[bytes, None], span: AnySpan) -> AsyncGenerator[bytes, None]:
     """The same chunks; ``span`` is told what the first 256 KiB of them said, however they end."""
     held = bytearray()
     try:
         async with aclosing(chunks) as going:
             async for chunk in going:
-                if len(held) < MOST_HEARD:
+                if len(held) < MAX_CAPTURED:
                     held += chunk
                 yield chunk
     finally:
@@ -45,7 +45,7 @@ class Listener:
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         """Send one piece on."""
-        if len(self.held) < MOST_LISTENED:
+        if len(self.held) < MAX_LISTENED:
             self.held += message.get("body", b"")
         if self.ended is not None and message["type"] == "http.response.body" and self._ends_with(message):
             ended, self.ended = self.ended, None
@@ -73,7 +73,7 @@ def _choices_in(body: bytes) -> list[dict[str, Any]]:
     except (ValueError, RecursionError):
         return []
     given = value.get("choices") if isinstance(value, dict) else None
-    return [c for c in given if isinstance(c, dict)][:MOST_CHOICES] if isinstance(given, list) else []
+    return [c for c in given if isinstance(c, dict)][:MAX_CHOICES] if isinstance(given, list) else []
 
 
 def choices_of(stream: bytes) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def choices_of(stream: bytes) -> list[dict[str, Any]]:
         given = value.get("choices") if isinstance(value, dict) else None
         for choice in given if isinstance(given, list) else ():
             index = choice.get("index", 0) if isinstance(choice, dict) else None
-            if isinstance(index, int) and (index in choices or len(choices) < MOST_CHOICES):
+            if isinstance(index, int) and (index in choices or len(choices) < MAX_CHOICES):
                 _add(choices.setdefault(index, {"message": {"role": "assistant"}}), choice)
     return [choices[index] for index in sorted(choices)]
 

@@ -24,17 +24,16 @@ from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.heard import Listener
 from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
-from proxy.tap import Tap, Usage, together
-from proxy.telemetry import Attempt, Trace, provider_name
+from proxy.tap import NO_USAGE, Tap, Usage, together
+from proxy.telemetry import AnySpan, ModelCall, Trace, provider_name
 from proxy.upstream.ending import Ending, ending_of, is_cut_short
-from proxy.upstream.overflow import Verdict
 from proxy.wire.chat import ChatRequest
 
 CLIENT_CLOSED = 499
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class TokenUsage:
     """Calibrated tokens of a request as it came and as it went up, what W - R - H leaves, and the pressure of that."""
 
     before: int
@@ -45,14 +44,13 @@ class Sent:
 
 @dataclass(slots=True)
 class Outcome:
-    """One exchange as it unfolds; the routes and the line write it, :func:`settle` reads it.
+    """One exchange as it unfolds; the routes and the line write it, :func:`record_exchange` reads it.
 
     ``recalls`` are the calls of the recall tool that were answered in it, ``rounds`` what the upstream reported of
     the answers before the last one; ``seen`` is what the client was told, all rounds together. ``sent_with`` are the
     client's headers. ``called`` is when the call upstream began that is not counted yet (``time.perf_counter``),
     ``received`` when the whole of its answer was there if that was before it was relayed, ``first_chunk`` the seconds
-    until its stream began, None where there is none. ``ending`` is what stopped the answer before its own end, known
-    once it is settled.
+    until its stream began, None where there is none.
     """
 
     id: str
@@ -64,9 +62,9 @@ class Outcome:
     caller: Caller | None = None
     settings: ContextSettings | None = None
     destination: Destination | None = None
-    planned: Planned | None = None
-    attempt: Attempt | None = None
-    seen: Tap | None = None
+    planned: Planned = field(default_factory=lambda: Planned(b""))
+    attempt: AnySpan | None = None
+    seen: Tap = field(default_factory=Tap)
     status: int | None = None
     error: str | None = None
     ready: float | None = None
@@ -76,7 +74,6 @@ class Outcome:
     retries: int = 0
     overflows: int = 0
     clamped: bool = False
-    ending: Ending | None = None
     turn: Turn | None = None
     job: Job | None = None
     spent: Callable[[], Spent] | None = None
@@ -86,11 +83,6 @@ class Outcome:
     listener: Listener | None = None
 
     @property
-    def upstream(self) -> UpstreamSettings | None:
-        """The upstream that is asked, None before it is decided."""
-        return None if self.destination is None else self.destination.upstream
-
-    @property
     def observed(self) -> bool:
         """Whether the policy only plans."""
         return self.settings is not None and self.settings.observes and self.settings.mode is not Mode.OFF
@@ -98,7 +90,7 @@ class Outcome:
     @property
     def decision(self) -> Decision | None:
         """The plan that was carried out, if there is one."""
-        return None if self.planned is None else self.planned.decision
+        return self.planned.decision
 
     @property
     def label(self) -> str:
@@ -107,9 +99,7 @@ class Outcome:
             return self.error
         if self.status is None or self.status >= 400:
             return f"upstream_{self.status}"
-        if self.seen is not None and self.seen.error is not None:
-            return "error_in_stream"
-        return "ok"
+        return "ok" if self.seen.error is None else "error_in_stream"
 
     @property
     def overhead_ms(self) -> float:
@@ -118,24 +108,42 @@ class Outcome:
 
     def billed(self) -> Usage | None:
         """What the upstream's answers took together, every round's prompt counted."""
-        usage = self.seen.usage if self.seen is not None else None
+        usage = self.seen.usage
         if usage is None or not self.rounds:
             return usage
         return replace(together((*self.rounds, usage)), completion=usage.completion, reasoning=usage.reasoning)
 
     def reported(self) -> Usage | None:
         """What the upstream reported of the last round's answer alone."""
-        usage = self.seen.usage if self.seen is not None else None
+        usage = self.seen.usage
         if usage is None or usage.completion is None or not self.rounds:
             return usage
         before = together(self.rounds)
         thought = None if usage.reasoning is None else usage.reasoning - (before.reasoning or 0)
         return replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
 
-    @property
-    def waited(self) -> bool:
-        """Whether a summariser was waited for."""
-        return self.spent is not None and self.spent().seconds > 0
+    def begin_call(self) -> None:
+        """A call to the upstream begins."""
+        self.called, self.received, self.first_chunk = time.perf_counter(), None, None
+
+    def end_call(self, usage: Usage, seen: Tap | None, error: str) -> ModelCall | None:
+        """The call that ends now, None where none is under way; an answer's model is the one that it names."""
+        begun, self.called = self.called, None
+        if begun is None or self.destination is None:
+            return None
+        upstream = self.destination.upstream
+        address, port = address_of(upstream)
+        return ModelCall(
+            provider=provider_of(upstream),
+            model=self.request.model if self.request is not None else "",
+            seconds=(self.received or time.perf_counter()) - begun,
+            response_model=(seen.model if seen is not None else None) or "",
+            address=address,
+            port=port,
+            error=error,
+            usage=usage,
+            first_chunk=self.first_chunk,
+        )
 
     def begin_stream(self) -> None:
         """The first piece of the last attempt's streamed answer has come."""
@@ -144,41 +152,28 @@ class Outcome:
             if self.attempt is not None:
                 self.attempt.first_chunk()
 
-    def provider(self) -> str:
-        """The provider as the GenAI conventions call it, else the upstream's name."""
-        return "" if self.upstream is None else provider_of(self.upstream)
-
     def read_ending(self) -> Ending | None:
         """What stopped the answer before its own end; a prompt that nobody reported counts as estimated."""
-        seen, planned, request = self.seen, self.planned, self.request
-        if seen is None or request is None or not is_cut_short(seen.finish_reasons):
+        reasons, planned, request = self.seen.finish_reasons, self.planned, self.request
+        if request is None or not is_cut_short(reasons):
             return None
-        usage = self.reported()
-        budget = planned.belief.budget if planned is not None and planned.belief is not None else None
-        prompt = usage.prompt if usage is not None else None
-        if prompt is None and budget is not None and planned is not None and planned.sent is not None:
+        usage = self.reported() or NO_USAGE
+        budget = planned.belief.budget if planned.belief is not None else None
+        prompt = usage.prompt
+        if prompt is None and budget is not None and planned.sent is not None:
             prompt = budget.estimate(planned.sent)
         return ending_of(
-            seen.finish_reasons,
+            reasons,
             prompt=prompt,
-            completion=usage.completion if usage is not None else None,
+            completion=usage.completion,
             max_tokens=request.max_tokens,
             window=budget.window if budget is not None else None,
             clamped=self.clamped,
         )
 
-    def address(self) -> tuple[str, int | None]:
-        """Host and port of the upstream, for the trace."""
-        return ("", None) if self.upstream is None else address_of(self.upstream)
-
     def settings_or_default(self) -> ContextSettings:
         """The policy's settings, the default ones before a policy was found."""
         return self.settings or ContextSettings()
-
-    def overflowed(self, verdict: Verdict) -> None:
-        """The upstream said that the request does not fit."""
-        del verdict
-        self.overflows += 1
 
     def refused(self, error: ProxyError) -> None:
         """Weir answered instead of an upstream."""
@@ -191,24 +186,19 @@ class Outcome:
         self.error = "client_disconnect"
         self.status = self.status or CLIENT_CLOSED
 
-    def cut(self, reason: str) -> None:
-        """The upstream's answer broke off."""
-        del reason
-        self.error = "stream_broken"
-
-    def sent(self) -> Sent | None:
+    def sent(self) -> TokenUsage | None:
         """What went up, None where the request was not counted."""
         decision, planned = self.decision, self.planned
         if decision is not None and not self.observed:
-            return Sent(decision.before, decision.after, decision.limit, decision.pressure)
-        if planned is None or planned.reading is None or planned.belief is None:
+            return TokenUsage(decision.before, decision.after, decision.limit, decision.pressure)
+        if planned.reading is None or planned.belief is None:
             return None
         budget, settings = planned.belief.budget, self.settings_or_default()
         tokens = planned.reading.transcript.tokens
         used, zones = budget.estimate(tokens), zones_for(settings, budget.window)
         pressure = read_pressure(used, budget.base(settings), zones, fits=budget.fits(tokens))
         zone, _ = lift(pressure.zone, used, settings.rot_soft_tokens)
-        return Sent(used, used, budget.usable, replace(pressure, zone=zone))
+        return TokenUsage(used, used, budget.usable, replace(pressure, zone=zone))
 
     def actions(self, *, planned: bool = False) -> str:
         """The value of ``x-weir-actions``: what was done to this request, ``none`` if nothing was.
@@ -226,17 +216,16 @@ class Outcome:
             parts.append(f"retry={self.retries}")
         if self.recalls:
             parts.append(f"recall={len(self.recalls)}")
-        if planned and self.planned is not None and self.planned.refused is not None:
+        if planned and self.planned.refused is not None:
             parts.append(f"refused={self.planned.refused}")
-        if self.planned is not None:
-            parts += [f"degraded={reason}" for reason in dict.fromkeys(self.planned.degraded)]
+        parts += [f"degraded={reason}" for reason in dict.fromkeys(self.planned.degraded)]
         return ",".join(parts) or "none"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Weir's response headers, as far as the exchange has come."""
         sent, planned = self.sent(), self.planned
         pairs = [(b"x-request-id", self.id), (b"x-weir-actions", self.actions())]
-        if planned is not None and planned.branch is not None:
+        if planned.branch is not None:
             pairs.append((b"x-weir-conversation", planned.branch.name))
         if sent is not None:
             pairs.append((b"x-weir-tokens", f"before={sent.before};after={sent.after};limit={sent.limit}"))
@@ -261,11 +250,11 @@ def _host_and_port(base: str) -> tuple[str, int | None]:
     return parts.hostname or "", parts.port or {"https": 443, "http": 80}.get(parts.scheme)
 
 
-def evictions_alone(planned: Planned) -> int:
-    """The same without what a summary took the place of: that is a compaction, and no sign of too small a window."""
-    return sum(1 for row in planned.evictions if row.kind != CUT or row.layer in DROPPING)
-
-
 def evicted_count(planned: Planned) -> int:
     """How many messages and definitions were newly taken out or shortened, summaries not counted."""
     return sum(1 for row in planned.evictions if row.kind != CUT or row.tool)
+
+
+def evictions_alone(planned: Planned) -> int:
+    """The same without what a summary took the place of: that is a compaction, and no sign of too small a window."""
+    return sum(1 for row in planned.evictions if row.kind != CUT or row.layer in DROPPING)

@@ -50,7 +50,7 @@ from proxy.shared_readings import SharedReadings
 from proxy.stages import figures_of
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
-from proxy.telemetry import ABOUT, Trace
+from proxy.telemetry import LOG_CONTEXT, Trace
 from proxy.tokenizer import TextCounter
 from proxy.transcripts import Reading, Transcripts
 from proxy.windows import Belief
@@ -206,7 +206,7 @@ class Planner:
         if job.is_refused_state(thread, transcript):
             planned.degraded.append("resume")
         planned.listens = self.conversations.listens(thread, transcript)
-        if (about := ABOUT.get()) is not None:
+        if (about := LOG_CONTEXT.get()) is not None:
             about.conversation = thread.branch.name
         planned.trend = thread.trend
         planned.asked_again = asked_again(thread.evicted, transcript, planned.recognised.length)

@@ -33,7 +33,7 @@ from proxy.effects.perform import Ask, drive, step
 from proxy.planning import CLAIMED, Job, Planned, Planner
 from proxy.store import Store, StoreError
 from proxy.store.records import NoteRow
-from proxy.telemetry import ABOUT, NULL_TRACE, About, Trace, names
+from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, RequestContext, Trace, names
 from proxy.transcripts import Reading
 from proxy.windows import Belief
 
@@ -63,7 +63,7 @@ class Work:
     warm: bool
     cuts: int
     embed: bool = False
-    about: About | None = None
+    about: RequestContext | None = None
     trace: Trace = NULL_TRACE
 
     @property
@@ -122,7 +122,7 @@ class Preparation:
             self._start(branch, waiting)
 
     async def _do(self, work: Work) -> None:
-        ABOUT.set(work.about)
+        LOG_CONTEXT.set(work.about)
         trace, failed = work.trace.follow(names.PREPARE_SPAN), None
         if work.job.ask_later is not None:
             work.job.ask_later.trace = trace
@@ -327,5 +327,16 @@ def _work(job: Job, planned: Planned, reason: str | None, trace: Trace) -> Work 
     if not (soft or save or read or warm or embed):
         return None
     return Work(
-        job, planned.reading, recognised, belief, soft, save, read, warm, len(known.cuts), embed, ABOUT.get(), trace
+        job,
+        planned.reading,
+        recognised,
+        belief,
+        soft,
+        save,
+        read,
+        warm,
+        len(known.cuts),
+        embed,
+        LOG_CONTEXT.get(),
+        trace,
     )

@@ -4,14 +4,15 @@ from dataclasses import dataclass
 
 from policies.ledger import ADDING
 from proxy.attempts import Attempts
-from proxy.metering import count_call
 from proxy.planning import Job, Planned
 from proxy.recall.archive import Archive
 from proxy.recall.rounds import Rounds
 from proxy.recall.tool import Offer, offer_for, with_tool
+from proxy.record import count_call
 from proxy.relay import Received
 from proxy.runtime import Runtime
-from proxy.tap import Tap, Usage
+from proxy.tap import NO_USAGE, Tap
+from proxy.telemetry.instruments import RETRIES
 from proxy.upstream.overflow import Verdict
 
 REFUSALS = frozenset({400, 404, 405, 422, 501})
@@ -49,7 +50,7 @@ class Recalling:
         if self.offer is None or verdict.is_overflow or not refuses_tools(received):
             return received, verdict
         received.answer.close()
-        self.runtime.telemetry.metrics.retry("tools_refused")
+        self.runtime.telemetry.metrics.add(RETRIES, "tools_refused")
         received, verdict = await self.attempts.make(body, planned)
         if received.answer.status < 400:
             self._note_refusal(planned)
@@ -57,29 +58,15 @@ class Recalling:
 
     async def again(self, body: bytes) -> tuple[Received, Verdict]:
         """The answer to one more round, and what it says about size."""
-        assert self.attempts.outcome.planned is not None  # noqa: S101 - the first round was planned
         return await self.attempts.make(body, self.attempts.outcome.planned)
 
     def note_round(self, received: Received, seen: Tap | None) -> None:
         """End the span of a round that another one follows, and keep what it used."""
         outcome, seen = self.attempts.outcome, seen or Tap()
-        usage = seen.usage or Usage()
         if outcome.attempt is not None:
-            outcome.attempt.answered(
-                received.answer.status,
-                response_model=seen.model,
-                response_id=seen.id,
-                finish_reasons=seen.finish_reasons,
-                input_tokens=usage.prompt,
-                output_tokens=usage.completion,
-                cache_read=usage.cached,
-                cache_write=usage.written,
-                tier=seen.tier,
-                fingerprint=seen.fingerprint,
-                reasoning=usage.reasoning,
-            )
-        count_call(self.runtime.telemetry.metrics, outcome, usage=usage, model=seen.model)
-        outcome.rounds.append(usage)
+            outcome.attempt.answered(received.answer.status, seen=seen)
+        count_call(self.runtime.telemetry.metrics, outcome, seen=seen)
+        outcome.rounds.append(seen.usage or NO_USAGE)
 
     def _carrying(self, body: bytes) -> bytes:
         return body if self.offer is None else with_tool(body, self.offer.definition)
@@ -97,13 +84,7 @@ class Recalling:
     def rounds(self, body: bytes) -> Rounds | None:
         """The rounds that may follow an answer to ``body``, the request without the tool; None where it had none."""
         offer, job, planned = self.offer, self.job, self.attempts.outcome.planned
-        if (
-            offer is None
-            or planned is None
-            or planned.belief is None
-            or planned.recognised is None
-            or planned.reading is None
-        ):
+        if offer is None or planned.belief is None or planned.recognised is None or planned.reading is None:
             return None
         thread, recall = planned.recognised.thread, job.settings.recall
         archive = Archive(

@@ -19,10 +19,11 @@ from proxy.effects.perform import EffectHandler
 from proxy.effects.summarizer import MAX_ANSWER, Compose, SummarizerTerms, SummaryResult
 from proxy.errors import UpstreamUnreachable
 from proxy.outcome import address_of, provider_of
+from proxy.record import TENANT_SHOWN
 from proxy.runtime import Runtime
-from proxy.tap import Usage
-from proxy.telemetry import NULL_TRACE, Trace
-from proxy.telemetry.spans import NullSpan, SummarizerSpan
+from proxy.tap import NO_USAGE, Usage
+from proxy.telemetry import NULL_TRACE, AnySpan, ModelCall, Trace
+from proxy.telemetry.instruments import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.upstreams import own_headers
 from proxy.wire.chat import ChatRequest, read_message
@@ -32,7 +33,6 @@ SUMMARIZER_SHARE = 0.85
 EVALUATION_SHARE = 0.5
 """Share of the summariser's hourly tokens up to which evaluations are paid: the rest is for summaries."""
 _EVALUATING = frozenset(prompt.purpose for prompt in EVALUATING.values())
-TENANT_SHOWN = 8
 NOT_IN_PLACE = Failed("not_in_place")
 IN_ALL = 2
 """Questions of one plan may take so many times as long as one."""
@@ -87,13 +87,7 @@ class Replies(EffectHandler):
             dollars = None if prices is None or told.usage is None else _dollars(prices, told.usage)
             span.told(purpose=effect.purpose, source=told.source, dollars=dollars)
             if told.usage is not None:
-                span.usage(
-                    input_tokens=told.usage.prompt,
-                    output_tokens=told.usage.completion,
-                    cache_read=told.usage.cached,
-                    cache_write=told.usage.written,
-                    reasoning=told.usage.reasoning,
-                )
+                span.usage(told.usage)
             if told.result != "ok":
                 span.fail(told.result)
         self._count(told, terms, dollars)
@@ -122,7 +116,7 @@ class Replies(EffectHandler):
         role = self.settings.summaries.role
         return standing_body(effect, request=self.request, role=role, pruned=self.pruned, form=form)
 
-    async def _post(self, destination: Destination, span: SummarizerSpan | NullSpan, body: bytes) -> tuple[int, bytes]:
+    async def _post(self, destination: Destination, span: AnySpan, body: bytes) -> tuple[int, bytes]:
         """Status and body of a chat request of Weir's own, of the body no more than an answer may have."""
         headers = own_headers(destination)
         if destination.upstream.forward_trace:
@@ -144,7 +138,7 @@ class Replies(EffectHandler):
 
     def _count(self, told: SummaryResult, terms: SummarizerTerms, dollars: float | None) -> None:
         """Add a reply to what this request spent, and to the metrics."""
-        usage, metrics = told.usage or Usage(), self.runtime.telemetry.metrics
+        usage, metrics = told.usage or NO_USAGE, self.runtime.telemetry.metrics
         asked, answered, cached = usage.prompt or 0, usage.completion or 0, usage.cached or 0
         self.spent += Spent(
             calls=int(told.source == "asked"),
@@ -156,22 +150,22 @@ class Replies(EffectHandler):
             seconds=told.seconds,
             dollars=dollars or 0.0,
         )
-        metrics.summarizer(told.source if told.source in ("kept", "shared") else told.result)
-        if told.source == "asked":
-            metrics.summarized(
-                asked=asked, answered=answered, cached=cached, dollars=dollars, tenant=terms.tenant[:TENANT_SHOWN]
-            )
-            metrics.answered(
+        metrics.add(SUMMARIZER_CALLS, told.source if told.source in ("kept", "shared") else told.result)
+        if told.source != "asked":
+            return
+        for kind, tokens in (("asked", asked), ("cached", cached), ("answered", answered)):
+            metrics.add(SUMMARIZER_TOKENS, kind, value=tokens)
+        if dollars is not None:
+            metrics.add(SUMMARIZER_COST, terms.tenant[:TENANT_SHOWN], value=dollars)
+        metrics.called(
+            ModelCall(
                 provider=terms.upstream,
                 model=terms.model,
                 seconds=told.seconds,
-                error_type="" if told.result == "ok" else told.result,
-                input_tokens=usage.prompt,
-                output_tokens=usage.completion,
-                cache_read=usage.cached,
-                cache_write=usage.written,
-                reasoning=usage.reasoning,
+                error="" if told.result == "ok" else told.result,
+                usage=usage,
             )
+        )
 
     async def compare(self, effect: Compare) -> Reply:
         """How alike texts are, by the embeddings model that the policy names and waits for, else by their shingles."""

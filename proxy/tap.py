@@ -4,6 +4,7 @@ Nothing is changed and nothing is held back; where the answer cannot be read the
 """
 
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +13,8 @@ import msgspec
 
 from proxy.sse import DONE, Decoder, Event
 
-MOST_READ = 8 * 1024 * 1024
-MOST_ERROR = 64 * 1024
+MAX_READ = 8 * 1024 * 1024
+MAX_ERROR = 64 * 1024
 ERROR = b"error"
 _CODE = re.compile(r"[a-z][a-z_]{2,47}")
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
@@ -36,6 +37,9 @@ class Usage:
     written: int | None = None
 
 
+NO_USAGE = Usage()
+
+
 def together(usages: Sequence[Usage]) -> Usage:
     """The sum of what several answers used; None stays where none of them said anything."""
 
@@ -47,37 +51,42 @@ def together(usages: Sequence[Usage]) -> Usage:
 
 
 def usage_from(value: object) -> Usage | None:
-    """The usage object of an OpenAI answer, or None."""
-    if not isinstance(value, dict):
-        return None
-    prompt, completion = value.get("prompt_tokens"), value.get("completion_tokens")
-    if not isinstance(prompt, int):
-        return None
-    details, thinking = _object(value, "prompt_tokens_details"), _object(value, "completion_tokens_details")
+    """A usage object, in whichever way it is spelled; None where it says nothing about the prompt."""
+    usage = _usage_in(value) if isinstance(value, dict) else NO_USAGE
+    return None if usage.prompt is None else usage
+
+
+def _usage_in(said: Mapping[str, Any]) -> Usage:
+    """What a usage object says in OpenAI's spelling of chats or of Responses, or in Anthropic's of Messages."""
+    asked, answered = _details(said, "prompt", "input"), _details(said, "completion", "output")
+    read = _count(said, "cache_read_input_tokens")
     # OpenAI, OpenRouter and vLLM put them into the details, DeepSeek and litellm beside them
-    cached = _first(_int(details, "cached_tokens"), _int(value, "prompt_cache_hit_tokens"))
-    written = _first(_int(details, "cache_write_tokens"), _int(value, "cache_creation_input_tokens"))
+    cached = _first(read, _count(asked, "cached_tokens"), _count(said, "prompt_cache_hit_tokens"))
+    written = _first(_count(asked, "cache_write_tokens"), _count(said, "cache_creation_input_tokens"))
+    prompt, uncached = _count(said, "prompt_tokens"), _count(said, "input_tokens")
+    if prompt is None and uncached is not None:  # Anthropic's input_tokens leave out what the cache gave and took
+        prompt = uncached + (read or 0) + (_count(said, "cache_creation_input_tokens") or 0)
     return Usage(
         prompt=prompt,
-        completion=completion if isinstance(completion, int) else None,
+        completion=_count(said, "completion_tokens", "output_tokens"),
         cached=cached,
-        reasoning=_int(thinking, "reasoning_tokens"),
+        reasoning=_count(answered, "reasoning_tokens"),
         written=written,
     )
 
 
-def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = values.get(key)
-    return value if isinstance(value, dict) else {}
+def _details(said: Mapping[str, Any], *kinds: str) -> Mapping[str, Any]:
+    found = (said.get(f"{kind}_tokens_details") for kind in kinds)
+    return next((value for value in found if isinstance(value, dict)), {})
+
+
+def _count(said: Mapping[str, Any], *names: str) -> int | None:
+    found = (said.get(name) for name in names)
+    return next((v for v in found if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**53), None)
 
 
 def _first(*found: int | None) -> int | None:
     return next((value for value in found if value is not None), None)
-
-
-def _int(values: Mapping[str, Any], key: str) -> int | None:
-    value = values.get(key)
-    return value if isinstance(value, int) else None
 
 
 @dataclass(slots=True)
@@ -141,7 +150,7 @@ def _text(value: object) -> str | None:
 
 def error_code(body: bytes) -> str | None:
     """The code of an error in OpenAI's shape, or its type; None where it has none or it is no plain word."""
-    if len(body) > MOST_ERROR:
+    if len(body) > MAX_ERROR:
         return None
     try:
         value = msgspec.json.decode(body)
@@ -209,7 +218,7 @@ class StreamTap:
 def read_completion(body: bytes) -> Tap:
     """What a whole, not streamed, answer says of itself."""
     seen = Tap(bytes_seen=len(body))
-    if len(body) <= MOST_READ:
+    if len(body) <= MAX_READ:
         try:
             value = msgspec.json.decode(body)
         except (ValueError, RecursionError) as error:
@@ -219,3 +228,69 @@ def read_completion(body: bytes) -> Tap:
         if isinstance(value, dict) and value.get("error"):
             seen.error = body
     return seen
+
+
+_SAID = re.compile(rb'"usage"\s{0,8}:\s{0,8}(\{[^{}]{0,2000}(?:\{[^{}]{0,1000}\}[^{}]{0,2000}){0,12}\})')
+_WORD = b'"usage"'
+_MAX_SAID_LEN = 8192
+_KINDS = (b"application/json", b"text/event-stream")
+_PACKED = frozenset({b"gzip", b"x-gzip", b"deflate"})
+_MAX_UNPACKED = 64 * 1024 * 1024
+_AT_ONCE = 256 * 1024
+
+
+class Reported:
+    """A reader of what a relayed answer used, as it goes by; nothing is held but the end of what came last.
+
+    A stream says it in several events: the greatest numbers count. ``usage`` stays None where the answer is of another
+    kind or says nothing.
+    """
+
+    def __init__(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        named = {name.lower(): value.strip().lower() for name, value in headers}
+        encoding = named.get(b"content-encoding", b"identity")
+        self._is_read = named.get(b"content-type", b"").startswith(_KINDS) and encoding in {b"identity", *_PACKED}
+        self._unpacker = zlib.decompressobj(wbits=47) if encoding in _PACKED else None
+        self._left = _MAX_UNPACKED
+        self._tail = b""
+        self.usage: Usage | None = None
+
+    def feed(self, chunk: bytes) -> None:
+        """Take note of bytes that are on their way to the client."""
+        if not self._is_read:
+            return
+        if self._unpacker is None:
+            self._look(chunk)
+            return
+        try:
+            while chunk and self._is_read:
+                text = self._unpacker.decompress(chunk, _AT_ONCE)
+                chunk = self._unpacker.unconsumed_tail
+                self._left -= len(text)
+                self._is_read = self._left > 0
+                self._look(text)
+        except zlib.error:
+            self._is_read = False
+
+    def _look(self, chunk: bytes) -> None:
+        text = self._tail + chunk
+        end = 0
+        for found in _SAID.finditer(text):
+            self._read(found.group(1))
+            end = found.end()
+        begun = text.rfind(_WORD, end)
+        is_open = begun >= 0 and len(text) - begun < _MAX_SAID_LEN
+        self._tail = text[begun if is_open else max(end, len(text) - len(_WORD)) :]
+
+    def _read(self, raw: bytes) -> None:
+        try:
+            said = _usage_in(msgspec.json.decode(raw))
+        except (ValueError, RecursionError):
+            return
+        before = self.usage or NO_USAGE
+        found = {name: _greater(getattr(before, name), getattr(said, name)) for name in Usage.__slots__}
+        self.usage = Usage(**found) if any(value is not None for value in found.values()) else self.usage
+
+
+def _greater(one: int | None, other: int | None) -> int | None:
+    return max((each for each in (one, other) if each is not None), default=None)

@@ -14,11 +14,12 @@ from proxy.destination import MODELS_PATH, Route, by_weir, for_models
 from proxy.errors import NotFound, ProxyError
 from proxy.intake import Receive
 from proxy.relay import Send
-from proxy.relayed import NO_POLICY, settle_relayed
 from proxy.routes.passthrough import Passthrough
 from proxy.routes.respond import respond_error, respond_json
 from proxy.runtime import Runtime
-from proxy.telemetry import ABOUT
+from proxy.settlement import NO_POLICY, record_relayed
+from proxy.telemetry import LOG_CONTEXT
+from proxy.telemetry.instruments import REQUESTS
 from proxy.upstream.client import StreamBroken, came_through
 
 PATIENCE = 5.0
@@ -46,17 +47,17 @@ class ModelList:
             looped = came_through(headers, runtime.instance)
             body = None if looped else await self._own(runtime.config, caller, headers, route)
         except ProxyError as error:
-            runtime.telemetry.metrics.request(outcome=error.code, policy=NO_POLICY)
+            runtime.telemetry.metrics.add(REQUESTS, error.code, NO_POLICY)
             await respond_error(send, error)
             return
         if body is None:
             await self._passthrough(scope, receive, send, route)
             return
         await respond_json(send, body)
-        about = ABOUT.get()
+        about = LOG_CONTEXT.get()
         request = about.request if about is not None else ""
-        runtime.telemetry.metrics.request(outcome="relayed", policy=NO_POLICY)
-        settle_relayed(runtime, caller, request=request, model="", status=200, outcome="relayed", usage=None)
+        runtime.telemetry.metrics.add(REQUESTS, "relayed", NO_POLICY)
+        record_relayed(runtime, caller, request=request, model="", status=200, outcome="relayed", usage=None)
 
     async def _own(
         self, config: Config, caller: Caller, headers: Sequence[tuple[bytes, bytes]], route: Route

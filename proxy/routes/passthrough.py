@@ -16,14 +16,13 @@ from proxy.errors import LoopDetected, ProxyError, RequestTooLarge
 from proxy.intake import ClientGone, Receive, declared_length, read_held, while_connected
 from proxy.outcome import CLIENT_CLOSED, address_of, provider_of
 from proxy.relay import Cut, Send, relay_stream
-from proxy.relayed import NO_POLICY, settle_relayed
-from proxy.reported import Reported
 from proxy.routes.respond import respond_error
 from proxy.runtime import Runtime
-from proxy.tap import Tap, Usage, read_completion
-from proxy.telemetry import ABOUT, CONTEXT_HEADERS, Attempt, Trace
+from proxy.settlement import NO_POLICY, record_relayed
+from proxy.tap import Reported, Tap, Usage, read_completion
+from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
+from proxy.telemetry.instruments import REQUESTS
 from proxy.telemetry.names import OPERATIONS
-from proxy.telemetry.spans import NULL_SPAN
 from proxy.upstream.client import came_through
 from proxy.upstream.upstreams import Answer
 from proxy.wire.names import name_from
@@ -67,7 +66,7 @@ class Passthrough:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route) -> None:
         """Relay one request and its answer."""
-        about = ABOUT.get()
+        about = LOG_CONTEXT.get()
         request_id = about.request if about is not None else f"req_{secrets.token_hex(12)}"
         relay = Relay(request_id, self._trace(scope, request_id), time.perf_counter())
         refused = None
@@ -89,12 +88,12 @@ class Passthrough:
     def _settle(self, relay: Relay, route: Route) -> None:
         """Count the request: in all, and of its key with what the answer says that it used."""
         metrics = self._runtime.telemetry.metrics
-        metrics.request(outcome=relay.label, policy=NO_POLICY)
+        metrics.add(REQUESTS, relay.label, NO_POLICY)
         if relay.caller is None:
             return
         usage = relay.reported.usage if relay.reported is not None else None
         destination, model = relay.destination, relay.destination.model if relay.destination is not None else ""
-        settle_relayed(
+        record_relayed(
             self._runtime,
             relay.caller,
             request=relay.id,
@@ -107,16 +106,17 @@ class Passthrough:
         if destination is not None and operation is not None:
             address, port = address_of(destination.upstream)
             failed = relay.error or (str(relay.status) if (relay.status or 0) >= 400 else "")
-            metrics.answered(
-                provider=provider_of(destination.upstream),
-                model=model,
-                seconds=time.perf_counter() - relay.started,
-                operation=operation,
-                address=address,
-                port=port,
-                error_type=failed,
-                input_tokens=usage.prompt if usage is not None else None,
-                output_tokens=usage.completion if usage is not None else None,
+            metrics.called(
+                ModelCall(
+                    provider=provider_of(destination.upstream),
+                    model=model,
+                    seconds=time.perf_counter() - relay.started,
+                    operation=operation,
+                    address=address,
+                    port=port,
+                    error=failed,
+                    usage=Usage() if usage is None else Usage(usage.prompt, usage.completion),
+                )
             )
 
     def _trace(self, scope: MutableMapping[str, Any], request_id: str) -> Trace:
@@ -220,7 +220,7 @@ class Passthrough:
                 _end(trace, span, answer.status, bytes(held), failed)
 
 
-def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destination) -> Attempt:
+def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destination) -> AnySpan:
     """The span of the request to the upstream: a model's operation where the route is known as one."""
     if not trace.recorded:
         return NULL_SPAN
@@ -256,21 +256,10 @@ async def _watched(
             yield chunk
 
 
-def _end(trace: Trace, span: Attempt, status: int, body: bytes, failed: str | None) -> None:
+def _end(trace: Trace, span: AnySpan, status: int, body: bytes, failed: str | None) -> None:
     """End the spans of an answer, with what it says of itself if it was short enough to be read."""
     seen = read_completion(body) if 0 < len(body) <= MOST_READ else Tap()
-    usage = seen.usage or Usage()
-    span.answered(
-        status,
-        response_model=seen.model,
-        response_id=seen.id,
-        finish_reasons=seen.finish_reasons,
-        input_tokens=usage.prompt,
-        output_tokens=usage.completion,
-        cache_read=usage.cached,
-        reasoning=usage.reasoning,
-        error_type=failed,
-    )
+    span.answered(status, seen=seen, error_type=failed)
     trace.end(status, failed)
 
 

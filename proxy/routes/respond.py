@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.errors import ProxyError
 from proxy.relay import Send
-from proxy.telemetry import ABOUT, Metrics
+from proxy.telemetry import LOG_CONTEXT, Metrics
 
 JSON = b"application/json"
 NO_CONTENT = 204
@@ -17,7 +17,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 async def respond(send: Send, body: bytes, *, status: int = 200, kind: bytes = JSON, headers: Headers = ()) -> None:
     """Send one whole answer."""
     framing = [(b"content-type", kind), (b"content-length", str(len(body)).encode())] if status != NO_CONTENT else []
-    about = ABOUT.get()
+    about = LOG_CONTEXT.get()
     if about is not None and not any(name == b"x-request-id" for name, _ in headers):
         framing.append((b"x-request-id", about.request.encode()))
     await send({"type": "http.response.start", "status": status, "headers": [*framing, *headers]})

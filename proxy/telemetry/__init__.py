@@ -4,25 +4,33 @@ from proxy.redaction import redact
 from proxy.telemetry.context import CONTEXT_HEADERS
 from proxy.telemetry.export import TelemetryError
 from proxy.telemetry.exposition import CONTENT_TYPE
-from proxy.telemetry.logs import ABOUT, About, AlertLine, ExchangeLine, QueuedLog, log_alert, log_exchange
-from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.logs import (
+    LOG_CONTEXT,
+    AlertLine,
+    ExchangeLine,
+    QueuedLog,
+    RequestContext,
+    log_alert,
+    log_exchange,
+)
+from proxy.telemetry.metrics import Metrics, ModelCall
+from proxy.telemetry.names import provider_name
 from proxy.telemetry.setup import Telemetry, TelemetrySettings
-from proxy.telemetry.spans import Attempt, Plan
-from proxy.telemetry.trace import NULL_TRACE, Trace
-from proxy.telemetry.values import provider_name
+from proxy.telemetry.trace import NULL_SPAN, NULL_TRACE, AnySpan, Trace
 
 __all__ = [
-    "ABOUT",
     "CONTENT_TYPE",
     "CONTEXT_HEADERS",
+    "LOG_CONTEXT",
+    "NULL_SPAN",
     "NULL_TRACE",
-    "About",
     "AlertLine",
-    "Attempt",
+    "AnySpan",
     "ExchangeLine",
     "Metrics",
-    "Plan",
+    "ModelCall",
     "QueuedLog",
+    "RequestContext",
     "Telemetry",
     "TelemetryError",
     "TelemetrySettings",

@@ -5,14 +5,14 @@ a single message that is too long loses the end of its texts.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from proxy.redaction import redact
 from proxy.telemetry import names
-from proxy.telemetry.values import Value
+from proxy.telemetry.names import Value
 
 MOST_BYTES: Final = 16 * 1024
 LONGEST_TEXT: Final = 2 * 1024
@@ -177,7 +177,7 @@ def _reread(text: str) -> object:
         return text
 
 
-def choices_in(body: bytes) -> Iterable[object]:
+def choices_in(body: bytes) -> Sequence[object]:
     """The choices of a whole completion; none if it cannot be read."""
     try:
         value = msgspec.json.decode(body)

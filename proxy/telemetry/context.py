@@ -7,13 +7,13 @@ from typing import Final
 from urllib.parse import unquote
 
 from proxy.telemetry import names
-from proxy.telemetry.values import clean, session_id
+from proxy.telemetry.names import clean, session_id
 
 Header = tuple[bytes, bytes]
 
 CONTEXT_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
-LONGEST_STATE: Final = 2_048
-LONGEST_BAGGAGE: Final = 8_192
+MAX_STATE: Final = 2_048
+MAX_BAGGAGE: Final = 8_192
 _HEX: Final = frozenset(b"0123456789abcdef")
 _READ: Final = frozenset({names.SESSION_ID, names.USER_ID})
 
@@ -54,7 +54,7 @@ def context_in(headers: Sequence[Header], *, baggage: bool = False) -> Context:
     if _well_formed(fields):
         trace, span = int(fields[1], 16), int(fields[2], 16)
         if trace and span:
-            kept = state if len(state) <= LONGEST_STATE else b""
+            kept = state if len(state) <= MAX_STATE else b""
             return Context(Parent(trace, span, kept), bool(int(fields[3], 16) & 1), user_agent, who)
     return Context(Parent(int.from_bytes(urandom(16), "big") or 1), None, user_agent, who)
 
@@ -68,7 +68,7 @@ def _well_formed(fields: Sequence[bytes]) -> bool:
 
 def _baggage(value: bytes) -> dict[str, str]:
     """``session.id`` and ``user.id`` of a baggage header; more than 8,192 bytes are none."""
-    if len(value) > LONGEST_BAGGAGE:
+    if len(value) > MAX_BAGGAGE:
         return {}
     found: dict[str, str] = {}
     for member in value.decode("latin-1").split(","):

@@ -7,8 +7,6 @@ from types import ModuleType
 from typing import Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricsData
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -21,7 +19,6 @@ HTTP: Final[Protocol] = "http/protobuf"
 PROTOCOLS: Final[tuple[Protocol, ...]] = (HTTP, GRPC)
 GRPC_PORT: Final = 4317
 HTTP_PORT: Final = 4318
-_GRPC_PACKAGE: Final = "opentelemetry.exporter.otlp.proto.grpc"
 
 
 class TelemetryError(ValueError):
@@ -35,36 +32,34 @@ def default_endpoint(protocol: Protocol) -> str:
 
 def check(protocol: Protocol, endpoint: str) -> None:
     """Nothing, or TelemetryError where no exporter could be made."""
-    if protocol == GRPC:
-        _grpc("trace_exporter")
-        _authority(endpoint)
-    else:
-        _url(endpoint)
+    _module(protocol, "trace")
+    _address(protocol, endpoint)
 
 
 def span_exporter(protocol: Protocol, endpoint: str) -> SpanExporter:
     """An exporter of spans; TelemetryError where the protocol needs a package that is missing, or another address."""
-    if protocol == GRPC:
-        made: SpanExporter = _grpc("trace_exporter").OTLPSpanExporter(endpoint=_authority(endpoint))
-        return made
-    return OTLPSpanExporter(endpoint=_url(endpoint))
+    exporter: SpanExporter = _module(protocol, "trace").OTLPSpanExporter(endpoint=_address(protocol, endpoint))
+    return exporter
 
 
 def metric_exporter(protocol: Protocol, endpoint: str) -> MetricExporter:
     """An exporter of metrics, like :func:`span_exporter`."""
-    if protocol == GRPC:
-        made: MetricExporter = _grpc("metric_exporter").OTLPMetricExporter(endpoint=_authority(endpoint))
-        return made
-    return OTLPMetricExporter(endpoint=_url(endpoint))
+    exporter: MetricExporter = _module(protocol, "metric").OTLPMetricExporter(endpoint=_address(protocol, endpoint))
+    return exporter
 
 
-def _grpc(module: str) -> ModuleType:
-    """A module of the optional package, imported only here."""
+def _module(protocol: Protocol, signal: str) -> ModuleType:
+    """The library's exporters; the optional package of gRPC is imported only here."""
+    package = "grpc" if protocol == GRPC else "http"
     try:
-        return importlib.import_module(f"{_GRPC_PACKAGE}.{module}")
+        return importlib.import_module(f"opentelemetry.exporter.otlp.proto.{package}.{signal}_exporter")
     except ImportError as error:
         text = "OTLP over gRPC needs a package that is not installed: pip install 'weir-proxy[otlp-grpc]'"
         raise TelemetryError(f"{text} (or use the protocol {HTTP})") from error
+
+
+def _address(protocol: Protocol, endpoint: str) -> str:
+    return _authority(endpoint) if protocol == GRPC else _url(endpoint)
 
 
 def _url(endpoint: str) -> str:
@@ -93,7 +88,7 @@ def _split(endpoint: str) -> SplitResult:
     return parts
 
 
-class Delivery(SpanExporter):
+class SpanQueue(SpanExporter):
     """The exporter behind the queue, counting: at most ``room`` spans wait, whole exchanges above that are dropped."""
 
     def __init__(self, exporter: SpanExporter, *, room: int, batch: int, delay_ms: int) -> None:
@@ -123,6 +118,10 @@ class Delivery(SpanExporter):
         if result is not SpanExportResult.SUCCESS:
             self.failed += len(spans)
         return result
+
+    def losses(self) -> dict[tuple[str, ...], float]:
+        """The spans that were not delivered so far, for a metric."""
+        return {("span_queue_full",): self.dropped, ("span_export_failed",): self.failed}
 
     def flush(self) -> None:
         """Export what waits; blocks."""

@@ -1,94 +1,160 @@
-"""Readings of metrics in the two forms that leave the process: Prometheus text and OTLP data points."""
+"""Readings of metrics in the forms that leave the process: Prometheus text, OTLP data points, a file for its siblings.
 
-from collections.abc import Iterable, Iterator, Mapping
+A scrape reaches any one of several workers. Each leaves its readings in a folder, and who is asked adds them up: what
+another one says is as old as its last reading, two seconds or so. The sums of a worker that has died stay, because a
+counter must not go back; what it said of the moment does not.
+"""
 
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
 from opentelemetry.sdk.metrics import export as otlp
 
-from proxy.telemetry.instruments import Instrument
-from proxy.telemetry.series import Distribution, Labels
+from proxy.telemetry.instruments import FIRST_NAMES, NEWEST_NAMES, OWN, Instrument, Merge
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-Series = Mapping[Labels, float] | Mapping[Labels, Distribution]
-Family = tuple[Instrument, Series]
+SILENT_AFTER = 15.0
+SUFFIX = ".readings"
+_BY_NAME = {instrument.name: instrument for instrument in (*FIRST_NAMES, *NEWEST_NAMES, *OWN)}
+
+Labels = tuple[str, ...]
+
+
+class Series(msgspec.Struct, array_like=True):
+    """One series: a sum or a value; of a histogram also counts per bucket (the last one is +Inf) and the extremes."""
+
+    total: float = 0
+    counts: list[int] = []
+    low: float = 0.0
+    high: float = 0.0
+
+    def copy(self) -> "Series":
+        """The same, which nobody changes."""
+        return Series(self.total, list(self.counts), self.low, self.high)
+
+
+Family = tuple[Instrument, Mapping[Labels, Series]]
 
 
 def as_text(families: Iterable[Family]) -> bytes:
     """Prometheus text format 0.0.4; what has no samples yet is left out."""
     lines: list[str] = []
-    for instrument, series in families:
-        if not series:
-            continue
-        lines.extend(_head(instrument))
-        for labels, value in series.items():
-            lines.extend(_lines(instrument, _pairs(instrument, labels), value))
-    return "".join(line + "\n" for line in lines).encode()
+    for instrument, found in families:
+        if found:
+            name, said = instrument.prometheus, instrument.help.replace("\\", r"\\").replace("\n", r"\n")
+            lines += (f"# HELP {name} {said}", f"# TYPE {name} {instrument.kind}")
+        for labels, series in found.items():
+            lines += _samples(instrument, labels, series)
+    return "".join(line + "\n" for line in lines).encode("utf-8", "replace")
 
 
-def as_otlp(instrument: Instrument, series: Series, since: int, now: int) -> otlp.Metric:
-    """One metric as cumulative data points from ``since`` to ``now``, ns since the epoch."""
-    numbers: list[otlp.NumberDataPoint] = []
-    histograms: list[otlp.HistogramDataPoint] = []
-    for labels, value in series.items():
-        attributes = {name: label for name, label in zip(instrument.labels, labels, strict=True) if label}
-        if isinstance(value, Distribution):
-            histograms.append(_point(instrument, attributes, value, since, now))
-        else:
-            numbers.append(otlp.NumberDataPoint(attributes, since, now, value))
-    data: otlp.Gauge | otlp.Sum | otlp.Histogram = otlp.Gauge(numbers)
-    if instrument.kind == "counter":
-        data = otlp.Sum(numbers, otlp.AggregationTemporality.CUMULATIVE, is_monotonic=True)
-    elif instrument.kind == "histogram":
-        data = otlp.Histogram(histograms, otlp.AggregationTemporality.CUMULATIVE)
-    return otlp.Metric(instrument.name, instrument.help, instrument.unit, data)
-
-
-def _point(
-    instrument: Instrument, attributes: Mapping[str, str], found: Distribution, since: int, now: int
-) -> otlp.HistogramDataPoint:
-    return otlp.HistogramDataPoint(
-        dict(attributes),
-        since,
-        now,
-        sum(found.counts),
-        found.total,
-        found.counts,
-        instrument.bounds,
-        min=found.low,
-        max=found.high,
-    )
-
-
-def _head(instrument: Instrument) -> tuple[str, str]:
-    said = instrument.help.replace("\\", r"\\").replace("\n", r"\n")
-    return f"# HELP {instrument.prometheus} {said}", f"# TYPE {instrument.prometheus} {instrument.kind}"
-
-
-def _pairs(instrument: Instrument, labels: Labels) -> str:
-    """``a="1",b="2"`` with backslash, quote and line feed escaped; empty labels are left out."""
-    return ",".join(
-        f'{name.replace(".", "_")}="{_escape(value)}"'
-        for name, value in zip(instrument.labels, labels, strict=True)
-        if value
-    )
+def _samples(instrument: Instrument, labels: Labels, series: Series) -> Iterator[str]:
+    """One series as lines; empty labels are left out."""
+    name, named = instrument.prometheus, zip(instrument.labels, labels, strict=True)
+    pairs = [f'{label.replace(".", "_")}="{_escape(value)}"' for label, value in named if value]
+    braced, running = f"{{{','.join(pairs)}}}" if pairs else "", 0
+    if not series.counts:
+        yield f"{name}{braced} {_number(series.total)}"
+        return
+    for bound, count in zip((*map(_number, instrument.bounds), "+Inf"), series.counts, strict=True):
+        running += count
+        bucket = ",".join((*pairs, f'le="{bound}"'))
+        yield f"{name}_bucket{{{bucket}}} {running}"
+    yield f"{name}_sum{braced} {_number(series.total)}"
+    yield f"{name}_count{braced} {running}"
 
 
 def _escape(value: str) -> str:
-    escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-    return escaped.encode("utf-8", "replace").decode()
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def _lines(instrument: Instrument, pairs: str, value: float | Distribution) -> Iterator[str]:
-    name, braced = instrument.prometheus, f"{{{pairs}}}" if pairs else ""
-    if not isinstance(value, Distribution):
-        yield f"{name}{braced} {_number(value)}"
-        return
-    before, running = pairs + "," if pairs else "", 0
-    for bound, count in zip((*map(_number, instrument.bounds), "+Inf"), value.counts, strict=True):
-        running += count
-        yield f'{name}_bucket{{{before}le="{bound}"}} {running}'
-    yield f"{name}_sum{braced} {_number(value.total)}"
-    yield f"{name}_count{braced} {running}"
+def as_otlp(instrument: Instrument, found: Mapping[Labels, Series], since: int, now: int) -> otlp.Metric:
+    """One metric as cumulative data points from ``since`` to ``now``, ns since the epoch."""
+    named = [({k: v for k, v in zip(instrument.labels, key, strict=True) if v}, each) for key, each in found.items()]
+    data: otlp.Gauge | otlp.Sum | otlp.Histogram
+    if instrument.kind == "histogram":
+        data = otlp.Histogram([_point(instrument, *each, since, now) for each in named], _CUMULATIVE)
+    else:
+        numbers = [otlp.NumberDataPoint(attributes, since, now, series.total) for attributes, series in named]
+        is_sum = instrument.kind == "counter"
+        data = otlp.Sum(numbers, _CUMULATIVE, is_monotonic=True) if is_sum else otlp.Gauge(numbers)
+    return otlp.Metric(instrument.name, instrument.help, instrument.unit, data)
+
+
+_CUMULATIVE = otlp.AggregationTemporality.CUMULATIVE
+
+
+def _point(
+    instrument: Instrument, attributes: dict[str, str], series: Series, since: int, now: int
+) -> otlp.HistogramDataPoint:
+    count, total, counts, bounds = sum(series.counts), series.total, series.counts, instrument.bounds
+    return otlp.HistogramDataPoint(
+        attributes, since, now, count, total, counts, bounds, min=series.low, max=series.high
+    )
+
+
+class WorkerReadings:
+    """The folder of several workers' readings, and this process's file in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._mine = folder / f"{uuid4().hex}{SUFFIX}"
+
+    def leave(self, families: Iterable[Family]) -> None:
+        """Write this process's readings where the others find them; blocks. Nothing happens if the folder is gone."""
+        unfinished = self._mine.with_suffix(".unfinished")
+        readings = [(instrument.name, list(found.items())) for instrument, found in families]
+        with contextlib.suppress(OSError):
+            unfinished.write_bytes(msgspec.json.encode(readings))
+            unfinished.replace(self._mine)
+
+    def together(self, families: Sequence[Family]) -> list[Family]:
+        """This process's readings and what the others left, added up; blocks."""
+        every: dict[str, list[Family]] = {instrument.name: [(instrument, found)] for instrument, found in families}
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            if path == self._mine:
+                continue
+            with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
+                speaks = time.time() - path.stat().st_mtime < SILENT_AFTER
+                read = msgspec.json.decode(path.read_bytes(), type=list[tuple[str, list[tuple[Labels, Series]]]])
+                for name, found in read:
+                    instrument = _BY_NAME[name]
+                    whole = {key: series for key, series in found if len(series.counts) == _buckets(instrument)}
+                    if speaks or instrument.kind != "gauge":
+                        every.setdefault(name, []).append((instrument, whole))
+        return [_merged(found) for found in every.values()]
+
+
+def _buckets(instrument: Instrument) -> int:
+    return len(instrument.bounds) + 1 if instrument.kind == "histogram" else 0
+
+
+def _merged(families: Sequence[Family]) -> Family:
+    """One family of several processes: sums, and of gauges what they are merged by."""
+    instrument = families[0][0]
+    every: dict[Labels, list[Series]] = {}
+    for _, found in families:
+        for labels, series in found.items():
+            every.setdefault(labels, []).append(series)
+    if instrument.kind == "histogram":
+        return instrument, {labels: _added(several) for labels, several in every.items()}
+    totals = {labels: [series.total for series in several] for labels, several in every.items()}
+    return instrument, {labels: Series(_put_together(values, instrument.merge)) for labels, values in totals.items()}
+
+
+def _added(several: Sequence[Series]) -> Series:
+    counts = [sum(each) for each in zip(*(series.counts for series in several), strict=True)]
+    low, high = min(series.low for series in several), max(series.high for series in several)
+    return Series(sum(series.total for series in several), counts, low, high)
+
+
+def _put_together(values: Sequence[float], how: Merge) -> float:
+    return max(values) if how == "max" else sum(values) / (len(values) if how == "mean" else 1)

@@ -18,8 +18,10 @@ REQUEST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 SHARES: Final = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25)
 RATIOS: Final = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 15.0, 30.0, 100.0)
 
+Merge = Literal["sum", "max", "mean"]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Instrument:
     """One metric: OpenTelemetry name, unit, what it says, attribute names in order, upper bounds of buckets.
 
@@ -32,7 +34,7 @@ class Instrument:
     help: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
-    merge: Literal["sum", "max", "mean"] = "sum"
+    merge: Merge = "sum"
 
     @property
     def prometheus(self) -> str:
@@ -41,285 +43,195 @@ class Instrument:
         return self.name.replace(".", "_") + seconds + ("_total" if self.kind == "counter" else "")
 
 
+def _counter(name: str, unit: str, said: str, *labels: str) -> Instrument:
+    return Instrument(name, "counter", unit, said, labels)
+
+
+def _gauge(name: str, unit: str, said: str, *labels: str, merge: Merge = "sum") -> Instrument:
+    return Instrument(name, "gauge", unit, said, labels, merge=merge)
+
+
+def _histogram(name: str, unit: str, said: str, *labels: str, bounds: tuple[float, ...]) -> Instrument:
+    return Instrument(name, "histogram", unit, said, labels, bounds)
+
+
 _CALL = (
-    names.OPERATION_NAME,
-    names.PROVIDER_NAME,
-    names.REQUEST_MODEL,
-    names.RESPONSE_MODEL,
-    names.SERVER_ADDRESS,
-    names.SERVER_PORT,
+    *(names.OPERATION_NAME, names.PROVIDER_NAME, names.REQUEST_MODEL, names.RESPONSE_MODEL),
+    *(names.SERVER_ADDRESS, names.SERVER_PORT),
 )
 
-TOKEN_USAGE = Instrument(
-    "gen_ai.client.token.usage",
-    "histogram",
-    "{token}",
-    "Tokens that the upstream reported, per call",
-    (*_CALL, names.TOKEN_TYPE),
-    TOKENS,
+# fmt: off
+TOKEN_USAGE = _histogram(
+    "gen_ai.client.token.usage", "{token}", "Tokens that the upstream reported, per call",
+    *_CALL, names.TOKEN_TYPE, bounds=TOKENS,
 )
-OPERATION_DURATION = Instrument(
-    "gen_ai.client.operation.duration",
-    "histogram",
-    "s",
-    "Duration of a call to the upstream, to its last byte",
-    (*_CALL, names.ERROR_TYPE),
-    SECONDS,
+OPERATION_DURATION = _histogram(
+    "gen_ai.client.operation.duration", "s", "Duration of a call to the upstream, to its last byte",
+    *_CALL, names.ERROR_TYPE, bounds=SECONDS,
 )
-TIME_TO_FIRST_CHUNK = Instrument(
-    "gen_ai.client.operation.time_to_first_chunk",
-    "histogram",
-    "s",
-    "Time to the first chunk of a streamed answer",
-    _CALL,
-    SECONDS,
+TIME_TO_FIRST_CHUNK = _histogram(
+    "gen_ai.client.operation.time_to_first_chunk", "s", "Time to the first chunk of a streamed answer",
+    *_CALL, bounds=SECONDS,
 )
-INFERENCE_DURATION = Instrument(
-    "gen_ai.client.inference.duration",
-    "histogram",
-    "s",
-    "Duration of a call to the upstream, to its last byte",
-    (*_CALL, names.ERROR_TYPE),
-    SECONDS,
+
+INFERENCE_DURATION = _histogram(
+    "gen_ai.client.inference.duration", "s", "Duration of a call to the upstream, to its last byte",
+    *_CALL, names.ERROR_TYPE, bounds=SECONDS,
 )
-INFERENCE_FIRST_CHUNK = Instrument(
-    "gen_ai.client.inference.time_to_first_chunk",
-    "histogram",
-    "s",
-    "Time to the first chunk of a streamed answer",
-    _CALL,
-    SECONDS,
+INFERENCE_FIRST_CHUNK = _histogram(
+    "gen_ai.client.inference.time_to_first_chunk", "s", "Time to the first chunk of a streamed answer",
+    *_CALL, bounds=SECONDS,
 )
-INPUT_TOKENS = Instrument(
-    "gen_ai.client.inference.operation.input_tokens",
-    "histogram",
-    "{token}",
+INPUT_TOKENS = _histogram(
+    "gen_ai.client.inference.operation.input_tokens", "{token}",
     "Tokens of the prompt that the upstream reported, cached ones included, per call",
-    _CALL,
-    TOKENS,
+    *_CALL, bounds=TOKENS,
 )
-OUTPUT_TOKENS = Instrument(
-    "gen_ai.client.inference.operation.output_tokens",
-    "histogram",
-    "{token}",
+OUTPUT_TOKENS = _histogram(
+    "gen_ai.client.inference.operation.output_tokens", "{token}",
     "Tokens of the answer that the upstream reported, per call",
-    _CALL,
-    TOKENS,
+    *_CALL, bounds=TOKENS,
 )
-INPUT_USAGE = Instrument(
-    "gen_ai.client.inference.usage.input_tokens",
-    "counter",
-    "{token}",
+INPUT_USAGE = _counter(
+    "gen_ai.client.inference.usage.input_tokens", "{token}",
     "Tokens of prompts that the upstream reported, cached ones included",
-    _CALL,
+    *_CALL,
 )
-OUTPUT_USAGE = Instrument(
-    "gen_ai.client.inference.usage.output_tokens",
-    "counter",
-    "{token}",
-    "Tokens of answers that the upstream reported",
-    _CALL,
+OUTPUT_USAGE = _counter(
+    "gen_ai.client.inference.usage.output_tokens", "{token}", "Tokens of answers that the upstream reported",
+    *_CALL,
 )
-CACHE_READ_USAGE = Instrument(
-    "gen_ai.client.inference.usage.cache_read.input_tokens",
-    "counter",
-    "{token}",
+CACHE_READ_USAGE = _counter(
+    "gen_ai.client.inference.usage.cache_read.input_tokens", "{token}",
     "Tokens of prompts that were read from the provider's cache",
-    _CALL,
+    *_CALL,
 )
-CACHE_WRITE_USAGE = Instrument(
-    "gen_ai.client.inference.usage.cache_write.input_tokens",
-    "counter",
-    "{token}",
+CACHE_WRITE_USAGE = _counter(
+    "gen_ai.client.inference.usage.cache_write.input_tokens", "{token}",
     "Tokens of prompts that were written to the provider's cache",
-    _CALL,
+    *_CALL,
 )
-REASONING_USAGE = Instrument(
-    "gen_ai.client.inference.usage.reasoning.output_tokens",
-    "counter",
-    "{token}",
-    "Tokens of answers that were reasoning",
-    _CALL,
-)
-FIRST_NAMES: Final = (TOKEN_USAGE, OPERATION_DURATION, TIME_TO_FIRST_CHUNK)
-NEWEST_NAMES: Final = (
-    INFERENCE_DURATION,
-    INFERENCE_FIRST_CHUNK,
-    INPUT_TOKENS,
-    OUTPUT_TOKENS,
-    INPUT_USAGE,
-    OUTPUT_USAGE,
-    CACHE_READ_USAGE,
-    CACHE_WRITE_USAGE,
-    REASONING_USAGE,
+REASONING_USAGE = _counter(
+    "gen_ai.client.inference.usage.reasoning.output_tokens", "{token}", "Tokens of answers that were reasoning",
+    *_CALL,
 )
 
-SERVER_DURATION = Instrument(
-    "http.server.request.duration",
-    "histogram",
-    "s",
+SERVER_DURATION = _histogram(
+    "http.server.request.duration", "s",
     "Duration of a client's request, from its head to the end of its answer; probes and scrapes are left out",
-    (names.HTTP_METHOD, names.HTTP_ROUTE, names.HTTP_STATUS, names.ERROR_TYPE, names.URL_SCHEME),
-    REQUEST_SECONDS,
+    names.HTTP_METHOD, names.HTTP_ROUTE, names.HTTP_STATUS, names.ERROR_TYPE, names.URL_SCHEME, bounds=REQUEST_SECONDS,
 )
-ACTIVE_REQUESTS = Instrument(
-    "http.server.active_requests",
-    "gauge",
-    "{request}",
-    "Requests on the managed route that are being answered",
-)
-ACTIVE_STREAMS = Instrument(
-    "weir.streams.active", "gauge", "{stream}", "Answers on the managed route that are being streamed"
-)
-BUILD = Instrument("weir.build.info", "gauge", "1", "Always 1; the version is a label", (names.VERSION,), merge="max")
-REQUESTS = Instrument("weir.requests", "counter", "{request}", "Requests by outcome", (names.OUTCOME, names.POLICY))
-TOKENS_SEEN = Instrument(
-    "weir.tokens", "counter", "{token}", "Tokens as sent by clients, as forwarded, and saved", (names.KIND,)
-)
-KEY_TOKENS = Instrument(
-    "weir.key.tokens",
-    "counter",
-    "{token}",
+REQUESTS = _counter("weir.requests", "{request}", "Requests by outcome", names.OUTCOME, names.POLICY)
+TOKENS_SEEN = _counter("weir.tokens", "{token}", "Tokens as sent by clients, as forwarded, and saved", names.KIND)
+KEY_TOKENS = _counter(
+    "weir.key.tokens", "{token}",
     "Which key takes what: tokens forwarded and saved by Weir's count; read from a cache and answered, as reported",
-    (names.KIND, names.TENANT, names.KEY_NAME),
+    names.KIND, names.TENANT, names.KEY_NAME,
 )
-CACHE_TOKENS = Instrument(
-    "weir.cache.tokens",
-    "counter",
-    "{token}",
-    "Prompts of requests whose upstream says what its cache gave: all of the prompt, and what was read and written",
-    (names.KIND,),
-)
-CACHE_REQUESTS = Instrument(
-    "weir.cache.requests",
-    "counter",
-    "{request}",
-    "Requests by who changed the beginning that a cache could have held, and whether it had had time to go cold",
-    (names.PREFIX_CHANGED, names.CACHE_COLD),
-)
-ACTIONS = Instrument("weir.actions", "counter", "{action}", "Units changed or removed, by layer", (names.LAYER,))
-EVENTS = Instrument(
-    "weir.events", "counter", "{event}", "What the planner reported of requests, by kind", (names.KIND,)
-)
-PRESSURE = Instrument(
-    "weir.pressure", "histogram", "1", "Forwarded tokens over the base of the policy", (names.ZONE,), SHARES
-)
-OVERFLOWS = Instrument("weir.overflows", "counter", "{overflow}", "Upstream said that the prompt does not fit")
-RETRIES = Instrument("weir.retries", "counter", "{attempt}", "Attempts after the first one, by reason", (names.REASON,))
-SUMMARIZER_CALLS = Instrument("weir.summarizer.calls", "counter", "{call}", "Calls of the summariser", (names.RESULT,))
-SUMMARIZER_TOKENS = Instrument(
-    "weir.summarizer.tokens",
-    "counter",
-    "{token}",
-    "Tokens of the summariser's calls: asked, cached of these, and answered",
-    (names.KIND,),
-)
-HEALTH = Instrument(
-    "weir.health",
-    "gauge",
-    "1",
-    "Mean of each health metric over the conversations served last; one that was not measured is absent",
-    (names.HEALTH_METRIC,),
-    merge="mean",
-)
-COMPRESSION = Instrument(
-    "weir.compression.ratio",
-    "histogram",
-    "1",
-    "Tokens before over tokens after, of each message or history that was condensed",
-    (),
-    RATIOS,
-)
-ALERTS = Instrument(
-    "weir.alerts",
-    "counter",
-    "{alert}",
-    "Alerts that opened, by level, class and kind",
-    (names.ALERT_LEVEL, names.ALERT_CLASS, names.ALERT_KIND),
-)
-ALERTS_UNDELIVERED = Instrument(
-    "weir.alerts.undelivered", "counter", "{alert}", "Alerts that the webhook did not get, by reason", (names.REASON,)
-)
-SUMMARIZER_COST = Instrument(
-    "weir.summarizer.cost",
-    "counter",
-    "USD",
-    "List price of the summariser's calls, which no other cost holds",
-    (names.TENANT,),
-)
-DEGRADED = Instrument("weir.degraded", "counter", "{request}", "Requests managed with a part missing", (names.REASON,))
-UNAUTHORISED = Instrument(
-    "weir.unauthorised",
-    "counter",
-    "{request}",
-    "Requests without a right key: it was missing, unknown, or one of too many (held_off)",
-    (names.REASON,),
-)
-COST = Instrument(
-    "weir.cost",
-    "counter",
-    "USD",
+COST = _counter(
+    "weir.cost", "USD",
     "List price of prompts and answers: forwarded, and what the clients' own arrays would have cost (unmanaged)",
-    (names.KIND, names.TENANT, names.KEY_NAME),
+    names.KIND, names.TENANT, names.KEY_NAME,
 )
-STORE_LATENCY = Instrument(
-    "weir.store.latency", "histogram", "s", "Time of a store operation", (names.STORE_OPERATION,), SHORT_SECONDS
+CACHE_TOKENS = _counter(
+    "weir.cache.tokens", "{token}",
+    "Prompts of requests whose upstream says what its cache gave: all of the prompt, and what was read and written",
+    names.KIND,
 )
-FIDELITY = Instrument(
-    "weir.fidelity",
-    "gauge",
-    "1",
-    "Consistent answers over those judged, of the newest summary that was evaluated, by policy and dimension",
-    (names.POLICY, names.KIND),
-    merge="mean",
+CACHE_REQUESTS = _counter(
+    "weir.cache.requests", "{request}",
+    "Requests by who changed the beginning that a cache could have held, and whether it had had time to go cold",
+    names.PREFIX_CHANGED, names.CACHE_COLD,
 )
-STORE_WAITING = Instrument(
-    "weir.store.waiting",
-    "gauge",
-    "{row}",
-    "What waits in memory to be stored: exchanges' rows, and changes that the store refused",
-    (names.KIND,),
+ACTIONS = _counter("weir.actions", "{action}", "Units changed or removed, by layer", names.LAYER)
+EVENTS = _counter("weir.events", "{event}", "What the planner reported of requests, by kind", names.KIND)
+PRESSURE = _histogram("weir.pressure", "1", "Forwarded tokens over the base of the policy", names.ZONE, bounds=SHARES)
+OVERFLOWS = _counter("weir.overflows", "{overflow}", "Upstream said that the prompt does not fit")
+RETRIES = _counter("weir.retries", "{attempt}", "Attempts after the first one, by reason", names.REASON)
+SUMMARIZER_CALLS = _counter("weir.summarizer.calls", "{call}", "Calls of the summariser", names.RESULT)
+SUMMARIZER_TOKENS = _counter(
+    "weir.summarizer.tokens", "{token}", "Tokens of the summariser's calls: asked, cached of these, and answered",
+    names.KIND,
 )
-TASKS = Instrument(
-    "weir.tasks", "gauge", "{task}", "Asynchronous tasks that are under way; it rises with what is in flight"
+SUMMARIZER_COST = _counter(
+    "weir.summarizer.cost", "USD", "List price of the summariser's calls, which no other cost holds",
+    names.TENANT,
 )
-CHECKPOINTS = Instrument(
-    "weir.checkpoints", "counter", "{checkpoint}", "States of conversations that were saved, by reason", (names.REASON,)
-)
-PREPARATIONS = Instrument(
-    "weir.preparations",
-    "counter",
-    "{summary}",
+PREPARATIONS = _counter(
+    "weir.preparations", "{summary}",
     "Summaries written after an answer for a batch to come: prepared, used by one, or wasted",
-    (names.RESULT,),
+    names.RESULT,
 )
-WINDOWS_LEARNED = Instrument(
-    "weir.windows.learned",
-    "gauge",
-    "{window}",
-    "Windows that hold because of an upstream's errors",
+CHECKPOINTS = _counter(
+    "weir.checkpoints", "{checkpoint}", "States of conversations that were saved, by reason",
+    names.REASON,
+)
+DEGRADED = _counter("weir.degraded", "{request}", "Requests managed with a part missing", names.REASON)
+COMPRESSION = _histogram(
+    "weir.compression.ratio", "1", "Tokens before over tokens after, of each message or history that was condensed",
+    bounds=RATIOS,
+)
+ALERTS = _counter(
+    "weir.alerts", "{alert}", "Alerts that opened, by level, class and kind",
+    names.ALERT_LEVEL, names.ALERT_CLASS, names.ALERT_KIND,
+)
+ALERTS_UNDELIVERED = _counter(
+    "weir.alerts.undelivered", "{alert}", "Alerts that the webhook did not get, by reason",
+    names.REASON,
+)
+STORE_LATENCY = _histogram(
+    "weir.store.latency", "s", "Time of a store operation",
+    names.STORE_OPERATION, bounds=SHORT_SECONDS,
+)
+OVERHEAD = _histogram(
+    "weir.overhead", "s",
+    "Time that Weir itself added to a request; those that waited for a summariser are labelled as such",
+    names.SUMMARIZER, bounds=WAITS,
+)
+SETTLEMENT = _histogram(
+    "weir.settlement", "s",
+    "Time that watching a request took after its answer: health, metrics, trace, log, and its row",
+    bounds=SHORT_SECONDS,
+)
+
+ACTIVE_REQUESTS = _gauge(
+    "http.server.active_requests", "{request}", "Requests on the managed route that are being answered",
+)
+ACTIVE_STREAMS = _gauge("weir.streams.active", "{stream}", "Answers on the managed route that are being streamed")
+BUILD = _gauge("weir.build.info", "1", "Always 1; the version is a label", names.VERSION, merge="max")
+HEALTH = _gauge(
+    "weir.health", "1",
+    "Mean of each health metric over the conversations served last; one that was not measured is absent",
+    names.HEALTH_METRIC, merge="mean",
+)
+UNAUTHORISED = _counter(
+    "weir.unauthorised", "{request}",
+    "Requests without a right key: it was missing, unknown, or one of too many (held_off)",
+    names.REASON,
+)
+FIDELITY = _gauge(
+    "weir.fidelity", "1",
+    "Consistent answers over those judged, of the newest summary that was evaluated, by policy and dimension",
+    names.POLICY, names.KIND, merge="mean",
+)
+STORE_WAITING = _gauge(
+    "weir.store.waiting", "{row}",
+    "What waits in memory to be stored: exchanges' rows, and changes that the store refused",
+    names.KIND,
+)
+TASKS = _gauge("weir.tasks", "{task}", "Asynchronous tasks that are under way; it rises with what is in flight")
+WINDOWS_LEARNED = _gauge(
+    "weir.windows.learned", "{window}", "Windows that hold because of an upstream's errors",
     merge="max",
 )
-OVERHEAD = Instrument(
-    "weir.overhead",
-    "histogram",
-    "s",
-    "Time that Weir itself added to a request; those that waited for a summariser are labelled as such",
-    (names.SUMMARIZER,),
-    WAITS,
-)
-SETTLEMENT = Instrument(
-    "weir.settlement",
-    "histogram",
-    "s",
-    "Time that watching a request took after its answer: health, metrics, trace, log, and its row",
-    (),
-    SHORT_SECONDS,
-)
-DROPPED = Instrument(
-    "weir.telemetry.dropped", "counter", "{record}", "Spans and log lines that were not delivered", (names.KIND,)
-)
+DROPPED = _counter("weir.telemetry.dropped", "{record}", "Spans and log lines that were not delivered", names.KIND)
+# fmt: on
 
+FIRST_NAMES: Final = (TOKEN_USAGE, OPERATION_DURATION, TIME_TO_FIRST_CHUNK)
+NEWEST_NAMES: Final = (
+    *(INFERENCE_DURATION, INFERENCE_FIRST_CHUNK, INPUT_TOKENS, OUTPUT_TOKENS),
+    *(INPUT_USAGE, OUTPUT_USAGE, CACHE_READ_USAGE, CACHE_WRITE_USAGE, REASONING_USAGE),
+)
 OWN: Final = tuple(
     found
     for found in tuple(globals().values())

@@ -19,21 +19,20 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler
-from types import TracebackType
 from typing import IO, Final, Literal
 
 from proxy.redaction import REDACTED, redact
 
-LONGEST_RECORD: Final = 32_768
-SHORTEST_SECRET: Final = 6
-MOST_FRAMES: Final = 40
-MOST_CAUSES: Final = 5
+MAX_RECORD_LEN: Final = 32_768
+MIN_SECRET_LEN: Final = 6
+MAX_FRAMES: Final = 40
+MAX_CAUSES: Final = 5
 
 _BARE: Final = re.compile(r"[!#-<>-~]+")
 
 
 @dataclass(slots=True)
-class About:
+class RequestContext:
     """The request that runs: its ids as the log shows them; ``conversation`` is filled in once it is known."""
 
     request: str
@@ -41,16 +40,9 @@ class About:
     conversation: str | None = None
 
 
-ABOUT: Final[ContextVar[About | None]] = ContextVar("weir-about", default=None)
+LOG_CONTEXT: Final[ContextVar[RequestContext | None]] = ContextVar("weir-about", default=None)
 """The request that the running task works for; tasks and threads that it starts inherit it."""
-IDS: Final = ("request", "conversation", "trace")
-
-
-def ids_of(record: logging.LogRecord) -> dict[str, str]:
-    """The ids of the request that a record is about: given with it as ``extra``, else those of the running task."""
-    source = record if hasattr(record, "request") else ABOUT.get()
-    found = {name: getattr(source, name, None) for name in IDS} if source is not None else {}
-    return {name: str(value) for name, value in found.items() if value}
+_IDS: Final = ("request", "conversation", "trace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,20 +132,20 @@ _TAIL: Final = tuple(f.name for f in fields(ExchangeLine) if f.name not in _SHOW
 
 def log_exchange(logger: logging.Logger, line: ExchangeLine) -> None:
     """Give ``line`` to ``logger``: as a warning for a 5xx and for requests without a status, else as information."""
-    level = logging.INFO if line.status is not None and line.status < 500 else logging.WARNING
-    if not logger.isEnabledFor(level):
-        return
-    logger.handle(ExchangeRecord(logger.name, level, line))
+    _log(logger, logging.INFO if line.status is not None and line.status < 500 else logging.WARNING, line)
 
 
 def log_alert(logger: logging.Logger, line: AlertLine) -> None:
     """Give ``line`` to ``logger``: a critical one as an error, information as such, the rest as a warning."""
-    level = {"critical": logging.ERROR, "info": logging.INFO}.get(line.level, logging.WARNING)
+    _log(logger, {"critical": logging.ERROR, "info": logging.INFO}.get(line.level, logging.WARNING), line)
+
+
+def _log(logger: logging.Logger, level: int, line: ExchangeLine | AlertLine) -> None:
     if logger.isEnabledFor(level):
-        logger.handle(ExchangeRecord(logger.name, level, line))
+        logger.handle(_LineRecord(logger.name, level, line))
 
 
-class ExchangeRecord(logging.LogRecord):
+class _LineRecord(logging.LogRecord):
     """The record of one line, without what the usual one looks up about its caller, thread and process."""
 
     def __init__(self, name: str, level: int, line: ExchangeLine | AlertLine) -> None:
@@ -162,7 +154,7 @@ class ExchangeRecord(logging.LogRecord):
         self.levelno = level
         self.levelname = logging.getLevelName(level)
         self.created = time.time()
-        self.exchange = line
+        self.line = line
         if isinstance(line, AlertLine):
             self.msg = line.text()
 
@@ -171,92 +163,71 @@ _ORDINARY: Final = vars(logging.LogRecord("", logging.INFO, "", 0, "ctx", None, 
 
 
 class _Formatter(logging.Formatter):
-    """What both forms share: no words of exceptions, and none of the ``hidden`` secrets, which may be added later."""
+    """One record as a line for people, or as a JSON object; secrets of the configuration may be added later."""
 
-    def __init__(self, hidden: Iterable[str] = ()) -> None:
+    def __init__(self, form: Literal["line", "json"]) -> None:
         super().__init__()
-        self.hidden: tuple[str, ...] = tuple(hidden)
+        self.hidden: tuple[str, ...] = ()
+        self._as = self._as_json if form == "json" else self._as_line
 
-    def formatException(self, ei: object) -> str:  # noqa: N802 - the library's name
-        """The chain of exceptions: their types and frames."""
-        return told_of(ei[1]) if isinstance(ei, tuple) and isinstance(ei[1], BaseException) else ""
-
-    def clean(self, text: str) -> str:
-        """The text without secrets."""
-        for secret in self.hidden:
-            if secret in text:
-                text = text.replace(secret, REDACTED)
-        return redact(text, limit=LONGEST_RECORD)
+    def format(self, record: logging.LogRecord) -> str:
+        return self._as(record)
 
     def said(self, record: logging.LogRecord) -> str:
-        """The record's message and exception, without secrets; told once, where the record was made."""
-        told = getattr(record, "told", None)
-        if isinstance(told, str):
-            return told
+        """The record's message and exception, without secrets."""
         text = record.getMessage()
         if record.name == "asyncio":  # below its first line it shows tasks and callbacks with what they hold
             text = text.partition("\n")[0]
-        if record.exc_info:
-            text = f"{text}\n{self.formatException(record.exc_info)}"
-        return self.clean(text)
+        if record.exc_info and record.exc_info[1] is not None:
+            text = f"{text}\n{_described(record.exc_info[1])}"
+        return self._clean(text)
 
+    def _clean(self, text: str) -> str:
+        for secret in self.hidden:
+            if secret in text:
+                text = text.replace(secret, REDACTED)
+        return redact(text, limit=MAX_RECORD_LEN)
 
-def told_of(error: BaseException) -> str:
-    """An exception and what led to it, nearest first: types, files and lines, without a word that any of them says."""
-    told: list[str] = []
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen and len(seen) < MOST_CAUSES:
-        seen.add(id(cause))
-        told.append(f"{'caused by ' if told else ''}{type(cause).__module__}.{type(cause).__qualname__}")
-        told.extend(_frames(cause.__traceback__))
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return "\n".join(told)
-
-
-def _frames(of: TracebackType | None) -> Iterable[str]:
-    for frame, line in [*traceback.walk_tb(of)][-MOST_FRAMES:]:
-        yield f"  {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
-
-
-class LineFormatter(_Formatter):
-    """Formats a record as one line for people; further lines (tracebacks) are indented, so that none can be forged."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Time (UTC), level, logger, the redacted text and the ids of the request that it is about."""
-        line = getattr(record, "exchange", None)
-        if isinstance(line, ExchangeLine | AlertLine):
-            text = self.clean(line.text())
+    def _as_line(self, record: logging.LogRecord) -> str:
+        """Time (UTC), level, logger, text and ids; further lines are indented, so that none can be forged."""
+        if isinstance(record, _LineRecord):
+            text = self._clean(record.line.text())
         else:
-            text, rest, more = self.said(record).partition("\n")
-            ids = (f"{name}={_word(self.clean(value))}" for name, value in getattr(record, "ids", {}).items())
+            text, rest, more = record.getMessage().partition("\n")
+            ids = (f"{name}={_word(self._clean(value))}" for name, value in getattr(record, "ids", {}).items())
             text = " ".join((text, *ids)) + rest + more
         text = text.replace("\r", "\\r").replace("\n", "\n    ")
         return f"{_time(record)} {record.levelname:<7} {record.name} {text}"
 
-
-class JSONFormatter(_Formatter):
-    """Formats a record as one JSON object per line, with request, conversation and trace ids."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """``time``, ``level``, ``logger``, ``message`` and the fields of the exchange, or the ids of the request."""
-        line = getattr(record, "exchange", None)
-        if isinstance(line, ExchangeLine | AlertLine):
-            message = "ctx" if isinstance(line, ExchangeLine) else "alert"
-        else:
-            message = self.said(record)
+    def _as_json(self, record: logging.LogRecord) -> str:
+        """``time``, ``level``, ``logger``, ``message`` and the fields of the line, or the ids of the request."""
         body: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": message,
         }
-        if isinstance(line, ExchangeLine | AlertLine):
-            own = {k: self.clean(v) if isinstance(v, str) else v for k, v in line.record().items()}
-            body.update({("severity" if k == "level" else k): v for k, v in own.items()})
+        if isinstance(record, _LineRecord):
+            body["message"] = "ctx" if isinstance(record.line, ExchangeLine) else "alert"
+            own = {k: self._clean(v) if isinstance(v, str) else v for k, v in record.line.record().items()}
+            body |= {("severity" if name == "level" else name): value for name, value in own.items()}
         else:
-            body.update((name, self.clean(value)) for name, value in getattr(record, "ids", {}).items())
+            body["message"] = record.getMessage()
+            body |= {name: self._clean(value) for name, value in getattr(record, "ids", {}).items()}
         return json.dumps(body, separators=(",", ":"))
+
+
+def _described(error: BaseException) -> str:
+    """An exception and what led to it, nearest first: types, files and lines, without a word that any of them says."""
+    said: list[str] = []
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen and len(seen) < MAX_CAUSES:
+        seen.add(id(cause))
+        said.append(f"{'caused by ' if said else ''}{type(cause).__module__}.{type(cause).__qualname__}")
+        frames = [*traceback.walk_tb(cause.__traceback__)][-MAX_FRAMES:]
+        said += (f"  {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in frames)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return "\n".join(said)
 
 
 BATCH_SECONDS: Final = 0.02
@@ -275,26 +246,26 @@ class QueuedLog(QueueHandler):
         super().__init__(self._waiting)
         self.dropped = 0
         self._capacity = capacity
-        self._target = logging.StreamHandler(stream)
-        self._formatter = JSONFormatter() if form == "json" else LineFormatter()
-        self._target.setFormatter(self._formatter)
+        self._stream = stream
+        self._formatter = _Formatter(form)
         self._thread = threading.Thread(target=self._write, name="weir-log", daemon=True)
         self._thread.start()
 
     def hide(self, secrets: Iterable[str]) -> None:
         """Write none of these from now on; what is too short to be a secret is left alone."""
-        known = {*self._formatter.hidden, *(each for each in secrets if len(each) >= SHORTEST_SECRET)}
+        known = {*self._formatter.hidden, *(each for each in secrets if len(each) >= MIN_SECRET_LEN)}
         self._formatter.hidden = tuple(sorted(known, key=len, reverse=True))
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """The record; told now unless it is a line, because its arguments could change before it is written."""
-        if hasattr(record, "exchange"):
+        """The record, told now unless it is a line, because its arguments could change before it is written."""
+        if isinstance(record, _LineRecord):
             return record
         kept = logging.makeLogRecord(record.__dict__)
-        told = self._formatter.said(record)
-        kept.__dict__.update(ids=ids_of(record), told=told)
-        kept.msg, kept.args = told, None
+        kept.msg, kept.args = self._formatter.said(record), None
         kept.exc_info = kept.exc_text = kept.stack_info = None
+        source = record if hasattr(record, "request") else LOG_CONTEXT.get()
+        ids = {name: getattr(source, name, None) for name in _IDS}
+        kept.__dict__["ids"] = {name: str(value) for name, value in ids.items() if value}
         return kept
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the library's signature
@@ -335,9 +306,8 @@ class QueuedLog(QueueHandler):
     def _write_batch(self, records: list[logging.LogRecord]) -> None:
         """Write records at once: a wake-up and a system call for each would cost more than the lines."""
         try:
-            lines = [self._target.format(record) + self._target.terminator for record in records]
-            self._target.stream.write("".join(lines))
-            self._target.stream.flush()
+            self._stream.write("".join(self._formatter.format(record) + "\n" for record in records))
+            self._stream.flush()
         except Exception:  # noqa: BLE001 - a stream that is gone must not end the thread
             self.dropped += len(records)
 

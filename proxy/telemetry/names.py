@@ -1,13 +1,18 @@
-"""Every name that leaves the process in a span, an event or a metric: one table, nothing else is emitted.
+"""Every name that leaves the process in a span, an event or a metric, and what their values may be; nothing else does.
 
 GenAI names follow the OpenTelemetry conventions 1.37 to 1.41, which today's viewers read, with the additions of
 the newer GenAI repository that do not clash (``conversation.compacted``, ``cache_write``, ``reasoning.level``).
 Weir's own are under ``weir.`` and ``ctx.pressure.``. The bucket bounds are those of the conventions.
 """
 
+import re
 from collections.abc import Mapping
+from functools import lru_cache
+from hashlib import blake2b
 from types import MappingProxyType
 from typing import Final
+
+from proxy.redaction import redact
 
 # Spans
 PLAN_SPAN: Final = "weir context.plan"
@@ -95,7 +100,6 @@ TENANT: Final = "weir.tenant"
 KEY_NAME: Final = "weir.key"
 VERSION: Final = "weir.version"
 POLICY: Final = "weir.policy"
-PRESET: Final = "weir.preset"
 ACTION: Final = "weir.action"
 STAGE: Final = "weir.decision.action"
 STRATEGY: Final = "weir.decision.strategy"
@@ -207,9 +211,6 @@ EVENT_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Field of an event (as the caller spells it) to attribute; what is not here is not recorded."""
 
-ONLY_OLDER: Final = frozenset({USAGE_CACHE_CREATION})
-"""What the newest conventions have another name for, which is emitted beside it."""
-
 DEPLOYMENT: Final = "deployment.environment.name"
 NO_FINISH: Final = "error"
 """The finish reason that the newest conventions give an answer without one."""
@@ -218,3 +219,39 @@ ATTRIBUTES: Final = frozenset(
     value for name, value in globals().items() if name.isupper() and isinstance(value, str) and "." in value
 ) | frozenset(REQUEST_PARAMS.values()) | frozenset(EVENT_FIELDS.values())  # fmt: skip
 """The allow-list: no span or event carries an attribute that is not here."""
+
+Value = str | int | float | bool | tuple[str, ...]
+
+MAX_VALUE_LEN: Final = 256
+MAX_SESSION_LEN: Final = 200
+MAX_LIST: Final = 8
+_CODE: Final = re.compile(r"[A-Za-z0-9_.:\-]{1,64}")
+
+
+@lru_cache(maxsize=1024)
+def clean(text: str) -> str:
+    """``text`` as an attribute value: at most 256 characters, without what looks like a credential."""
+    shown = redact(text[: 2 * MAX_VALUE_LEN])[:MAX_VALUE_LEN]
+    return shown.encode("utf-8", "replace").decode()  # a client's JSON may hold half a character, and protobuf no such
+
+
+@lru_cache(maxsize=1024)
+def code(text: str) -> str:
+    """``text`` if it is a low-cardinality code, else ``_OTHER`` (the fallback of the conventions)."""
+    return text if _CODE.fullmatch(text) and redact(text) == text else "_OTHER"
+
+
+def session_id(conversation: str) -> str:
+    """The conversation as ``session.id``, hashed where viewers would drop it: not ASCII, or over 200 characters."""
+    if len(conversation) <= MAX_SESSION_LEN and conversation.isascii() and conversation.isprintable():
+        return clean(conversation)
+    return blake2b(conversation.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+@lru_cache(maxsize=256)
+def provider_name(configured: str, *, host: str = "", provider: str | None = None) -> str:
+    """``gen_ai.provider.name`` of an upstream: the conventions' where its host or provider is known, else its own."""
+    if provider:
+        return PROVIDERS.get(provider, provider)
+    known = (name for end, name in PROVIDERS.items() if host == end or host.endswith(f".{end}"))
+    return next(known, configured)

@@ -21,9 +21,10 @@ from opentelemetry.sdk.version import __version__ as sdk_version
 
 from proxy.telemetry import export, instruments, names
 from proxy.telemetry.context import Header, context_in
-from proxy.telemetry.export import GRPC, HTTP, PROTOCOLS, Delivery, MetricPush, Protocol, Signal, TelemetryError
+from proxy.telemetry.export import GRPC, HTTP, PROTOCOLS, MetricPush, Protocol, Signal, SpanQueue, TelemetryError
 from proxy.telemetry.metrics import Metrics
-from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace, Recording, Trace
+from proxy.telemetry.names import clean
+from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace, Trace, TraceSettings
 
 SHUTDOWN_SECONDS: Final = 2.0
 GIVE_UP_SECONDS: Final = 0.2
@@ -154,25 +155,16 @@ class Sampler:
         return (trace & 0xFFFF_FFFF_FFFF_FFFF) < self.share * 2**64
 
 
+@dataclass(slots=True, kw_only=True)
 class Telemetry:
     """Traces and metrics of one process; :meth:`create` makes one."""
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        *,
-        recording: Recording | None = None,
-        sampler: Sampler | None = None,
-        delivery: Delivery | None = None,
-        push: MetricPush | None = None,
-        read_baggage: bool = False,
-    ) -> None:
-        self.metrics = metrics
-        self._recording = recording
-        self._sampler = sampler or Sampler()
-        self._delivery = delivery
-        self._push = push
-        self._read_baggage = read_baggage
+    metrics: Metrics
+    _sampler: Sampler
+    _read_baggage: bool
+    _recording: TraceSettings | None = None
+    _delivery: SpanQueue | None = None
+    _push: MetricPush | None = None
 
     @classmethod
     def create(
@@ -188,36 +180,28 @@ class Telemetry:
         Raises TelemetryError for a protocol or an endpoint that cannot be used.
         """
         metrics = Metrics(newest=settings.newest_names)
+        made = cls(metrics=metrics, _sampler=Sampler.of(settings.environment), _read_baggage=settings.read_baggage)
         metrics.watch(instruments.BUILD, lambda: {(settings.service_version,): 1.0})
-        resource = settings.resource()
-        scope = InstrumentationScope("weir", settings.service_version)
+        resource, scope = settings.resource(), InstrumentationScope("weir", settings.service_version)
         traces, points = settings.endpoint("traces"), settings.endpoint("metrics")
         if span_exporter is None and traces is not None:
             span_exporter = export.span_exporter(settings.protocol("traces"), traces)
         if metric_exporter is None and points is not None:
             metric_exporter = export.metric_exporter(settings.protocol("metrics"), points)
-        delivery = recording = push = None
         if span_exporter is not None:
-            delivery = _delivery(settings, span_exporter)
-            recording = Recording(
+            made._delivery = delivery = _delivery(settings, span_exporter)
+            made._recording = TraceSettings(
                 resource, scope, delivery.emit, clock, content=settings.captures, newest=settings.newest_names
             )
-            metrics.watch(instruments.DROPPED, lambda: _losses(delivery))
+            metrics.watch(instruments.DROPPED, delivery.losses)
         if metric_exporter is not None:
             since = clock()
-            push = MetricPush(
+            made._push = MetricPush(
                 metric_exporter,
                 lambda: metrics.collect(resource, scope, since=since, now=clock()),
                 seconds=settings.number("OTEL_METRIC_EXPORT_INTERVAL", 60_000) / 1000,
             )
-        return cls(
-            metrics,
-            recording=recording,
-            sampler=Sampler.of(settings.environment),
-            delivery=delivery,
-            push=push,
-            read_baggage=settings.read_baggage,
-        )
+        return made
 
     @property
     def dropped(self) -> int:
@@ -245,17 +229,18 @@ class Telemetry:
         context = context_in(headers, baggage=self._read_baggage)
         if not self._sampler.keeps(context.parent.trace, context.sampled):
             return NullTrace(f"{context.parent.trace:032x}")
-        return ExchangeTrace(
-            self._recording,
-            context,
-            method=method,
-            route=route,
-            path=path,
-            scheme=scheme,
-            server=server,
-            client=client,
-            request_id=request_id,
-        )
+        trace = ExchangeTrace(self._recording, context, f"{method} {route}")
+        note, (address, port) = trace.root.set, server or (None, None)
+        note(names.HTTP_METHOD, method)
+        note(names.HTTP_ROUTE, route)
+        note(names.URL_PATH, route if path is None else clean(path))
+        note(names.URL_SCHEME, scheme)
+        note(names.SERVER_ADDRESS, None if address is None else clean(address))
+        note(names.SERVER_PORT, port)
+        note(names.CLIENT_ADDRESS, clean(client) if client else None)
+        note(names.USER_AGENT, clean(context.user_agent.decode("latin-1")) if context.user_agent else None)
+        note(names.REQUEST_ID, request_id and clean(request_id))
+        return trace
 
     def flush(self) -> None:
         """Export the spans that wait; blocks, so not for the event loop."""
@@ -282,12 +267,8 @@ def _all_done(calls: Sequence[Callable[[], None]], timeout: float) -> bool:
     return not any(thread.is_alive() for thread in threads)
 
 
-def _delivery(settings: TelemetrySettings, exporter: SpanExporter) -> Delivery:
+def _delivery(settings: TelemetrySettings, exporter: SpanExporter) -> SpanQueue:
     """The queue with the ``OTEL_BSP_*`` bounds; batches are small because encoding one holds the interpreter."""
     room = settings.number("OTEL_BSP_MAX_QUEUE_SIZE", 4_096)
     batch = min(room, settings.number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 32))
-    return Delivery(exporter, room=room, batch=batch, delay_ms=settings.number("OTEL_BSP_SCHEDULE_DELAY", 5_000))
-
-
-def _losses(delivery: Delivery) -> dict[tuple[str, ...], float]:
-    return {("span_queue_full",): delivery.dropped, ("span_export_failed",): delivery.failed}
+    return SpanQueue(exporter, room=room, batch=batch, delay_ms=settings.number("OTEL_BSP_SCHEDULE_DELAY", 5_000))

@@ -16,30 +16,237 @@ was recognised after the span began. Times are nanoseconds since the epoch.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from os import urandom
+from typing import Final, Self
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
+from proxy.tap import NO_USAGE, Tap, Usage
 from proxy.telemetry import names
-from proxy.telemetry.context import Context, Parent
-from proxy.telemetry.spans import NULL_SPAN, AttemptSpan, CallSpan, NullSpan, OpenSpan, PlanSpan, SummarizerSpan
-from proxy.telemetry.values import LONGEST_LIST, Value, clean, code, session_id
+from proxy.telemetry.content import asked_in, choices_in, said_in
+from proxy.telemetry.context import Context, Header, Parent
+from proxy.telemetry.names import MAX_LIST, Value, clean, code, session_id
 
-MOST_CHILDREN: Final = 64
-MOST_EVENTS: Final = 32
-
+MAX_CHILDREN: Final = 64
+MAX_EVENTS: Final = 32
+LAYER_APART: Final = 2_000
+"""Nanoseconds: viewers that keep times as floats tell two microseconds apart, and not always one."""
+_NOT_ERRORS: Final = frozenset({"client_disconnect"})
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _UNSET: Final = Status(StatusCode.UNSET)
 _ERROR: Final = Status(StatusCode.ERROR)
-S = TypeVar("S", bound=OpenSpan)
-C = TypeVar("C", bound=CallSpan)
+
+
+class Span:
+    """A span that ends once; what is set afterwards is ignored. As a context manager it fails by what leaves it."""
+
+    __slots__ = (
+        *("after", "attributes", "ended", "error", "events", "id", "kind", "layers", "name", "parent", "started"),
+        "trace",
+    )
+
+    def __init__(
+        self, trace: "ExchangeTrace", name: str, *, kind: SpanKind, parent: "Span | None", started: int
+    ) -> None:
+        self.trace = trace
+        self.name = name
+        self.kind = kind
+        self.parent = parent
+        self.started = started
+        self.ended = 0
+        self.id = int.from_bytes(urandom(8), "big") or 1
+        self.error = False
+        self.layers = 0
+        self.after: Span | None = None
+        self.attributes: dict[str, Value] = {}
+        self.events: list[tuple[str, int, dict[str, Value]]] = []
+
+    def set(self, name: str, value: Value | None) -> None:
+        """Note an attribute unless it is None."""
+        if value is not None:
+            self.attributes[name] = value
+
+    def fail(self, reason: str) -> None:
+        """Note ``error.type`` and the status; a client that hung up is no error."""
+        self.attributes[names.ERROR_TYPE] = code(reason)
+        self.error = reason not in _NOT_ERRORS
+
+    def close(self, at: int | None = None) -> None:
+        """End the span now or at ``at``, never before it started."""
+        if not self.ended:
+            self.ended = max(self.started, self.trace.now() if at is None else at)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.fail(kind.__name__)
+        if self.trace.plan_open is self:
+            self.trace.plan_open = None
+        self.close()
+
+    # A plan
+
+    def layer(
+        self,
+        name: str,
+        *,
+        before: int,
+        after: int,
+        units: int,
+        ref: str | None = None,
+        reason: str = "",
+    ) -> None:
+        """A layer that ran: tokens before and after, units changed, and the ``reason`` why it did less than asked.
+
+        Each begins a little after the one before it: viewers keep the order.
+        """
+        self.layers += 1
+        started = self.started + LAYER_APART * self.layers
+        child = self.trace.child(f"{names.LAYER_SPAN} {name}", SpanKind.INTERNAL, self, started)
+        child.attributes |= {names.LAYER: name, names.BEFORE: before, names.AFTER: after, names.UNITS: units}
+        child.set(names.REF, ref)
+        child.set(names.REASON, clean(reason) if reason else None)
+        child.close()
+
+    def decide(
+        self,
+        action: str,
+        *,
+        before: int,
+        after: int,
+        limit: int,
+        pressure: float,
+        zone: str,
+        base: int | None = None,
+        velocity: float = 0.0,
+        turns_until_red: float | None = None,
+        source: str = "client_estimated",
+        stage: str = "none",
+        strategy: str = "",
+        evicted: int = 0,
+        before_percent: float | None = None,
+    ) -> None:
+        """What was decided, on this span and the root, and the seven ``ctx.pressure.*`` values on the root.
+
+        ``base`` is the denominator of ``pressure`` (default ``limit``); ``turns_until_red`` is -1 where pressure
+        does not grow, because an attribute cannot be null. ``stage`` is the stage of management in a word,
+        ``strategy`` the layers whose work was kept, ``evicted`` how many messages they took.
+        """
+        root = self.trace.root
+        decided: dict[str, Value] = {
+            names.BEFORE: before,
+            names.AFTER: after,
+            names.LIMIT: limit,
+            names.ACTION: action,
+        }
+        self.attributes |= decided
+        root.attributes |= decided
+        root.attributes |= {
+            names.PRESSURE_CURRENT: after,
+            names.PRESSURE_MAX: limit if base is None else base,
+            names.PRESSURE_PERCENT: round(100 * pressure, 1),
+            names.PRESSURE_ZONE: zone,
+            names.PRESSURE_VELOCITY: round(velocity, 1),
+            names.PRESSURE_TURNS: -1.0 if turns_until_red is None else float(turns_until_red),
+            names.PRESSURE_SOURCE: source,
+            names.STAGE: stage,
+        }
+        if evicted or strategy:
+            root.attributes |= {names.STRATEGY: clean(strategy), names.EVICTED: evicted}
+        root.set(names.BEFORE_PERCENT, before_percent)
+
+    # A call to a model
+
+    @property
+    def captures(self) -> bool:
+        """Whether :meth:`asked` and :meth:`said` keep anything: only where the operator allows it."""
+        return self.trace.captures
+
+    def asked(self, body: bytes) -> None:
+        """Note the messages and the tools of the request."""
+        if self.captures:
+            self.attributes |= asked_in(body)
+
+    def said(self, choices: Sequence[object]) -> None:
+        """Note the messages of the answer; ``choices`` as a completion has them."""
+        if self.captures:
+            self.attributes |= said_in(choices)
+
+    def said_whole(self, body: bytes) -> None:
+        """Note the messages of an answer that is not streamed."""
+        if self.captures:
+            self.said(choices_in(body))
+
+    def propagation(self) -> tuple[Header, ...]:
+        """The headers that name this span as the upstream's parent, with the unchanged ``tracestate`` of the trace."""
+        parent = self.trace.parent
+        own = (b"traceparent", b"00-%032x-%016x-01" % (parent.trace, self.id))
+        return (own, (b"tracestate", parent.state)) if parent.state else (own,)
+
+    def arrived(self, status: int) -> None:
+        """Note the status of the upstream's answer, which may still come to nothing."""
+        self.attributes[names.HTTP_STATUS] = status
+
+    def first_chunk(self) -> None:
+        """Note the time to the first chunk of a streamed answer, once."""
+        if names.FIRST_CHUNK not in self.attributes:
+            self.attributes[names.FIRST_CHUNK] = max(0, self.trace.now() - self.started) / 1e9
+
+    def usage(self, usage: Usage) -> None:
+        """Note the tokens that the upstream reported."""
+        self.set(names.USAGE_INPUT, usage.prompt)
+        self.set(names.USAGE_OUTPUT, usage.completion)
+        self.set(names.USAGE_CACHE_READ, usage.cached)
+        if not self.trace.newest:
+            self.set(names.USAGE_CACHE_CREATION, usage.written)
+        self.set(names.USAGE_CACHE_WRITE, usage.written)
+        self.set(names.USAGE_REASONING, usage.reasoning)
+
+    def told(self, *, purpose: str, source: str, dollars: float | None = None) -> None:
+        """Which prompt a summariser was asked, whether by a call (``asked``, ``shared``, ``kept``), and its price."""
+        self.set(names.SUMMARY_PURPOSE, clean(purpose))
+        self.set(names.SUMMARY_SOURCE, source)
+        self.set(names.SUMMARY_DOLLARS, dollars)
+
+    def answered(
+        self, status: int | None = None, *, seen: Tap = Tap(), usage: Usage | None = None, error_type: str | None = None
+    ) -> None:
+        """End the span with what the upstream said; ``usage`` stands for what ``seen`` has where they differ.
+
+        A status of 400 and above is an error unless named otherwise. ``error_type`` is ``client_disconnect`` where the
+        client left before the end, which is no error of this call.
+        """
+        if self.ended:
+            return
+        self.set(names.HTTP_STATUS, status)
+        self.set(names.RESPONSE_MODEL, seen.model and clean(seen.model))
+        self.set(names.RESPONSE_ID, seen.id and clean(seen.id))
+        self.set(names.RESPONSE_TIER, seen.tier and clean(seen.tier))
+        self.set(names.FINGERPRINT, seen.fingerprint and clean(seen.fingerprint))
+        if seen.finish_reasons:
+            self.attributes[names.FINISH_REASONS] = tuple(code(reason) for reason in seen.finish_reasons[:MAX_LIST])
+        elif self.trace.newest and seen.id:
+            self.attributes[names.FINISH_REASONS] = (names.NO_FINISH,)
+        self.usage(usage or seen.usage or NO_USAGE)
+        if error_type is not None or (status or 0) >= 400:
+            self.fail(error_type or str(status))
+        self.close()
+
+    def failed(self, error_type: str, *, status: int | None = None) -> None:
+        """End the span with an error code such as ``context_length_exceeded`` and the upstream's status, if any."""
+        if not self.ended:
+            self.set(names.HTTP_STATUS, status)
+            self.fail(error_type)
+            self.close()
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class TraceSettings:
     """What the spans of a process share: who they are from, where they go, what time it is, what they may say.
 
     ``content`` allows message text; ``newest`` takes the newest conventions' name where an attribute has two.
@@ -61,61 +268,34 @@ class ExchangeTrace:
     )
     recorded: Final = True
 
-    def __init__(
-        self,
-        recording: Recording,
-        context: Context,
-        *,
-        method: str,
-        route: str,
-        path: str | None = None,
-        scheme: str = "http",
-        server: tuple[str, int | None] | None = None,
-        client: str | None = None,
-        request_id: str | None = None,
-    ) -> None:
+    def __init__(self, recording: TraceSettings, context: Context, name: str, kind: SpanKind = SpanKind.SERVER) -> None:
         self._recording = recording
         self._identity: dict[str, Value] = dict(context.baggage)
-        self._children: list[OpenSpan] = []
-        self._last: AttemptSpan | None = None
+        self._children: list[Span] = []
+        self._last: Span | None = None
         self.captures = recording.content
         self.newest = recording.newest
         self.now = recording.clock
         self.parent = context.parent
-        self.plan_open: PlanSpan | None = None
-        root = OpenSpan(self, f"{method} {route}", kind=SpanKind.SERVER, parent=None, started=self.now())
-        root.attributes = {
-            names.HTTP_METHOD: method,
-            names.HTTP_ROUTE: route,
-            names.URL_PATH: route if path is None else clean(path),
-            names.URL_SCHEME: scheme,
-        }
-        if server is not None:
-            root.attributes[names.SERVER_ADDRESS] = clean(server[0])
-            root.set(names.SERVER_PORT, server[1])
-        if client:
-            root.attributes[names.CLIENT_ADDRESS] = clean(client)
-        if context.user_agent:
-            root.attributes[names.USER_AGENT] = clean(context.user_agent.decode("latin-1"))
-        root.set(names.REQUEST_ID, request_id and clean(request_id))
-        self.root = root
+        self.plan_open: Span | None = None
+        self.root = Span(self, name, kind=kind, parent=None, started=self.now())
 
     @property
     def trace_id(self) -> str | None:
         """32 hex digits, for logs."""
         return f"{self.parent.trace:032x}"
 
-    def child(self, of: type[S], name: str, kind: SpanKind, started: int, parent: OpenSpan) -> S:
-        """A new span; above 64 children of one exchange it is not kept."""
-        span = of(self, name, kind=kind, parent=parent, started=started)
-        if len(self._children) < MOST_CHILDREN:
-            self._children.append(span)
-        return span
-
     @property
     def has_children(self) -> bool:
         """Whether anything was done under the root."""
         return bool(self._children)
+
+    def child(self, name: str, kind: SpanKind, parent: Span, started: int | None = None) -> Span:
+        """A new span; above 64 children of one exchange it is not kept."""
+        span = Span(self, name, kind=kind, parent=parent, started=self.now() if started is None else started)
+        if len(self._children) < MAX_CHILDREN:
+            self._children.append(span)
+        return span
 
     def identify(
         self,
@@ -125,7 +305,6 @@ class ExchangeTrace:
         policy: str,
         model: str,
         derived: bool = False,
-        preset: str | None = None,
     ) -> None:
         """Who this is, None where that is not known: on every span the conversation, on the root the rest.
 
@@ -140,28 +319,25 @@ class ExchangeTrace:
         note = self.root.set
         note(names.TENANT, tenant and clean(tenant))
         note(names.POLICY, clean(policy))
-        note(names.PRESET, preset and clean(preset))
         note(names.MODEL, clean(model) or None)  # a span with gen_ai.request.model is a generation to viewers
 
     def cache(self, *, changed: str, is_cold: bool, hit_ratio: float | None) -> None:
         """What the provider's prompt cache made of the request, on the root: who changed its prefix, and the rest."""
-        note = self.root.attributes
-        note[names.PREFIX_CHANGED] = changed
-        note[names.CACHE_COLD] = is_cold
-        if hit_ratio is not None:
-            note[names.CACHE_HIT_RATIO] = round(hit_ratio, 4)
+        self.root.attributes |= {names.PREFIX_CHANGED: changed, names.CACHE_COLD: is_cold}
+        self.root.set(names.CACHE_HIT_RATIO, None if hit_ratio is None else round(hit_ratio, 4))
 
     def ending(self, label: str) -> None:
         """What stopped the answer before its own end, on the root."""
         self.root.attributes[names.ENDING] = code(label)
 
-    def plan(self) -> PlanSpan:
+    def plan(self) -> Span:
         """``weir context.plan``, to be entered; each round after an overflow has its own."""
-        return self.child(PlanSpan, names.PLAN_SPAN, SpanKind.INTERNAL, self.now(), self.root)
+        self.plan_open = self.child(names.PLAN_SPAN, SpanKind.INTERNAL, self.root)
+        return self.plan_open
 
-    def summarizer(self, model: str, provider: str, server: str = "", port: int | None = None) -> SummarizerSpan:
+    def summarizer(self, model: str, provider: str, server: str = "", port: int | None = None) -> Span:
         """The span of a summariser call, under the plan that is open."""
-        span = self._call(SummarizerSpan, model, provider, self.plan_open or self.root, server=server, port=port)
+        span = self._call(model, provider, self.plan_open or self.root, server, port)
         span.attributes[names.SUMMARIZER] = True
         return span
 
@@ -175,12 +351,12 @@ class ExchangeTrace:
         operation: str = names.OPERATION,
         request: Mapping[str, object] | None = None,
         compacted: bool = False,
-    ) -> AttemptSpan:
+    ) -> Span:
         """The span of one more attempt; ``request`` are fields of the body, only known ones are kept.
 
         After one that failed it counts as sent again, and is linked to that one.
         """
-        span = self._call(AttemptSpan, model, provider, self.root, server=server, port=port, operation=operation)
+        span = self._call(model, provider, self.root, server, port, operation)
         last = self._last
         if last is not None and last.error:
             span.after = last
@@ -190,33 +366,47 @@ class ExchangeTrace:
         if compacted:
             span.attributes[names.CONVERSATION_COMPACTED] = True
         if request:
-            span.attributes.update(_request_params(request, content=self.captures))
+            span.attributes |= _request_params(request, content=self.captures)
         return span
 
-    def relayed(self, method: str, server: str = "", port: int | None = None) -> AttemptSpan:
+    def relayed(self, method: str, server: str = "", port: int | None = None) -> Span:
         """The span of a request that is relayed and is none to a model."""
-        span = self.child(AttemptSpan, method, SpanKind.CLIENT, self.now(), self.root)
-        span.attributes[names.HTTP_METHOD] = method
+        span = self.child(method, SpanKind.CLIENT, self.root)
+        span.set(names.HTTP_METHOD, method)
+        span.set(names.SERVER_ADDRESS, clean(server) or None)
+        span.set(names.SERVER_PORT, port)
+        return span
+
+    def _call(
+        self,
+        model: str,
+        provider: str,
+        parent: Span,
+        server: str,
+        port: int | None,
+        operation: str = names.OPERATION,
+    ) -> Span:
+        model = clean(model)
+        span = self.child(f"{operation} {model}".rstrip(), SpanKind.CLIENT, parent)
+        span.set(names.OPERATION_NAME, operation)
+        span.set(names.PROVIDER_NAME, clean(provider))
+        span.set(names.REQUEST_MODEL, model or None)
         span.set(names.SERVER_ADDRESS, clean(server) or None)
         span.set(names.SERVER_PORT, port)
         return span
 
     def event(self, name: str, /, **fields: str | float) -> None:
         """An event ``weir.<name>`` on the root, with those fields that are in the table."""
-        if self.root.ended or len(self.root.events) >= MOST_EVENTS:
+        if self.root.ended or len(self.root.events) >= MAX_EVENTS:
             return
-        kept: dict[str, Value] = {}
-        for field, value in fields.items():
-            attribute = names.EVENT_FIELDS.get(field)
-            if attribute is not None:
-                kept[attribute] = clean(value) if isinstance(value, str) else value
+        known = ((names.EVENT_FIELDS[field], value) for field, value in fields.items() if field in names.EVENT_FIELDS)
+        kept: dict[str, Value] = {name: clean(value) if isinstance(value, str) else value for name, value in known}
         self.root.events.append((f"weir.{code(name)}", self.now(), kept))
 
     def follow(self, name: str) -> "ExchangeTrace":
         """A trace of what is done after the answer: its root is an internal span under this one's."""
         here = Context(Parent(self.parent.trace, self.root.id, self.parent.state))
-        later = ExchangeTrace(self._recording, here, method="", route="")
-        later.root.name, later.root.kind, later.root.attributes = name, SpanKind.INTERNAL, {}
+        later = ExchangeTrace(self._recording, here, name, SpanKind.INTERNAL)
         later._identity = self._identity
         return later
 
@@ -246,29 +436,9 @@ class ExchangeTrace:
             child.close(root.ended)
         self._recording.emit(self._build())
 
-    def _call(
-        self,
-        of: type[C],
-        model: str,
-        provider: str,
-        parent: OpenSpan,
-        *,
-        server: str,
-        port: int | None,
-        operation: str = names.OPERATION,
-    ) -> C:
-        model = clean(model)
-        span = self.child(of, f"{operation} {model}".rstrip(), SpanKind.CLIENT, self.now(), parent)
-        span.attributes[names.OPERATION_NAME] = operation
-        span.attributes[names.PROVIDER_NAME] = clean(provider)
-        span.set(names.REQUEST_MODEL, model or None)
-        span.set(names.SERVER_ADDRESS, clean(server) or None)
-        span.set(names.SERVER_PORT, port)
-        return span
-
     def _build(self) -> list[ReadableSpan]:
         """The spans, each child after its parent."""
-        trace, identity, shared = self.parent.trace, self._identity, self._recording
+        trace, shared = self.parent.trace, self._recording
         state = TraceState.from_header([self.parent.state.decode("latin-1")]) if self.parent.state else None
         remote = SpanContext(trace, self.parent.span, True, _SAMPLED, state) if self.parent.span else None  # noqa: FBT003 - the SDK's order
         built: list[ReadableSpan] = []
@@ -276,16 +446,13 @@ class ExchangeTrace:
         for span in (self.root, *self._children):
             context = SpanContext(trace, span.id, False, _SAMPLED, state)  # noqa: FBT003 - the SDK's order
             contexts[span.id] = context
-            if self.newest:
-                for name in names.ONLY_OLDER:
-                    span.attributes.pop(name, None)
             built.append(
                 ReadableSpan(
                     span.name,
                     context,
                     remote if span.parent is None else contexts.get(span.parent.id, contexts[self.root.id]),
                     shared.resource,
-                    {**span.attributes, **identity},
+                    {**span.attributes, **self._identity},
                     tuple(Event(name, fields, at) for name, at, fields in span.events),
                     _links(span, contexts),
                     kind=span.kind,
@@ -298,12 +465,60 @@ class ExchangeTrace:
         return built
 
 
-def _links(span: OpenSpan, contexts: Mapping[int, SpanContext]) -> tuple[Link, ...]:
+def _links(span: Span, contexts: Mapping[int, SpanContext]) -> tuple[Link, ...]:
     """A link to the attempt that failed before this one."""
     if span.after is None or span.after.id not in contexts:
         return ()
     reason = span.after.attributes.get(names.ERROR_TYPE)
     return (Link(contexts[span.after.id], {names.REASON: reason} if isinstance(reason, str) else None),)
+
+
+def _request_params(request: Mapping[str, object], *, content: bool) -> dict[str, Value]:
+    """The attributes of those request fields that are in the table and have a scalar value.
+
+    The stop sequences are the client's own words, and so ``content``.
+    """
+    found: dict[str, Value] = {}
+    for field, attribute in names.REQUEST_PARAMS.items():
+        value = request.get(field)
+        if value is None or (field == "stream" and value is not True) or (field == "n" and value == 1):
+            continue
+        if field == "stop" and not content:
+            continue
+        if isinstance(value, str):
+            value = clean(value)
+            found[attribute] = (value,) if field == "stop" else value
+        elif isinstance(value, bool | float) or (isinstance(value, int) and -(2**63) <= value < 2**63):
+            found[attribute] = value
+        elif field == "stop" and isinstance(value, Sequence):
+            found[attribute] = tuple(clean(v) for v in value[:MAX_LIST] if isinstance(v, str))
+    return found
+
+
+class NullSpan:
+    """A span that is not recorded; it takes what any span takes."""
+
+    __slots__ = ()
+
+    def _ignore(self, *_: object, **__: object) -> None:
+        return None
+
+    captures: Final = False
+    layer = decide = usage = told = fail = first_chunk = arrived = answered = failed = close = _ignore
+    asked = said = said_whole = _ignore
+
+    def propagation(self) -> tuple[Header, ...]:
+        """Nothing to replace the client's own context with."""
+        return ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+NULL_SPAN: Final = NullSpan()
 
 
 class NullTrace:
@@ -334,25 +549,4 @@ class NullTrace:
 
 NULL_TRACE: Final = NullTrace()
 Trace = ExchangeTrace | NullTrace
-
-
-def _request_params(request: Mapping[str, object], *, content: bool) -> dict[str, Value]:
-    """The attributes of those request fields that are in the table and have a scalar value.
-
-    The stop sequences are the client's own words, and so ``content``.
-    """
-    found: dict[str, Value] = {}
-    for field, attribute in names.REQUEST_PARAMS.items():
-        value = request.get(field)
-        if value is None or (field == "stream" and value is not True) or (field == "n" and value == 1):
-            continue
-        if field == "stop" and not content:
-            continue
-        if isinstance(value, str):
-            value = clean(value)
-            found[attribute] = (value,) if field == "stop" else value
-        elif isinstance(value, bool | float) or (isinstance(value, int) and -(2**63) <= value < 2**63):
-            found[attribute] = value
-        elif field == "stop" and isinstance(value, Sequence):
-            found[attribute] = tuple(clean(v) for v in value[:LONGEST_LIST] if isinstance(v, str))
-    return found
+AnySpan = Span | NullSpan

@@ -27,12 +27,22 @@ from proxy.call import Call
 from proxy.destination import CHAT, for_chat
 from proxy.keys import credentials_in
 from proxy.outcome import Outcome
-from proxy.settlement import settle
+from proxy.settlement import record_exchange
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.tap import Tap, Usage
-from proxy.telemetry import Metrics, Telemetry, TelemetrySettings
-from proxy.telemetry.instruments import FIRST_NAMES, HEALTH, NEWEST_NAMES, OWN, TASKS
+from proxy.telemetry import Metrics, ModelCall, Telemetry, TelemetrySettings
+from proxy.telemetry.instruments import (
+    COST,
+    FIRST_NAMES,
+    HEALTH,
+    KEY_TOKENS,
+    NEWEST_NAMES,
+    OVERHEAD,
+    OWN,
+    REQUESTS,
+    TASKS,
+)
 from proxy.telemetry.trace import NULL_TRACE
 from proxy.wire.chat import parse_chat
 from tests.functional.harness import (
@@ -349,15 +359,19 @@ def test_ten_thousand_made_up_names_leave_a_bounded_page_and_right_sums() -> Non
     metrics = Metrics()
     for number in range(10_000):
         model = f"made-up-{number}" + "x" * 500
-        metrics.answered(
-            provider="p", model=model, response_model=model, seconds=0.1, error_type=f"e{number}", input_tokens=5,
-            output_tokens=7, first_chunk=0.01,
+        metrics.called(
+            ModelCall(
+                provider="p", model=model, response_model=model, seconds=0.1, error=f"e{number}", usage=Usage(5, 7),
+                first_chunk=0.01,
+            )
         )  # fmt: skip
-        metrics.request(outcome=f"upstream_{number}", policy=f"policy-{number}")
-        metrics.burned(tenant=f"t{number}", key=f"k{number}", forwarded=3, saved=1, cached=1, answered=1)
+        metrics.add(REQUESTS, f"upstream_{number}", f"policy-{number}")
+        for kind in ("forwarded", "saved", "cached", "answered"):
+            metrics.add(KEY_TOKENS, kind, f"t{number}", f"k{number}", value=3)
         metrics.served(method="POST", route=f"/{number}", status=number, error="", seconds=0.1)
-        metrics.cost(forwarded=1.0, unmanaged=2.0, tenant=f"t{number}", key=f"k{number}")
-    metrics.answered(provider="p", model="sk-canary0123456789abcdef", seconds=0.1)
+        for kind in ("forwarded", "unmanaged"):
+            metrics.add(COST, kind, f"t{number}", f"k{number}", value=1.0)
+    metrics.called(ModelCall(provider="p", model="sk-canary0123456789abcdef", seconds=0.1))
     page = Page.read(metrics.render().decode())
     assert page.total("weir_requests_total") == 10_000
     assert page.total("weir_key_tokens_total", weir_kind="forwarded") == 30_000
@@ -498,10 +512,10 @@ async def test_watching_a_request_waits_for_nothing_and_touches_neither_disk_nor
         outcome.seen = Tap(usage=Usage(prompt=5000, completion=10, cached=100), finish_reasons=["stop"], model="sim")
         assert outcome.decision is not None
         assert outcome.decision.is_new
-        assert not inspect.iscoroutinefunction(settle)
+        assert not inspect.iscoroutinefunction(record_exchange)
         EARS.thread, EARS.heard = threading.get_ident(), []
         try:
-            settle(runtime, outcome)
+            record_exchange(runtime, outcome)
             heard = list(EARS.heard)
         finally:
             EARS.heard = None
@@ -526,16 +540,27 @@ async def test_the_metrics_need_no_key_and_hold_none(tmp_path: Path) -> None:
     assert page.total("weir_build_info") == 1
 
 
+@pytest.mark.requirement("P15")
+def test_a_label_with_half_a_character_is_shared_like_any_other(tmp_path: Path) -> None:
+    workers = [Metrics(), Metrics()]
+    for metrics in workers:
+        metrics.share(tmp_path)
+        metrics.called(ModelCall(provider="p", model=json.loads('"m\\ud800"'), seconds=0.1))
+        metrics.leave()
+    page = Page.read(workers[0].render().decode())
+    assert page.total("gen_ai_client_operation_duration_seconds_count", gen_ai_request_model="m?") == 2
+
+
 def test_the_readings_of_several_workers_are_added_up_and_a_dead_ones_moment_is_over(tmp_path: Path) -> None:
     workers = [Metrics(), Metrics(), Metrics()]
     for number, metrics in enumerate(workers):
         metrics.share(tmp_path)
         metrics.watch(HEALTH, dict[tuple[str, ...], float]({("utilization",): 0.2 * number}).copy)
         metrics.active = 1
-        metrics.request(outcome="ok", policy="p")
-        metrics.overhead(0.01 * (number + 1))
+        metrics.add(REQUESTS, "ok", "p")
+        metrics.record(OVERHEAD, 0.01 * (number + 1), "")
         metrics.leave()
-        metrics.overhead(0.5)
+        metrics.record(OVERHEAD, 0.5, "")
     (tmp_path / "torn.readings").write_bytes(b'[["weir.requests",')
     page = Page.read(workers[0].render().decode())
     assert page.total("weir_requests_total") == page.total("http_server_active_requests") == 3

@@ -16,7 +16,7 @@ import pytest
 from pydantic import SecretStr
 
 from policies.health import Alert, Level
-from proxy.alerts import MOST_WAITING, Alerts, Notice, signature
+from proxy.alerts import MAX_WAITING, Alerts, Notice, signature
 from proxy.config import AlertSettings
 from proxy.telemetry import Metrics
 from proxy.telemetry.logs import AlertLine, QueuedLog, log_alert
@@ -157,7 +157,7 @@ async def test_a_webhook_that_is_gone_or_silent_holds_nobody_up_and_is_counted()
 async def test_what_waits_is_bounded_and_the_rest_is_counted() -> None:
     metrics = Metrics()
     async with webhook(silent=True) as hook, sinks(hook.url, metrics) as alerts:
-        for number in range(MOST_WAITING + 30):
+        for number in range(MAX_WAITING + 30):
             alerts.tell(notice(number))
         assert counted(metrics, "weir_alerts_undelivered") == [
             'weir_alerts_undelivered_total{weir_reason="dropped"} 30'

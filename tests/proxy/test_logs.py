@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from proxy.config import load_config, masked_url, secrets_of
-from proxy.telemetry import ABOUT, About, QueuedLog
+from proxy.telemetry import LOG_CONTEXT, QueuedLog, RequestContext
 
 SECRET = "canary7f3a-not-shaped"
 
@@ -40,8 +40,8 @@ async def test_a_line_has_the_ids_of_the_request_that_runs_in_tasks_and_threads_
     log = logging.getLogger("weir.test.lines")
 
     async def serve(number: int) -> None:
-        about = About(f"req_{number}", f"trace{number}")
-        ABOUT.set(about)
+        about = RequestContext(f"req_{number}", f"trace{number}")
+        LOG_CONTEXT.set(about)
         log.warning("begins")
         about.conversation = f"c{number}"
         await asyncio.gather(asyncio.create_task(later(number)), asyncio.to_thread(log.warning, "number %d", number))

@@ -4,8 +4,7 @@ import zlib
 
 import pytest
 
-from proxy.reported import Reported
-from proxy.tap import Usage
+from proxy.tap import Reported, Usage
 
 PLAIN = [(b"content-type", b"application/json")]
 CHAT = b'{"choices":[],"usage": null} {"usage" : {"prompt_tokens":10,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":4}}}'
@@ -18,6 +17,11 @@ SAID = [
     (CHAT, Usage(prompt=10, completion=5, cached=4)),
     (RESPONSES, Usage(prompt=9, completion=1, cached=2)),
     (MESSAGES.replace(b'{"a":{}}', b'{"a":1}'), Usage(prompt=10, completion=30, cached=7, written=2)),
+    # litellm's prompt_tokens hold what the cache gave, although it is said beside them as Anthropic does
+    (
+        b'{"usage":{"prompt_tokens":10,"completion_tokens":1,"cache_read_input_tokens":7,"cache_creation_input_tokens":2}}',
+        Usage(prompt=10, completion=1, cached=7, written=2),
+    ),
     (b'{"text":"\\"usage\\": {\\"prompt_tokens\\": 5}"}', None),
     (b'{"usage":{"prompt_tokens":true,"completion_tokens":-1,"input_tokens":"9"}}', None),
     (b'{"usage":' * 2_000, None),

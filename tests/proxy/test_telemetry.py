@@ -24,9 +24,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from proxy.redaction import redact
+from proxy.tap import Tap, Usage
 from proxy.telemetry import (
     ExchangeLine,
     Metrics,
+    ModelCall,
     QueuedLog,
     Telemetry,
     TelemetryError,
@@ -38,9 +40,7 @@ from proxy.telemetry import (
     provider_name,
 )
 from proxy.telemetry.export import Protocol
-from proxy.telemetry.series import Counter, Histogram
-from proxy.telemetry.spans import AttemptSpan, NullSpan, PlanSpan, SummarizerSpan
-from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace
+from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullSpan, NullTrace, Span
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CLIENT_CONTEXT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -118,9 +118,8 @@ def a_pass(trace: Trace) -> None:
         plan.decide("pass", before=500, after=500, limit=8000, pressure=0.0625, zone="green")
     attempt = trace.attempt("gpt-5-mini", "openai", "api.openai.com", 443, request={"stream": True, "n": 1})
     attempt.first_chunk()
-    attempt.answered(
-        200, response_model="gpt-5-mini-2026", response_id="c-1", finish_reasons=["stop"], input_tokens=500
-    )
+    seen = Tap(model="gpt-5-mini-2026", id="c-1", finish_reasons=["stop"], usage=Usage(prompt=500))
+    attempt.answered(200, seen=seen)
     trace.end(200)
 
 
@@ -146,9 +145,8 @@ def test_an_eviction_shows_each_layer_with_its_tokens(spans: Spans) -> None:
     trace = spans.start()
     identify(trace)
     with trace.plan() as plan:
-        at = 1_700_000_000_050_000_000
-        plan.layer("dedupe", before=7900, after=7600, units=2, started_ns=at, ended_ns=at + 1000)
-        plan.layer("evict", before=7600, after=4100, units=12, ref="ab12", started_ns=at + 1000, ended_ns=at + 9000)
+        plan.layer("dedupe", before=7900, after=7600, units=2)
+        plan.layer("evict", before=7600, after=4100, units=12, ref="ab12")
         plan.decide("evict", before=7900, after=4100, limit=8000, pressure=0.5125, zone="yellow")
     trace.attempt("gpt-5-mini", "openai").answered(200)
     trace.end(200)
@@ -160,8 +158,6 @@ def test_an_eviction_shows_each_layer_with_its_tokens(spans: Spans) -> None:
         "    INTERNAL weir context.layer evict before=7600 after=4100 units=12 ref=ab12\n"
         "  CLIENT chat gpt-5-mini"
     )
-    (layer,) = spans.named("weir context.layer evict")
-    assert (layer.end_time or 0) - (layer.start_time or 0) == 8000
 
 
 @pytest.mark.requirement("P13", "P15")
@@ -170,7 +166,7 @@ def test_a_compaction_shows_the_summariser_under_the_plan(spans: Spans) -> None:
     identify(trace)
     with trace.plan() as plan:
         with trace.summarizer("gpt-5-nano", "openai") as call:
-            call.usage(input_tokens=3000, output_tokens=250)
+            call.usage(Usage(prompt=3000, completion=250))
         with trace.summarizer("gpt-5-nano", "openai") as call:
             call.fail("too_short")
         plan.layer("compact", before=7900, after=2500, units=30)
@@ -217,7 +213,7 @@ def test_a_client_that_left_is_noted_but_is_no_error(spans: Spans) -> None:
     identify(trace)
     attempt = trace.attempt("gpt-5-mini", "openai")
     attempt.first_chunk()
-    attempt.answered(200, output_tokens=12, error_type="client_disconnect")
+    attempt.answered(200, usage=Usage(completion=12), error_type="client_disconnect")
     attempt.failed("too_late")
     trace.end(None, "client_disconnect")
     trace.event("too_late")
@@ -380,7 +376,7 @@ def test_no_span_carries_an_attribute_outside_the_table_or_a_secret(spans: Spans
         identify(trace, model=secret, policy=secret, conversation=secret)
         request = {"temperature": 0.5, "stop": [secret], "messages": [secret], "api_key": secret, "user": secret}
         attempt = trace.attempt(secret, secret, secret, 443, request=request)
-        attempt.answered(401, response_model=secret, response_id=secret, finish_reasons=[secret], error_type=secret)
+        attempt.answered(401, seen=Tap(model=secret, id=secret, finish_reasons=[secret]), error_type=secret)
         trace.event(secret, reason=secret)
         trace.end(500, secret)
     for span in spans.finished():
@@ -407,9 +403,7 @@ def test_attribute_values_and_children_are_bounded(spans: Spans) -> None:
     assert max(len(str(v)) for span in found for v in (span.attributes or {}).values()) <= 8 * 300
 
 
-@pytest.mark.parametrize(
-    ("real", "null"), [(ExchangeTrace, NullTrace), *((s, NullSpan) for s in (PlanSpan, SummarizerSpan, AttemptSpan))]
-)
+@pytest.mark.parametrize(("real", "null"), [(ExchangeTrace, NullTrace), (Span, NullSpan)])
 def test_a_trace_that_is_off_has_every_method_of_one_that_is_on(real: type, null: type) -> None:
     internal = {"child", "now", "parent", "plan_open", "root", "set", "attributes", "ended", "error", "events", "id"}
     internal |= {"after", "kind", "layers", "name", "newest", "started", "trace"}
@@ -466,8 +460,8 @@ def test_a_collector_receives_the_spans_and_the_metrics_over_otlp(suffix: str) -
         endpoint = f"http://127.0.0.1:{server.server_port}{suffix}"
         telemetry = Telemetry.create(TelemetrySettings(otlp_endpoint=endpoint, environment=environment))
         a_pass(telemetry.exchange("POST", "/v1/chat/completions", [(b"traceparent", CLIENT_CONTEXT)]))
-        telemetry.metrics.request(outcome="pass", policy="support")
-        telemetry.metrics.overhead(0.0007)
+        telemetry.metrics.add(instruments.REQUESTS, "pass", "support")
+        telemetry.metrics.record(instruments.OVERHEAD, 0.0007, "")
         assert telemetry.shutdown()
         received: list[tuple[str, bytes]] = server.received  # type: ignore[attr-defined]
     traces = [ExportTraceServiceRequest.FromString(body) for path, body in received if path == "/v1/traces"]
@@ -481,6 +475,22 @@ def test_a_collector_receives_the_spans_and_the_metrics_over_otlp(suffix: str) -
     metrics = {m.name: m for p in points for r in p.resource_metrics for s in r.scope_metrics for m in s.metrics}
     assert metrics["weir.requests"].sum.data_points[0].as_int == 1
     assert metrics["weir.overhead"].histogram.data_points[0].bucket_counts[3] == 1
+
+
+@pytest.mark.requirement("P15")
+def test_half_a_character_in_a_clients_json_costs_no_batch_of_spans() -> None:
+    with collector() as server:
+        telemetry = Telemetry.create(TelemetrySettings(otlp_endpoint=f"http://127.0.0.1:{server.server_port}"))
+        for model in (json.loads('"m\\ud800"'), "gpt-5-mini"):
+            trace = telemetry.exchange("POST", "/v1/chat/completions", [])
+            identify(trace, model=model)
+            trace.attempt(model, "openai").answered(200)
+            trace.end(200)
+        assert telemetry.shutdown()
+        received: list[tuple[str, bytes]] = server.received  # type: ignore[attr-defined]
+    traces = [ExportTraceServiceRequest.FromString(body) for path, body in received if path == "/v1/traces"]
+    spans = [s for t in traces for r in t.resource_spans for scope in r.scope_spans for s in scope.spans]
+    assert sorted(s.name for s in spans if s.name.startswith("chat")) == ["chat gpt-5-mini", "chat m?"]
 
 
 @contextmanager
@@ -530,9 +540,9 @@ def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object, prot
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_the_process_exits_although_the_collector_never_answers(protocol: str) -> None:
     script = (
-        "import sys\nfrom proxy.telemetry import Telemetry, TelemetrySettings\n"
+        "import sys\nfrom proxy.telemetry import Telemetry, TelemetrySettings, instruments\n"
         "t = Telemetry.create(TelemetrySettings(otlp_endpoint=sys.argv[1], otlp_protocol=sys.argv[2]))\n"
-        "t.exchange('POST', '/', []).end(200)\nt.metrics.overflow()\nprint(t.shutdown(0.3))\n"
+        "t.exchange('POST', '/', []).end(200)\nt.metrics.add(instruments.OVERFLOWS)\nprint(t.shutdown(0.3))\n"
     )
     with black_hole() as port:
         run = subprocess.run(
@@ -719,28 +729,21 @@ def unescape(value: str) -> str:
 def test_the_metrics_text_is_what_a_scraper_expects() -> None:
     metrics = Metrics()
     nasty = 'a"b\\c\nd\ud800é'
-    metrics.request(outcome=nasty, policy="support")
-    metrics.tokens(before=900, after=300)
-    metrics.action("evict", count=12)
-    metrics.pressure(0.88, zone="orange")
-    metrics.overflow()
-    metrics.retry("context_length_exceeded")
-    metrics.summarizer("ok")
-    metrics.degraded("store")
-    metrics.store("commit", 0.002)
-    metrics.overhead(0.0005)
-    metrics.overhead(3.0)
-    metrics.overhead(math.nan)
-    metrics.answered(
-        provider="openai",
-        model="m",
-        seconds=1.28,
-        address="h",
-        port=443,
-        input_tokens=300,
-        output_tokens=9,
-        first_chunk=0.2,
-    )
+    metrics.add(instruments.REQUESTS, nasty, "support")
+    metrics.add(instruments.TOKENS_SEEN, "saved", value=600)
+    metrics.add(instruments.ACTIONS, "evict", value=12)
+    metrics.record(instruments.PRESSURE, 0.88, "orange")
+    metrics.add(instruments.OVERFLOWS)
+    metrics.add(instruments.RETRIES, "context_length_exceeded")
+    metrics.add(instruments.SUMMARIZER_CALLS, "ok")
+    metrics.add(instruments.DEGRADED, "store")
+    metrics.record(instruments.STORE_LATENCY, 0.002, "commit")
+    metrics.record(instruments.OVERHEAD, 0.0005, "")
+    metrics.record(instruments.OVERHEAD, 3.0, "")
+    metrics.record(instruments.OVERHEAD, math.nan, "")
+    usage = Usage(prompt=300, completion=9)
+    call = ModelCall(provider="openai", model="m", seconds=1.28, address="h", port=443, usage=usage, first_chunk=0.2)
+    metrics.called(call)
     found = samples(metrics.render().decode())
     by_name = {(name, *labels.values()): value for name, labels, value in found}
     assert by_name["weir_requests_total", 'a"b\\c\nd?é', "support"] == 1
@@ -774,16 +777,18 @@ def test_an_empty_registry_is_a_valid_text() -> None:
 
 
 def test_series_above_the_cap_go_to_other_and_nothing_is_lost() -> None:
-    counter = Counter(instruments.REQUESTS, most=100)
-    histogram = Histogram(instruments.PRESSURE, most=100)
+    metrics = Metrics()
     for number in range(5000):
-        counter.add(1, (f"o{number}" + "x" * 1000, "p"))
-        histogram.record(0.5, (f"z{number}",))
-    assert len(counter.read()) == len(histogram.read()) == 100
-    assert sum(counter.read().values()) == 5000
-    assert counter.read()["other", "other"] == 4901
-    assert sum(sum(d.counts) for d in histogram.read().values()) == 5000
-    assert max(len(label) for key in counter.read() for label in key) <= 128
+        one, other = f"o{number % 100}" + "x" * 1000, f"p{number // 100}"
+        metrics.add(instruments.REQUESTS, one, other)
+        metrics.record(instruments.SERVER_DURATION, 0.5, one, other, "200", "", "http")
+    found = dict(metrics.read())
+    sums, distributions = found[instruments.REQUESTS], found[instruments.SERVER_DURATION]
+    assert (len(sums), len(distributions)) == (2_000, 500)
+    assert sum(series.total for series in sums.values()) == 5000
+    assert sums["other", "other"].total == 3001
+    assert sum(sum(series.counts) for series in distributions.values()) == 5000
+    assert max(len(label) for key in sums for label in key) <= 128
 
 
 def test_counting_from_several_threads_loses_nothing() -> None:
@@ -791,7 +796,7 @@ def test_counting_from_several_threads_loses_nothing() -> None:
 
     def count() -> None:
         for _ in range(5000):
-            metrics.overflow()
+            metrics.add(instruments.OVERFLOWS)
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:

@@ -1,0 +1,296 @@
+"""What leaves Weir of a few requests: spans, log lines, rows, the page of metrics and OTLP; what differs by run masked.
+
+``python -m tests.golden.telemetry`` writes the texts anew.
+"""
+
+import asyncio
+import contextlib
+import io
+import json
+import logging
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+from opentelemetry.sdk.metrics.export import MetricsData
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from proxy.simulator.serving import serve_simulator
+from proxy.simulator.settings import SimulatorSettings
+from proxy.tap import Usage
+from proxy.telemetry import Metrics, ModelCall, QueuedLog, Telemetry, TelemetrySettings
+from proxy.telemetry import instruments as i
+from tests.functional.harness import (
+    COUNTER,
+    EVICTING,
+    NOTHING_RECALLED,
+    TOOLS,
+    RunningWeir,
+    opening,
+    prose,
+    tool_step,
+    weir,
+)
+
+HERE = Path(__file__).parent
+EXCHANGES, METRICS = HERE / "telemetry_exchanges.txt", HERE / "telemetry_metrics.txt"
+YAML = """
+upstreams:
+  sim: {{kind: openai, base_url: "{upstream}", api_key: sk-upstream}}
+models:
+  - {{match: "tight", window: 32768, tokenizer: o200k_base, prices: {{input: 2.0, output: 8.0, cache_read: 0.2}}}}
+  - {{match: "*", window: 8192, tokenizer: o200k_base, prices: {{input: 2.0, output: 8.0, cache_read: 0.2}}}}
+auth: {{mode: keys}}
+keys: [{{name: coder, secret: sk-coder, policy: evicting, allow: [policy, mode]}}]
+policies:
+  evicting: {evicting}
+  alarmed: {{preset: balanced, health: {{utilization: 0.01, utilization_requests: 1}}}}
+"""
+CONTEXT = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=a:1"}
+ACCEPTED = (
+    "*/*",
+    "text/plain",
+    "application/openmetrics-text; version=1.0.0; charset=utf-8",
+    "application/openmetrics-text;version=1.0.0;q=0.9,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+)
+VOLATILE = {
+    *("gen_ai.response.time_to_first_chunk", "server.port", "user_agent.original", "overhead_ms", "duration_ms"),
+    *("time", "trace", "tenant", "weir.tenant", "at", "weir.ref", "ref", "trend", "health"),
+}
+MASKS = (
+    *((r"\breq_[0-9a-f]+", "REQUEST"), (r"127\.0\.0\.1:\d+", "HOST"), (r"\bchatcmpl-[\w-]+", "chatcmpl-ID")),
+    *((r"\b[0-9a-f]{16,}\b", "HEX"), (r'(tenant="?)[0-9a-f]{8}\b', r"\1TENANT"), (r'(?<=server_port=")\d+', "PORT")),
+)
+UNSTEADY = ("weir_store_waiting", "weir_tasks", "weir_checkpoints_total", "weir_health")
+
+
+def masked(value: object, name: str = "") -> Any:
+    """A value as JSON has it, without what differs by run."""
+    if name in VOLATILE and value:
+        return "…"
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: masked(getattr(value, f.name), f.name) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): masked(each, str(key)) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(each) for each in value]
+    if isinstance(value, bytes):
+        return "bytes"
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, str):
+        for pattern, shown in MASKS:
+            value = re.sub(pattern, shown, value)
+    return value
+
+
+def line(kind: str, value: object) -> str:
+    return f"{kind} {json.dumps(masked(value), ensure_ascii=False, default=str, sort_keys=kind == 'SPAN')}"
+
+
+def span_line(span: ReadableSpan, named: Mapping[int, str]) -> str:
+    return line(
+        "SPAN",
+        {
+            "name": span.name,
+            "kind": span.kind.name,
+            "status": span.status.status_code.name,
+            "parent": named.get(span.parent.span_id, "remote") if span.parent is not None else None,
+            "links": [dict(link.attributes or {}) for link in span.links],
+            "attributes": dict(span.attributes or {}),
+            "events": [[event.name, dict(event.attributes or {})] for event in span.events],
+        },
+    )
+
+
+def page_lines(page: str) -> Iterator[str]:
+    """The page without buckets, with numbers only where every run has the same ones."""
+    for text in page.splitlines():
+        name, _, _ = text.rpartition(" ")
+        timed = "_seconds_sum" in name or name.startswith(UNSTEADY)
+        if "_bucket{" not in name and not name.startswith("weir_store_latency"):  # which was first is chance
+            yield masked(f"{name} …" if timed else text)
+
+
+@contextmanager
+def logged() -> Iterator[tuple[io.StringIO, io.StringIO, Callable[[], object]]]:
+    """What Weir's logger writes while the block runs, as lines for people and as JSON; the last writes what waits."""
+    people, machines = io.StringIO(), io.StringIO()
+    handlers = [QueuedLog(people), QueuedLog(machines, form="json")]
+    logger = logging.getLogger("weir")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    for handler in handlers:
+        logger.addHandler(handler)
+    try:
+        yield people, machines, lambda: [handler.stop() for handler in handlers]
+    finally:
+        logger.setLevel(level)
+        for handler in handlers:
+            logger.removeHandler(handler)
+
+
+def agent(steps: int, seed: int = 1) -> list[Any]:
+    return [*opening(seed=seed), *(message for number in range(steps) for message in tool_step(number))]
+
+
+async def requests(target: RunningWeir) -> None:
+    """One of each kind: pass, stream, batch, overflow, refusal, error, observed, off, alert, relayed."""
+    client = target.client("sk-coder", default_headers=CONTEXT | {"user-agent": "golden"})
+
+    async def ask(messages: Sequence[Any], name: str, model: str = "sim", stream: bool = False, **headers: str) -> None:
+        named = {"x-weir-conversation": name} | {key.replace("_", "-"): value for key, value in headers.items()}
+        more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        with contextlib.suppress(openai.BadRequestError, openai.RateLimitError):
+            answer = await client.chat.completions.create(
+                model=model,
+                messages=messages,
+                tools=TOOLS,
+                max_tokens=512,
+                temperature=0.5,
+                extra_headers=named,
+                **more,
+            )
+            if stream:
+                assert [chunk async for chunk in answer]
+        await target.runtime.preparation.settled()
+
+    await ask(opening(), "pass")
+    await ask(opening(), "stream", stream=True)
+    await ask(agent(18), "batch")
+    await ask(agent(18), "batch", stream=True)
+    await ask(agent(22, seed=7), "overflow", model="tight")
+    await ask([{"role": "system", "content": prose(9_000, seed=1)}, *opening()], "refused")
+    await ask(opening(), "limited", x_sim_fault="429")
+    await ask(agent(18), "observed", x_weir_mode="observe")
+    await ask(opening(), "off", x_weir_policy="off")
+    await ask(agent(3), "alarmed", x_weir_policy="alarmed")
+    await client.models.list()
+    await client.embeddings.create(model="sim", input="words", encoding_format="float")
+
+
+async def exchanges() -> str:
+    """What leaves of these requests."""
+    exporter, rows, out = InMemorySpanExporter(), list[object](), list[str]()
+    telemetry = Telemetry.create(
+        TelemetrySettings(service_version="1.2.3", capture_content=False), span_exporter=exporter
+    )
+    with tempfile.TemporaryDirectory() as home, logged() as (people, machines, stop):
+        folder = Path(home)
+        async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
+            evicting = json.dumps({**EVICTING, **NOTHING_RECALLED})
+            yaml = YAML.format(upstream=simulator.base_url, evicting=evicting)
+            async with weir("", folder / "w.db", yaml=yaml, folder=folder, window=None, telemetry=telemetry) as target:
+                put = target.runtime.settler.put
+                target.runtime.settler.put = lambda row: (rows.append(row), put(row))[1]  # type: ignore[method-assign]
+                await requests(target)
+                async with httpx.AsyncClient() as client:
+                    for accept in ACCEPTED:
+                        answer = await client.get(f"{target.root}/metrics", headers={"accept": accept})
+                        out.append(f"ACCEPT {accept} -> {answer.status_code} {answer.headers['content-type']}")
+        await asyncio.to_thread(telemetry.flush)
+        stop()
+        spans = exporter.get_finished_spans()
+        named = {span.context.span_id: span.name for span in spans}
+        out += [span_line(span, named) for span in spans]
+        out += [line("ROW", {"type": type(row).__name__} | masked(row)) for row in rows]
+        said = [json.loads(text) for text in machines.getvalue().splitlines()]
+        out += [
+            line("JSON", each) for each in said if each["message"] in ("ctx", "alert")
+        ]  # a slow disk is told of, too
+        lines = (masked(each) for each in people.getvalue().splitlines() if re.search(" (ctx|alert) ", each))
+        out += ["LINE " + re.sub(r"^\S+|(?<=_ms=)[\d.]+|(?<=trace=)\w+", "…", each) for each in lines]
+        out += [f"PAGE {each}" for each in page_lines(answer.text)]
+    await asyncio.to_thread(telemetry.shutdown)
+    return "\n".join(out) + "\n"
+
+
+def counted(*, newest: bool) -> Metrics:
+    """Metrics in which everything has happened that they know, with fixed numbers and labels that are hard to write."""
+    metrics = Metrics(newest=newest)
+    nasty = 'a"b\\c\ndé'
+    add, record = metrics.add, metrics.record
+    add(i.REQUESTS, nasty, "support")
+    add(i.REQUESTS, "ok", "x" * 300)
+    metrics.served(method="POST", route="/v1/chat/completions", status=200, error="", seconds=0.25)
+    metrics.served(method="POST", route="/v1/chat/completions", status=None, error="client_disconnect", seconds=400.5)
+    for kind, tokens in (("before", 900), ("after", 300), ("saved", 600)):
+        add(i.TOKENS_SEEN, kind, value=tokens)
+    for kind, key, tokens in (("forwarded", "", 300), ("saved", "", 600), ("answered", "", 7)):
+        add(i.KEY_TOKENS, kind, "t", key, value=tokens)
+    for kind, key, tokens in (("forwarded", "k", 300), ("saved", "k", 0), ("cached", "k", 100)):
+        add(i.KEY_TOKENS, kind, "t", key, value=tokens)
+    add(i.COST, "forwarded", "t", "sk-canary0123456789", value=0.125)
+    add(i.COST, "unmanaged", "t", "sk-canary0123456789", value=1.5e-7)
+    add(i.CACHE_REQUESTS, "proxy", "true")
+    for kind, tokens in (("prompt", 900), ("read", 100), ("written", 3)):
+        add(i.CACHE_TOKENS, kind, value=tokens)
+    add(i.ACTIONS, "evict", value=12)
+    add(i.EVENTS, "zone_change")
+    record(i.PRESSURE, 0.88, "orange")
+    add(i.OVERFLOWS)
+    add(i.RETRIES, "overflow")
+    add(i.SUMMARIZER_CALLS, "ok")
+    for kind, tokens in (("asked", 100), ("cached", 5), ("answered", 10)):
+        add(i.SUMMARIZER_TOKENS, kind, value=tokens)
+    add(i.SUMMARIZER_COST, "t", value=0.5)
+    add(i.PREPARATIONS, "used")
+    add(i.CHECKPOINTS, "batch")
+    record(i.COMPRESSION, 4.0)
+    add(i.ALERTS, "warning", "anomaly", "loop")
+    add(i.ALERTS_UNDELIVERED, "failed")
+    add(i.DEGRADED, "store")
+    record(i.STORE_LATENCY, 0.002, "commit")
+    record(i.OVERHEAD, 0.0005, "")
+    record(i.OVERHEAD, 3.0, "true")
+    record(i.OVERHEAD, float("nan"), "")
+    record(i.OVERHEAD, -1.0, "")
+    record(i.SETTLEMENT, 0.00025)
+    metrics.called(
+        ModelCall(
+            provider="openai", model="m", response_model="m-1", seconds=1.28, address="h", port=443,
+            usage=Usage(prompt=70_000_000, completion=9, cached=5, written=6, reasoning=7), first_chunk=0.2,
+        )
+    )  # fmt: skip
+    metrics.called(ModelCall(provider="openai", model="m", seconds=0.5, error="503"))
+    metrics.active, metrics.streams = 3, 2
+    return metrics
+
+
+def otlp_lines(data: MetricsData) -> Iterator[str]:
+    for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+        shown = json.loads(metric.to_json(indent=None))
+        yield f"OTLP {json.dumps(shown, ensure_ascii=False)}"
+
+
+def metrics_text() -> str:
+    """The pages under either set of names, what is pushed, and the page of two workers together."""
+    out: list[str] = []
+    for newest in (False, True):
+        metrics = counted(newest=newest)
+        page = metrics.render().decode().splitlines()
+        out += [f"NEWEST {newest}", *(text for text in page if not newest or "gen_ai" in text)]
+        scope = InstrumentationScope("weir", "1.2.3")
+        pushed = otlp_lines(metrics.collect(Resource({"service.name": "weir"}), scope, since=1, now=2))
+        out += [text for text in pushed if not newest or "gen_ai" in text]
+    with tempfile.TemporaryDirectory() as folder:
+        workers = [counted(newest=False), counted(newest=False)]
+        for metrics in workers:
+            metrics.share(Path(folder))
+            metrics.leave()
+        out += ["TOGETHER", *(text for text in workers[0].render().decode().splitlines() if "_bucket{" not in text)]
+    return "\n".join(out) + "\n"
+
+
+if __name__ == "__main__":
+    METRICS.write_text(metrics_text(), encoding="utf-8")
+    EXCHANGES.write_text(asyncio.run(exchanges()), encoding="utf-8")
