@@ -28,8 +28,7 @@ from proxy.hooks import Hooks, Plugin
 from proxy.keys import Keyring
 from proxy.protocol import App, ServerLimits
 from proxy.server import run
-from proxy.simulator.serving import run_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator import SimulatorSettings, run_simulator
 from proxy.store import Store, StoreError
 from proxy.telemetry import QueuedLog, Telemetry, TelemetryError, TelemetrySettings
 from proxy.telemetry.instruments import DROPPED

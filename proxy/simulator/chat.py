@@ -3,16 +3,17 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from proxy.simulator.settings import Call, Dialect, Request
-from proxy.simulator.surface import Outcome, Surface, compact, tool_pieces
-from proxy.simulator.validation import check_chat
-from proxy.simulator.window import Piece
+from proxy.simulator.answers import Call
+from proxy.simulator.checks import check_chat
+from proxy.simulator.delivery import compact
+from proxy.simulator.errors import Dialect
+from proxy.simulator.model import Outcome, Surface
+from proxy.simulator.window import Piece, Request, tool_pieces
 
 DONE = b"data: [DONE]\n\n"
 
 
-def chat_pieces(request: Request) -> list[Piece]:
-    """Tools, then the messages in order."""
+def _chat_pieces(request: Request) -> list[Piece]:
     return [*tool_pieces(request), *(Piece("message", message) for message in request["messages"])]
 
 
@@ -21,8 +22,7 @@ def _choices(outcome: Outcome) -> range:
     return range(n if isinstance(n, int) and n > 0 else 1)
 
 
-def usage(outcome: Outcome) -> Mapping[str, Any]:
-    """OpenAI's usage object; every choice counts as completion."""
+def _usage(outcome: Outcome) -> Mapping[str, Any]:
     completion = outcome.spoken.tokens * len(_choices(outcome))
     return {
         "prompt_tokens": outcome.prompt,
@@ -72,8 +72,7 @@ def _message(outcome: Outcome) -> Mapping[str, Any]:
     return message
 
 
-def chat_body(outcome: Outcome) -> Mapping[str, Any]:
-    """The ``chat.completion`` object."""
+def _chat_body(outcome: Outcome) -> Mapping[str, Any]:
     return {
         "id": outcome.id,
         "object": "chat.completion",
@@ -83,13 +82,13 @@ def chat_body(outcome: Outcome) -> Mapping[str, Any]:
             {"index": index, "message": _message(outcome), "logprobs": None, "finish_reason": outcome.spoken.finish}
             for index in _choices(outcome)
         ],
-        "usage": usage(outcome),
+        "usage": _usage(outcome),
         "system_fingerprint": "fp_simulator",
         **_extras(outcome),
     }
 
 
-def chat_events(outcome: Outcome) -> tuple[bytes, ...]:
+def _chat_events(outcome: Outcome) -> tuple[bytes, ...]:
     """The ``chat.completion.chunk`` events; a usage chunk only where ``stream_options.include_usage`` asks for it."""
     options = outcome.request.get("stream_options") or {}
     wants_usage = bool(options.get("include_usage"))
@@ -107,7 +106,7 @@ def chat_events(outcome: Outcome) -> tuple[bytes, ...]:
         for delta, finish in _deltas(outcome)
     ]
     if wants_usage:
-        events.append({**head, "choices": [], "usage": usage(outcome), **_extras(outcome)})
+        events.append({**head, "choices": [], "usage": _usage(outcome), **_extras(outcome)})
     return (*(b"data: " + compact(event) + b"\n\n" for event in events), DONE)
 
 
@@ -129,4 +128,4 @@ def _deltas(outcome: Outcome) -> Iterator[tuple[Mapping[str, Any], str | None]]:
     yield {}, spoken.finish
 
 
-CHAT = Surface(check=check_chat, pieces=chat_pieces, body=chat_body, events=chat_events)
+CHAT = Surface(check=check_chat, pieces=_chat_pieces, body=_chat_body, events=_chat_events)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import uvicorn
 
 from proxy.simulator.app import Simulator, TokenCounter, create_simulator
-from proxy.simulator.ledger import Seen
+from proxy.simulator.recorder import Seen
 from proxy.simulator.settings import SimulatorSettings
 
 START_SECONDS = 10.0
@@ -122,7 +122,7 @@ async def serve_simulator(
                 await asyncio.sleep(0.005)
         yield RunningSimulator(simulator, host, listener.getsockname()[1])
     finally:
-        simulator.close()
+        simulator.ledger.release()
         server.stop()
         await serving
         listener.close()

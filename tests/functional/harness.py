@@ -23,7 +23,7 @@ from proxy.config import Flags, load_config
 from proxy.protocol import ServerLimits
 from proxy.runtime import Runtime
 from proxy.server import serve
-from proxy.simulator.ledger import Seen
+from proxy.simulator import Seen
 from proxy.simulator.serving import RunningSimulator
 from proxy.store import Store
 from proxy.summaries.summarizer import Summarizer

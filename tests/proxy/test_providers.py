@@ -32,6 +32,7 @@ from proxy.upstream.overflow import Kind, classify, classify_event
 from proxy.upstream.providers import providers_for
 from proxy.upstream.upstreams import Answer as UpstreamAnswer
 from proxy.upstream.upstreams import Provider
+from tests.misbehaving import ALL_FAULTS
 
 KEY = "sk-operators-own-0123456789"
 HELLO = [{"role": "user", "content": "Hello there"}]
@@ -69,7 +70,7 @@ async def upstream(options: SimulatorSettings, **more: Any) -> AsyncIterator[tup
 
 
 def simulated(*answers: Answer | str, **more: Any) -> SimulatorSettings:
-    return SimulatorSettings(dialect=Dialect.ANTHROPIC, answers=answers or (SPOKEN,), **more)
+    return SimulatorSettings(dialect=Dialect.ANTHROPIC, answers=answers or (SPOKEN,), faults=ALL_FAULTS, **more)
 
 
 def body_of(model: str = "claude-sim", **fields: Any) -> bytes:
@@ -656,7 +657,7 @@ async def test_its_overflow_has_the_status_of_an_error_even_for_a_stream(stream)
 
 
 async def test_a_provider_with_openais_protocol_gets_the_fields_that_litellm_does_not_know_as_they_are():
-    async with serve_simulator(SimulatorSettings(answers=(SPOKEN,)), counter=Words()) as running:
+    async with serve_simulator(SimulatorSettings(answers=(SPOKEN,), faults=ALL_FAULTS), counter=Words()) as running:
         provider = providers_for([settings(running.base_url, provider="hosted_vllm")])["claude"]
         extra = {"shape_of_2031": {"deep": [1]}, "metadata": {"k": "v"}, "api_base": "http://127.0.0.1:9"}
         whole = json.loads(await (await ask(provider, **extra)).read())
