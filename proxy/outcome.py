@@ -26,8 +26,7 @@ from proxy.recall.rounds import Recalled
 from proxy.summaries.spent import Spent
 from proxy.tap import Tap, Usage, together
 from proxy.telemetry import Attempt, Trace, provider_name
-from proxy.upstream.ending import Ending, ending_of, is_cut_short
-from proxy.upstream.overflow import Verdict
+from proxy.upstream.overflow import Ending, Verdict, ending_of, is_cut_short
 from proxy.wire.chat import ChatRequest
 
 CLIENT_CLOSED = 499

@@ -23,7 +23,7 @@ from proxy.relayed import NO_POLICY, settle_relayed
 from proxy.runtime import Runtime
 from proxy.tap import Tap, Usage
 from proxy.telemetry import ExchangeLine, log_exchange
-from proxy.upstream.ending import Ending
+from proxy.upstream.overflow import Ending
 from proxy.wire.chat import digest_of
 from proxy.wire.names import name_from
 
