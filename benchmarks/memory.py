@@ -47,7 +47,7 @@ from proxy.rehearsal.facts import Retention, judge
 from proxy.server import serve
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
-from proxy.simulator.summaries import Summarizer
+from proxy.simulator.summaries import SummaryWriter
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.tokenizer import TextCounter, Tokenizer
 
@@ -112,7 +112,7 @@ class Model:
             schema = {"name": "notes", "strict": True, "schema": dict(effect.schema)}
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
         count = self._counter.count
-        text = Summarizer().answer(request, max_output=effect.max_tokens, count=count).text
+        text = SummaryWriter().answer(request, max_output=effect.max_tokens, count=count).text
         self.questions += 1
         self.asked += self._counter.count(effect.system) + self._counter.count(effect.prompt)
         self.answered += self._counter.count(text)

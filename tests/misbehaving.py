@@ -6,50 +6,50 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from proxy.simulator import Answer, Call, Problem, Rejected, Request
-from proxy.simulator.delivery import FAULTS, Delivery, Fault, FaultRule, Scene, as_json
+from proxy.simulator.delivery import FAULTS, FaultRule, InjectedFault, Scene, Transmission, as_json
 from proxy.simulator.errors import Dialect, status_problem
-from proxy.simulator.summaries import Summarizer, instruction_of, read_material, schema_of
+from proxy.simulator.summaries import SummaryWriter, instruction_of, read_material, schema_of
 from proxy.simulator.window import Count
 
 _FIRST_TEXT = re.compile(rb'"(?:content|text)":"(?=[^"])')
 
 
-def _end_early(sent: Delivery, fault: Fault, _: Scene) -> Delivery:
+def _end_early(sent: Transmission, fault: InjectedFault, _: Scene) -> Transmission:
     return replace(sent, chunks=sent.chunks[: int(fault.number(2))]) if sent.streamed else sent
 
 
-def _no_done(sent: Delivery, _: Fault, __: Scene) -> Delivery:
+def _no_done(sent: Transmission, _: InjectedFault, __: Scene) -> Transmission:
     return replace(sent, chunks=sent.chunks[:-1]) if sent.streamed else sent
 
 
-def _error_after_content(sent: Delivery, fault: Fault, scene: Scene) -> Delivery:
+def _error_after_content(sent: Transmission, fault: InjectedFault, scene: Scene) -> Transmission:
     if not sent.streamed:
         return as_json(scene.overflow)
     return replace(sent, chunks=(*sent.chunks[: int(fault.number(2))], scene.error_event))
 
 
-def _empty_200(sent: Delivery, _: Fault, __: Scene) -> Delivery:
+def _empty_200(sent: Transmission, _: InjectedFault, __: Scene) -> Transmission:
     return replace(sent, chunks=(), length=None if sent.streamed else 0)
 
 
-def _truncated_json(sent: Delivery, _: Fault, __: Scene) -> Delivery:
+def _truncated_json(sent: Transmission, _: InjectedFault, __: Scene) -> Transmission:
     whole = b"".join(sent.chunks)
     half = whole[: len(whole) // 2]
     return replace(sent, chunks=(half,), length=None if sent.streamed else len(half))
 
 
-def _redirect(_: Delivery, fault: Fault, __: Scene) -> Delivery:
+def _redirect(_: Transmission, fault: InjectedFault, __: Scene) -> Transmission:
     target = fault.argument or "//redirected.invalid/v1/chat/completions"
     target = target if "://" in target or target.startswith("/") else f"//{target}"
-    return Delivery(status=307, headers={"location": target if "://" in target else f"http:{target}"}, length=0)
+    return Transmission(status=307, headers={"location": target if "://" in target else f"http:{target}"}, length=0)
 
 
-def _split_bytes(sent: Delivery, _: Fault, __: Scene) -> Delivery:
+def _split_bytes(sent: Transmission, _: InjectedFault, __: Scene) -> Transmission:
     whole = b"".join(sent.chunks)
     return replace(sent, chunks=tuple(whole[i : i + 1] for i in range(len(whole))))
 
 
-def _framing(sent: Delivery, _: Fault, __: Scene) -> Delivery:
+def _framing(sent: Transmission, _: InjectedFault, __: Scene) -> Transmission:
     """Legal but rare framing: byte order mark, comments, CRLF and CR line ends, ``id``, no space after ``data:``."""
     if not sent.streamed:
         return sent
@@ -67,14 +67,14 @@ def _framing(sent: Delivery, _: Fault, __: Scene) -> Delivery:
     return replace(sent, chunks=tuple(events))
 
 
-def _separators(sent: Delivery, _: Fault, __: Scene) -> Delivery:
+def _separators(sent: Transmission, _: InjectedFault, __: Scene) -> Transmission:
     """Unicode line separators in the text, raw as JSON allows, which only a wrong splitter takes for line ends."""
     marks = "\u2028\u2029\u0085".encode()
     changed = tuple(_FIRST_TEXT.sub(lambda match: match.group() + marks, chunk, count=1) for chunk in sent.chunks)
     return replace(sent, chunks=changed, length=None if sent.streamed else sum(map(len, changed)))
 
 
-def _huge_event(sent: Delivery, fault: Fault, _: Scene) -> Delivery:
+def _huge_event(sent: Transmission, fault: InjectedFault, _: Scene) -> Transmission:
     if not sent.streamed:
         return sent
     filler = b"x" * int(fault.number(1) * 1024 * 1024)
@@ -85,10 +85,10 @@ def _huge_event(sent: Delivery, fault: Fault, _: Scene) -> Delivery:
     return replace(sent, chunks=(*sent.chunks[:1], huge, *sent.chunks[1:]))
 
 
-def _html(_: Delivery, fault: Fault, __: Scene) -> Delivery:
+def _html(_: Transmission, fault: InjectedFault, __: Scene) -> Transmission:
     body = b"<html><head><title>502 Bad Gateway</title></head><body>nginx</body></html>"
     status = int(fault.number(502))
-    return Delivery(status=status, headers={"content-type": "text/html"}, chunks=(body,), length=len(body))
+    return Transmission(status=status, headers={"content-type": "text/html"}, chunks=(body,), length=len(body))
 
 
 ALL_FAULTS: Mapping[str, FaultRule] = {
@@ -171,7 +171,7 @@ STATUSES: Mapping[SummaryMode, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Failing(Summarizer):
+class Failing(SummaryWriter):
     """A summariser that fails in one way, in the dialect of OpenAI."""
 
     mode: SummaryMode
@@ -206,10 +206,10 @@ class Failing(Summarizer):
             return Answer(text="Noted.")
         if self.mode is SummaryMode.EMPTY_FORM and schema_of(request) is not None:
             return Answer(text="{}")
-        return Summarizer.answer(self, request, max_output=max_output, count=count)
+        return SummaryWriter.answer(self, request, max_output=max_output, count=count)
 
     def lines(self, data: str) -> list[str]:
-        lines = Summarizer.lines(self, data)
+        lines = SummaryWriter.lines(self, data)
         match self.mode:
             case SummaryMode.DROPS:
                 return [line for raw in lines if (line := _PATH.sub("", raw).strip())]
@@ -221,7 +221,7 @@ class Failing(Summarizer):
             case _:
                 return lines
 
-    def deliver(self, delivery: Delivery) -> Delivery:
+    def deliver(self, delivery: Transmission) -> Transmission:
         if self.mode is SummaryMode.NOT_UTF8:
             broken = delivery.chunks[0].replace(b'"content":"', b'"content":"\xff\xfe')
             return replace(delivery, chunks=(broken,), length=len(broken))

@@ -7,13 +7,13 @@ SGLang's tokenizer manager, TGI's ``validation.rs``, and for hosted providers th
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.simulator.errors import Overflow
+from proxy.simulator.errors import OversizedPrompt
 from proxy.simulator.settings import Wording
 
 Body = Mapping[str, Any]
 
 
-def _openai_requested(o: Overflow) -> str:
+def _openai_requested(o: OversizedPrompt) -> str:
     return (
         f"This model's maximum context length is {o.window} tokens. However, you requested {o.total} tokens "
         f"({o.prompt} in the messages, {o.completion or 0} in the completion). "
@@ -21,7 +21,7 @@ def _openai_requested(o: Overflow) -> str:
     )
 
 
-def _vllm_at_least(o: Overflow) -> str:
+def _vllm_at_least(o: OversizedPrompt) -> str:
     least = max(1, o.window - (o.completion or 0) + 1)
     return (
         f"This model's maximum context length is {o.window} tokens. However, you requested {o.completion or 0} output "
@@ -31,7 +31,7 @@ def _vllm_at_least(o: Overflow) -> str:
     )
 
 
-def _vllm_015(o: Overflow) -> str:
+def _vllm_015(o: OversizedPrompt) -> str:
     return (
         f"This model's maximum context length is {o.window} tokens. However, your request has {o.prompt} input tokens "
         f"plus {o.completion or 0} 'max_tokens'. Please reduce one or the other. "
@@ -39,7 +39,7 @@ def _vllm_015(o: Overflow) -> str:
     )
 
 
-def _vllm_011(o: Overflow) -> str:
+def _vllm_011(o: OversizedPrompt) -> str:
     if o.prompt >= o.window or not o.completion:
         return (
             f"This model's maximum context length is {o.window} tokens. However, your request has {o.prompt} input "
@@ -52,7 +52,7 @@ def _vllm_011(o: Overflow) -> str:
     )
 
 
-def _sglang(o: Overflow) -> str:
+def _sglang(o: OversizedPrompt) -> str:
     if o.prompt >= o.window or not o.completion:
         return f"The input ({o.prompt} tokens) is longer than the model's context length ({o.window} tokens)."
     return (
@@ -63,7 +63,7 @@ def _sglang(o: Overflow) -> str:
     )
 
 
-def _openrouter(o: Overflow) -> str:
+def _openrouter(o: OversizedPrompt) -> str:
     tools = f", {o.tools} of tool input" if o.tools else ""
     answer = f", {o.completion} in the output" if o.completion else ""
     return (
@@ -87,7 +87,7 @@ def _vllm_shape(message: str, param: str = "input_tokens") -> Body:
     return {"error": {"message": message, "type": "BadRequestError", "param": param, "code": 400}}
 
 
-def _gemini(o: Overflow) -> Body:
+def _gemini(o: OversizedPrompt) -> Body:
     text = f"The input token count ({o.prompt}) exceeds the maximum number of tokens allowed ({o.window})."
     return {"error": {"code": 400, "message": text, "status": "INVALID_ARGUMENT"}}
 
@@ -117,7 +117,7 @@ WORDINGS: Mapping[str, Wording] = {
         400,
         lambda o: {
             "object": "error",
-            "message": f"Prompt contains {o.prompt} tokens and 0 draft tokens, too large for model with {o.window} "
+            "message": f"CountedPrompt contains {o.prompt} tokens and 0 draft tokens, too large for model with {o.window} "
             "maximum context length",
             "type": "invalid_request_invalid_args",
             "param": None,

@@ -31,7 +31,7 @@ TRAINED_WINDOW = 131_072
 _WORD = re.compile(r"\w+")
 
 
-class TokenCounter(Protocol):
+class WordCounter(Protocol):
     """Counts the tokens of a text."""
 
     def count(self, text: str) -> int:
@@ -42,7 +42,7 @@ class TokenCounter(Protocol):
 class Simulator:
     """A simulated model server: what it knows, what it received, and how to make it forget."""
 
-    def __init__(self, settings: SimulatorSettings, *, counter: TokenCounter) -> None:
+    def __init__(self, settings: SimulatorSettings, *, counter: WordCounter) -> None:
         self.settings = settings
         self.counter = counter
         self.model = Model(settings, count=counter.count)
@@ -74,7 +74,7 @@ def _credential_of(request: HTTPRequest) -> str:
     return bearer.removeprefix("Bearer ") or request.headers.get("x-api-key") or request.headers.get("api-key") or ""
 
 
-def create_simulator(settings: SimulatorSettings, *, counter: TokenCounter) -> Starlette:
+def create_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> Starlette:
     """The application; its :class:`Simulator` is ``app.state.simulator``."""
     simulator = Simulator(settings, counter=counter)
 

@@ -16,7 +16,7 @@ FAULT_PREFIX = "fault:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class Transmission:
     """What is sent.
 
     Attributes:
@@ -47,16 +47,16 @@ class Delivery:
         return self.status == 200 and self.stall_at is None and self.cut_at is None
 
 
-def as_json(body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Delivery:
+def as_json(body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Transmission:
     """A JSON answer with its length."""
     named = {"content-type": "application/json", **(headers or {})}
-    return Delivery(status=status, headers=named, chunks=(body,), length=len(body))
+    return Transmission(status=status, headers=named, chunks=(body,), length=len(body))
 
 
-def as_stream(events: tuple[bytes, ...], *, headers: Mapping[str, str] | None = None) -> Delivery:
+def as_stream(events: tuple[bytes, ...], *, headers: Mapping[str, str] | None = None) -> Transmission:
     """A stream of server-sent events."""
     named = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **(headers or {})}
-    return Delivery(headers=named, chunks=events)
+    return Transmission(headers=named, chunks=events)
 
 
 def compact(value: Any) -> bytes:
@@ -74,7 +74,7 @@ class Connection(Protocol):
         """Hand an ASGI message to the server."""
 
 
-async def deliver(delivery: Delivery, connection: Connection) -> None:
+async def deliver(delivery: Transmission, connection: Connection) -> None:
     """Send it, as far as it goes and the client stays."""
     if delivery.stall_at == -1:
         await connection.wait(None)
@@ -100,7 +100,7 @@ async def deliver(delivery: Delivery, connection: Connection) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     """One misbehaviour; ``times`` None stands for every request."""
 
     name: str = ""
@@ -135,7 +135,7 @@ class Scene:
         return event + b"data: " + self.overflow + b"\n\n"
 
 
-Change = Callable[[Delivery, Fault, Scene], Delivery]
+Change = Callable[[Transmission, InjectedFault, Scene], Transmission]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,27 +146,27 @@ class FaultRule:
     wins: bool = False
 
 
-def parse_fault(text: str, known: Mapping[str, FaultRule]) -> Fault:
+def parse_fault(text: str, known: Mapping[str, FaultRule]) -> InjectedFault:
     """The fault that is written as ``text``; raises ValueError for an unknown name."""
     rest, _, times = text.removeprefix(FAULT_PREFIX).partition("@")
     name, _, argument = rest.partition(":")
-    fault = Fault(name, argument, int(times) if times.isdigit() else None)
+    fault = InjectedFault(name, argument, int(times) if times.isdigit() else None)
     if name not in known and not fault.is_status:
         raise ValueError(f"unknown fault {name!r}; known are {', '.join(sorted({*known, '<status>'}))}")
     return fault
 
 
-def answer_with_status(fault: Fault, scene: Scene) -> Delivery:
+def answer_with_status(fault: InjectedFault, scene: Scene) -> Transmission:
     """The error with the status that the fault names; its argument are the seconds to wait."""
     status, wait = int(fault.name), fault.argument or "1"
     if status in {204, 304}:
-        return Delivery(status=status)
+        return Transmission(status=status)
     problem = status_problem(status, model=scene.model, dialect=scene.dialect, retry_after=wait)
     headers = {"retry-after": wait} if status in {429, 503, 529} else {}
     return as_json(json.dumps(problem_body(problem, scene.dialect)).encode(), status=status, headers=headers)
 
 
-def halved(delivery: Delivery) -> Delivery:
+def halved(delivery: Transmission) -> Transmission:
     """A JSON body in two chunks under its full length, so that it can end in the middle."""
     if delivery.streamed or not delivery.chunks:
         return delivery
@@ -174,7 +174,7 @@ def halved(delivery: Delivery) -> Delivery:
     return replace(delivery, chunks=(body[: len(body) // 2], body[len(body) // 2 :]))
 
 
-def _error_in_stream(delivery: Delivery, _: Fault, scene: Scene) -> Delivery:
+def _error_in_stream(delivery: Transmission, _: InjectedFault, scene: Scene) -> Transmission:
     return replace(delivery, chunks=(scene.error_event,)) if delivery.streamed else as_json(scene.overflow)
 
 

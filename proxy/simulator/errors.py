@@ -42,7 +42,7 @@ class Rejected(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Overflow:
+class OversizedPrompt:
     """A request that does not fit ``window``: tokens of the prompt, of the tools in it, and asked for."""
 
     window: int
@@ -124,7 +124,7 @@ def missing_problem(method: str, path: str, *, status: int, dialect: Dialect) ->
     return Problem(status=404, message=f"Invalid URL ({method} {path})")
 
 
-def _openai(o: Overflow) -> str:
+def _openai(o: OversizedPrompt) -> str:
     head = f"This model's maximum context length is {o.window} tokens. However, "
     texts = o.prompt - o.tools
     if o.prompt > o.window or not o.completion:
@@ -140,7 +140,7 @@ def _openai(o: Overflow) -> str:
     return f"{head}you requested {o.total} tokens ({spread}). Please reduce the length of the {cure}."
 
 
-def _vllm(o: Overflow) -> str:
+def _vllm(o: OversizedPrompt) -> str:
     head = f"This model's maximum context length is {o.window} tokens. However, "
     if o.prompt >= o.window or not o.completion:
         return (
@@ -154,7 +154,7 @@ def _vllm(o: Overflow) -> str:
     )
 
 
-def _anthropic(o: Overflow) -> str:
+def _anthropic(o: OversizedPrompt) -> str:
     if o.prompt > o.window:
         return f"prompt is too long: {o.prompt} tokens > {o.window} maximum"
     return (
@@ -163,11 +163,11 @@ def _anthropic(o: Overflow) -> str:
     )
 
 
-def _llamacpp(o: Overflow) -> str:
+def _llamacpp(o: OversizedPrompt) -> str:
     return f"request ({o.prompt} tokens) exceeds the available context size ({o.window} tokens), try increasing it"
 
 
-def overflow_problem(overflow: Overflow, dialect: Dialect) -> Problem:
+def overflow_problem(overflow: OversizedPrompt, dialect: Dialect) -> Problem:
     """What a server of ``dialect`` says to a request that is too long."""
     match dialect:
         case Dialect.ANTHROPIC:

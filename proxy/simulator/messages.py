@@ -7,9 +7,9 @@ from typing import Any
 from proxy.simulator.checks import check_shapes, reject
 from proxy.simulator.delivery import compact
 from proxy.simulator.errors import Rejected
-from proxy.simulator.model import Outcome, Surface
+from proxy.simulator.model import Completion, Surface
 from proxy.simulator.settings import SimulatorSettings
-from proxy.simulator.window import Piece, Request, tool_pieces
+from proxy.simulator.window import PromptPart, Request, tool_pieces
 
 BLOCKS = (
     "document",
@@ -118,15 +118,15 @@ def _unanswered(index: int, ids: Sequence[str]) -> Rejected:
     )
 
 
-def _message_pieces(request: Request) -> list[Piece]:
+def _message_pieces(request: Request) -> list[PromptPart]:
     """Tools, system prompt, messages: the order in which Anthropic's cache reads them."""
     pieces = tool_pieces(request)
     if request.get("system"):
-        pieces.append(Piece("system", request["system"]))
-    return [*pieces, *(Piece("message", message) for message in request["messages"])]
+        pieces.append(PromptPart("system", request["system"]))
+    return [*pieces, *(PromptPart("message", message) for message in request["messages"])]
 
 
-def _usage(outcome: Outcome) -> dict[str, Any]:
+def _usage(outcome: Completion) -> dict[str, Any]:
     cached = outcome.cached if outcome.written else 0
     written = max(0, outcome.written - cached)
     return {
@@ -138,7 +138,7 @@ def _usage(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _blocks(outcome: Outcome) -> list[dict[str, Any]]:
+def _blocks(outcome: Completion) -> list[dict[str, Any]]:
     spoken = outcome.spoken
     blocks: list[dict[str, Any]] = []
     if spoken.reasoning:
@@ -151,11 +151,11 @@ def _blocks(outcome: Outcome) -> list[dict[str, Any]]:
     return blocks
 
 
-def _stop_reason(outcome: Outcome) -> str:
+def _stop_reason(outcome: Completion) -> str:
     return STOP_REASONS.get(outcome.spoken.finish, outcome.spoken.finish)
 
 
-def _message_body(outcome: Outcome) -> Mapping[str, Any]:
+def _message_body(outcome: Completion) -> Mapping[str, Any]:
     return {
         "id": outcome.id,
         "type": "message",
@@ -168,11 +168,11 @@ def _message_body(outcome: Outcome) -> Mapping[str, Any]:
     }
 
 
-def _message_events(outcome: Outcome) -> tuple[bytes, ...]:
+def _message_events(outcome: Completion) -> tuple[bytes, ...]:
     return tuple(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), compact(event)) for event in _events(outcome))
 
 
-def _events(outcome: Outcome) -> Iterator[Mapping[str, Any]]:
+def _events(outcome: Completion) -> Iterator[Mapping[str, Any]]:
     counts = _usage(outcome)
     start = {**_message_body(outcome), "content": [], "stop_reason": None, "usage": {**counts, "output_tokens": 1}}
     yield {"type": "message_start", "message": start}
@@ -193,7 +193,7 @@ def _opened(block: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: empty.get(key, value) for key, value in block.items()}
 
 
-def _block_deltas(block: Mapping[str, Any], outcome: Outcome) -> Iterator[Mapping[str, Any]]:
+def _block_deltas(block: Mapping[str, Any], outcome: Completion) -> Iterator[Mapping[str, Any]]:
     if block["type"] == "text":
         for piece in outcome.spoken.pieces:
             yield {"type": "text_delta", "text": piece}

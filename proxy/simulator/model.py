@@ -11,10 +11,10 @@ from typing import Any
 from proxy.simulator.answers import Answer, Spoken, asked_tokens, default_answer, speak
 from proxy.simulator.delivery import (
     FAULT_PREFIX,
-    Delivery,
-    Fault,
     FaultRule,
+    InjectedFault,
     Scene,
+    Transmission,
     answer_with_status,
     as_json,
     as_stream,
@@ -23,7 +23,7 @@ from proxy.simulator.delivery import (
 )
 from proxy.simulator.errors import (
     Dialect,
-    Overflow,
+    OversizedPrompt,
     Problem,
     Rejected,
     overflow_problem,
@@ -32,17 +32,17 @@ from proxy.simulator.errors import (
 )
 from proxy.simulator.settings import SimulatorSettings
 from proxy.simulator.summaries import wants_summary
-from proxy.simulator.window import Count, Piece, PrefixCache, Prompt, PromptCounter, Request, overflows
+from proxy.simulator.window import Count, CountedPrompt, PrefixCache, PromptCounter, PromptPart, Request, overflows
 
 NOT_JSON = (
     "We could not parse the JSON body of your request. (HINT: This likely means you aren't using your HTTP library "
     "correctly. The OpenAI API expects a JSON payload, but what was sent was not valid JSON.)"
 )
-NO_FAULT = Fault()
+NO_FAULT = InjectedFault()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Completion:
     """An answer with all that its rendering needs; ``created`` in seconds since 1970.
 
     ``cached`` of the ``prompt`` tokens were in the cache; ``written`` were put there by a cache marker.
@@ -64,9 +64,9 @@ class Surface:
     """One endpoint: how it judges a request, counts it, and writes an answer."""
 
     check: Callable[[Request, SimulatorSettings], None]
-    pieces: Callable[[Request], list[Piece]]
-    body: Callable[[Outcome], Mapping[str, Any]]
-    events: Callable[[Outcome], tuple[bytes, ...]]
+    pieces: Callable[[Request], list[PromptPart]]
+    body: Callable[[Completion], Mapping[str, Any]]
+    events: Callable[[Completion], tuple[bytes, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,9 @@ class Model:
         self._met: Counter[str] = Counter()
         self._serial = 0
 
-    def exchange(self, surface: Surface, body: bytes, *, credential: str, header: str | None) -> tuple[Delivery, Noted]:
+    def exchange(
+        self, surface: Surface, body: bytes, *, credential: str, header: str | None
+    ) -> tuple[Transmission, Noted]:
         """The delivery for one request body, and what was found out about it; ``header`` names a fault."""
         settings, noted = self.settings, Noted()
         try:
@@ -106,7 +108,7 @@ class Model:
             body = json.dumps(problem_body(problem, settings.dialect)).encode()
             return as_json(body, status=problem.status, headers=self._headers()), noted
 
-    def measure(self, surface: Surface, body: bytes) -> Prompt:
+    def measure(self, surface: Surface, body: bytes) -> CountedPrompt:
         """The counted pieces of a request, without judging it."""
         return self.counter.measure(surface.pieces(json.loads(body)))
 
@@ -126,7 +128,7 @@ class Model:
             raise Rejected(Problem(message="Invalid type for request body: expected an object."))
         return request
 
-    def _meet(self, request: Request, header: str | None) -> Fault:
+    def _meet(self, request: Request, header: str | None) -> InjectedFault:
         """The fault for this request: of the header, else of the model's name, else of the settings."""
         model = request.get("model")
         spelling = header or (model if isinstance(model, str) and model.startswith(FAULT_PREFIX) else None)
@@ -141,8 +143,8 @@ class Model:
         return fault if fault.times is None or self._met[spelling] <= fault.times else NO_FAULT
 
     def _answer(
-        self, surface: Surface, request: Request, fault: Fault, noted: Noted, credential: str
-    ) -> tuple[Delivery, Noted]:
+        self, surface: Surface, request: Request, fault: InjectedFault, noted: Noted, credential: str
+    ) -> tuple[Transmission, Noted]:
         model, asked = str(request["model"]), asked_tokens(request)
         prompt = self.counter.measure(surface.pieces(request))
         window = int(fault.number(0)) if fault.name == "window" else self.settings.window_of(model)
@@ -160,23 +162,23 @@ class Model:
             self.cache.remember(prompt, credential=credential, model=model)
         return delivery, replace(noted, cached_tokens=outcome.cached, completion_tokens=outcome.spoken.tokens)
 
-    def _apply(self, fault: Fault, delivery: Delivery, scene: Scene) -> Delivery:
+    def _apply(self, fault: InjectedFault, delivery: Transmission, scene: Scene) -> Transmission:
         if fault.is_status:
             return answer_with_status(fault, scene)
         return self.settings.faults.get(fault.name, FaultRule()).change(delivery, fault, scene)
 
-    def _refuse(self, fault: Fault, refused: Delivery, scene: Scene, *, streamed: bool) -> Delivery:
+    def _refuse(self, fault: InjectedFault, refused: Transmission, scene: Scene, *, streamed: bool) -> Transmission:
         """The refusal of a request that is too long, or what a fault that comes before or around it makes of it."""
         if fault.name in {"overflow_in_stream", "error_in_stream"}:
             return as_stream((scene.error_event,)) if streamed else as_json(scene.overflow)
         wins = fault.is_status or self.settings.faults.get(fault.name, FaultRule()).wins
         return self._apply(fault, refused, scene) if wins else refused
 
-    def _error(self, fault: Fault, prompt: Prompt, window: int, asked: int | None) -> tuple[int, bytes]:
+    def _error(self, fault: InjectedFault, prompt: CountedPrompt, window: int, asked: int | None) -> tuple[int, bytes]:
         """Status and body of the refusal, should the request not fit."""
         stated = int(fault.number(window // 2)) if fault.name == "wrong_window" else window
         size = max(prompt.total, stated + 1) if fault.name.startswith("error_in_stream") else prompt.total
-        overflow = Overflow(stated, size, prompt.tools, asked)
+        overflow = OversizedPrompt(stated, size, prompt.tools, asked)
         asked_for = fault.argument if fault.name == "wording" else ""
         wording = asked_for or self.settings.wording or self.settings.dialect
         if wording in self.settings.wordings:
@@ -187,13 +189,13 @@ class Model:
         dialect = Dialect(wording)
         return 400, json.dumps(problem_body(overflow_problem(overflow, dialect), dialect)).encode()
 
-    def _outcome(self, request: Request, prompt: Prompt, window: int, credential: str) -> Outcome:
+    def _outcome(self, request: Request, prompt: CountedPrompt, window: int, credential: str) -> Completion:
         settings, model, count = self.settings, str(request["model"]), self.counter.count
         limits = [size for size in (asked_tokens(request), settings.max_output) if size is not None]
         self._serial += 1
         mark = blake2b(f"{settings.seed}:{self._serial}".encode(), digest_size=12).hexdigest()
         prefix = "msg_" if settings.dialect is Dialect.ANTHROPIC else "chatcmpl-"
-        return Outcome(
+        return Completion(
             id=prefix + mark,
             created=int(time.time()),
             model=model,
@@ -219,7 +221,7 @@ class Model:
             return default_answer(request, settings.seed)
         return Answer(text=answer) if isinstance(answer, str) else answer
 
-    def _render(self, surface: Surface, outcome: Outcome) -> Delivery:
+    def _render(self, surface: Surface, outcome: Completion) -> Transmission:
         settings, request = self.settings, outcome.request
         headers = self._headers()
         if request.get("stream"):

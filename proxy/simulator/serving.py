@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import uvicorn
 
-from proxy.simulator.app import Simulator, TokenCounter, create_simulator
+from proxy.simulator.app import Simulator, WordCounter, create_simulator
 from proxy.simulator.recorder import Seen
 from proxy.simulator.settings import SimulatorSettings
 
@@ -81,7 +81,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _configure(
-    settings: SimulatorSettings, counter: TokenCounter, log_level: str | None = None
+    settings: SimulatorSettings, counter: WordCounter, log_level: str | None = None
 ) -> tuple[uvicorn.Config, Simulator]:
     app = create_simulator(settings, counter=counter)
     config = uvicorn.Config(
@@ -93,7 +93,7 @@ def _configure(
 def serve_until_stopped(
     settings: SimulatorSettings,
     *,
-    counter: TokenCounter,
+    counter: WordCounter,
     host: str,
     port: int,
     ready: Callable[[RunningSimulator], None],
@@ -107,7 +107,7 @@ def serve_until_stopped(
 
 @contextlib.asynccontextmanager
 async def serve_simulator(
-    settings: SimulatorSettings, *, counter: TokenCounter, host: str = "127.0.0.1", port: int = 0
+    settings: SimulatorSettings, *, counter: WordCounter, host: str = "127.0.0.1", port: int = 0
 ) -> AsyncIterator[RunningSimulator]:
     """A simulator in the running event loop for the length of the block; port 0 takes a free one."""
     listener = _listen(host, port)
@@ -130,7 +130,7 @@ async def serve_simulator(
 
 @contextlib.contextmanager
 def run_simulator(
-    settings: SimulatorSettings, *, counter: TokenCounter, host: str = "127.0.0.1", port: int = 0
+    settings: SimulatorSettings, *, counter: WordCounter, host: str = "127.0.0.1", port: int = 0
 ) -> Iterator[RunningSimulator]:
     """The same in a thread of its own, for callers that block."""
     started = threading.Event()

@@ -6,10 +6,10 @@ from typing import Any
 
 from proxy.simulator.answers import Answer, Script
 from proxy.simulator.delivery import FAULTS, FaultRule
-from proxy.simulator.errors import Dialect, Overflow
-from proxy.simulator.summaries import Summarizer
+from proxy.simulator.errors import Dialect, OversizedPrompt
+from proxy.simulator.summaries import SummaryWriter
 
-Wording = tuple[int, Callable[[Overflow], Any]]
+Wording = tuple[int, Callable[[OversizedPrompt], Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class SimulatorSettings:
     answers: tuple[Answer | str, ...] = ()
     answer: Script | None = None
     summary_model: str | None = None
-    summarizer: Summarizer = field(default_factory=Summarizer)
+    summarizer: SummaryWriter = field(default_factory=SummaryWriter)
     summary_seconds: float | None = None
     wording: str | None = None
     wordings: Mapping[str, Wording] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from proxy.simulator.answers import Answer, asked_tokens
-from proxy.simulator.delivery import Delivery
+from proxy.simulator.delivery import Transmission
 from proxy.simulator.window import Count, Request
 
 _ASKS = re.compile(r"summar(?:y|i[sz])|compact(?:ion| the)|condense|working notes|take notes|checkpoint", re.IGNORECASE)
@@ -60,7 +60,7 @@ def _is_in_place(request: Request) -> bool:
     return last.get("role") == "user" and _ASKS_IN_PLACE.match(text_of(last.get("content"))) is not None
 
 
-class Summarizer:
+class SummaryWriter:
     """A summariser that does its work; one that fails is made by overriding what it does."""
 
     def check(self, request: Request) -> None:
@@ -84,7 +84,7 @@ class Summarizer:
         """The lines of the material, which the summary is made of."""
         return [line for raw in data.splitlines() if (line := _ORIGIN.sub("", _TAG.sub("", raw).strip(), count=1))]
 
-    def deliver(self, delivery: Delivery) -> Delivery:
+    def deliver(self, delivery: Transmission) -> Transmission:
         """The answer as it is sent."""
         return delivery
 
@@ -92,7 +92,7 @@ class Summarizer:
 def summarize(material: str, *, limit: int, count: Count) -> str:
     """Notes on ``material`` in plain words."""
     data = _before_the_end(material) or material
-    return _notes(Summarizer().lines(data), data, limit=limit, count=count)
+    return _notes(SummaryWriter().lines(data), data, limit=limit, count=count)
 
 
 def schema_of(request: Request) -> Mapping[str, Any] | None:

@@ -24,24 +24,24 @@ _dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=Fa
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PromptPart:
     """A part of the request that is counted and cached as one: ``tools``, ``system`` or a message."""
 
     kind: str
     value: Any
 
 
-def tool_pieces(request: Request) -> list[Piece]:
+def tool_pieces(request: Request) -> list[PromptPart]:
     """What is read before the messages: tool definitions and the schema of the answer."""
-    pieces = [Piece("tools", request[name]) for name in ("tools", "functions") if request.get(name)]
+    pieces = [PromptPart("tools", request[name]) for name in ("tools", "functions") if request.get(name)]
     form = request.get("response_format")
     if isinstance(form, dict) and form.get("json_schema"):
-        pieces.append(Piece("tools", form["json_schema"]))
+        pieces.append(PromptPart("tools", form["json_schema"]))
     return pieces
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class CountedPrompt:
     """The pieces of a request in the order in which a provider reads them, with digest and tokens each."""
 
     digests: tuple[bytes, ...]
@@ -77,7 +77,7 @@ class PromptCounter:
         self.count = count
         self._known: dict[bytes, int] = {}
 
-    def measure(self, pieces: Iterable[Piece]) -> Prompt:
+    def measure(self, pieces: Iterable[PromptPart]) -> CountedPrompt:
         """The pieces with their digests and tokens; ``breakpoint`` counts pieces up to the last cache marker."""
         digests: list[bytes] = []
         tokens: list[int] = []
@@ -97,9 +97,9 @@ class PromptCounter:
                 marked = index
             digests.append(digest)
             tokens.append(size)
-        return Prompt(tuple(digests), tuple(tokens), tools, marked)
+        return CountedPrompt(tuple(digests), tuple(tokens), tools, marked)
 
-    def _tokens(self, piece: Piece, data: bytes) -> int:
+    def _tokens(self, piece: PromptPart, data: bytes) -> int:
         if piece.kind == "message":
             return _message_tokens(piece.value, self.count)
         if piece.kind == "system":
@@ -179,7 +179,7 @@ def _png_size(url: str) -> tuple[int, int] | None:
     return (width, height) if width and height else None
 
 
-def overflows(prompt: Prompt, *, window: int, asked: int | None) -> bool:
+def overflows(prompt: CountedPrompt, *, window: int, asked: int | None) -> bool:
     """Whether it is too long for a server that reserves what was asked for (one token where nothing was)."""
     return prompt.total + max(asked or 1, 1) > window
 
@@ -192,7 +192,7 @@ class PrefixCache:
         self._minimum = minimum
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
-    def cached_tokens(self, prompt: Prompt, *, credential: str, model: str) -> int:
+    def cached_tokens(self, prompt: CountedPrompt, *, credential: str, model: str) -> int:
         """Tokens of the longest leading run of pieces that an earlier request of the same owner began with."""
         tokens = 0
         for key, size in zip(_chain(prompt, credential, model), prompt.tokens, strict=True):
@@ -201,7 +201,7 @@ class PrefixCache:
             tokens += size
         return tokens if tokens >= self._minimum else 0
 
-    def remember(self, prompt: Prompt, *, credential: str, model: str) -> None:
+    def remember(self, prompt: CountedPrompt, *, credential: str, model: str) -> None:
         """Make every prefix of ``prompt`` a hit for later requests."""
         for key in _chain(prompt, credential, model):
             self._seen[key] = None
@@ -214,7 +214,7 @@ class PrefixCache:
         self._seen.clear()
 
 
-def _chain(prompt: Prompt, credential: str, model: str) -> Iterator[bytes]:
+def _chain(prompt: CountedPrompt, credential: str, model: str) -> Iterator[bytes]:
     key = blake2b(f"{credential}\n{model}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
     for digest in prompt.digests:
         key = blake2b(key + digest, digest_size=16).digest()

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from proxy.simulator import Dialect, SimulatorSettings, run_simulator
-from proxy.simulator.window import Piece, PromptCounter, image_tokens
+from proxy.simulator.window import PromptCounter, PromptPart, image_tokens
 from proxy.tokenizer import Tokenizer
 from tests.wordings import WORDINGS
 
@@ -151,7 +151,7 @@ def test_wordings_agree_with_bodies_that_were_seen_in_the_wild():
         "anthropic": "prompt is too long: 4777 tokens > 4096 maximum",
         "llamacpp": "request (4777 tokens) exceeds the available context size (4096 tokens), try increasing it",
         "gemini": "The input token count (4777) exceeds the maximum number of tokens allowed (4096).",
-        "mistral": "Prompt contains 4777 tokens and 0 draft tokens, too large for model with 4096 maximum",
+        "mistral": "CountedPrompt contains 4777 tokens and 0 draft tokens, too large for model with 4096 maximum",
     }
     for wording, expected in cases.items():
         settings = SimulatorSettings(window=4096, wording=wording, wordings=WORDINGS)
@@ -172,17 +172,21 @@ def test_an_image_costs_by_size_and_detail_and_its_base64_text_nothing():
     assert image_tokens({"url": "https://example.com/a.png", "detail": "high"}) == 1105
     part = {"type": "image_url", "image_url": {"url": png(1024, 1024)}}
     message = {"role": "user", "content": [{"type": "text", "text": "see"}, part]}
-    assert PromptCounter(Words().count).measure([Piece("message", message)]).total == 3 + 4 + 1 + 765
+    assert PromptCounter(Words().count).measure([PromptPart("message", message)]).total == 3 + 4 + 1 + 765
 
 
 def test_calls_names_and_results_are_counted():
     count = PromptCounter(Words().count)
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    assert count.measure([Piece("message", {"role": "assistant", "content": None, "tool_calls": [call]})]).total == (
-        3 + 4 + 1 + 2 + 8
+    assert count.measure(
+        [PromptPart("message", {"role": "assistant", "content": None, "tool_calls": [call]})]
+    ).total == (3 + 4 + 1 + 2 + 8)
+    assert (
+        count.measure([PromptPart("message", {"role": "user", "name": "ann", "content": "a b"})]).total == 3 + 4 + 2 + 1
     )
-    assert count.measure([Piece("message", {"role": "user", "name": "ann", "content": "a b"})]).total == 3 + 4 + 2 + 1
-    assert count.measure([Piece("message", {"role": "tool", "tool_call_id": "c", "content": "x"})]).total == 3 + 4 + 1
+    assert (
+        count.measure([PromptPart("message", {"role": "tool", "tool_call_id": "c", "content": "x"})]).total == 3 + 4 + 1
+    )
 
 
 def test_the_real_tokenizer_counts_for_it():
