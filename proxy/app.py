@@ -48,7 +48,8 @@ from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
 from proxy.upstream.probe import Fetch, Probe
-from proxy.upstream.upstreams import Provider, Upstreams
+from proxy.upstream.providers import LitellmProvider
+from proxy.upstream.upstreams import Upstreams
 from proxy.watched_store import WatchedStore
 from proxy.windows import Windows
 
@@ -72,7 +73,7 @@ class App:
         *,
         telemetry: Telemetry,
         tokenizer: Tokenizer | None,
-        providers: Mapping[str, Provider],
+        providers: Mapping[str, LitellmProvider],
         reload: Callable[[], Config] | None,
         clock: Callable[[], float],
         hooks: Sequence[Plugin],
@@ -135,7 +136,7 @@ def create_app(
     *,
     telemetry: Telemetry,
     tokenizer: Tokenizer | None = None,
-    providers: Mapping[str, Provider] | None = None,
+    providers: Mapping[str, LitellmProvider] | None = None,
     reload: Callable[[], Config] | None = None,
     clock: Callable[[], float] = time.time,
     hooks: Sequence[Plugin] = (),
@@ -196,7 +197,7 @@ async def running(
     *,
     telemetry: Telemetry,
     tokenizer: Tokenizer | None = None,
-    providers: Mapping[str, Provider] | None = None,
+    providers: Mapping[str, LitellmProvider] | None = None,
     clock: Callable[[], float] = time.time,
     hooks: Sequence[Plugin] = (),
 ) -> AsyncIterator[Runtime]:
@@ -263,7 +264,7 @@ async def _assemble(
     *,
     telemetry: Telemetry,
     tokenizer: Tokenizer | None,
-    providers: Mapping[str, Provider],
+    providers: Mapping[str, LitellmProvider],
     clock: Callable[[], float],
     steady: Callable[[], float],
 ) -> Runtime:

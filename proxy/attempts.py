@@ -17,7 +17,7 @@ from proxy.runtime import Runtime
 from proxy.tap import error_code, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, Attempt
 from proxy.telemetry.names import REQUEST_PARAMS
-from proxy.upstream.client import StreamBroken
+from proxy.upstream.client import Answer, StreamBroken
 from proxy.upstream.overflow import (
     NONE,
     Kind,
@@ -28,7 +28,6 @@ from proxy.upstream.overflow import (
     is_cut_short,
     plausible_limit,
 )
-from proxy.upstream.upstreams import Answer
 from proxy.wire.chat import ChatRequest, with_fields
 
 SMALLEST_OUTPUT = 16

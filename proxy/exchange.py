@@ -41,9 +41,8 @@ from proxy.runtime import Runtime
 from proxy.settlement import listened, settle
 from proxy.tap import Tap
 from proxy.telemetry import ABOUT, About
-from proxy.upstream.client import came_through
+from proxy.upstream.client import Answer, came_through
 from proxy.upstream.overflow import Verdict
-from proxy.upstream.upstreams import Answer
 from proxy.wire.chat import parse_chat
 
 ROUTE = "/v1/chat/completions"

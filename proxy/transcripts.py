@@ -18,7 +18,6 @@ import xxhash
 from policies import Body, Message
 from policies.buckets import Summed, tokens_by_role
 from policies.messages import ToolDefinition, Tools, chain_of, extend_chain, head_length
-from proxy.counting import count_messages, count_tools, tool_texts
 from proxy.errors import InvalidJSON, RequestTooLarge
 from proxy.tokenizer import TextCounter
 from proxy.wire.chat import (
@@ -27,12 +26,15 @@ from proxy.wire.chat import (
     MessageArray,
     body_of,
     chosen_tools,
+    count_messages,
+    count_tools,
     message_of,
+    named_files,
     read_message,
     tool_definitions,
     tool_description,
+    tool_texts,
 )
-from proxy.wire.parts import named_files
 from proxy.wire.raw import Raw, nests_beyond, read_value
 
 MOST_MESSAGES = 300_000
@@ -244,16 +246,12 @@ def _define(request: ChatRequest, *, model: str, counter: TextCounter) -> tuple[
 
 
 class _Hash(Protocol):
-    """A hash that goes on from where a copy of it was taken."""
-
     def update(self, data: memoryview, /) -> None: ...
     def digest(self) -> bytes: ...
     def copy(self) -> "_Hash": ...
 
 
 class _Prefix(NamedTuple):
-    """The first ``end`` bytes of an array, hashed."""
-
     end: int
     digest: bytes
     running: _Hash

@@ -117,7 +117,7 @@ WORDINGS: Mapping[str, Wording] = {
         400,
         lambda o: {
             "object": "error",
-            "message": f"CountedPrompt contains {o.prompt} tokens and 0 draft tokens, too large for model with {o.window} "
+            "message": f"Prompt contains {o.prompt} tokens and 0 draft tokens, too large for model with {o.window} "
             "maximum context length",
             "type": "invalid_request_invalid_args",
             "param": None,

@@ -19,7 +19,6 @@ from hashlib import blake2b
 from typing import Any
 
 from policies import TokenCounter
-from proxy.counting import count_message
 from proxy.recall.answering import (
     LAST,
     REFUSED,
@@ -37,6 +36,7 @@ from proxy.relay import Received
 from proxy.store import StoreError
 from proxy.tap import Tap
 from proxy.upstream.overflow import Verdict
+from proxy.wire.chat import count_message
 from proxy.wire.raw import write_value
 
 SHARES = (1.0, 0.5, 0.0)

@@ -24,8 +24,7 @@ from proxy.tap import Tap, Usage, read_completion
 from proxy.telemetry import ABOUT, CONTEXT_HEADERS, Attempt, Trace
 from proxy.telemetry.names import OPERATIONS
 from proxy.telemetry.spans import NULL_SPAN
-from proxy.upstream.client import came_through
-from proxy.upstream.upstreams import Answer
+from proxy.upstream.client import Answer, came_through
 from proxy.wire.names import name_from
 from proxy.wire.raw import read_value, split_object
 

@@ -100,7 +100,6 @@ def _fitting(pieces: tuple[str, ...], room: int, count: Count) -> int:
 
 
 def _forced_tool(request: Request) -> tuple[str, Any] | None:
-    """Name and parameter schema of the tool that ``tool_choice`` demands, in OpenAI's or Anthropic's form."""
     tools = [tool.get("function") or tool.get("custom") or tool for tool in request.get("tools") or ()]
     choice = request.get("tool_choice")
     if not tools or choice in (None, "auto", "none"):

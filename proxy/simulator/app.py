@@ -64,7 +64,8 @@ class _Answering:
             credential=_credential_of(request),
             header=request.headers.get(FAULT_HEADER),
         )
-        visit.note(**{name: getattr(noted, name) for name in noted.__slots__})
+        for name in noted.__slots__:
+            setattr(visit.seen, name, getattr(noted, name))
         await deliver(delivery, visit)
 
 
@@ -159,7 +160,6 @@ def _ledger_routes(simulator: Simulator) -> list[BaseRoute]:
 
 
 def _model_card(name: str, settings: SimulatorSettings) -> Mapping[str, Any]:
-    """One entry of ``GET /v1/models`` with what the dialect says about the window."""
     window = settings.window_of(name)
     if settings.dialect is Dialect.ANTHROPIC:
         return {"type": "model", "id": name, "display_name": name, "created_at": "2025-01-01T00:00:00Z"}
@@ -173,7 +173,6 @@ def _model_card(name: str, settings: SimulatorSettings) -> Mapping[str, Any]:
 
 
 def _list_models(settings: SimulatorSettings) -> Mapping[str, Any]:
-    """The body of ``GET /v1/models``."""
     names = tuple(dict.fromkeys((*settings.models, *settings.windows)))
     cards = [_model_card(name, settings) for name in names]
     if settings.dialect is Dialect.ANTHROPIC:

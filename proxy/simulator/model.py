@@ -175,7 +175,6 @@ class Model:
         return self._apply(fault, refused, scene) if wins else refused
 
     def _error(self, fault: InjectedFault, prompt: CountedPrompt, window: int, asked: int | None) -> tuple[int, bytes]:
-        """Status and body of the refusal, should the request not fit."""
         stated = int(fault.number(window // 2)) if fault.name == "wrong_window" else window
         size = max(prompt.total, stated + 1) if fault.name.startswith("error_in_stream") else prompt.total
         overflow = OversizedPrompt(stated, size, prompt.tools, asked)

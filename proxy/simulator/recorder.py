@@ -4,8 +4,9 @@ import asyncio
 import hashlib
 import json
 import time
+from collections import deque
 from collections.abc import Iterator, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,9 +15,9 @@ OWN_ROUTES = "/sim/"
 VISIT = "simulator.visit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Seen:
-    """One request as it arrived, and what became of it.
+    """One request as it arrived, and what became of it so far.
 
     Attributes:
         headers: name and value in the order received, names in lower case.
@@ -63,34 +64,31 @@ class Seen:
 
 
 class Ledger:
-    """The requests in order of arrival; an entry is replaced as its answer goes on."""
+    """The requests in order of arrival."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._next = 0
-        self._entries: dict[int, Seen] = {}
+        self._entries: deque[Seen] = deque()
         self._started = time.monotonic()
         self._visits: set[Visit] = set()
+
+    def __iter__(self) -> Iterator[Seen]:
+        return iter(tuple(self._entries))
 
     def now(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self._started
 
-    def __iter__(self) -> Iterator[Seen]:
-        return iter(tuple(self._entries.values()))
-
     def arrive(self, scope: Scope, body: bytes, send: Send) -> "Visit":
         """Record a request that has arrived in full."""
         headers = tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"])
-        key = self._next
-        self._next += 1
-        self._entries[key] = Seen(method=scope["method"], path=scope["path"], headers=headers, body=body, at=self.now())
+        seen = Seen(method=scope["method"], path=scope["path"], headers=headers, body=body, at=self.now())
+        self._entries.append(seen)
         self._bytes += len(body)
         while self._bytes > self._max_bytes and len(self._entries) > 1:
-            oldest = next(iter(self._entries))
-            self._bytes -= len(self._entries.pop(oldest).body)
-        visit = Visit(self, key, send)
+            self._bytes -= len(self._entries.popleft().body)
+        visit = Visit(self, seen, send)
         self._visits.add(visit)
         return visit
 
@@ -104,11 +102,6 @@ class Ledger:
             visit.done = True
             visit.over.set()
 
-    def note(self, key: int, **changes: Any) -> None:
-        """Change fields of an entry; one that was cleared meanwhile stays away."""
-        if key in self._entries:
-            self._entries[key] = replace(self._entries[key], **changes)
-
     def clear(self) -> None:
         """Forget every entry."""
         self._entries.clear()
@@ -116,15 +109,14 @@ class Ledger:
 
 
 class Visit:
-    """One request while it is being answered: its ledger entry, and whether the client is still there."""
+    """One request while it is being answered: its entry, and whether the client is still there."""
 
-    def __init__(self, ledger: Ledger, key: int, send: Send) -> None:
-        self._ledger = ledger
-        self._key = key
-        self._send = send
-        self._sent = 0
+    def __init__(self, ledger: Ledger, seen: Seen, send: Send) -> None:
+        self.seen = seen
         self.over = asyncio.Event()
         self.done = False
+        self._ledger = ledger
+        self._send = send
 
     async def wait(self, seconds: float | None) -> bool:
         """Sleep (None: for ever); True as soon as the client left or the simulator stops."""
@@ -138,24 +130,19 @@ class Visit:
         return True
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Hand an ASGI message to the server, noting status, size and end in the ledger."""
+        """Hand an ASGI message to the server, noting status, size and end."""
         if message["type"] == "http.response.start":
-            self.note(status=message["status"])
+            self.seen.status = message["status"]
         else:
-            self._sent += len(message.get("body", b""))
-            ends = not message.get("more_body", False)
-            self.done = self.done or ends
-            self.note(sent=self._sent, finished=ends)
+            self.seen.sent += len(message.get("body", b""))
+            self.seen.finished = not message.get("more_body", False)
+            self.done = self.done or self.seen.finished
         await self._send(message)
-
-    def note(self, **changes: Any) -> None:
-        """Change the ledger entry."""
-        self._ledger.note(self._key, **changes)
 
     def leave(self) -> None:
         """The client is gone; an answer that was complete by then does not count as broken off."""
         if not self.done:
-            self.note(client_gone=True, gone_at=self._ledger.now())
+            self.seen.client_gone, self.seen.gone_at = True, self._ledger.now()
         self.over.set()
 
 
@@ -194,7 +181,6 @@ class Recorder:
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """The whole body, or None where the client left in the middle of it."""
     parts: list[bytes] = []
     while True:
         message = await receive()

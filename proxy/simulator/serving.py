@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import uvicorn
+from anyio.from_thread import start_blocking_portal
 
 from proxy.simulator.app import Simulator, WordCounter, create_simulator
 from proxy.simulator.recorder import Seen
@@ -133,34 +133,8 @@ def run_simulator(
     settings: SimulatorSettings, *, counter: WordCounter, host: str = "127.0.0.1", port: int = 0
 ) -> Iterator[RunningSimulator]:
     """The same in a thread of its own, for callers that block."""
-    started = threading.Event()
-    found: list[RunningSimulator] = []
-    stops: list[Callable[[], object]] = []
-    failed: list[BaseException] = []
-
-    async def live() -> None:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        async with serve_simulator(settings, counter=counter, host=host, port=port) as running:
-            stops.append(lambda: loop.call_soon_threadsafe(stop.set))
-            found.append(running)
-            started.set()
-            await stop.wait()
-
-    def work() -> None:
-        try:
-            asyncio.run(live())
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            failed.append(error)
-        finally:
-            started.set()
-
-    thread = threading.Thread(target=work, name="simulator", daemon=True)
-    thread.start()
-    started.wait(START_SECONDS)
-    if failed:
-        raise failed[0]
-    try:
-        yield found[0]
-    finally:
-        stops[0]()
-        thread.join(START_SECONDS)
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(serve_simulator(settings, counter=counter, host=host, port=port)) as running,
+    ):
+        yield running

@@ -153,7 +153,6 @@ def _by_schema(schema: Mapping[str, Any], lines: list[str], *, limit: int, count
 
 
 def _cut(line: str) -> str:
-    """The beginning of a line, to the end of a word."""
     return line if len(line) <= LINE else line[:LINE].rpartition(" ")[0] or line[:LINE]
 
 

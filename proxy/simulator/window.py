@@ -124,7 +124,6 @@ def _message_tokens(message: Request, count: Count) -> int:
 
 
 def _content_tokens(content: Any, count: Count) -> int:
-    """Tokens of a content value: a string, a list of parts or blocks, or nothing."""
     if isinstance(content, str):
         return count(content) if content else 0
     if isinstance(content, list):

@@ -29,7 +29,7 @@ from proxy.summaries.answers import error_code, read_answer, wants_other_form
 from proxy.summaries.kept import STOPPED, KeptSummaries, SummaryStore
 from proxy.tap import Usage
 from proxy.upstream.overflow import classify, plausible_limit
-from proxy.wire.summaries import PLAIN, REASONING, Form, own_body
+from proxy.wire.chat import PLAIN, REASONING, Form, own_body
 
 AT_ONCE = 8
 BACK_OFF_AFTER = 3

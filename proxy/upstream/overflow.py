@@ -261,7 +261,6 @@ def _judge_inner(failure: object) -> Verdict:
 
 
 def _judge(status: int, report: ErrorReport) -> Verdict:
-    """The verdict on an error, in the order that the module names."""
     coded = bool(report.codes & rules.OVERFLOW_CODES)
     explicit = next((text for text in report.texts if _explicit(text)), None)
     rated = bool(report.codes & rules.RATE_CODES)

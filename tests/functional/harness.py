@@ -20,9 +20,8 @@ import pytest
 
 from proxy.app import create_app
 from proxy.config import Flags, load_config
-from proxy.protocol import ServerLimits
 from proxy.runtime import Runtime
-from proxy.server import serve
+from proxy.server import ServerLimits, serve
 from proxy.simulator import Seen
 from proxy.simulator.serving import RunningSimulator
 from proxy.store import Store

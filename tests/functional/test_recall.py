@@ -15,8 +15,8 @@ import openai
 import pytest
 
 from policies.summary import defang
-from proxy.protocol import ServerLimits
 from proxy.recall.offer import definition_of
+from proxy.server import ServerLimits
 from proxy.simulator import Answer, Call, Problem, Rejected, Request, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from tests.functional.harness import (

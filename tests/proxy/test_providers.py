@@ -26,12 +26,11 @@ from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUn
 from proxy.simulator import Answer, Call, Dialect, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.sse import Decoder
+from proxy.upstream.client import Answer as UpstreamAnswer
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.litellm_line import escaped
 from proxy.upstream.overflow import Kind, classify, classify_event
-from proxy.upstream.providers import providers_for
-from proxy.upstream.upstreams import Answer as UpstreamAnswer
-from proxy.upstream.upstreams import Provider
+from proxy.upstream.providers import LitellmProvider, providers_for
 from tests.misbehaving import ALL_FAULTS
 
 KEY = "sk-operators-own-0123456789"
@@ -60,7 +59,7 @@ def settings(base: str, **more: Any) -> UpstreamSettings:
 
 
 @contextlib.asynccontextmanager
-async def upstream(options: SimulatorSettings, **more: Any) -> AsyncIterator[tuple[Provider, RunningSimulator]]:
+async def upstream(options: SimulatorSettings, **more: Any) -> AsyncIterator[tuple[LitellmProvider, RunningSimulator]]:
     async with serve_simulator(options, counter=Words()) as running:
         provider = providers_for([settings(running.origin, **more)])["claude"]
         try:
@@ -78,13 +77,13 @@ def body_of(model: str = "claude-sim", **fields: Any) -> bytes:
 
 
 async def ask(
-    provider: Provider, model: str = "claude-sim", *, credential: bytes = b"", **fields: Any
+    provider: LitellmProvider, model: str = "claude-sim", *, credential: bytes = b"", **fields: Any
 ) -> UpstreamAnswer:
     headers = fields.pop("given_headers", ())
     return await provider.send(body=body_of(model, **fields), credential=credential, headers=headers)
 
 
-async def told(provider: Provider, model: str, **fields: Any) -> tuple[int, dict[str, Any], dict[bytes, bytes]]:
+async def told(provider: LitellmProvider, model: str, **fields: Any) -> tuple[int, dict[str, Any], dict[bytes, bytes]]:
     answer = await ask(provider, model, **fields)
     return answer.status, json.loads(await answer.read())["error"], dict(answer.headers)
 
@@ -439,7 +438,7 @@ async def test_a_port_where_nobody_listens_is_unreachable(stream):
 
 
 @contextlib.asynccontextmanager
-async def raw(answer: bytes | None, name: str = "anthropic") -> AsyncIterator[tuple[Provider, list[bytes]]]:
+async def raw(answer: bytes | None, name: str = "anthropic") -> AsyncIterator[tuple[LitellmProvider, list[bytes]]]:
     """A server that reads a request and sends ``answer``, or resets the connection for None."""
     asked: list[bytes] = []
 
@@ -605,8 +604,8 @@ async def test_two_credentials_share_no_connection():
         for credential in (b"sk-one", b"sk-two", b"sk-one"):
             await (await ask(provider, credential=credential)).read()
         pools = provider._pools  # type: ignore[attr-defined]
-        assert set(pools) == {b"sk-one", b"sk-two"}
-        assert pools[b"sk-one"].transport is not pools[b"sk-two"].transport
+        assert set(pools._pools) == {b"sk-one", b"sk-two"}
+        assert pools.of(b"sk-one").transport is not pools.of(b"sk-two").transport
 
 
 async def test_nothing_is_printed_or_logged(capfd, caplog):

@@ -151,7 +151,7 @@ def test_wordings_agree_with_bodies_that_were_seen_in_the_wild():
         "anthropic": "prompt is too long: 4777 tokens > 4096 maximum",
         "llamacpp": "request (4777 tokens) exceeds the available context size (4096 tokens), try increasing it",
         "gemini": "The input token count (4777) exceeds the maximum number of tokens allowed (4096).",
-        "mistral": "CountedPrompt contains 4777 tokens and 0 draft tokens, too large for model with 4096 maximum",
+        "mistral": "Prompt contains 4777 tokens and 0 draft tokens, too large for model with 4096 maximum",
     }
     for wording, expected in cases.items():
         settings = SimulatorSettings(window=4096, wording=wording, wordings=WORDINGS)

@@ -19,8 +19,7 @@ from proxy.store.records import SummaryRow
 from proxy.summaries.allowance import Allowance
 from proxy.summaries.kept import MOST_CHARACTERS, MOST_KEPT, KeptSummaries
 from proxy.summaries.summarizer import AT_ONCE, BACK_OFF_AFTER, BACK_OFF_FIRST, LEARNED_FOR, Summarizer, Terms, Told
-from proxy.wire.chat import parse_chat
-from proxy.wire.summaries import REASONING_ROOM, forces_a_call, standing_body
+from proxy.wire.chat import REASONING_ROOM, forces_a_call, parse_chat, standing_body
 
 TERMS = Terms(tenant="a", upstream="up", model="small")
 NOTES = "The service was moved to port 8400 and the tests pass; next is the release."
