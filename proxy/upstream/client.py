@@ -183,7 +183,7 @@ class HTTPAnswer(Answer):
         if self._rest:
             rest, self._rest = self._rest, b""
             yield rest
-        read, watch, clock = self._content.readany, self._watch, asyncio.get_running_loop().time
+        read, watch, clock = self._content.readany, self._watch, self._watch.clock
         if not self._content.is_eof():
             watch.start()
         try:

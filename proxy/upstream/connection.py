@@ -226,21 +226,21 @@ class IdleWatch:
     that came without ending the wait.
     """
 
-    __slots__ = ("_bytes", "_end", "_loop", "_received", "_timer", "seconds", "since")
+    __slots__ = ("_bytes", "_end", "_received", "_timer", "clock", "seconds", "since")
 
     def __init__(self, seconds: float, *, end: Callable[[], None], received: Callable[[], int] = int) -> None:
         self.seconds = seconds
         self.since: float | None = None
+        self.clock = asyncio.get_running_loop().time
         self._end = end
         self._received = received
         self._bytes = 0
-        self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Watch from now on, if not already."""
         if self._timer is None:
-            self._timer = self._loop.call_later(self.seconds, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self.seconds, self._look)
 
     def stop(self) -> None:
         """Watch no longer."""
@@ -249,13 +249,13 @@ class IdleWatch:
             self._timer = None
 
     def _look(self) -> None:
-        now, count = self._loop.time(), self._received()
+        now, count = self.clock(), self._received()
         if self.since is None or count != self._bytes:
             self._bytes = count
             self.since = None if self.since is None else now
         left = self.seconds if self.since is None else self.since + self.seconds - now
         if left > 0:
-            self._timer = self._loop.call_later(left, self._look)
+            self._timer = asyncio.get_running_loop().call_later(left, self._look)
         else:
             self._timer = None
             self._end()

@@ -105,7 +105,7 @@ def text_of(found: list[bytes]) -> str:
 
 def run_python(source: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, check=False, timeout=110
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
