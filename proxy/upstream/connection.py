@@ -6,6 +6,7 @@ looks complete, and a pooled connection that the upstream had closed already is 
 
 import asyncio
 import functools
+import select
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from itertools import islice
@@ -48,6 +49,11 @@ class PooledConnection(ResponseHandler):
         self.heard = False
         super().set_response_params(**params)
 
+    def is_connected(self) -> bool:
+        """Whether a request can take it: not while bytes that nobody asked for wait to be read."""
+        transport = self.transport if super().is_connected() else None
+        return transport is not None and not (self.used and self.idle and _has_come(transport))
+
     def rest(self) -> None:
         """The answer is over and the connection back in its pool."""
         self.idle = True
@@ -77,6 +83,13 @@ class PooledConnection(ResponseHandler):
         if exc is not None:
             self._break()
         super().connection_lost(exc)
+
+
+def _has_come(transport: asyncio.BaseTransport) -> bool:
+    """Whether bytes, or the end, are in a transport's socket and wait to be read."""
+    waiting = select.poll()
+    waiting.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 class PooledResponse(aiohttp.ClientResponse):

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from policies.summary import defang
-from proxy.recall.offer import definition_of
+from proxy.recall.tool import definition_of
 from proxy.server import ServerLimits
 from proxy.simulator import Answer, Call, Problem, Rejected, Request, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
