@@ -45,9 +45,9 @@ from proxy.effects.perform import Returned, step
 from proxy.rehearsal import Conditions, Script
 from proxy.rehearsal.facts import Retention, judge
 from proxy.server import serve
+from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings, SummaryMode
-from proxy.simulator.summaries import answer_with_summary
+from proxy.simulator.summaries import SummaryWriter
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.tokenizer import TextCounter, Tokenizer
 
@@ -69,7 +69,6 @@ STRATEGIES: Mapping[str, tuple[Layer, ...]] = {
 SMALLEST_WINDOW = 4_096
 SHARE = 4
 TURNS = 30
-SIMULATED = SimulatorSettings(summary_model="summariser")
 WINDOW = 8_192
 
 
@@ -113,7 +112,7 @@ class Model:
             schema = {"name": "notes", "strict": True, "schema": dict(effect.schema)}
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
         count = self._counter.count
-        text = answer_with_summary(request, SIMULATED, limit=effect.max_tokens, count=count).text or ""
+        text = SummaryWriter().answer(request, max_output=effect.max_tokens, count=count).text
         self.questions += 1
         self.asked += self._counter.count(effect.system) + self._counter.count(effect.prompt)
         self.answered += self._counter.count(text)
@@ -232,9 +231,7 @@ async def waits(seconds: float, *, prepared: bool) -> dict[str, float]:
     """A chat whose summariser takes so long: questions, and the longest time that Weir held a request, seconds."""
     tokenizer = Tokenizer()
     counter = tokenizer.counter("o200k_base")
-    settings = SimulatorSettings(
-        window=WINDOW, summary_model="summariser", summary_mode=SummaryMode.SLOW, summary_seconds=seconds
-    )
+    settings = SimulatorSettings(window=WINDOW, summary_model="summariser", summary_seconds=seconds)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weir.yaml"
         async with serve_simulator(settings, counter=counter) as simulator:

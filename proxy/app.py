@@ -59,7 +59,8 @@ from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
 from proxy.upstream.probe import Fetch, Probe
-from proxy.upstream.upstreams import Provider, Upstreams
+from proxy.upstream.providers import LitellmProvider
+from proxy.upstream.upstreams import Upstreams
 from proxy.windows import Windows
 from proxy.write_behind import WriteBehindQueue
 
@@ -83,7 +84,7 @@ class App:
         *,
         telemetry: Telemetry,
         tokenizer: Tokenizer | None,
-        providers: Mapping[str, Provider],
+        providers: Mapping[str, LitellmProvider],
         reload: Callable[[], Config] | None,
         clock: Callable[[], float],
         hooks: Sequence[Plugin],
@@ -146,7 +147,7 @@ def create_app(
     *,
     telemetry: Telemetry,
     tokenizer: Tokenizer | None = None,
-    providers: Mapping[str, Provider] | None = None,
+    providers: Mapping[str, LitellmProvider] | None = None,
     reload: Callable[[], Config] | None = None,
     clock: Callable[[], float] = time.time,
     hooks: Sequence[Plugin] = (),
@@ -207,7 +208,7 @@ async def running(
     *,
     telemetry: Telemetry,
     tokenizer: Tokenizer | None = None,
-    providers: Mapping[str, Provider] | None = None,
+    providers: Mapping[str, LitellmProvider] | None = None,
     clock: Callable[[], float] = time.time,
     hooks: Sequence[Plugin] = (),
 ) -> AsyncIterator[Runtime]:
@@ -272,7 +273,7 @@ async def _assemble(
     *,
     telemetry: Telemetry,
     tokenizer: Tokenizer | None,
-    providers: Mapping[str, Provider],
+    providers: Mapping[str, LitellmProvider],
     clock: Callable[[], float],
     steady: Callable[[], float],
 ) -> Runtime:

@@ -17,10 +17,17 @@ from proxy.runtime import Runtime
 from proxy.tap import error_code, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, AnySpan
 from proxy.telemetry.names import REQUEST_PARAMS
-from proxy.upstream.client import StreamBroken
-from proxy.upstream.ending import is_cut_short
-from proxy.upstream.overflow import NONE, Kind, Verdict, classify, classify_answer, classify_event, plausible_limit
-from proxy.upstream.upstreams import Answer
+from proxy.upstream.client import Answer, StreamBroken
+from proxy.upstream.overflow import (
+    NONE,
+    Kind,
+    Verdict,
+    classify,
+    classify_answer,
+    classify_event,
+    is_cut_short,
+    plausible_limit,
+)
 from proxy.wire.chat import ChatRequest, with_fields
 
 SMALLEST_OUTPUT = 16

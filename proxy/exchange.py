@@ -40,9 +40,8 @@ from proxy.runtime import Runtime
 from proxy.settlement import listened, record_exchange
 from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, RequestContext
-from proxy.upstream.client import came_through
+from proxy.upstream.client import Answer, came_through
 from proxy.upstream.overflow import Verdict
-from proxy.upstream.upstreams import Answer
 from proxy.wire.chat import parse_chat
 
 ROUTE = "/v1/chat/completions"

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequ
 from typing import Any
 
 from proxy.errors import RequestTooLarge
-from proxy.protocol import DISCONNECT
+from proxy.server import DISCONNECT
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Headers = Sequence[tuple[bytes, bytes]]

@@ -26,7 +26,7 @@ from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
 from proxy.tap import NO_USAGE, Tap, Usage, together
 from proxy.telemetry import AnySpan, ModelCall, Trace, provider_name
-from proxy.upstream.ending import Ending, ending_of, is_cut_short
+from proxy.upstream.overflow import Ending, ending_of, is_cut_short
 from proxy.wire.chat import ChatRequest
 
 CLIENT_CLOSED = 499

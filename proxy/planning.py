@@ -56,13 +56,13 @@ from proxy.transcripts import Reading, Transcripts
 from proxy.windows import Belief
 from proxy.wire.chat import (
     ChatRequest,
+    breakpoint_for,
     render,
     rewritten,
     tool_definitions,
     tool_description,
     unmarked,
 )
-from proxy.wire.markers import breakpoint_for
 from proxy.wire.raw import read_value
 from proxy.write_behind import WriteBehindQueue
 

@@ -20,7 +20,7 @@ from proxy.recall.rounds import Recalled
 from proxy.tap import NO_USAGE, Tap, Usage
 from proxy.telemetry import AnySpan, ExchangeLine, Metrics, ModelCall, Trace, log_exchange
 from proxy.telemetry import instruments as i
-from proxy.upstream.ending import Ending
+from proxy.upstream.overflow import Ending
 from proxy.wire.chat import ChatRequest
 from proxy.wire.names import name_from
 

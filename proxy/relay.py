@@ -14,9 +14,8 @@ from typing import Any
 from proxy.errors import ProxyError, UpstreamTimeout
 from proxy.sse import Lines
 from proxy.tap import StreamTap, Tap
-from proxy.upstream.client import StreamBroken
-from proxy.upstream.ending import is_cut_short
-from proxy.upstream.upstreams import Answer
+from proxy.upstream.client import Answer, StreamBroken
+from proxy.upstream.overflow import is_cut_short
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]

@@ -21,7 +21,7 @@ from proxy.runtime import Runtime
 from proxy.store.records import RelayedRow
 from proxy.tap import NO_USAGE, Usage
 from proxy.telemetry.instruments import SETTLEMENT
-from proxy.upstream.ending import Ending
+from proxy.upstream.overflow import Ending
 from proxy.wire.chat import digest_of
 
 log = logging.getLogger("weir.settlement")

@@ -207,7 +207,6 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
-    """(index of the text, piece) in batches of about 50,000 characters."""
     batch: list[tuple[int, str]] = []
     size = 0
     for index, text in enumerate(texts):

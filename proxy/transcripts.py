@@ -7,18 +7,17 @@ its slice.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import xxhash
 
 from policies import Body, Message
 from policies.buckets import Summed, tokens_by_role
 from policies.messages import ToolDefinition, Tools, chain_of, extend_chain, head_length
-from proxy.counting import count_messages, count_tools, tool_texts
 from proxy.errors import InvalidJSON, RequestTooLarge
 from proxy.tokenizer import TextCounter
 from proxy.wire.chat import (
@@ -27,25 +26,31 @@ from proxy.wire.chat import (
     MessageArray,
     body_of,
     chosen_tools,
+    count_messages,
+    count_tools,
     message_of,
+    named_files,
     read_message,
     tool_definitions,
     tool_description,
+    tool_texts,
 )
-from proxy.wire.parts import named_files
 from proxy.wire.raw import Raw, nests_beyond, read_value
 
-MOST_MESSAGES = 300_000
-MOST_TOOL_SETS = 4_096
-MOST_DEFINED = 128  # sets of definitions with their descriptions, which only a request that prunes them reads
-MOST_ARRAYS = 8_192
+K = TypeVar("K")
+V = TypeVar("V")
+
+MAX_MESSAGES = 300_000
+MAX_TOOL_SETS = 4_096
+MAX_DEFINED = 128  # sets of definitions with their descriptions, which only a request that prunes them reads
+MAX_ARRAYS = 8_192
 ARRAYS_PER_PREFIX = 3
-MOST_FILES = 4_096
-LONGEST_NAMING = 64 * 1024  # bytes of a message in which a file is named: one that holds a file's content is longer
+MAX_FILES = 4_096
+MAX_NAMING_LEN = 64 * 1024  # bytes of a message in which a file is named: one that holds a file's content is longer
 COUNTED_FIELDS = (*TOOL_FIELDS, "response_format")
 JUDGED_LATER = frozenset({"messages", *COUNTED_FIELDS})  # where they are read, which is once
 _MEDIA = attrgetter("media")
-SMALLEST_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
+MIN_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,32 @@ class _Array(NamedTuple):
     has_media: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Counting:
+    """How the messages of a request are counted; ``kind`` names all that a count depends on."""
+
+    seed: int
+    kind: str
+    model: str
+    counter: TextCounter
+    image_tokens: int | None
+    files: Mapping[str, int]
+
+
+class _Kept(OrderedDict[K, V]):
+    """At most ``most`` entries, the oldest leaving first."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def keep(self, key: K, value: V) -> None:
+        self[key] = value
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
+
+
 class Transcripts:
     """Reads requests; what it has seen it keeps in memory, bounded, the oldest leaving first."""
 
@@ -80,24 +111,22 @@ class Transcripts:
         self._most = most
         self._depth = depth
         self._seen: OrderedDict[tuple[bytes, str], tuple[Message, bool]] = OrderedDict()
-        self._arrays: OrderedDict[tuple[bytes, str], tuple[_Array, ...]] = OrderedDict()
-        self._tools: OrderedDict[tuple[bytes, str], int] = OrderedDict()
-        self._defined: OrderedDict[tuple[bytes, str], tuple[ToolDefinition, ...]] = OrderedDict()
-        self._files: OrderedDict[str, dict[str, int]] = OrderedDict()
+        self._arrays: _Kept[tuple[bytes, str], tuple[_Array, ...]] = _Kept(MAX_ARRAYS)
+        self._tools: _Kept[tuple[bytes, str], int] = _Kept(MAX_TOOL_SETS)
+        self._defined: _Kept[tuple[bytes, str], tuple[ToolDefinition, ...]] = _Kept(MAX_DEFINED)
+        self._files: _Kept[str, dict[str, int]] = _Kept(MAX_FILES)
 
     def learn_files(self, request: ChatRequest, *, tenant: str, tokens: int) -> None:
         """Take what the upstream counted beyond the estimate as the size of the request's files that are only named.
 
         Files whose size is known already are part of the estimate; ``tokens`` are shared among the others.
         """
-        files = self._files.setdefault(tenant, {})
-        self._files.move_to_end(tenant)
-        raws = (raw for raw in request.messages or () if len(raw) <= LONGEST_NAMING and b"file" in bytes(raw))
+        files = self._files.get(tenant, {})
+        self._files.keep(tenant, files)
+        raws = (raw for raw in request.messages or () if len(raw) <= MAX_NAMING_LEN and b"file" in bytes(raw))
         unknown = {name for raw in raws for name in named_files(read_message(raw))} - files.keys()
-        if tokens > 0 and unknown and len(files) < MOST_FILES:
+        if tokens > 0 and unknown and len(files) < MAX_FILES:
             files |= dict.fromkeys(unknown, tokens // len(unknown))
-        if len(self._files) > MOST_FILES:
-            self._files.popitem(last=False)
 
     async def read(
         self, request: ChatRequest, *, tenant: str, model: str, counter: TextCounter, image_tokens: int | None = None
@@ -122,9 +151,8 @@ class Transcripts:
         new = raws.after(known.size) if known is not None else raws[:]
         if len(new) + (len(known.messages) if known is not None else 0) > self._most:
             raise RequestTooLarge(f"More than {self._most} messages are not accepted here.")
-        entries = await self._entries(
-            new, seed=seed, kind=kind, model=model, counter=counter, image_tokens=image_tokens, files=files
-        )
+        counting = _Counting(seed, kind, model, counter, image_tokens, files)
+        entries = await self._entries(new, counting)
         digest = b"" if place is None else place.extended(whole, size).digest
         array = _joined(known, entries, size=size, digest=digest, tenant=tenant)
         if places:
@@ -135,8 +163,8 @@ class Transcripts:
                 read=_Bodies(raws, new, first=len(array.messages) - len(new)).read,
                 chain=array.chain,
                 head=array.head,
-                tools=self._count_tools(request, seed=seed, kind=kind, model=model, counter=counter),
-                read_tools=partial(self._read_tools, request, seed=seed, kind=kind, model=model, counter=counter),
+                tools=self._count_tools(request, counting),
+                read_tools=partial(self._read_tools, request, counting),
                 by_role=array.by_role,
             ),
             array.marked,
@@ -157,36 +185,26 @@ class Transcripts:
 
     def _remember(self, array: _Array, key: tuple[bytes, str]) -> None:
         others = tuple(a for a in self._arrays.get(key, ()) if a.size != array.size or a.digest != array.digest)
-        self._arrays[key] = (array, *others)[:ARRAYS_PER_PREFIX]
-        self._arrays.move_to_end(key)
-        if len(self._arrays) > MOST_ARRAYS:
-            self._arrays.popitem(last=False)
+        self._arrays.keep(key, (array, *others)[:ARRAYS_PER_PREFIX])
 
-    async def _entries(
-        self,
-        raws: Sequence[Raw],
-        *,
-        seed: int,
-        kind: str,
-        model: str,
-        counter: TextCounter,
-        image_tokens: int | None,
-        files: Mapping[str, int],
-    ) -> list[tuple[Message, bool]]:
+    async def _entries(self, raws: Sequence[Raw], counting: _Counting) -> list[tuple[Message, bool]]:
         """What is known of each message, those never seen before being read and counted now."""
+        seed, kind, files, seen = counting.seed, counting.kind, counting.files, self._seen
         keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
-        seen = self._seen
         unseen = [(key, raw) for key, raw in zip(keys, raws, strict=True) if key not in seen]
         new = [(key, read_message(raw)) for key, raw in unseen]
         if new:
             for (_, raw), (_, value) in zip(unseen, new, strict=True):
                 self._judge_depth(raw, "messages", within=2, read=value)
-            counts = await count_messages([value for _, value in new], counter, model=model, image_tokens=image_tokens)
+            values = [value for _, value in new]
+            counts = await count_messages(
+                values, counting.counter, model=counting.model, image_tokens=counting.image_tokens
+            )
             for (key, value), counted in zip(new, counts, strict=True):
                 tokens = counted + sum(files.get(name, 0) for name in named_files(value)) if files else counted
                 seen[key] = message_of(value, tokens) if value else (_unreadable(key[0], tokens), False)
         entries = [seen[key] for key in keys]
-        while len(seen) > MOST_MESSAGES:
+        while len(seen) > MAX_MESSAGES:
             seen.popitem(last=False)
         return entries
 
@@ -194,41 +212,35 @@ class Transcripts:
         if nests_beyond(raw, self._depth - within, read=read):
             raise InvalidJSON(f"The request is nested more than {self._depth} levels deep (limits.depth).", param=field)
 
-    def _read_tools(self, request: ChatRequest, *, seed: int, kind: str, model: str, counter: TextCounter) -> Tools:
+    def _read_tools(self, request: ChatRequest, counting: _Counting) -> Tools:
         """The definitions one by one, each with what leaving it out saves, and the names that the request asks for."""
         parts = [request.fields[name] for name in TOOL_FIELDS if name in request.fields]
         if not parts:
             return Tools()
-        key = (b"".join(xxhash.xxh3_128_digest(part, seed) for part in parts), kind)
+        key = _key_of(parts, counting)
         defined = self._defined.get(key)
         if defined is None:
-            defined = _define(request, model=model, counter=counter)
-            self._defined[key] = defined
-            if len(self._defined) > MOST_DEFINED:
-                self._defined.popitem(last=False)
+            defined = _define(request, model=counting.model, counter=counting.counter)
+            self._defined.keep(key, defined)
         return Tools(defined, chosen_tools(request))
 
-    def _count_tools(self, request: ChatRequest, *, seed: int, kind: str, model: str, counter: TextCounter) -> int:
-        names = [name for name in COUNTED_FIELDS if name in request.fields]
-        parts = [request.fields[name] for name in names]
+    def _count_tools(self, request: ChatRequest, counting: _Counting) -> int:
+        parts = {name: request.fields[name] for name in COUNTED_FIELDS if name in request.fields}
         if not parts:
             return 0
-        key = (b"".join(xxhash.xxh3_128_digest(part, seed) for part in parts), kind)
+        key = _key_of(parts.values(), counting)
         known = self._tools.get(key)
         if known is None:
-            for name, part in zip(names, parts, strict=True):
+            for name, part in parts.items():
                 self._judge_depth(part, name)
-            known = count_tools(
-                request.value("tools"),
-                request.value("functions"),
-                request.value("response_format"),
-                counter,
-                model=model,
-            )
-            self._tools[key] = known
-            if len(self._tools) > MOST_TOOL_SETS:
-                self._tools.popitem(last=False)
+            tools, functions, form = map(request.value, COUNTED_FIELDS)
+            known = count_tools(tools, functions, form, counting.counter, model=counting.model)
+            self._tools.keep(key, known)
         return known
+
+
+def _key_of(parts: Iterable[Raw], counting: _Counting) -> tuple[bytes, str]:
+    return b"".join(xxhash.xxh3_128_digest(part, counting.seed) for part in parts), counting.kind
 
 
 def _define(request: ChatRequest, *, model: str, counter: TextCounter) -> tuple[ToolDefinition, ...]:
@@ -244,16 +256,12 @@ def _define(request: ChatRequest, *, model: str, counter: TextCounter) -> tuple[
 
 
 class _Hash(Protocol):
-    """A hash that goes on from where a copy of it was taken."""
-
     def update(self, data: memoryview, /) -> None: ...
     def digest(self) -> bytes: ...
     def copy(self) -> "_Hash": ...
 
 
 class _Prefix(NamedTuple):
-    """The first ``end`` bytes of an array, hashed."""
-
     end: int
     digest: bytes
     running: _Hash
@@ -273,10 +281,10 @@ class _Prefix(NamedTuple):
 def _boundaries(whole: memoryview, size: int, seed: int) -> list[_Prefix]:
     """The first 4 KB, 8 KB, 16 KB … of ``size`` bytes, hashed: two arrays that share one may share what follows."""
     places: list[_Prefix] = []
-    if size < 1 << SMALLEST_ARRAY:
+    if size < 1 << MIN_ARRAY:
         return places
     prefix = _Prefix.none(seed)
-    for power in range(SMALLEST_ARRAY, size.bit_length()):
+    for power in range(MIN_ARRAY, size.bit_length()):
         prefix = prefix.extended(whole, 1 << power)
         places.append(prefix)
     return places

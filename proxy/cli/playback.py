@@ -18,9 +18,7 @@ from proxy.app import create_app
 from proxy.cli.recording import Recording
 from proxy.config import Config, Flags, load_config
 from proxy.server import serve
-from proxy.simulator.ledger import Seen
-from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator import RunningSimulator, Seen, SimulatorSettings, serve_simulator
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.tokenizer import Tokenizer
 

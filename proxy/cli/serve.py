@@ -26,10 +26,8 @@ from proxy.cli.config import config_option, loaded
 from proxy.config import Config, Flags, Handed, environment, hand_down, handed_down, load_config, masked_url, secrets_of
 from proxy.effects.hooks import Hooks, Plugin
 from proxy.keys import Keyring
-from proxy.protocol import App, ServerLimits
-from proxy.server import run
-from proxy.simulator.serving import run_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.server import App, ServerLimits, run
+from proxy.simulator import SimulatorSettings, run_simulator
 from proxy.store import Store, StoreError
 from proxy.telemetry import QueuedLog, Telemetry, TelemetryError, TelemetrySettings
 from proxy.telemetry.instruments import DROPPED

@@ -4,8 +4,7 @@ import json
 
 import click
 
-from proxy.simulator.serving import RunningSimulator, serve_until_stopped
-from proxy.simulator.settings import Dialect, SimulatorSettings
+from proxy.simulator import Dialect, RunningSimulator, SimulatorSettings, serve_until_stopped
 from proxy.tokenizer import Tokenizer
 
 

@@ -30,7 +30,7 @@ from proxy.errors import LoopDetected, ProxyError, ShuttingDown
 from proxy.store.records import SummaryRow
 from proxy.tap import Usage, usage_from
 from proxy.upstream.overflow import classify, plausible_limit
-from proxy.wire.summaries import PLAIN, REASONING, Form, own_body
+from proxy.wire.chat import PLAIN, REASONING, Form, own_body
 
 AT_ONCE = 8
 BACK_OFF_AFTER = 3

@@ -21,7 +21,6 @@ from typing import Any
 import msgspec
 
 from policies import TokenCounter
-from proxy.counting import count_message
 from proxy.recall.answering import (
     LAST,
     REFUSED,
@@ -38,6 +37,7 @@ from proxy.relay import Received
 from proxy.store import StoreError
 from proxy.tap import Tap, read_completion
 from proxy.upstream.overflow import Verdict
+from proxy.wire.chat import count_message
 from proxy.wire.raw import write_value
 
 SHARES = (1.0, 0.5, 0.0)

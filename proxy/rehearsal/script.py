@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from policies import Body, Message, Piece, TokenCounter, Transcript
 from policies.messages import chain_of, head_length
-from proxy.counting import count_message, count_tools
 from proxy.rehearsal.recordings import Fact, Recording
-from proxy.wire.chat import body_of, message_of, render
+from proxy.wire.chat import body_of, count_message, count_tools, message_of, render
 from proxy.wire.raw import Raw, write_value
 
 PROBE: Mapping[str, object] = {"role": "user", "content": "Go on."}

@@ -23,8 +23,7 @@ from proxy.tap import Reported, Tap, Usage, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
 from proxy.telemetry.instruments import REQUESTS
 from proxy.telemetry.names import OPERATIONS
-from proxy.upstream.client import came_through
-from proxy.upstream.upstreams import Answer
+from proxy.upstream.client import Answer, came_through
 from proxy.wire.names import name_from
 from proxy.wire.raw import read_value, split_object
 

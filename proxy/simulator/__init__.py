@@ -1,20 +1,23 @@
 """A strict OpenAI-compatible upstream with a real window, for the demo, the tests and people who try policies."""
 
-from proxy.simulator.app import Simulator, create_simulator
-from proxy.simulator.ledger import Seen
-from proxy.simulator.serving import RunningSimulator, run_simulator, serve_simulator
-from proxy.simulator.settings import Answer, Call, Dialect, SimulatorSettings, SummaryMode
+from proxy.simulator.answers import Answer, Call
+from proxy.simulator.errors import Dialect, Problem, Rejected
+from proxy.simulator.recorder import Seen
+from proxy.simulator.serving import RunningSimulator, run_simulator, serve_simulator, serve_until_stopped
+from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.window import Request
 
 __all__ = [
     "Answer",
     "Call",
     "Dialect",
+    "Problem",
+    "Rejected",
+    "Request",
     "RunningSimulator",
     "Seen",
-    "Simulator",
     "SimulatorSettings",
-    "SummaryMode",
-    "create_simulator",
     "run_simulator",
     "serve_simulator",
+    "serve_until_stopped",
 ]

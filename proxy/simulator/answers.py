@@ -2,17 +2,38 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from proxy.simulator.settings import Answer, Call, Request, SimulatorSettings
-from proxy.simulator.summaries import answer_with_summary, wants_summary
-from proxy.simulator.window import PER_CALL, Count
+from proxy.simulator.window import PER_CALL, Count, Request
 
 _PIECE = re.compile(r"\s*\S+\s*$|\s*\S+")
 MAX_DEPTH = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call of an answer; ``arguments`` is JSON text, ``id`` None stands for a generated one."""
+
+    name: str
+    arguments: str = "{}"
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the model says; ``finish`` overrides the finish reason in OpenAI's words, ``endless`` every limit."""
+
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+    reasoning: str = ""
+    finish: str | None = None
+    endless: bool = False
+
+
+Script = Callable[[Request], Answer | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +52,13 @@ class Spoken:
         return "".join(self.pieces)
 
 
-def choose_answer(request: Request, settings: SimulatorSettings, count: Count) -> Answer:
-    """The answer that the settings have for this request, before any limit on its length."""
-    if wants_summary(request, settings):
-        return answer_with_summary(request, settings, limit=asked_tokens(request) or settings.max_output, count=count)
-    if settings.answer is not None:
-        return _as_answer(settings.answer(request))
-    turn = sum(1 for message in request["messages"] if message.get("role") == "assistant")
-    if turn < len(settings.answers):
-        return _as_answer(settings.answers[turn])
+def default_answer(request: Request, seed: int) -> Answer:
+    """A call of the tool that the request demands, else a sentence or JSON in the form it asks for."""
     forced = _forced_tool(request)
     if forced is not None:
         name, schema = forced
-        return Answer(calls=(Call(name, json.dumps(sample(schema, seed=settings.seed))),))
-    return Answer(text=_default_text(request, settings))
-
-
-def _as_answer(answer: Answer | str) -> Answer:
-    return Answer(text=answer) if isinstance(answer, str) else answer
+        return Answer(calls=(Call(name, json.dumps(_sample(schema, seed=seed))),))
+    return Answer(text=_default_text(request, seed))
 
 
 def asked_tokens(request: Request) -> int | None:
@@ -62,6 +72,7 @@ def asked_tokens(request: Request) -> int | None:
 
 def speak(answer: Answer, *, limit: int | None, count: Count) -> Spoken:
     """The answer cut to ``limit`` tokens; a call that does not fit is not made."""
+    limit = None if answer.endless else limit
     calls, finish = answer.calls, answer.finish
     spent = sum(count(call.name) + count(call.arguments) + PER_CALL for call in calls)
     spent += count(answer.reasoning) if answer.reasoning else 0
@@ -89,7 +100,6 @@ def _fitting(pieces: tuple[str, ...], room: int, count: Count) -> int:
 
 
 def _forced_tool(request: Request) -> tuple[str, Any] | None:
-    """Name and parameter schema of the tool that ``tool_choice`` demands, in OpenAI's or Anthropic's form."""
     tools = [tool.get("function") or tool.get("custom") or tool for tool in request.get("tools") or ()]
     choice = request.get("tool_choice")
     if not tools or choice in (None, "auto", "none"):
@@ -105,7 +115,7 @@ def _forced_tool(request: Request) -> tuple[str, Any] | None:
     return str(tool.get("name")), tool.get("parameters") or tool.get("input_schema") or {}
 
 
-def sample(schema: Any, *, seed: int = 0, depth: int = 0) -> Any:
+def _sample(schema: Any, *, seed: int = 0, depth: int = 0) -> Any:
     """A value that satisfies a plain JSON schema: required properties, first of an enum, shortest array."""
     if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
         return "value"
@@ -117,9 +127,9 @@ def sample(schema: Any, *, seed: int = 0, depth: int = 0) -> Any:
         case "object" | None:
             properties = schema.get("properties") or {}
             names = schema.get("required") or list(properties)
-            return {name: sample(properties.get(name), seed=seed, depth=depth + 1) for name in names}
+            return {name: _sample(properties.get(name), seed=seed, depth=depth + 1) for name in names}
         case "array":
-            return [sample(schema.get("items"), seed=seed, depth=depth + 1)] if schema.get("minItems") else []
+            return [_sample(schema.get("items"), seed=seed, depth=depth + 1)] if schema.get("minItems") else []
         case "integer" | "number":
             return schema.get("minimum", 1 + seed)
         case "boolean":
@@ -130,13 +140,13 @@ def sample(schema: Any, *, seed: int = 0, depth: int = 0) -> Any:
             return "value"
 
 
-def _default_text(request: Request, settings: SimulatorSettings) -> str:
+def _default_text(request: Request, seed: int) -> str:
     form = request.get("response_format")
     if isinstance(form, dict) and form.get("type") == "json_schema":
-        return json.dumps(sample((form.get("json_schema") or {}).get("schema"), seed=settings.seed))
+        return json.dumps(_sample((form.get("json_schema") or {}).get("schema"), seed=seed))
     messages = request["messages"]
     said = json.dumps(messages[-1], sort_keys=True).encode()
-    mark = blake2b(said, digest_size=4, key=str(settings.seed).encode()).hexdigest()
+    mark = blake2b(said, digest_size=4, key=str(seed).encode()).hexdigest()
     if isinstance(form, dict) and form.get("type") == "json_object":
         return json.dumps({"answer": mark, "messages": len(messages)})
     return f"Understood. This is answer {mark} to message {len(messages)} of our conversation; I go on from there."

@@ -1,9 +1,12 @@
-"""The simulator as an ASGI application: routes, and a recorder that sees every byte that comes in."""
+"""The simulator as an ASGI application: its routes, and the endpoints that answer without a model."""
 
-import asyncio
+import base64
 import json
-import time
-from collections.abc import Callable, MutableMapping
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
@@ -12,24 +15,23 @@ from starlette.middleware import Middleware
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from proxy.simulator.chat import CHAT
-from proxy.simulator.delivery import deliver
-from proxy.simulator.dialects import missing_problem, problem_body
-from proxy.simulator.exchange import Model
-from proxy.simulator.extras import embed, list_models, model_card, server_properties, tokenize
-from proxy.simulator.faults import HEADER
-from proxy.simulator.ledger import Ledger, Seen
+from proxy.simulator.delivery import FAULT_HEADER, deliver
+from proxy.simulator.errors import Dialect, missing_problem, problem_body
 from proxy.simulator.messages import MESSAGES
-from proxy.simulator.settings import Dialect, SimulatorSettings
-from proxy.simulator.surface import Surface
+from proxy.simulator.model import Model, Surface
+from proxy.simulator.recorder import VISIT, Ledger, Recorder
+from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.window import Count, Request
 
-OWN_ROUTES = "/sim/"
-VISIT = "simulator.visit"
+DIMENSIONS = 32
+TRAINED_WINDOW = 131_072
+_WORD = re.compile(r"\w+")
 
 
-class TokenCounter(Protocol):
+class WordCounter(Protocol):
     """Counts the tokens of a text."""
 
     def count(self, text: str) -> int:
@@ -37,160 +39,43 @@ class TokenCounter(Protocol):
         ...
 
 
-class Visit:
-    """One request while it is being answered: its ledger entry, and whether the client is still there."""
-
-    def __init__(self, simulator: "Simulator", key: int, send: Send) -> None:
-        self._simulator = simulator
-        self._key = key
-        self._send = send
-        self._sent = 0
-        self.over = asyncio.Event()
-        self.done = False
-
-    async def wait(self, seconds: float | None) -> bool:
-        """Sleep (None: for ever); True as soon as the client left or the simulator stops."""
-        if seconds == 0:
-            await asyncio.sleep(0)
-            return self.over.is_set()
-        try:
-            await asyncio.wait_for(self.over.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
-
-    async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Hand an ASGI message to the server, noting status, size and end in the ledger."""
-        if message["type"] == "http.response.start":
-            self.note(status=message["status"])
-        else:
-            self._sent += len(message.get("body", b""))
-            ends = not message.get("more_body", False)
-            self.done = self.done or ends
-            self.note(sent=self._sent, finished=ends)
-        await self._send(message)
-
-    def note(self, **changes: Any) -> None:
-        """Change the ledger entry."""
-        self._simulator.ledger.note(self._key, **changes)
-
-    def leave(self) -> None:
-        """The client is gone; an answer that was complete by then does not count as broken off."""
-        if not self.done:
-            self.note(client_gone=True, gone_at=self._simulator.now())
-        self.over.set()
-
-
 class Simulator:
     """A simulated model server: what it knows, what it received, and how to make it forget."""
 
-    def __init__(self, settings: SimulatorSettings, *, counter: TokenCounter) -> None:
+    def __init__(self, settings: SimulatorSettings, *, counter: WordCounter) -> None:
         self.settings = settings
         self.counter = counter
         self.model = Model(settings, count=counter.count)
         self.ledger = Ledger(max_bytes=settings.ledger_bytes)
-        self._started = time.monotonic()
-        self._visits: set[Visit] = set()
-
-    def now(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._started
-
-    def close(self) -> None:
-        """End everything that stalls, so that the server can stop."""
-        for visit in tuple(self._visits):
-            visit.done = True
-            visit.over.set()
-
-    def arrive(self, scope: Scope, body: bytes, send: Send) -> Visit:
-        """Record a request that has arrived in full."""
-        headers = tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"])
-        seen = Seen(method=scope["method"], path=scope["path"], headers=headers, body=body, at=self.now())
-        visit = Visit(self, self.ledger.open(seen), send)
-        self._visits.add(visit)
-        return visit
-
-    def depart(self, visit: Visit) -> None:
-        """The request is over."""
-        self._visits.discard(visit)
 
 
-class Recorder:
-    """ASGI middleware: reads the whole body, records it, and watches the client while the answer is made."""
-
-    def __init__(self, app: ASGIApp, *, simulator: Simulator) -> None:
-        self._app = app
-        self._simulator = simulator
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request under observation; the simulator's own routes pass unseen."""
-        if scope["type"] != "http" or scope["path"].startswith(OWN_ROUTES):
-            await self._app(scope, receive, send)
-            return
-        body = await _read(receive)
-        visit = self._simulator.arrive(scope, body or b"", send)
-        if body is None:
-            visit.leave()
-            self._simulator.depart(visit)
-            return
-        watch = asyncio.create_task(_watch(receive, visit))
-        pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def replay() -> Message:
-            if pending:
-                return pending.pop()
-            await visit.over.wait()
-            return {"type": "http.disconnect"}
-
-        try:
-            await self._app({**scope, VISIT: visit}, replay, visit.send)
-        finally:
-            watch.cancel()
-            self._simulator.depart(visit)
-
-
-async def _read(receive: Receive) -> bytes | None:
-    """The whole body, or None where the client left in the middle of it."""
-    parts: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def _watch(receive: Receive, visit: Visit) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    visit.leave()
-
-
-class Answering:
-    """The ASGI endpoint of a surface."""
+class _Answering:
+    """The ASGI endpoint of a surface; an instance, since starlette would hand a plain function a parsed request."""
 
     def __init__(self, simulator: Simulator, surface: Surface) -> None:
         self._simulator = simulator
         self._surface = surface
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer in words, or refuse, or misbehave."""
         request, visit = HTTPRequest(scope, receive, send), scope[VISIT]
         delivery, noted = self._simulator.model.exchange(
-            self._surface, await request.body(), credential=credential_of(request), header=request.headers.get(HEADER)
+            self._surface,
+            await request.body(),
+            credential=_credential_of(request),
+            header=request.headers.get(FAULT_HEADER),
         )
-        visit.note(**{name: getattr(noted, name) for name in noted.__slots__})
+        for name in noted.__slots__:
+            setattr(visit.seen, name, getattr(noted, name))
         await deliver(delivery, visit)
 
 
-def credential_of(request: HTTPRequest) -> str:
-    """The bearer token or API key of a request; its cache and its limits are this owner's."""
+def _credential_of(request: HTTPRequest) -> str:
+    """The bearer token or API key of a request: the owner of its prefixes in the cache."""
     bearer = request.headers.get("authorization", "")
     return bearer.removeprefix("Bearer ") or request.headers.get("x-api-key") or request.headers.get("api-key") or ""
 
 
-def create_simulator(settings: SimulatorSettings, *, counter: TokenCounter) -> Starlette:
+def create_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> Starlette:
     """The application; its :class:`Simulator` is ``app.state.simulator``."""
     simulator = Simulator(settings, counter=counter)
 
@@ -201,7 +86,7 @@ def create_simulator(settings: SimulatorSettings, *, counter: TokenCounter) -> S
 
     app = Starlette(
         routes=[*_answering_routes(simulator), *_plain_routes(simulator), *_ledger_routes(simulator)],
-        middleware=[Middleware(Recorder, simulator=simulator)],
+        middleware=[Middleware(Recorder, ledger=simulator.ledger)],
         exception_handlers={HTTPException: missing},
     )
     app.state.simulator = simulator
@@ -213,11 +98,11 @@ def _answering_routes(simulator: Simulator) -> list[BaseRoute]:
         counted = _counting(simulator, MESSAGES)
         return [
             Route("/v1/messages/count_tokens", counted, methods=["POST"]),
-            Route("/v1/messages", Answering(simulator, MESSAGES), methods=["POST"]),
+            Route("/v1/messages", _Answering(simulator, MESSAGES), methods=["POST"]),
         ]
     counted = _counting(simulator, CHAT)
     return [
-        Route("/v1/chat/completions", Answering(simulator, CHAT), methods=["POST"]),
+        Route("/v1/chat/completions", _Answering(simulator, CHAT), methods=["POST"]),
         Route("/v1/chat/completions/input_tokens", counted, methods=["POST"]),
     ]
 
@@ -233,19 +118,19 @@ def _plain_routes(simulator: Simulator) -> list[BaseRoute]:
     settings, count = simulator.settings, simulator.counter.count
 
     async def models(_: HTTPRequest) -> Response:
-        return JSONResponse(list_models(settings))
+        return JSONResponse(_list_models(settings))
 
     async def model(request: HTTPRequest) -> Response:
-        return JSONResponse(model_card(request.path_params["name"], settings))
+        return JSONResponse(_model_card(request.path_params["name"], settings))
 
     async def props(_: HTTPRequest) -> Response:
-        return JSONResponse(server_properties(settings))
+        return JSONResponse(_server_properties(settings))
 
     async def tokens(request: HTTPRequest) -> Response:
-        return JSONResponse(tokenize(await request.json(), settings, count))
+        return JSONResponse(_tokenize(await request.json(), settings, count))
 
     async def embeddings(request: HTTPRequest) -> Response:
-        return JSONResponse(embed(await request.json(), count))
+        return JSONResponse(_embed(await request.json(), count))
 
     routes: list[BaseRoute] = [
         Route("/v1/models", models, methods=["GET"]),
@@ -261,8 +146,8 @@ def _plain_routes(simulator: Simulator) -> list[BaseRoute]:
 
 def _ledger_routes(simulator: Simulator) -> list[BaseRoute]:
     async def read(_: HTTPRequest) -> Response:
-        reports = [seen.report() for seen in simulator.ledger]
-        return Response(json.dumps(reports), media_type="application/json")
+        # not JSONResponse, which cannot encode lone surrogates
+        return Response(json.dumps([seen.report() for seen in simulator.ledger]), media_type="application/json")
 
     async def clear(_: HTTPRequest) -> Response:
         simulator.ledger.clear()
@@ -272,3 +157,71 @@ def _ledger_routes(simulator: Simulator) -> list[BaseRoute]:
         Route("/sim/requests", read, methods=["GET"]),
         Route("/sim/requests", clear, methods=["DELETE"]),
     ]
+
+
+def _model_card(name: str, settings: SimulatorSettings) -> Mapping[str, Any]:
+    window = settings.window_of(name)
+    if settings.dialect is Dialect.ANTHROPIC:
+        return {"type": "model", "id": name, "display_name": name, "created_at": "2025-01-01T00:00:00Z"}
+    card: dict[str, Any] = {"id": name, "object": "model", "created": 1_735_689_600, "owned_by": "simulator"}
+    if settings.dialect is Dialect.VLLM:
+        card |= {"root": name, "parent": None, "max_model_len": window, "permission": []}
+    if settings.dialect is Dialect.LLAMACPP:
+        trained = max(window, TRAINED_WINDOW)
+        card["meta"] = {"n_ctx": window, "n_ctx_train": trained, "n_vocab": 32_000, "n_params": 1, "size": 1}
+    return card
+
+
+def _list_models(settings: SimulatorSettings) -> Mapping[str, Any]:
+    names = tuple(dict.fromkeys((*settings.models, *settings.windows)))
+    cards = [_model_card(name, settings) for name in names]
+    if settings.dialect is Dialect.ANTHROPIC:
+        return {"data": cards, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return {"object": "list", "data": cards}
+
+
+def _server_properties(settings: SimulatorSettings) -> Mapping[str, Any]:
+    """The body of llama.cpp's ``GET /props``, as far as clients read it."""
+    return {
+        "default_generation_settings": {"n_ctx": settings.window, "id": 0, "is_processing": False},
+        "total_slots": 1,
+        "model_path": settings.models[0],
+        "chat_template": "",
+    }
+
+
+def _tokenize(request: Request, settings: SimulatorSettings, count: Count) -> Mapping[str, Any]:
+    """The body of ``POST /tokenize``: vLLM's fields and llama.cpp's; the ids are running numbers."""
+    text = request.get("content") or request.get("prompt") or ""
+    size = count(str(text)) if text else 0
+    return {"count": size, "max_model_len": settings.window, "tokens": list(range(size))}
+
+
+def _embed(request: Request, count: Count) -> Mapping[str, Any]:
+    """The body of ``POST /v1/embeddings``: words hashed into unit vectors, so that texts sharing words are near."""
+    given = request.get("input")
+    texts = [str(item) for item in given] if isinstance(given, list) else [str(given or "")]
+    size = request.get("dimensions")
+    size = size if isinstance(size, int) and size > 0 else DIMENSIONS
+    packed = request.get("encoding_format") == "base64"
+    data = [
+        {"object": "embedding", "index": index, "embedding": _packed(vector) if packed else vector}
+        for index, vector in enumerate(_vector(text, size) for text in texts)
+    ]
+    tokens = sum(count(text) for text in texts)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": request.get("model"), "usage": usage}
+
+
+def _vector(text: str, size: int) -> list[float]:
+    """A unit vector of ``size`` numbers that depends on the words of ``text`` alone."""
+    vector = [0.0] * size
+    for word in _WORD.findall(text.lower()) or [text]:
+        digest = blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        vector[int.from_bytes(digest[:4], "big") % size] += 1.0 if digest[4] & 1 else -1.0
+    norm = math.sqrt(sum(value * value for value in vector))
+    return [value / norm for value in vector] if norm else [1.0, *vector[1:]]
+
+
+def _packed(vector: list[float]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -3,26 +3,26 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from proxy.simulator.settings import Call, Dialect, Request
-from proxy.simulator.surface import Outcome, Surface, compact, tool_pieces
-from proxy.simulator.validation import check_chat
-from proxy.simulator.window import Piece
+from proxy.simulator.answers import Call
+from proxy.simulator.checks import check_chat
+from proxy.simulator.delivery import compact
+from proxy.simulator.errors import Dialect
+from proxy.simulator.model import Completion, Surface
+from proxy.simulator.window import PromptPart, Request, tool_pieces
 
 DONE = b"data: [DONE]\n\n"
 
 
-def chat_pieces(request: Request) -> list[Piece]:
-    """Tools, then the messages in order."""
-    return [*tool_pieces(request), *(Piece("message", message) for message in request["messages"])]
+def _chat_pieces(request: Request) -> list[PromptPart]:
+    return [*tool_pieces(request), *(PromptPart("message", message) for message in request["messages"])]
 
 
-def _choices(outcome: Outcome) -> range:
+def _choices(outcome: Completion) -> range:
     n = outcome.request.get("n")
     return range(n if isinstance(n, int) and n > 0 else 1)
 
 
-def usage(outcome: Outcome) -> Mapping[str, Any]:
-    """OpenAI's usage object; every choice counts as completion."""
+def _usage(outcome: Completion) -> Mapping[str, Any]:
     completion = outcome.spoken.tokens * len(_choices(outcome))
     return {
         "prompt_tokens": outcome.prompt,
@@ -38,18 +38,18 @@ def usage(outcome: Outcome) -> Mapping[str, Any]:
     }
 
 
-def _extras(outcome: Outcome) -> Mapping[str, Any]:
+def _extras(outcome: Completion) -> Mapping[str, Any]:
     if outcome.dialect is Dialect.LLAMACPP:
         timings = {"cache_n": outcome.cached, "prompt_n": outcome.prompt - outcome.cached}
         return {"timings": {**timings, "predicted_n": outcome.spoken.tokens}}
     return {"service_tier": "default"} if outcome.dialect is Dialect.OPENAI else {}
 
 
-def _call_id(outcome: Outcome, call: Call, index: int) -> str:
+def _call_id(outcome: Completion, call: Call, index: int) -> str:
     return call.id or f"call_{outcome.id[-16:]}{index}"
 
 
-def _tool_calls(outcome: Outcome) -> list[Mapping[str, Any]]:
+def _tool_calls(outcome: Completion) -> list[Mapping[str, Any]]:
     return [
         {
             "id": _call_id(outcome, call, index),
@@ -60,7 +60,7 @@ def _tool_calls(outcome: Outcome) -> list[Mapping[str, Any]]:
     ]
 
 
-def _message(outcome: Outcome) -> Mapping[str, Any]:
+def _message(outcome: Completion) -> Mapping[str, Any]:
     spoken = outcome.spoken
     message: dict[str, Any] = {"role": "assistant", "content": spoken.text or (None if spoken.calls else "")}
     if outcome.dialect is Dialect.OPENAI:
@@ -72,8 +72,7 @@ def _message(outcome: Outcome) -> Mapping[str, Any]:
     return message
 
 
-def chat_body(outcome: Outcome) -> Mapping[str, Any]:
-    """The ``chat.completion`` object."""
+def _chat_body(outcome: Completion) -> Mapping[str, Any]:
     return {
         "id": outcome.id,
         "object": "chat.completion",
@@ -83,13 +82,13 @@ def chat_body(outcome: Outcome) -> Mapping[str, Any]:
             {"index": index, "message": _message(outcome), "logprobs": None, "finish_reason": outcome.spoken.finish}
             for index in _choices(outcome)
         ],
-        "usage": usage(outcome),
+        "usage": _usage(outcome),
         "system_fingerprint": "fp_simulator",
         **_extras(outcome),
     }
 
 
-def chat_events(outcome: Outcome) -> tuple[bytes, ...]:
+def _chat_events(outcome: Completion) -> tuple[bytes, ...]:
     """The ``chat.completion.chunk`` events; a usage chunk only where ``stream_options.include_usage`` asks for it."""
     options = outcome.request.get("stream_options") or {}
     wants_usage = bool(options.get("include_usage"))
@@ -107,11 +106,11 @@ def chat_events(outcome: Outcome) -> tuple[bytes, ...]:
         for delta, finish in _deltas(outcome)
     ]
     if wants_usage:
-        events.append({**head, "choices": [], "usage": usage(outcome), **_extras(outcome)})
+        events.append({**head, "choices": [], "usage": _usage(outcome), **_extras(outcome)})
     return (*(b"data: " + compact(event) + b"\n\n" for event in events), DONE)
 
 
-def _deltas(outcome: Outcome) -> Iterator[tuple[Mapping[str, Any], str | None]]:
+def _deltas(outcome: Completion) -> Iterator[tuple[Mapping[str, Any], str | None]]:
     spoken = outcome.spoken
     yield {"role": "assistant", "content": None if spoken.calls and not spoken.text else ""}, None
     if spoken.reasoning:
@@ -129,4 +128,4 @@ def _deltas(outcome: Outcome) -> Iterator[tuple[Mapping[str, Any], str | None]]:
     yield {}, spoken.finish
 
 
-CHAT = Surface(check=check_chat, pieces=chat_pieces, body=chat_body, events=chat_events)
+CHAT = Surface(check=check_chat, pieces=_chat_pieces, body=_chat_body, events=_chat_events)

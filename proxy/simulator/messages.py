@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.simulator.dialects import Rejected
-from proxy.simulator.settings import Request, SimulatorSettings
-from proxy.simulator.shapes import check_shapes
-from proxy.simulator.surface import Outcome, Surface, compact, tool_pieces
-from proxy.simulator.validation import reject
-from proxy.simulator.window import Piece
+from proxy.simulator.checks import check_shapes, reject
+from proxy.simulator.delivery import compact
+from proxy.simulator.errors import Rejected
+from proxy.simulator.model import Completion, Surface
+from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.window import PromptPart, Request, tool_pieces
 
 BLOCKS = (
     "document",
@@ -26,8 +26,7 @@ BLOCKS = (
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
-def check_messages(request: Request, settings: SimulatorSettings) -> None:
-    """Raise :class:`Rejected` for the first thing that Anthropic would refuse."""
+def _check_messages(request: Request, settings: SimulatorSettings) -> None:
     check_shapes(request)
     for name in ("model", "max_tokens", "messages"):
         if request.get(name) is None:
@@ -119,15 +118,15 @@ def _unanswered(index: int, ids: Sequence[str]) -> Rejected:
     )
 
 
-def message_pieces(request: Request) -> list[Piece]:
+def _message_pieces(request: Request) -> list[PromptPart]:
     """Tools, system prompt, messages: the order in which Anthropic's cache reads them."""
     pieces = tool_pieces(request)
     if request.get("system"):
-        pieces.append(Piece("system", request["system"]))
-    return [*pieces, *(Piece("message", message) for message in request["messages"])]
+        pieces.append(PromptPart("system", request["system"]))
+    return [*pieces, *(PromptPart("message", message) for message in request["messages"])]
 
 
-def _usage(outcome: Outcome) -> dict[str, Any]:
+def _usage(outcome: Completion) -> dict[str, Any]:
     cached = outcome.cached if outcome.written else 0
     written = max(0, outcome.written - cached)
     return {
@@ -139,7 +138,7 @@ def _usage(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _blocks(outcome: Outcome) -> list[dict[str, Any]]:
+def _blocks(outcome: Completion) -> list[dict[str, Any]]:
     spoken = outcome.spoken
     blocks: list[dict[str, Any]] = []
     if spoken.reasoning:
@@ -152,12 +151,11 @@ def _blocks(outcome: Outcome) -> list[dict[str, Any]]:
     return blocks
 
 
-def _stop_reason(outcome: Outcome) -> str:
+def _stop_reason(outcome: Completion) -> str:
     return STOP_REASONS.get(outcome.spoken.finish, outcome.spoken.finish)
 
 
-def message_body(outcome: Outcome) -> Mapping[str, Any]:
-    """The ``message`` object."""
+def _message_body(outcome: Completion) -> Mapping[str, Any]:
     return {
         "id": outcome.id,
         "type": "message",
@@ -170,16 +168,13 @@ def message_body(outcome: Outcome) -> Mapping[str, Any]:
     }
 
 
-def message_events(outcome: Outcome) -> tuple[bytes, ...]:
-    """The named events from ``message_start`` to ``message_stop``."""
-    return tuple(
-        b"event: " + str(event["type"]).encode() + b"\ndata: " + compact(event) + b"\n\n" for event in _events(outcome)
-    )
+def _message_events(outcome: Completion) -> tuple[bytes, ...]:
+    return tuple(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), compact(event)) for event in _events(outcome))
 
 
-def _events(outcome: Outcome) -> Iterator[Mapping[str, Any]]:
+def _events(outcome: Completion) -> Iterator[Mapping[str, Any]]:
     counts = _usage(outcome)
-    start = {**message_body(outcome), "content": [], "stop_reason": None, "usage": {**counts, "output_tokens": 1}}
+    start = {**_message_body(outcome), "content": [], "stop_reason": None, "usage": {**counts, "output_tokens": 1}}
     yield {"type": "message_start", "message": start}
     for index, block in enumerate(_blocks(outcome)):
         yield {"type": "content_block_start", "index": index, "content_block": _opened(block)}
@@ -198,7 +193,7 @@ def _opened(block: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: empty.get(key, value) for key, value in block.items()}
 
 
-def _block_deltas(block: Mapping[str, Any], outcome: Outcome) -> Iterator[Mapping[str, Any]]:
+def _block_deltas(block: Mapping[str, Any], outcome: Completion) -> Iterator[Mapping[str, Any]]:
     if block["type"] == "text":
         for piece in outcome.spoken.pieces:
             yield {"type": "text_delta", "text": piece}
@@ -211,4 +206,4 @@ def _block_deltas(block: Mapping[str, Any], outcome: Outcome) -> Iterator[Mappin
         yield {"type": "input_json_delta", "partial_json": text[len(text) // 2 :]}
 
 
-MESSAGES = Surface(check=check_messages, pieces=message_pieces, body=message_body, events=message_events)
+MESSAGES = Surface(check=_check_messages, pieces=_message_pieces, body=_message_body, events=_message_events)

@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import uvicorn
+from anyio.from_thread import start_blocking_portal
 
-from proxy.simulator.app import Simulator, TokenCounter, create_simulator
-from proxy.simulator.ledger import Seen
+from proxy.simulator.app import Simulator, WordCounter, create_simulator
+from proxy.simulator.recorder import Seen
 from proxy.simulator.settings import SimulatorSettings
 
 START_SECONDS = 10.0
@@ -81,7 +81,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _configure(
-    settings: SimulatorSettings, counter: TokenCounter, log_level: str | None = None
+    settings: SimulatorSettings, counter: WordCounter, log_level: str | None = None
 ) -> tuple[uvicorn.Config, Simulator]:
     app = create_simulator(settings, counter=counter)
     config = uvicorn.Config(
@@ -93,7 +93,7 @@ def _configure(
 def serve_until_stopped(
     settings: SimulatorSettings,
     *,
-    counter: TokenCounter,
+    counter: WordCounter,
     host: str,
     port: int,
     ready: Callable[[RunningSimulator], None],
@@ -107,7 +107,7 @@ def serve_until_stopped(
 
 @contextlib.asynccontextmanager
 async def serve_simulator(
-    settings: SimulatorSettings, *, counter: TokenCounter, host: str = "127.0.0.1", port: int = 0
+    settings: SimulatorSettings, *, counter: WordCounter, host: str = "127.0.0.1", port: int = 0
 ) -> AsyncIterator[RunningSimulator]:
     """A simulator in the running event loop for the length of the block; port 0 takes a free one."""
     listener = _listen(host, port)
@@ -122,7 +122,7 @@ async def serve_simulator(
                 await asyncio.sleep(0.005)
         yield RunningSimulator(simulator, host, listener.getsockname()[1])
     finally:
-        simulator.close()
+        simulator.ledger.release()
         server.stop()
         await serving
         listener.close()
@@ -130,37 +130,11 @@ async def serve_simulator(
 
 @contextlib.contextmanager
 def run_simulator(
-    settings: SimulatorSettings, *, counter: TokenCounter, host: str = "127.0.0.1", port: int = 0
+    settings: SimulatorSettings, *, counter: WordCounter, host: str = "127.0.0.1", port: int = 0
 ) -> Iterator[RunningSimulator]:
     """The same in a thread of its own, for callers that block."""
-    started = threading.Event()
-    found: list[RunningSimulator] = []
-    stops: list[Callable[[], object]] = []
-    failed: list[BaseException] = []
-
-    async def live() -> None:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        async with serve_simulator(settings, counter=counter, host=host, port=port) as running:
-            stops.append(lambda: loop.call_soon_threadsafe(stop.set))
-            found.append(running)
-            started.set()
-            await stop.wait()
-
-    def work() -> None:
-        try:
-            asyncio.run(live())
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            failed.append(error)
-        finally:
-            started.set()
-
-    thread = threading.Thread(target=work, name="simulator", daemon=True)
-    thread.start()
-    started.wait(START_SECONDS)
-    if failed:
-        raise failed[0]
-    try:
-        yield found[0]
-    finally:
-        stops[0]()
-        thread.join(START_SECONDS)
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(serve_simulator(settings, counter=counter, host=host, port=port)) as running,
+    ):
+        yield running

@@ -2,75 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-Request = Mapping[str, Any]
+from proxy.simulator.answers import Answer, Script
+from proxy.simulator.delivery import FAULTS, FaultRule
+from proxy.simulator.errors import Dialect, OversizedPrompt
+from proxy.simulator.summaries import SummaryWriter
 
-
-class Dialect(StrEnum):
-    """Whose errors, extras and endpoints are spoken."""
-
-    OPENAI = "openai"
-    VLLM = "vllm"
-    LLAMACPP = "llamacpp"
-    ANTHROPIC = "anthropic"
-
-
-class SummaryMode(StrEnum):
-    """How a request for a summary is answered; everything but ``ok`` is a way for a summariser to fail.
-
-    ``slow`` answers after ``summary_seconds``. ``invented`` adds identifiers that the material does not have, ``drops``
-    leaves out every path, ``launders`` repeats what tool results order as what the user wants. ``first_bad_then_ok`` is
-    of use only when it is told that an earlier answer was refused. ``no_schema`` refuses ``response_format``,
-    ``empty_form`` fills nothing into a schema, and ``reasoning_model`` refuses what OpenAI's reasoning models do:
-    ``max_tokens`` and a temperature.
-    """
-
-    OK = "ok"
-    SLOW = "slow"
-    INVENTED = "invented"
-    LAUNDERS = "launders"
-    DROPS = "drops"
-    FIRST_BAD_THEN_OK = "first_bad_then_ok"
-    NO_SCHEMA = "no_schema"
-    EMPTY_FORM = "empty_form"
-    REASONING_MODEL = "reasoning_model"
-    STATUS_500 = "status_500"
-    STATUS_401 = "status_401"
-    STATUS_429 = "status_429"
-    NOT_UTF8 = "not_utf8"
-    WHITESPACE = "whitespace"
-    GARBAGE = "garbage"
-    TIMEOUT = "timeout"
-    EMPTY = "empty"
-    ECHO = "echo"
-    REFUSAL = "refusal"
-    TOOL_CALL = "tool_call"
-    TOO_LONG = "too_long"
-    REASONING_ONLY = "reasoning_only"
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One tool call of an answer; ``arguments`` is JSON text, ``id`` None stands for a generated one."""
-
-    name: str
-    arguments: str = "{}"
-    id: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What the model says; ``finish`` overrides the finish reason in OpenAI's words."""
-
-    text: str = ""
-    calls: tuple[Call, ...] = ()
-    reasoning: str = ""
-    finish: str | None = None
-
-
-Script = Callable[[Request], Answer | str]
+Wording = tuple[int, Callable[[OversizedPrompt], Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +25,12 @@ class SimulatorSettings:
         latency: seconds before the first byte of a chat answer; ``chunk_delay`` between two events.
         answers: the answer for a request with n assistant messages is ``answers[n]``; past the end the default.
         answer: a function of the request that takes the place of ``answers``.
-        summary_model: requests of this model are summary requests and get ``summary_mode``; so do all whose system
-            prompt asks for a summary, and conversations whose last message does.
-        summary_seconds: seconds before a summary in the mode ``slow``.
-        wording: name in ``WORDINGS`` for overflow errors, None for the dialect's own.
-        fault: a fault for every chat request, as in the header ``x-sim-fault``.
+        summary_model: requests of this model are summary requests; so are all whose system prompt asks for a summary,
+            and conversations whose last message does. ``summarizer`` answers them.
+        summary_seconds: seconds before a summary, in the place of ``latency``.
+        wording: whose words an overflow error has, of a dialect or of ``wordings`` (status and body); None for the
+            dialect's own.
+        fault: a fault for every chat request, as in the header ``x-sim-fault``; ``faults`` are all that there are.
         api_keys: accepted credentials; empty accepts any, and none.
         cache_entries: prefixes that the cache remembers; ``cache_minimum`` the least tokens that count as a hit.
         ledger_bytes: bodies kept in the ledger, in bytes; the oldest entries go first.
@@ -109,10 +49,12 @@ class SimulatorSettings:
     answers: tuple[Answer | str, ...] = ()
     answer: Script | None = None
     summary_model: str | None = None
-    summary_mode: SummaryMode = SummaryMode.OK
-    summary_seconds: float = 1.0
+    summarizer: SummaryWriter = field(default_factory=SummaryWriter)
+    summary_seconds: float | None = None
     wording: str | None = None
+    wordings: Mapping[str, Wording] = field(default_factory=dict)
     fault: str | None = None
+    faults: Mapping[str, FaultRule] = field(default_factory=lambda: FAULTS)
     api_keys: tuple[str, ...] = ()
     cache_entries: int = 100_000
     cache_minimum: int = 0

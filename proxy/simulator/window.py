@@ -1,16 +1,16 @@
-"""The window: tokens of a request by pieces, and whether prompt and answer fit."""
+"""The window: tokens of a request by pieces, whether prompt and answer fit, and the cache of prefixes."""
 
 import base64
 import binascii
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from proxy.simulator.settings import Request
-
+Request = Mapping[str, Any]
 Count = Callable[[str], int]
 
 PRIMING = 3
@@ -24,15 +24,24 @@ _dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=Fa
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PromptPart:
     """A part of the request that is counted and cached as one: ``tools``, ``system`` or a message."""
 
     kind: str
     value: Any
 
 
+def tool_pieces(request: Request) -> list[PromptPart]:
+    """What is read before the messages: tool definitions and the schema of the answer."""
+    pieces = [PromptPart("tools", request[name]) for name in ("tools", "functions") if request.get(name)]
+    form = request.get("response_format")
+    if isinstance(form, dict) and form.get("json_schema"):
+        pieces.append(PromptPart("tools", form["json_schema"]))
+    return pieces
+
+
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class CountedPrompt:
     """The pieces of a request in the order in which a provider reads them, with digest and tokens each."""
 
     digests: tuple[bytes, ...]
@@ -46,22 +55,7 @@ class Prompt:
         return sum(self.tokens) + PRIMING
 
 
-@dataclass(frozen=True, slots=True)
-class Overflow:
-    """A request that does not fit ``window``: tokens of the prompt, of the tools in it, and asked for."""
-
-    window: int
-    prompt: int
-    tools: int = 0
-    completion: int | None = None
-
-    @property
-    def total(self) -> int:
-        """Tokens of prompt and answer together."""
-        return self.prompt + (self.completion or 0)
-
-
-def canonical(value: Any) -> tuple[bytes, bool]:
+def _canonical(value: Any) -> tuple[bytes, bool]:
     """Compact JSON with sorted keys and without cache markers, equal for equal content; and if one was there."""
     text = _dumps(value)
     marked = '"cache_control"' in text or '"prompt_cache_breakpoint"' in text
@@ -83,13 +77,13 @@ class PromptCounter:
         self.count = count
         self._known: dict[bytes, int] = {}
 
-    def measure(self, pieces: Iterable[Piece]) -> Prompt:
+    def measure(self, pieces: Iterable[PromptPart]) -> CountedPrompt:
         """The pieces with their digests and tokens; ``breakpoint`` counts pieces up to the last cache marker."""
         digests: list[bytes] = []
         tokens: list[int] = []
         tools = marked = 0
         for index, piece in enumerate(pieces, start=1):
-            data, is_marked = canonical(piece.value)
+            data, is_marked = _canonical(piece.value)
             digest = blake2b(data, digest_size=16, person=piece.kind.encode()[:16]).digest()
             size = self._known.get(digest)
             if size is None:
@@ -103,19 +97,19 @@ class PromptCounter:
                 marked = index
             digests.append(digest)
             tokens.append(size)
-        return Prompt(tuple(digests), tuple(tokens), tools, marked)
+        return CountedPrompt(tuple(digests), tuple(tokens), tools, marked)
 
-    def _tokens(self, piece: Piece, data: bytes) -> int:
+    def _tokens(self, piece: PromptPart, data: bytes) -> int:
         if piece.kind == "message":
-            return message_tokens(piece.value, self.count)
+            return _message_tokens(piece.value, self.count)
         if piece.kind == "system":
-            return PER_MESSAGE + content_tokens(piece.value, self.count)
+            return PER_MESSAGE + _content_tokens(piece.value, self.count)
         return self.count(data.decode("utf-8", "surrogatepass"))
 
 
-def message_tokens(message: Request, count: Count) -> int:
+def _message_tokens(message: Request, count: Count) -> int:
     """Tokens of one message: 3, its role, its content, its calls (8 each besides their text), 1 for a name."""
-    total = PER_MESSAGE + content_tokens(message.get("content"), count)
+    total = PER_MESSAGE + _content_tokens(message.get("content"), count)
     calls = [
         *(message.get("tool_calls") or ()),
         *([{"function": message["function_call"]}] if message.get("function_call") else ()),
@@ -129,8 +123,7 @@ def message_tokens(message: Request, count: Count) -> int:
     return total + (1 if message.get("name") else 0)
 
 
-def content_tokens(content: Any, count: Count) -> int:
-    """Tokens of a content value: a string, a list of parts or blocks, or nothing."""
+def _content_tokens(content: Any, count: Count) -> int:
     if isinstance(content, str):
         return count(content) if content else 0
     if isinstance(content, list):
@@ -150,7 +143,7 @@ def _part_tokens(part: Request, count: Count) -> int:
         case "tool_use":
             return count(str(part.get("name", ""))) + count(json.dumps(part.get("input"))) + PER_CALL
         case "tool_result":
-            return 4 + content_tokens(part.get("content"), count)
+            return 4 + _content_tokens(part.get("content"), count)
         case _:
             return AUDIO_OR_FILE
 
@@ -185,8 +178,43 @@ def _png_size(url: str) -> tuple[int, int] | None:
     return (width, height) if width and height else None
 
 
-def find_overflow(prompt: Prompt, *, window: int, asked: int | None) -> Overflow | None:
-    """The overflow of a server that reserves what was asked for (one token where nothing was), or None."""
-    if prompt.total + max(asked or 1, 1) <= window:
-        return None
-    return Overflow(window, prompt.total, prompt.tools, asked)
+def overflows(prompt: CountedPrompt, *, window: int, asked: int | None) -> bool:
+    """Whether it is too long for a server that reserves what was asked for (one token where nothing was)."""
+    return prompt.total + max(asked or 1, 1) > window
+
+
+class PrefixCache:
+    """Remembers the piece prefixes of past requests by credential and model, least recently used out first."""
+
+    def __init__(self, *, entries: int, minimum: int = 0) -> None:
+        self._entries = entries
+        self._minimum = minimum
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    def cached_tokens(self, prompt: CountedPrompt, *, credential: str, model: str) -> int:
+        """Tokens of the longest leading run of pieces that an earlier request of the same owner began with."""
+        tokens = 0
+        for key, size in zip(_chain(prompt, credential, model), prompt.tokens, strict=True):
+            if key not in self._seen:
+                break
+            tokens += size
+        return tokens if tokens >= self._minimum else 0
+
+    def remember(self, prompt: CountedPrompt, *, credential: str, model: str) -> None:
+        """Make every prefix of ``prompt`` a hit for later requests."""
+        for key in _chain(prompt, credential, model):
+            self._seen[key] = None
+            self._seen.move_to_end(key)
+        while len(self._seen) > self._entries:
+            self._seen.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget everything, as a provider does after some idle minutes."""
+        self._seen.clear()
+
+
+def _chain(prompt: CountedPrompt, credential: str, model: str) -> Iterator[bytes]:
+    key = blake2b(f"{credential}\n{model}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    for digest in prompt.digests:
+        key = blake2b(key + digest, digest_size=16).digest()
+        yield key

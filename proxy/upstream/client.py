@@ -8,45 +8,46 @@ import asyncio
 import contextlib
 import functools
 import re
-import select
 import time
 import urllib.parse
-from collections import OrderedDict
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import aiohttp
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.client_reqrep import ClientRequest
-from aiohttp.connector import Connection
 from aiohttp.payload import AsyncIterablePayload, Payload
 from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
+from proxy.upstream.connection import (
+    MAX_LINE,
+    READ_BUFFER,
+    BareRequest,
+    Connector,
+    Deadline,
+    IdleWatch,
+    PooledResponse,
+    Pools,
+    RawBody,
+    StaleConnection,
+    Upload,
+)
 
 Headers = Sequence[tuple[bytes, bytes]]
 
-_NEVER = float("inf")
-_POOLS = 256
-_KEEP_ALIVE = 15.0
-_STALE_WITHIN = 1.0
-_READ_BUFFER = 1 << 17
-_LINE = 1 << 17
-_SHORTEST_SECRET = 6
+STALE_WITHIN = 1.0
+MIN_SECRET_LEN = 6
 _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"trailers", b"transfer-encoding", b"upgrade"},
 )
 _PRIVATE = (b"proxy-", b"x-weir-", b"uberctx-")
 _NOT_COPIED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"baggage"}
-_CREDENTIALS = frozenset({b"authorization", b"api-key", b"x-api-key"})
+CREDENTIALS = frozenset({b"authorization", b"api-key", b"x-api-key"})
 _NOT_IN_NAME = re.compile(rb"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 # Also as nginx (an escaped slash) and servlet containers (parameters of a segment) come to see one.
 _DOT_SEGMENT = re.compile(r"(?:^|[/\\]|%2f|%5c)(?:\.|%2e){1,2}(?:(?:;|%3b)[^/\\]*)?(?:[/\\]|%2f|%5c|$)", re.IGNORECASE)
-_NOTHING_ADDED: CIMultiDict[None] = CIMultiDict([("Content-Type", None)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,170 +76,11 @@ class StreamBroken(Exception):
     """The upstream's answer ended before its end."""
 
 
-class _Stale(Exception):
-    """A pooled connection was closed by the upstream before a byte of the answer."""
-
-
 class _Idle(Exception):
     """An answer fell silent."""
 
 
-class _Wire(ResponseHandler):
-    """A connection that knows whether it has been used before and whether an answer has begun.
-
-    Bytes that come while no request is out belong to no one: they close it.
-    """
-
-    idle = True
-    used = False
-    heard = False
-
-    def set_response_params(self, **params: Any) -> None:
-        """Called by aiohttp when a request takes the connection."""
-        self.idle = False
-        self.heard = False
-        super().set_response_params(**params)
-
-    def is_connected(self) -> bool:
-        """Whether a request can take it: not while bytes that nobody asked for wait to be read."""
-        transport = self.transport if super().is_connected() else None
-        return transport is not None and not (self.used and self.idle and _has_come(transport))
-
-    def rest(self) -> None:
-        """The answer is over and the connection back in its pool."""
-        self.idle = True
-        self.used = True
-
-    def data_received(self, data: bytes) -> None:
-        """Bytes of an answer (or, from aiohttp itself, none: go on with what is buffered)."""
-        if data:
-            if self.idle:
-                self.abort()
-                return
-            self.heard = True
-        super().data_received(data)
-
-    def set_exception(self, exc: BaseException, *cause: Any) -> None:
-        """An error ends also the body under way, which aiohttp leaves waiting after an illegal chunk."""
-        super().set_exception(exc, *cause)
-        self._break()
-
-    def _break(self) -> None:
-        payload = self._payload
-        if payload is not None and not payload.is_eof() and payload.exception() is None:
-            payload.set_exception(aiohttp.ClientPayloadError("broken off"))
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """A reset breaks also an answer that only the end of the connection delimits; aiohttp takes it for the end."""
-        if exc is not None:
-            self._break()
-        super().connection_lost(exc)
-
-
-def _has_come(transport: asyncio.BaseTransport) -> bool:
-    """Whether bytes, or the end, are in a transport's socket and wait to be read."""
-    waiting = select.poll()
-    waiting.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
-    return bool(waiting.poll(0))
-
-
-class _Response(aiohttp.ClientResponse):
-    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        """Waits for the headers; _Stale if a used connection was closed before any byte of them."""
-        wire = connection.protocol
-        try:
-            await super().start(connection)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if isinstance(wire, _Wire) and wire.used and not wire.heard:
-                raise _Stale from error
-            raise
-        if isinstance(wire, _Wire):
-            self.content.on_eof(wire.rest)
-        return self
-
-
-class _Request(ClientRequest):
-    def update_auto_headers(self, skip_auto_headers: Any) -> None:  # noqa: ARG002 - aiohttp's signature
-        """Adds nothing: the upstream sees the client's headers."""
-        self._skip_auto_headers = _NOTHING_ADDED
-
-
-class _Connector(aiohttp.TCPConnector):
-    def __init__(self) -> None:
-        super().__init__(limit=0, keepalive_timeout=_KEEP_ALIVE, ttl_dns_cache=30)
-        self._factory = functools.partial(_Wire, loop=self._loop)  # type: ignore[assignment]
-
-    @property
-    def busy(self) -> bool:
-        """Whether an answer is under way."""
-        return bool(self._acquired)
-
-    def drop_idle(self) -> None:
-        """Closes the connections that wait: the next request opens one."""
-        waiting = [wire for wires in self._conns.values() for wire, _ in wires]
-        self._conns.clear()
-        for wire in waiting:
-            wire.close()
-
-
-class _Body(Payload):
-    """Bytes as they are; aiohttp's own class warns about bodies above 1 MiB."""
-
-    _autoclose = True
-
-    def __init__(self, value: bytes) -> None:
-        super().__init__(value, content_type="application/octet-stream")
-        self._size = len(value)
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The body as text."""
-        return bytes(self._value).decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        """Writes the body; the transport keeps what the socket does not take."""
-        await writer.write(self._value)
-
-
-class _Upload:
-    """A body that streams in; keeps the error that ended it, which aiohttp would turn into one of its own."""
-
-    def __init__(self, parts: AsyncIterator[bytes]) -> None:
-        self._parts = parts
-        self.failure: Exception | None = None
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for part in self._parts:
-                if part:
-                    yield part
-        except Exception as error:
-            self.failure = error
-            raise
-
-
-class _Deadline:
-    """Cancels the running task when the time is up; what ``asyncio.timeout`` does, at a third of its cost."""
-
-    __slots__ = ("_before", "_fired", "_task", "timer")
-
-    def __init__(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task(loop)
-        self._before = self._task.cancelling() if self._task is not None else 0
-        self._fired = False
-        self.timer = loop.call_later(seconds, self._fire)
-
-    def _fire(self) -> None:
-        if self._task is not None:
-            self._fired = True
-            self._task.cancel()
-
-    def passed(self) -> bool:
-        """Whether a cancellation was this one; someone else's, even at the same moment, goes first."""
-        return self._fired and self._task is not None and self._task.uncancel() <= self._before
-
-
-class _Veil:
+class SecretMasker:
     """Takes a secret out of bytes on their way, length for length; of an error's body also where it is in two parts."""
 
     def __init__(self, secret: bytes, *, whole: bool) -> None:
@@ -267,40 +109,27 @@ class _Veil:
         return self._secret.startswith(tail)
 
 
-class Answer:
-    """An upstream's answer: the head, and a body that is read once, undecoded.
+class Answer(ABC):
+    """An upstream's answer, whoever gives it: the head, and a body that is read once, undecoded."""
 
-    ``hidden`` is the operator's key that the request was sent with: an upstream that shows it in its answer would
-    show it to the client.
-    """
+    __slots__ = ("_rest", "ended", "headers", "status")
 
-    __slots__ = (
-        *("_content", "_loop", "_response", "_rest", "_since", "_target", "_timer", "_veil"),
-        *("ended", "headers", "status"),
-    )
-
-    def __init__(
-        self,
-        response: aiohttp.ClientResponse,
-        headers: tuple[tuple[bytes, bytes], ...],
-        target: Target,
-        hidden: bytes = b"",
-    ) -> None:
-        self.status = response.status
+    def __init__(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        self.status = status
         self.headers = headers
-        self._veil = None
-        if len(hidden) >= _SHORTEST_SECRET:
-            self._veil = _Veil(hidden, whole=response.status >= 400)
-            if any(hidden in value for _, value in headers):
-                self.headers = tuple((n, v.replace(hidden, b"*" * len(hidden))) for n, v in headers)
         self.ended = False
-        self._response = response
-        self._content = response.content
-        self._target = target
         self._rest = b""
-        self._since = _NEVER
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+
+    @abstractmethod
+    def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives, or what :meth:`read` left of it.
+
+        Raises UpstreamTimeout after ``idle`` seconds of silence, StreamBroken if it is cut off.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the answer: at once, with its connection, unless it has come to its end."""
 
     async def read(self, limit: int | None = None) -> bytes:
         """The body, or its first ``limit`` bytes: then ``ended`` is false and ``chunks`` goes on after them.
@@ -321,25 +150,52 @@ class Answer:
             self.ended = False
         return body
 
+
+class HTTPAnswer(Answer):
+    """An answer that came over a connection of Weir's own.
+
+    ``hidden`` is the operator's key that the request was sent with: an upstream that shows it in its answer would
+    show it to the client.
+    """
+
+    __slots__ = ("_content", "_masker", "_response", "_target", "_watch")
+
+    def __init__(
+        self,
+        response: aiohttp.ClientResponse,
+        headers: tuple[tuple[bytes, bytes], ...],
+        target: Target,
+        hidden: bytes = b"",
+    ) -> None:
+        self._masker = None
+        if len(hidden) >= MIN_SECRET_LEN:
+            self._masker = SecretMasker(hidden, whole=response.status >= 400)
+            if any(hidden in value for _, value in headers):
+                headers = tuple((n, v.replace(hidden, b"*" * len(hidden))) for n, v in headers)
+        super().__init__(response.status, headers)
+        self._response = response
+        self._content = response.content
+        self._target = target
+        self._watch = IdleWatch(target.idle, end=self._fell_silent)
+
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives; UpstreamTimeout after ``idle`` seconds of silence, StreamBroken if it is cut off."""
+        """The body as it arrives on the connection."""
         if self._rest:
             rest, self._rest = self._rest, b""
             yield rest
-        read = self._content.readany
-        clock = self._loop.time
-        if self._timer is None and not self._content.is_eof():
-            self._timer = self._loop.call_later(self._target.idle, self._watch)
+        read, watch, clock = self._content.readany, self._watch, self._watch.clock
+        if not self._content.is_eof():
+            watch.start()
         try:
             while True:
-                self._since = clock()
+                watch.since = clock()
                 chunk = await read()
-                self._since = _NEVER
+                watch.since = None
                 if not chunk:
                     break
-                if self._veil is None:
+                if self._masker is None:
                     yield chunk
-                elif shown := self._veil.over(chunk):
+                elif shown := self._masker.over(chunk):
                     yield shown
         except _Idle:
             self.close()
@@ -350,27 +206,17 @@ class Answer:
             # RuntimeError: aiohttp's word for reading from a connection that was closed here.
             self.close()
             raise StreamBroken(f"Upstream {self._target.name!r} broke off its answer.") from error
-        if self._veil is not None and (held := self._veil.end()):
+        if self._masker is not None and (held := self._masker.end()):
             yield held
         self.ended = True
-        self._stop_watching()
+        self._watch.stop()
 
-    def _watch(self) -> None:
-        left = min(self._since, self._loop.time()) + self._target.idle - self._loop.time()
-        if left <= 0:
-            self._timer = None
-            self._content.set_exception(_Idle())
-        else:
-            self._timer = self._loop.call_later(left, self._watch)
-
-    def _stop_watching(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _fell_silent(self) -> None:
+        self._content.set_exception(_Idle())
 
     def close(self) -> None:
-        """Ends the answer: at once, with its connection, unless it has come to its end."""
-        self._stop_watching()
+        """Also the connection ends, unless the answer has come to its end."""
+        self._watch.stop()
         connection = self._response.connection
         if connection is not None and connection.transport is not None:
             connection.transport.abort()
@@ -382,8 +228,9 @@ class Client:
 
     def __init__(self, *, instance: str) -> None:
         self._via = f"1.1 weir-{instance}"
-        self._pools: OrderedDict[tuple[str, str | None, str], tuple[aiohttp.ClientSession, _Connector]] = OrderedDict()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._pools: Pools[tuple[str, str | None, str], _Pool] = Pools(
+            make=_Pool, busy=lambda pool: pool.connector.busy, close=lambda pool: pool.session.close()
+        )
 
     async def send(
         self,
@@ -399,7 +246,7 @@ class Client:
         drop: frozenset[bytes] = frozenset(),
         length: int | None = None,
         hidden: bytes = b"",
-    ) -> Answer:
+    ) -> HTTPAnswer:
         """The answer's head, its body unread; the caller reads it to the end or closes it.
 
         ``path`` follows ``base_url``; names in ``headers`` are lower case, as ASGI has them; those in ``drop`` are
@@ -417,26 +264,22 @@ class Client:
         if length is not None and not isinstance(body, bytes):
             fields["Content-Length"] = str(length)
         url = _url(target.base_url, path, query)
-        session, connector = self._pool(target, tenant)
+        pool = self._pools.of((target.base_url, target.api_key, tenant))
         started = time.monotonic()
         hidden = hidden if target.api_key is None else target.api_key.encode()
         try:
-            return await _send(session, target, method, url, fields, body, hidden)
-        except _Stale:
-            if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > _STALE_WITHIN:
+            return await _send(pool.session, target, method, url, fields, body, hidden)
+        except StaleConnection:
+            if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
                 raise UpstreamUnreachable(
                     f"Upstream {target.name!r} closed the connection without an answer."
                 ) from None
-        connector.drop_idle()
-        return await _send(session, target, method, url, fields, body, hidden)
+        pool.connector.drop_idle()
+        return await _send(pool.session, target, method, url, fields, body, hidden)
 
     async def close(self) -> None:
         """Closes every connection."""
-        for session, _ in self._pools.values():
-            await session.close()
-        self._pools.clear()
-        if self._closing:
-            await asyncio.wait(self._closing)
+        await self._pools.close()
 
     def _fields(self, target: Target, headers: Headers, *, drop: frozenset[bytes], attempt: int) -> CIMultiDict[str]:
         """The headers that go upstream; ``Host`` and framing are added from the target and the body."""
@@ -454,39 +297,22 @@ class Client:
             result["idempotency-key"] = f"{key}-{attempt}"
         return result
 
-    def _pool(self, target: Target, tenant: str) -> tuple[aiohttp.ClientSession, _Connector]:
-        key = (target.base_url, target.api_key, tenant)
-        pool = self._pools.get(key)
-        if pool is not None:
-            self._pools.move_to_end(key)
-            return pool
-        connector = _Connector()
-        session = aiohttp.ClientSession(
-            connector=connector,
+
+class _Pool:
+    def __init__(self) -> None:
+        self.connector = Connector()
+        self.session = aiohttp.ClientSession(
+            connector=self.connector,
             cookie_jar=aiohttp.DummyCookieJar(),
-            request_class=_Request,
-            response_class=_Response,
+            request_class=BareRequest,
+            response_class=PooledResponse,
             trust_env=False,
             auto_decompress=False,
-            read_bufsize=_READ_BUFFER,
-            max_line_size=_LINE,
-            max_field_size=_LINE,
+            read_bufsize=READ_BUFFER,
+            max_line_size=MAX_LINE,
+            max_field_size=MAX_LINE,
             timeout=aiohttp.ClientTimeout(total=None),
         )
-        self._pools[key] = session, connector
-        self._evict()
-        return session, connector
-
-    def _evict(self) -> None:
-        """Closes the pools used longest ago, above 256 of them, that have no answer under way."""
-        surplus = len(self._pools) - _POOLS
-        for key in [key for key, (_, connector) in self._pools.items() if not connector.busy][: max(0, surplus)]:
-            if key == next(reversed(self._pools)):
-                break
-            session, _ = self._pools.pop(key)
-            task = asyncio.ensure_future(session.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
 
 
 def credential_field(auth: str, key: str) -> tuple[str, str]:
@@ -510,16 +336,16 @@ async def _send(
     fields: CIMultiDict[str],
     body: bytes | AsyncIterator[bytes] | None,
     hidden: bytes,
-) -> Answer:
+) -> HTTPAnswer:
     """One request on one connection; every error comes out as one of Weir's, with none of the library's text."""
     upload = None
     data: Payload | None = None
     if isinstance(body, bytes):
-        data = _Body(body) if body else None
+        data = RawBody(body) if body else None
     elif body is not None:
-        upload = _Upload(body)
+        upload = Upload(body)
         data = AsyncIterablePayload(upload)
-    deadline = _Deadline(target.first_byte)
+    deadline = Deadline(target.first_byte)
     try:
         response = await session.request(
             method, url, headers=fields, data=data, allow_redirects=False, timeout=_timeout(target.connect)
@@ -537,7 +363,7 @@ async def _send(
     return _answer(response, target, hidden)
 
 
-def _answer(response: aiohttp.ClientResponse, target: Target, hidden: bytes) -> Answer:
+def _answer(response: aiohttp.ClientResponse, target: Target, hidden: bytes) -> HTTPAnswer:
     """The answer without hop-by-hop headers; UpstreamUnreachable for one that may not be relayed."""
     raw = response.raw_headers
     problem = None
@@ -549,7 +375,7 @@ def _answer(response: aiohttp.ClientResponse, target: Target, hidden: bytes) -> 
     elif b"" in [name for name, _ in kept]:
         problem = "answered with an illegal header name"
     if problem is not None:
-        Answer(response, (), target).close()
+        HTTPAnswer(response, (), target).close()
         raise UpstreamUnreachable(f"Upstream {target.name!r} {problem}.")
     if len(kept) < len(raw):
         hops = [(name.lower(), value) for name, value in raw]
@@ -557,7 +383,7 @@ def _answer(response: aiohttp.ClientResponse, target: Target, hidden: bytes) -> 
         if any(name == b"transfer-encoding" for name, _ in hops):
             skip |= {b"content-length"}
         kept = [(name, value) for name, value in kept if name not in skip]
-    return Answer(response, tuple(kept), target, hidden)
+    return HTTPAnswer(response, tuple(kept), target, hidden)
 
 
 def _failure(error: Exception, target: Target) -> ProxyError:
@@ -591,7 +417,7 @@ def _timeout(connect: float) -> aiohttp.ClientTimeout:
 
 @functools.lru_cache(maxsize=64)
 def _skipped(drop: frozenset[bytes], *, keyed: bool) -> frozenset[bytes]:
-    return drop | _CREDENTIALS if keyed else drop
+    return drop | CREDENTIALS if keyed else drop
 
 
 @functools.lru_cache(maxsize=512)

@@ -1,43 +1,32 @@
 """Answers that come through litellm, as bytes of OpenAI's protocol."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from proxy.errors import ProxyError, UpstreamTimeout
-from proxy.upstream.client import StreamBroken
-from proxy.upstream.litellm_failure import Headers, Refusal, relayed
+from proxy.errors import UpstreamTimeout
+from proxy.upstream.client import Answer, StreamBroken
+from proxy.upstream.connection import IdleWatch
+from proxy.upstream.litellm_failure import Headers, Reader, Refusal, relayed
 
 JSON = (b"content-type", b"application/json")
 EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 DONE = b"data: [DONE]\n\n"
 
 Plain = dict[str, Any]
-Explain = Callable[[BaseException], Refusal | ProxyError]
-Abort = Callable[[], Coroutine[Any, Any, None]]
 
 
-class WholeAnswer:
+class WholeAnswer(Answer):
     """An answer whose body is here already."""
 
-    __slots__ = ("_rest", "ended", "headers", "status")
-
     def __init__(self, status: int, body: bytes, *, headers: Headers = ()) -> None:
-        self.status = status
-        self.headers: Headers = (JSON, *headers)
-        self.ended = False
+        super().__init__(status, (JSON, *headers))
         self._rest = body
 
-    async def read(self, limit: int | None = None) -> bytes:
-        """The body, or its first ``limit`` bytes with ``ended`` False if there is more."""
-        end = len(self._rest) if limit is None else limit
-        body, self._rest = self._rest[:end], self._rest[end:]
-        self.ended = not self._rest
-        return body
-
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """What of the body was not read yet, in one piece."""
+        """The body in one piece."""
         rest, self._rest = self._rest, b""
         if rest:
             yield rest
@@ -47,52 +36,27 @@ class WholeAnswer:
         """Nothing is open."""
 
 
-class StreamedAnswer:
+class StreamedAnswer(Answer):
     """A stream of litellm's as server-sent events, each sent on as it comes.
 
-    ``received`` counts the bytes that came over the wire, so that a stream of which litellm shows nothing for a
-    while (Anthropic's pings) is not taken for a silent one; ``abort`` ends the provider's stream.
+    The bytes that came over ``line`` are counted, so that a stream of which litellm shows nothing for a while
+    (Anthropic's pings) is not taken for a silent one.
     """
 
-    def __init__(
-        self,
-        stream: AsyncIterator[Any],
-        first: Any,
-        *,
-        upstream: str,
-        idle: float,
-        explain: Explain,
-        received: Callable[[], int],
-        abort: Abort,
-    ) -> None:
-        self.status = 200
-        self.headers: Headers = (EVENTS, *relayed(provider_headers(stream).items()))
-        self.ended = False
+    def __init__(self, stream: Any, first: Any, *, line: Any, reader: Reader, secret: str, idle: float) -> None:
+        super().__init__(200, (EVENTS, *relayed(provider_headers(stream).items())))
         self._stream = stream
         self._first: Any = first
-        self._rest = b""
-        self._name = f"Upstream {upstream!r}"
-        self._explain = explain
-        self._abort = abort
-        self._silence = Silence(idle, received=received, end=self.close)
+        self._line = line
+        self._reader = reader
+        self._secret = secret
+        self._name = f"Upstream {reader.upstream!r}"
+        self._silent = False
+        self._watch = IdleWatch(idle, end=self._fell_silent, received=line.received)
         self._closing: asyncio.Task[None] | None = None
 
-    async def read(self, limit: int | None = None) -> bytes:
-        """The body, or its first ``limit`` bytes with ``ended`` False if there is more; raises as ``chunks``."""
-        body = b""
-        async for chunk in self.chunks():
-            body += chunk
-            if limit is not None and len(body) > limit:
-                self._rest, body = body[limit:], body[:limit]
-                self.ended = False
-                break
-        return body
-
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The events as they arrive; UpstreamTimeout after ``idle`` seconds of silence, StreamBroken if it is cut off.
-
-        An error that the provider states inside its stream is the last event.
-        """
+        """The events as they arrive; an error that the provider states inside its stream is the last of them."""
         if self._rest:
             rest, self._rest = self._rest, b""
             yield rest
@@ -109,7 +73,7 @@ class StreamedAnswer:
                 self.close()
                 raise StreamBroken(f"{self._name} broke off its answer.")
             yield event(chunk_body(chunk))
-        self._silence.stop()
+        self._watch.stop()
         yield DONE
         self.ended = True
 
@@ -119,15 +83,23 @@ class StreamedAnswer:
             return first
         if self._closing is not None:
             raise StreamBroken(f"{self._name} broke off its answer.")
-        with self._silence:
+        self._watch.start()
+        self._watch.since = self._watch.clock()
+        try:
             return await anext(self._stream)
+        finally:
+            self._watch.since = None
+
+    def _fell_silent(self) -> None:
+        self._silent = True
+        self.close()
 
     def _failed(self, error: Exception) -> bytes:
         """The event that states the provider's error; raises StreamBroken or UpstreamTimeout for a broken stream."""
         self.close()
-        if self._silence.broken:
-            raise UpstreamTimeout(f"{self._name} sent nothing for {self._silence.seconds:g} seconds.") from None
-        told = error if isinstance(error, StreamBroken) else self._explain(error)
+        if self._silent:
+            raise UpstreamTimeout(f"{self._name} sent nothing for {self._watch.seconds:g} seconds.") from None
+        told = error if isinstance(error, StreamBroken) else self._reader.read(error, secret=self._secret)
         if isinstance(told, Refusal):
             return event(told.body())
         if isinstance(told, UpstreamTimeout):
@@ -135,51 +107,15 @@ class StreamedAnswer:
         raise StreamBroken(f"{self._name} broke off its answer.") from None
 
     def close(self) -> None:
-        """End the answer; at once, with the provider's stream, if it is not at its end."""
-        self._silence.stop()
+        """Also the provider's stream ends, unless it is at its end."""
+        self._watch.stop()
         if not self.ended and self._closing is None:
             self._closing = asyncio.ensure_future(self._abort())
 
-
-class Silence:
-    """Around each wait for the provider; calls ``end`` when nothing arrived for ``seconds`` of waiting."""
-
-    def __init__(self, seconds: float, *, received: Callable[[], int], end: Callable[[], None]) -> None:
-        self.seconds = seconds
-        self.broken = False
-        self._received = received
-        self._end = end
-        self._loop = asyncio.get_running_loop()
-        self._since: float | None = None
-        self._bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __enter__(self) -> None:
-        self._since = self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_later(self.seconds, self._look)
-
-    def __exit__(self, *_: object) -> None:
-        self._since = None
-
-    def _look(self) -> None:
-        now, count = self._loop.time(), self._received()
-        if self._since is None or count != self._bytes:
-            self._bytes = count
-            self._since = None if self._since is None else now
-        left = self.seconds if self._since is None else self._since + self.seconds - now
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._look)
-            return
-        self._timer = None
-        self.broken = True
-        self._end()
-
-    def stop(self) -> None:
-        """Watch no longer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    async def _abort(self) -> None:
+        await self._line.abort()
+        with contextlib.suppress(Exception):  # the stream is given up; how it ends is nobody's business
+            await self._stream.aclose()
 
 
 async def first_of(stream: Any) -> Any:

@@ -117,7 +117,6 @@ class Reader:
         return None
 
     def _is_answered(self, cause: BaseException) -> bool:
-        """Whether the exception holds a response that came over the wire."""
         if isinstance(cause, self.library.httpx.HTTPStatusError):
             return True
         return isinstance(cause, self.library.openai.APIStatusError) and not _is_own(cause)
@@ -161,7 +160,6 @@ def relayed(headers: Iterable[tuple[object, object]]) -> Headers:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception and all that led to it, nearest first."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:

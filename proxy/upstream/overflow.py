@@ -3,22 +3,25 @@
 The order is: codes and statuses of rate limits, explicit wordings, output caps, sizes in bytes and the like, and
 only then sentences in which something is over what is called a context. The numbers are read by their role in
 the sentence. Wordings of the providers are in ``overflow_rules``.
+
+OpenAI's finish reason ``length`` says two things: the model wrote as much as it was asked for, which is the client's
+own wish and only reported, or the window left it less; then the reserve was too small and the answer is not whole.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from proxy.upstream import overflow_rules as rules
-from proxy.upstream.overflow_body import Report, decode, failure_in, plain, take_apart
-from proxy.upstream.overflow_numbers import Numbers, read
+from proxy.upstream.overflow_text import ErrorReport, Numbers, decode, failure_in, plain, read_numbers, take_apart
 
 BODY_HEAD = 65_536
 WINDOW_FULL = "model_context_window_exceeded"  # Anthropic's stop reason
 LENGTHS = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS", WINDOW_FULL})
 WINDOW_SLACK = 2  # llama.cpp and vLLM stop one token before the window is full
-SMALLEST_LIMIT = 256
-LARGEST_LIMIT = 20_000_000
+MIN_LIMIT = 256
+MAX_LIMIT = 20_000_000
 
 
 class Kind(StrEnum):
@@ -144,6 +147,48 @@ def classify_answer(
     return NONE
 
 
+class Ending(StrEnum):
+    """What stopped an answer before its own end."""
+
+    OUTPUT_CAP = "output_cap"
+    RESERVE_EXHAUSTED = "reserve_exhausted"
+
+
+def is_cut_short(reasons: Sequence[str]) -> bool:
+    """Whether any of the finish reasons is about a length."""
+    return any(reason in LENGTHS for reason in reasons)
+
+
+def ending_of(
+    reasons: Sequence[str],
+    *,
+    prompt: int | None,
+    completion: int | None,
+    max_tokens: int | None,
+    window: int | None,
+    clamped: bool = False,
+) -> Ending | None:
+    """What stopped an answer with these finish reasons; None if it came to its own end.
+
+    Args:
+        reasons: one for each choice; with several of them ``completion`` is the sum of all, and says nothing.
+        prompt: tokens as reported, else as estimated; None if neither is known.
+        completion: tokens as reported.
+        max_tokens: what the client asked for.
+        window: tokens as Weir believes them.
+        clamped: Weir asked for less than the client did, because the window left no more.
+    """
+    if not is_cut_short(reasons):
+        return None
+    if clamped or WINDOW_FULL in reasons:
+        return Ending.RESERVE_EXHAUSTED
+    if completion is None or len(reasons) > 1:
+        full = None not in (prompt, max_tokens, window) and (window or 0) - (prompt or 0) < (max_tokens or 0)
+        return Ending.RESERVE_EXHAUSTED if full else Ending.OUTPUT_CAP
+    verdict = classify_answer("length", prompt=prompt, completion=completion, max_tokens=max_tokens, window=window)
+    return Ending.OUTPUT_CAP if verdict.kind is Kind.NONE else Ending.RESERVE_EXHAUSTED
+
+
 def plausible_limit(verdict: Verdict) -> int | None:
     """The limit if it may be learned, tokens: it was exceeded by the numbers beside it, if there are any.
 
@@ -152,7 +197,7 @@ def plausible_limit(verdict: Verdict) -> int | None:
     limit = verdict.limit
     if limit is None or not verdict.is_overflow or verdict.doubtful:
         return None
-    if not SMALLEST_LIMIT <= limit <= LARGEST_LIMIT:
+    if not MIN_LIMIT <= limit <= MAX_LIMIT:
         return None
     asked = max((n for n in (verdict.prompt, verdict.requested) if n is not None), default=None)
     return limit if asked is None or asked >= limit else None
@@ -166,9 +211,6 @@ def _by_status(status: int) -> Verdict:
     if status in (429, 503, 529):
         return Verdict(Kind.RATE)
     return Verdict(Kind.PAYLOAD) if status == 413 else NONE
-
-
-# Answers
 
 
 def _classify_success(value: object, *, window: int | None, estimate: int | None) -> Verdict:
@@ -218,14 +260,11 @@ def _judge_inner(failure: object) -> Verdict:
     return _judge(report.status or 400, report)
 
 
-# Judging it
-
-
-def _judge(status: int, report: Report) -> Verdict:
-    """The verdict on an error, in the order that the module names."""
+def _judge(status: int, report: ErrorReport) -> Verdict:
     coded = bool(report.codes & rules.OVERFLOW_CODES)
     explicit = next((text for text in report.texts if _explicit(text)), None)
-    rated = bool(report.codes & rules.RATE_CODES) or (not coded and any(_rated(text) for text in report.texts))
+    rated = bool(report.codes & rules.RATE_CODES)
+    rated = rated or (not coded and any(rule.search(text) for text in report.texts for rule in rules.RATE))
     if rated or status in (429, 529) or (status == 503 and not coded and explicit is None):
         return _rate(report)
     if status in (401, 402, 403) or report.codes & rules.OTHER_CODES:
@@ -235,24 +274,20 @@ def _judge(status: int, report: Report) -> Verdict:
     if coded or explicit is not None:
         return _overflow(report, explicit)
     for text in report.texts:
-        other = _not_overflow(text[: rules.SAID])
+        other = _not_overflow(text[: rules.HEAD])
         if other is not None:
             return other
     if status == 413 and not any(map(rules.TOKENS.search, report.texts)):
         return Verdict(Kind.PAYLOAD)
-    generic = next((text for text in report.texts if _generic(text[: rules.SAID], status)), None)
+    generic = next((text for text in report.texts if _generic(text[: rules.HEAD], status)), None)
     return _by_status(status) if generic is None else _overflow(report, generic)
-
-
-def _rated(text: str) -> bool:
-    return next(rules.first(rules.RATE, text), None) is not None
 
 
 def _explicit(text: str) -> bool:
     """Whether the text has a known wording that is about tokens and not under a condition in its own sentence."""
     if rules.CHARACTERS.search(text) and not rules.TOKENS.search(text):
         return False
-    for found in rules.first(rules.PHRASES, text):
+    for found in filter(None, (phrase.search(text) for phrase in rules.PHRASES)):
         before = rules.CLAUSE.split(text[max(0, found.start() - 160) : found.start()])[-1]
         if not rules.CONDITION.search(before):
             return True
@@ -261,8 +296,8 @@ def _explicit(text: str) -> bool:
 
 def _generic(text: str, status: int) -> bool:
     """Whether a sentence says that something is over a context, or, for client errors, that tokens are too many."""
-    for sentence in rules.SENTENCE.split(text, maxsplit=rules.MOST_SENTENCES):
-        if len(sentence) < rules.SHORTEST_SENTENCE or rules.GUARD.search(sentence):
+    for sentence in rules.SENTENCE.split(text, maxsplit=rules.MAX_SENTENCES):
+        if len(sentence) < rules.MIN_SENTENCE_LEN or rules.GUARD.search(sentence):
             continue
         if any(rules.chained(sentence, *rule) for rule in rules.GENERIC):
             return True
@@ -276,12 +311,12 @@ def _generic(text: str, status: int) -> bool:
 
 def _outnumbered(text: str) -> bool:
     """Whether the text is about tokens and puts a larger number of them beside a limit."""
-    told = read(text) if rules.TOKENS.search(text) else Numbers()
+    told = read_numbers(text) if rules.TOKENS.search(text) else Numbers()
     asked = told.prompt if told.requested is None else told.requested
-    return told.limit is not None and asked is not None and asked > told.limit >= SMALLEST_LIMIT
+    return told.limit is not None and asked is not None and asked > told.limit >= MIN_LIMIT
 
 
-def _rate(report: Report) -> Verdict:
+def _rate(report: ErrorReport) -> Verdict:
     for text in report.texts:
         limit = rules.RATE_LIMIT.search(text)
         asked = rules.RATE_REQUESTED.search(text)
@@ -316,17 +351,18 @@ def _not_overflow(text: str) -> Verdict | None:
     return None
 
 
-def _overflow(report: Report, said: str | None) -> Verdict:
+def _overflow(report: ErrorReport, said: str | None) -> Verdict:
     texts = report.texts if said is None else dict.fromkeys((said, *report.texts))
-    told, text = max(((read(text), text) for text in texts), key=lambda pair: pair[0].told, default=(Numbers(), ""))
-    fields = dict(report.fields)
-    prompt = fields.get("n_prompt_tokens", told.prompt)
+    read = ((read_numbers(text), text) for text in texts)
+    told, text = max(read, key=lambda pair: pair[0].told, default=(Numbers(), ""))
+    stated = report.numbers.get("n_prompt_tokens")
+    prompt = told.prompt if stated is None else stated
     verdict = Verdict(
         Kind.CONTEXT,
-        limit=fields.get("n_ctx", told.limit),
+        limit=report.numbers.get("n_ctx", told.limit),
         prompt=prompt,
         completion=told.completion,
-        requested=prompt if "n_prompt_tokens" in fields else told.requested,
+        requested=told.requested if stated is None else stated,
         input_limit=rules.INPUT_LIMIT.search(text) is not None,
         at_least=rules.AT_LEAST.search(text) is not None,
         doubtful=rules.DOUBTFUL.search(text) is not None,

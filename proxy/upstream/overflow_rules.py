@@ -1,17 +1,15 @@
 """Wordings by which upstreams say that a prompt does not fit, and those that only look like it.
 
 Every pattern is bounded: literal words, ``\\d{1,12}`` and gaps of at most 80 characters, because error text is
-hostile input (unbounded lazy gaps take seconds on 3,000 characters). They expect text from ``overflow_body.plain``.
+hostile input (unbounded lazy gaps take seconds on 3,000 characters). They expect text from ``overflow_text.plain``.
 """
 
 import re
-from collections.abc import Iterator
-from typing import Final
 
-SAID: Final = 1024
+HEAD = 1024
 """Characters of a message in which a wording that is not in the tables is looked for."""
 
-OVERFLOW_CODES: Final = frozenset(
+OVERFLOW_CODES = frozenset(
     {
         "context_length_exceeded",  # OpenAI, Azure, Groq, Cerebras
         "context_window_exceeded",
@@ -36,128 +34,79 @@ OVERFLOW_CODES: Final = frozenset(
         "336103",  # Baidu
     }
 )
-RATE_CODES: Final = frozenset(
+RATE_CODES = frozenset(
     {
-        "rate_limit_exceeded",
-        "rate_limit_error",
-        "ratelimitexceeded",
-        "ratelimitreached",
-        "ratelimiterror",
-        "too_many_requests",
-        "toomanyrequests",
-        "tpm_rate_limit_exceeded",
-        "rpm_rate_limit_exceeded",
-        "insufficient_quota",
-        "insufficient_balance",
-        "exceeded_current_quota_error",
-        "quota_exceeded",
-        "quotaexceeded",
-        "resource_exhausted",
-        "resourceexhausted",
-        "throttlingexception",
-        "throttling",
-        "throttling.allocationquota",
-        "throttling.ratequota",
-        "overloaded_error",
-        "server_overloaded",
-        "billing_hard_limit_reached",
-        "1302",  # Zhipu: concurrency, frequency, tokens a minute
-        "1303",
-        "1305",
+        *("rate_limit_exceeded", "rate_limit_error", "ratelimitexceeded", "ratelimitreached", "ratelimiterror"),
+        *("tpm_rate_limit_exceeded", "rpm_rate_limit_exceeded", "too_many_requests", "toomanyrequests"),
+        *("insufficient_quota", "quota_exceeded", "quotaexceeded", "exceeded_current_quota_error"),
+        *("resource_exhausted", "resourceexhausted", "insufficient_balance", "billing_hard_limit_reached"),
+        *("throttlingexception", "throttling", "throttling.allocationquota", "throttling.ratequota"),
+        *("overloaded_error", "server_overloaded"),
+        *("1302", "1303", "1305"),  # Zhipu: concurrency, frequency, tokens a minute
     }
 )
-PAYLOAD_CODES: Final = frozenset(
+PAYLOAD_CODES = frozenset(
     {"string_above_max_length", "array_above_max_length", "request_too_large", "characters_too_long"}
 )
-OTHER_CODES: Final = frozenset(
+OTHER_CODES = frozenset(
     {
-        "content_filter",
-        "content_policy_violation",
-        "responsibleaipolicyviolation",
-        "data_inspection_failed",
-        "datainspectionfailed",
-        "invalid_api_key",
-        "authentication_error",
-        "permission_error",
-        "model_not_found",
+        *("content_filter", "content_policy_violation", "responsibleaipolicyviolation"),
+        *("data_inspection_failed", "datainspectionfailed"),
+        *("invalid_api_key", "authentication_error", "permission_error", "model_not_found"),
     }
 )
 
-N: Final = r"\d{1,12}"
+N = r"\d{1,12}"
 
-CODE_IN_TEXT: Final = re.compile(
+CODE_IN_TEXT = re.compile(
     r"\b(?:code|type|status|error_code|error_type|errortype|__type|reason) ?[:=] ?([a-z][a-z0-9_.]{2,48})"
 )
 
-RATE: Final = tuple(
-    (needle, re.compile(pattern))
-    for needle, pattern in (
-        ("per ", r"\bper (?:\d{1,4} )?(?:sec|second|min|minute|hour|day|week|month)s?\b|\bper \d{1,4}s\b"),
-        ("/", r"/ ?min\b"),
-        ("p", r"\b[tr]p[mds]\b"),
-        ("rate", r"rate.?limit|token rate"),
-        ("too many requests", r"too many requests"),
-        ("throttl", r"throttl"),
-        ("quota", r"\bquota"),
-        ("wait", r"wait before|please wait \d"),
-        ("for this ", r"for this (?:minute|hour|day)"),
-        ("ly", r"\bdaily\b|\bmonthly\b"),
-        ("credit", r"\b(?:more|insufficient|enough) credits?\b|credit balance"),
-        ("can only afford", r"can only afford"),
-        ("billing", r"\bbilling\b"),
-        ("overloaded", r"\boverloaded\b"),
-        ("try again ", r"try again (?:in \d|tomorrow)"),
-        ("429", r"\b(?:error code|status|status code|http|code):? ?429\b|^429\b"),
-        ("402", r"\b(?:error code|status|status code|http|code):? ?402\b|^402\b"),
-        ("529", r"\b(?:error code|status|status code|http|code):? ?529\b|^529\b"),
-        *(
-            (word, word)
-            for word in (
-                "限额",
-                "限流",
-                "频率",
-                "频繁",
-                "配额",
-                "额度",
-                "余额",
-                "欠费",
-                "每分钟",
-                "每秒",
-                "每日",
-                "并发",
-            )
-        ),
+RATE = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\bper (?:\d{1,4} )?(?:sec|second|min|minute|hour|day|week|month)s?\b|\bper \d{1,4}s\b",
+        r"/ ?min\b",
+        r"\b[tr]p[mds]\b",
+        r"rate.?limit|token rate",
+        r"too many requests|throttl|\bquota|\bbilling\b|\boverloaded\b|\bdaily\b|\bmonthly\b",
+        r"wait before|please wait \d|try again (?:in \d|tomorrow)|for this (?:minute|hour|day)",
+        r"\b(?:more|insufficient|enough) credits?\b|credit balance|can only afford",
+        r"\b(?:error code|status|status code|http|code):? ?(?:429|402|529)\b|^(?:429|402|529)\b",
+        "限额|限流|频率|频繁|配额|额度|余额|欠费|每分钟|每秒|每日|并发",
     )
 )
-RATE_LIMIT: Final = re.compile(
+RATE_LIMIT = re.compile(
     rf"\blimit:? ({N})\b|\bof ({N}) (?:input |output )?tokens per\b|\blimit of ({N})\b|\blimit: ({N})"
 )
-RATE_REQUESTED: Final = re.compile(rf"\brequested:? (?:up to )?({N})\b")
+RATE_REQUESTED = re.compile(rf"\brequested:? (?:up to )?({N})\b")
 
 # What the upstream calls the window, what it calls being over it, and what is over.
-WINDOW: Final = re.compile(
-    r"\b(?:context[ _-]?(?:length|window|size|limit|budget)|maximum context|max(?:imum)?[ _](?:model|seq|sequence"
-    r"|input|prompt"
-    r"|position)[ _](?:len|length|tokens?|embeddings)|max(?:imum)? (?:allowed )?(?:input|prompt) (?:length|size"
-    r"|tokens?)"
-    r"|n_ctx|(?:input|prompt|models?) token limit|max(?:imum)? (?:number of )?(?:allowed |input |prompt )?tokens\b"
-    r"|tokens? limit for this model|max(?:imum)? tokens? limit)"
+WINDOW = re.compile(
+    r"\b(?:context[ _-]?(?:length|window|size|limit|budget)|maximum context|n_ctx"
+    r"|max(?:imum)?[ _](?:model|seq|sequence|input|prompt|position)[ _](?:len|length|tokens?|embeddings)"
+    r"|max(?:imum)? (?:allowed )?(?:input|prompt) (?:length|size|tokens?)"
+    r"|max(?:imum)? (?:number of )?(?:allowed |input |prompt )?tokens\b|max(?:imum)? tokens? limit"
+    r"|(?:input|prompt|models?) token limit|tokens? limit for this model)"
 )
-OVER: Final = re.compile(
+OVER = re.compile(
     r"\b(?:exceed(?:s|ed|ing)?\b|overflow(?:s|ed)?\b|surpass(?:es|ed)?\b|(?:longer|greater|larger|bigger|more) than"
-    r"|too (?:long|large|big|many)\b|over the|above the|beyond|(?:does|do|did|will|would) ?(?:not|nt) fit"
-    r"|cant fit|cannot fit"
-    r"|no room|exhausted|must be (?:less|fewer|smaller|shorter|<)|must have less|tokens? (?:>|is more))|> ?\d"
+    r"|too (?:long|large|big|many)\b|over the|above the|beyond|no room|exhausted"
+    r"|(?:does|do|did|will|would) ?(?:not|nt) fit|cant fit|cannot fit"
+    r"|must be (?:less|fewer|smaller|shorter|<)|must have less|tokens? (?:>|is more))|> ?\d"
 )
-_SUBJECT: Final = re.compile(r"\b(?:prompt|text|inputs?|messages?|conversation|history|request|query|sequence|chat)\b")
-_LONG: Final = re.compile(r"\btoo (?:long|large|big)\b")
-_UNIT: Final = re.compile(r"\b(?:models?|tokens?|llm|context)\b")
-_MORE: Final = re.compile(r"\b(?:exceeds?|exceeded|longer than|larger than|greater than|more than|above|over)\b")
-_COUNT: Final = re.compile(
+_SUBJECT = re.compile(r"\b(?:prompt|text|inputs?|messages?|conversation|history|request|query|sequence|chat)\b")
+_LONG = re.compile(r"\btoo (?:long|large|big)\b")
+_UNIT = re.compile(r"\b(?:models?|tokens?|llm|context)\b")
+_MORE = re.compile(r"\b(?:exceeds?|exceeded|longer than|larger than|greater than|more than|above|over)\b")
+_COUNT = re.compile(
     r"\b(?:prompt|input|request(?:ed)?|total|number of|message)(?:[ _-](?:input|prompt))?[ _-]tokens?\b|\btoken count\b"
 )
-_BOUND: Final = re.compile(r"\b(?:limit|max|maximum|window|allowed|models?|\d{3,12})\b")
-SUMMED: Final[tuple[tuple[re.Pattern[str], ...], int]] = (
+_BOUND = re.compile(r"\b(?:limit|max|maximum|window|allowed|models?|\d{3,12})\b")
+_TOO_LONG = re.compile(
+    r"\b(?:prompt|inputs?|prompt tokens|input tokens|messages|conversation)(?: (?:is|are|was|were))? too long"
+)
+SUMMED = (
     (
         re.compile(r"\b(?:prompt|inputs?|messages|context)\b"),
         re.compile(r"\+|\bplus\b|\band\b|\bwith\b"),
@@ -169,171 +118,131 @@ SUMMED: Final[tuple[tuple[re.Pattern[str], ...], int]] = (
     40,
 )
 """Prompt and answer together are too much."""
-GENERIC: Final[tuple[tuple[tuple[re.Pattern[str], ...], int], ...]] = (
+GENERIC = (
     ((WINDOW, OVER), 80),
     ((OVER, WINDOW), 80),
     ((_SUBJECT, _LONG, _UNIT), 30),
     ((_SUBJECT, _MORE, re.compile(r"\d tokens?\b")), 40),
     ((_COUNT, _MORE, _BOUND), 40),
-    (
-        (
-            re.compile(
-                r"\b(?:prompt|inputs?|prompt tokens|input tokens|messages|conversation)(?: (?:is|are|was"
-                r"|were))? too long"
-            ),
-        ),
-        0,
-    ),
+    ((_TOO_LONG,), 0),
     SUMMED,
 )
 """Chains of patterns that follow one another in a sentence, and the largest gap in characters."""
-CONDITION: Final = re.compile(r"\b(?:if|when|whenever|unless|whether|unknown|unrecognized|truncation|set to|so that)\b")
-GUARD: Final = re.compile(
+CONDITION = re.compile(r"\b(?:if|when|whenever|unless|whether|unknown|unrecognized|truncation|set to|so that)\b")
+GUARD = re.compile(
     r"\b(?:if|when|whenever|unless|whether|parameter|unknown|unrecognized|unsupported|not supported|does not support"
-    r"|beta|header|must be (?:a|an|one of|positive|set|greater|at least)|expected (?:an? )?(?:integer|string|number"
-    r"|object)|not a valid|invalid (?:type|value|json)|not enabled|not available|field required|deprecated"
-    r"|too small|minimum"
-    r"|at least one|truncation|summary|cache|caching|debug|documentation"
-    r"|logit_bias|logprobs|reasoning|thinking|training|n_ctx_train"
-    r"|batch size)\b"
+    r"|beta|header|must be (?:a|an|one of|positive|set|greater|at least)|"
+    r"expected (?:an? )?(?:integer|string|number|object)|not a valid|invalid (?:type|value|json)|not enabled"
+    r"|not available|field required|deprecated|too small|minimum|at least one|truncation|summary|cache|caching|debug"
+    r"|documentation|logit_bias|logprobs|reasoning|thinking|training|n_ctx_train|batch size)\b"
 )
-CLAUSE: Final = re.compile(r"[.!?;:] |。")
-SENTENCE: Final = re.compile(r"[.!?;] |。")
-SHORTEST_SENTENCE: Final = 4
-MOST_SENTENCES: Final = 40
+CLAUSE = re.compile(r"[.!?;:] |。")
+SENTENCE = re.compile(r"[.!?;] |。")
+MIN_SENTENCE_LEN = 4
+MAX_SENTENCES = 40
 
-PHRASES: Final = tuple(
-    (needle, re.compile(pattern))
-    for needle, pattern in (
-        (
-            "maximum context length",
-            r"maximum context length (?:is|of|was|:)? ?\(?\d",
-        ),  # OpenAI, DeepSeek, vLLM, OpenRouter, SGLang
-        ("input tokens exceed", r"input tokens exceed the configured limit"),  # OpenAI gpt-5
-        (
-            "exceed",
-            r"exceeds? (?:(?:the|this|your|models?|available|max(?:imum)?|allowed) ){0,4}context(?! deadline)\b",
-        ),
-        ("prompt", r"prompt (?:tokens )?(?:is )?too (?:long|large)"),  # Anthropic, Baidu, Tencent, Ollama
-        ("exceed context limit", r"input length and max_tokens exceed context limit"),  # Anthropic, Bedrock, Vertex
-        ("max_tokens", r"max_tokens (?:would )?exceeds? (?:the )?context"),
-        ("input token count", r"input token count.{0,30}exceeds? the max"),  # Gemini
-        (
-            "input is too long for",
-            r"input is too long for (?:the |this )?(?:requested )?model",
-        ),  # Bedrock, Hugging Face
-        ("total text bytes", r"too many total text bytes"),  # Bedrock through Databricks
-        ("too many input tokens", r"too many input tokens"),  # Bedrock Nova
-        ("max input tokens: ", r"max input tokens: \d"),  # SAP, OCI
-        ("exceed model maximum", r"prompt tokens (?:\(\d{1,12}\) )?exceed model maximum"),  # Bedrock Mantle
-        ("maximum prompt length is", r"maximum prompt length is \d"),  # xAI
-        ("reduce the length of", r"reduce the length of (?:the|your) (?:messages|prompt|input)"),  # Groq, Cerebras
-        ("while limit is", r"current length is \d{1,12} while limit is \d"),  # Cerebras
-        ("too large for model with", r"too large for model with \d{1,12} maximum context"),  # Mistral
-        ("model token limit", r"exceed(?:ed|s)? (?:the )?model token limit"),  # Moonshot
-        ("context window exceeds limit", r"context window exceeds limit"),  # MiniMax
-        ("prompt", r"prompt exceeds max length|prompt ?超长"),  # Zhipu
-        ("range of input length", r"range of input length should be"),  # DashScope, Xunfei
-        (
-            "total number of tokens",
-            r"total number of tokens (?:\([a-z ]{0,40}\)|in the prompt) cannot exceed",
-        ),  # Cohere
-        (
-            "longer than the",
-            r"longer than the (?:models?|maximum) (?:maximum )?(?:context|model) length",
-        ),  # Together, SGLang, vLLM
-        ("cannot exceed the total token", r"input tokens \d{1,12} cannot exceed the total tokens? limit"),  # watsonx
-        ("the maximum allowed", r"exceeds the maximum allowed (?:input )?length"),  # Poolside, Baseten, SGLang
-        ("prompt token count of", r"prompt token count of \d{1,12} exceeds"),  # GitHub Copilot
-        ("model. max size: ", r"too large for [a-z0-9_.:/ -]{1,60} model\. max size: \d{1,12} tokens"),  # GitHub Models
-        ("after expanding", r"multimodal prompt is too long after expanding"),  # SGLang
-        ("max_new_tokens must be <=", r"inputs tokens \+ max_new_tokens must be <="),  # TGI
-        ("inputs must have less than", r"inputs must have less than \d{1,12} tokens"),  # TGI
-        ("context size has been exceeded", r"context size has been exceeded"),  # llama.cpp
-        ("exceed context window", r"requested tokens \(\d{1,12}\) exceed context window"),  # llama-cpp-python
-        (
-            "context",
-            r"context (?:length|window|size|limit)[ _](?:has been |was |is )?(?:exceeded|overflow|reached|full)",
-        ),
-        (
-            "context",
-            r"out of context space|context is full|ran out of context|prompt is longer than the context",
-        ),  # Ollama
-        ("input length exceeds the", r"input length exceeds the (?:context|max)"),  # Ollama, DashScope
-        ("exceeded max", r"exceeded max(?:imum)? context length"),  # Ollama, ctransformers
-        ("initial prompt is greater", r"to keep from the initial prompt is greater than the context"),  # LM Studio
-        ("trying to keep the first", r"trying to keep the first"),  # LM Studio
-        ("n_keep", r"n_keep \(?:? ?\d{1,12}\)? ?>="),  # LM Studio
-        ("not exceed max_seq_len", r"sum of prompt length.{0,60}should not exceed max_seq_len"),  # TensorRT-LLM, NIM
-        (
-            "prompt length",
-            r"prompt length.{0,20}exceeds? (?:the )?max(?:imum)? (?:input|sequence) length",
-        ),  # TensorRT-LLM
-        ("less than max_seq_len", r"prompt_tokens \(\d{1,12}\) must be less than max_seq_len"),  # SiliconFlow
-        ("the configured context size", r"prompt has \d{1,12} tokens.{0,10} but the configured context size"),  # DS4
-        ("more than max tokens allowed", r"tokens in request more than max tokens allowed"),
-        ("maximum output tokens", r"estimated number of input and maximum output tokens.{0,30}exceeded"),  # Workers AI
-        ("got -", r"max_tokens must be at least 1, got -\d"),  # old vLLM: window less prompt went below zero
-        ("max tokens of", r"max tokens of \d{1,12} exceeded"),  # Snowflake
-        ("length of all messages", r"total length of all messages is too long"),  # Perplexity
-        ("exceed max message tokens", r"total tokens of image and text exceed max message tokens"),  # Volcano Ark
-        ("request content exceeds", r"request content exceeds the internal limit of the (?:large )?model"),
-        ("contextwindowexceedederror", r"contextwindowexceedederror"),  # LiteLLM
-        ("context overflow: ", r"context overflow: "),
-        ("_exceeded", r"context_(?:window|length|size)_exceeded"),
-        ("exceeds", r"request (?:size )?exceeds (?:the )?model context"),
-    )
+_PHRASES = (
+    ("OpenAI, DeepSeek, vLLM, OpenRouter, SGLang", r"maximum context length (?:is|of|was|:)? ?\(?\d"),
+    ("OpenAI gpt-5", r"input tokens exceed the configured limit"),
+    ("various", r"exceeds? (?:(?:the|this|your|models?|available|max(?:imum)?|allowed) ){0,4}context(?! deadline)\b"),
+    ("Anthropic, Baidu, Tencent, Ollama", r"prompt (?:tokens )?(?:is )?too (?:long|large)"),
+    ("Anthropic, Bedrock, Vertex", r"input length and max_tokens exceed context limit"),
+    ("various", r"max_tokens (?:would )?exceeds? (?:the )?context"),
+    ("Gemini", r"input token count.{0,30}exceeds? the max"),
+    ("Bedrock, Hugging Face", r"input is too long for (?:the |this )?(?:requested )?model"),
+    ("Bedrock through Databricks", r"too many total text bytes"),
+    ("Bedrock Nova", r"too many input tokens"),
+    ("SAP, OCI", r"max input tokens: \d"),
+    ("Bedrock Mantle", r"prompt tokens (?:\(\d{1,12}\) )?exceed model maximum"),
+    ("xAI", r"maximum prompt length is \d"),
+    ("Groq, Cerebras", r"reduce the length of (?:the|your) (?:messages|prompt|input)"),
+    ("Cerebras", r"current length is \d{1,12} while limit is \d"),
+    ("Mistral", r"too large for model with \d{1,12} maximum context"),
+    ("Moonshot", r"exceed(?:ed|s)? (?:the )?model token limit"),
+    ("MiniMax", r"context window exceeds limit"),
+    ("Zhipu", r"prompt exceeds max length|prompt ?超长"),
+    ("DashScope, Xunfei", r"range of input length should be"),
+    ("Cohere", r"total number of tokens (?:\([a-z ]{0,40}\)|in the prompt) cannot exceed"),
+    ("Together, SGLang, vLLM", r"longer than the (?:models?|maximum) (?:maximum )?(?:context|model) length"),
+    ("watsonx", r"input tokens \d{1,12} cannot exceed the total tokens? limit"),
+    ("Poolside, Baseten, SGLang", r"exceeds the maximum allowed (?:input )?length"),
+    ("GitHub Copilot", r"prompt token count of \d{1,12} exceeds"),
+    ("GitHub Models", r"too large for [a-z0-9_.:/ -]{1,60} model\. max size: \d{1,12} tokens"),
+    ("SGLang", r"multimodal prompt is too long after expanding"),
+    ("TGI", r"inputs tokens \+ max_new_tokens must be <="),
+    ("TGI", r"inputs must have less than \d{1,12} tokens"),
+    ("llama.cpp", r"context size has been exceeded"),
+    ("llama-cpp-python", r"requested tokens \(\d{1,12}\) exceed context window"),
+    ("various", r"context (?:length|window|size|limit)[ _](?:has been |was |is )?(?:exceeded|overflow|reached|full)"),
+    ("Ollama", r"out of context space|context is full|ran out of context|prompt is longer than the context"),
+    ("Ollama, DashScope", r"input length exceeds the (?:context|max)"),
+    ("Ollama, ctransformers", r"exceeded max(?:imum)? context length"),
+    ("LM Studio", r"to keep from the initial prompt is greater than the context"),
+    ("LM Studio", r"trying to keep the first"),
+    ("LM Studio", r"n_keep \(?:? ?\d{1,12}\)? ?>="),
+    ("TensorRT-LLM, NIM", r"sum of prompt length.{0,60}should not exceed max_seq_len"),
+    ("TensorRT-LLM", r"prompt length.{0,20}exceeds? (?:the )?max(?:imum)? (?:input|sequence) length"),
+    ("SiliconFlow", r"prompt_tokens \(\d{1,12}\) must be less than max_seq_len"),
+    ("DS4", r"prompt has \d{1,12} tokens.{0,10} but the configured context size"),
+    ("various", r"tokens in request more than max tokens allowed"),
+    ("Workers AI", r"estimated number of input and maximum output tokens.{0,30}exceeded"),
+    ("old vLLM: window less prompt went below zero", r"max_tokens must be at least 1, got -\d"),
+    ("Snowflake", r"max tokens of \d{1,12} exceeded"),
+    ("Perplexity", r"total length of all messages is too long"),
+    ("Volcano Ark", r"total tokens of image and text exceed max message tokens"),
+    ("various", r"request content exceeds the internal limit of the (?:large )?model"),
+    ("LiteLLM", r"contextwindowexceedederror"),
+    ("various", r"context overflow: "),
+    ("various", r"context_(?:window|length|size)_exceeded"),
+    ("various", r"request (?:size )?exceeds (?:the )?model context"),
 )
-"""Wordings that say it outright: a word that must be there, and the pattern that is tried if it is."""
-_CN_OVER: Final = re.compile(r"超长|过长|太长|超出|超过|超限|大于")
-CHINESE: Final[tuple[tuple[tuple[re.Pattern[str], ...], int], ...]] = (
+PHRASES = tuple(re.compile(pattern) for _, pattern in _PHRASES)
+"""Wordings that say outright that the prompt does not fit, and who words it so."""
+_CN_OVER = re.compile(r"超长|过长|太长|超出|超过|超限|大于")
+CHINESE = (
     ((re.compile(r"上下文|输入|提示词?|请求|对话|会话|消息|内容|文本|prompt|tokens?"), _CN_OVER), 24),
     ((_CN_OVER, re.compile(r"上下文|最大输入|token|窗口")), 16),
     ((re.compile(r"压缩上下文"),), 0),
     ((re.compile(r"コンテキスト|トークン|컨텍스트|토큰"), re.compile(r"超え|超過|長すぎ|초과")), 24),
 )
-CHINESE_GUARD: Final = re.compile(
+CHINESE_GUARD = re.compile(
     r"字节|字符|图片|图像|文件|大小|次数|个数|条数|时长|超时|时间|最大输出|输出长度|max_tokens|\bmb\b|温度|用量|账户"
 )
-CHINESE_TOKENS: Final = re.compile(r"tokens?|コンテキスト|トークン|컨텍스트|토큰|上下文|超长|过长|太长|长度|窗口")
-LAST_RESORT: Final = re.compile(
-    r"too many tokens|token limit (?:exceeded|reached)|exceed(?:s|ed)? (?:the )?tokens? limit"
-)
+CHINESE_TOKENS = re.compile(r"tokens?|コンテキスト|トークン|컨텍스트|토큰|上下文|超长|过长|太长|长度|窗口")
+LAST_RESORT = re.compile(r"too many tokens|token limit (?:exceeded|reached)|exceed(?:s|ed)? (?:the )?tokens? limit")
 
-INPUT_LIMIT: Final = re.compile(
-    r"maximum prompt length|input tokens exceed the configured limit|max(?:imum)?(?: allowed)? (?:input"
-    r"|prompt) (?:tokens?"
-    r"|length)|range of input length|input token count.{0,30}exceeds? the max|prompt token count of"
-    r"|inputs must have less"
-    r"|exceed model maximum|max_(?:input|prompt)_(?:tokens?|len)|maximum number of (?:input|prompt) tokens|最大输入"
+INPUT_LIMIT = re.compile(
+    r"maximum prompt length|input tokens exceed the configured limit|range of input length|inputs must have less"
+    r"|max(?:imum)?(?: allowed)? (?:input|prompt) (?:tokens?|length)|input token count.{0,30}exceeds? the max"
+    r"|prompt token count of|exceed model maximum|max_(?:input|prompt)_(?:tokens?|len)"
+    r"|maximum number of (?:input|prompt) tokens|最大输入"
 )
-DOUBTFUL: Final = re.compile(rf"input tokens plus {N} max_(?:completion_)?tokens")
+DOUBTFUL = re.compile(rf"input tokens plus {N} max_(?:completion_)?tokens")
 """vLLM of about 0.15: one build prints the window less ``max_tokens`` as the maximum context length."""
-AT_LEAST: Final = re.compile(r"at least \d{1,12} (?:input|prompt)|\bn_keep\b|trying to keep the first")
-BATCH: Final = re.compile(rf"input \(({N}) tokens\) is too large to process.{{0,60}}batch size: ({N})")
+AT_LEAST = re.compile(r"at least \d{1,12} (?:input|prompt)|\bn_keep\b|trying to keep the first")
+BATCH = re.compile(rf"input \(({N}) tokens\) is too large to process.{{0,60}}batch size: ({N})")
 
-_MAX_TOKENS: Final = re.compile(
-    r"max(?:imum)?_(?:(?:completion|output|new)_)?tokens?(?:_to_sample)?\b|max(?:imum)? ?(?:completion|output|new"
-    r"|generated)"
-    r" ?tokens\b|\boutput token limit|maximum (?:allowed )?number of (?:output|completion) tokens|最大输出"
+_MAX_TOKENS = re.compile(
+    r"max(?:imum)?_(?:(?:completion|output|new)_)?tokens?(?:_to_sample)?\b|"
+    r"max(?:imum)? ?(?:completion|output|new|generated) ?tokens\b|\boutput token limit|"
+    r"maximum (?:allowed )?number of (?:output|completion) tokens|最大输出"
 )
-_BARE_MAX: Final = re.compile(r"\bmax(?:imum)? tokens\b|\bmaxtokens\b|maximum number of tokens you requested")
-_CAPPED: Final = re.compile(
+_BARE_MAX = re.compile(r"\bmax(?:imum)? tokens\b|\bmaxtokens\b|maximum number of tokens you requested")
+_CAPPED = re.compile(
     r"too (?:large|high|big|many)|less than|lower than|at most|[<>]=?|(?:above|the) maximum|must not|exceeds?\b"
-    r"|exceeded|greater than"
-    r"|larger than|cannot be|should be|must be|\brange\b|between|超|范围|大于|不能|上限"
+    r"|exceeded|greater than|larger than|cannot be|should be|must be|\brange\b|between|超|范围|大于|不能|上限"
 )
-CAPS: Final[tuple[tuple[tuple[re.Pattern[str], ...], int], ...]] = (
+CAPS = (
     ((_MAX_TOKENS, _CAPPED), 60),
     ((_BARE_MAX, _CAPPED), 60),
     ((re.compile(r"range of"), _MAX_TOKENS), 30),
     ((re.compile(r"supports? at most \d{1,12} (?:completion|output) tokens"),), 0),
 )
-CAP_GUARD: Final = re.compile(
+CAP_GUARD = re.compile(
     r"thinking|budget_tokens|at least|positive|greater than 0|non-?negative|\bmissing\b|\brequired\b|\bhigher\b"
     r"|not supported|unsupported|not compatible|valid integer|must be an? (?:int|number)|not a valid"
 )
-CAP_LIMITS: Final = tuple(
+CAP_LIMITS = tuple(
     re.compile(pattern)
     for pattern in (
         rf"at most ({N})",
@@ -346,24 +255,24 @@ CAP_LIMITS: Final = tuple(
         rf"max_model_len=(?:[a-z_]{{1,30}}=)?({N})",
     )
 )
-CAP_ASKED: Final = re.compile(
-    rf"(?:too (?:large|high|big)[:,]?|max_(?:completion_|output_|new_)?tokens[:=]? ?\(?|but got|received|value of"
-    rf"|got) ?({N})"
+CAP_ASKED = re.compile(
+    rf"(?:too (?:large|high|big)[:,]?|max_(?:completion_|output_|new_)?tokens[:=]? ?\(?|but got|received"
+    rf"|value of|got) ?({N})"
 )
 
-SIZED: Final = re.compile(r"exceed|max|limit|\btoo\b|more than|less than|longer|larger|at most|greater|超|限制|上限")
-PAYLOAD: Final = re.compile(
+SIZED = re.compile(r"exceed|max|limit|\btoo\b|more than|less than|longer|larger|at most|greater|超|限制|上限")
+PAYLOAD = re.compile(
     r"string too long|array too long|expected maxlength|entity too large|payload too large|request_too_large"
     r"|body (?:is )?too large|(?:request|body|payload|file|image|message|upload) size|exceeds the maximum size"
     r"|content.?length|max input characters|maximum allowed size|too many (?:images|messages|tools|items)"
 )
-UNITS: Final = re.compile(
+UNITS = re.compile(
     r"\b(?:bytes?|characters?|chars|pixels?|pages?|images?|seconds?|items?|elements|(?:\d{1,9} ?)?[kmg]i?b)\b|字节|字符"
 )
-CHARACTERS: Final = re.compile(r"\d (?:characters|chars|bytes)\b|\d ?(?:字符|字节)")
-TOKENS: Final = re.compile(rf"\d tokens?\b|\b(?:input|prompt|total|many) tokens?\b|{WINDOW.pattern}")
+CHARACTERS = re.compile(r"\d (?:characters|chars|bytes)\b|\d ?(?:字符|字节)")
+TOKENS = re.compile(rf"\d tokens?\b|\b(?:input|prompt|total|many) tokens?\b|{WINDOW.pattern}")
 
-NO_BODY: Final = re.compile(r"^(?:4(?:00|13))? ?(?:status code)? ?\(no body\)$")
+NO_BODY = re.compile(r"^(?:4(?:00|13))? ?(?:status code)? ?\(no body\)$")
 
 
 def chained(text: str, patterns: tuple[re.Pattern[str], ...], gap: int) -> bool:
@@ -381,11 +290,3 @@ def chained(text: str, patterns: tuple[re.Pattern[str], ...], gap: int) -> bool:
                 reached.append(match.end())
         ends = reached
     return bool(ends)
-
-
-def first(table: tuple[tuple[str, re.Pattern[str]], ...], text: str) -> Iterator[re.Match[str]]:
-    """The matches of a table's rows in order, the first of each row; a row is tried only if its word is there."""
-    for needle, pattern in table:
-        found = pattern.search(text) if needle in text else None
-        if found:
-            yield found

@@ -12,18 +12,21 @@ like are refused, else a client could have the operator's key sent elsewhere (CV
 import asyncio
 import contextlib
 import importlib
+import json
 import logging
 import os
+import re
 import ssl
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
 from proxy.config import UpstreamSettings
-from proxy.errors import ProxyError, UpstreamEmpty, UpstreamTimeout
+from proxy.errors import InvalidJSON, InvalidRequest, ProxyError, UpstreamEmpty, UpstreamTimeout
+from proxy.upstream.client import Answer, Headers
+from proxy.upstream.connection import Pools
 from proxy.upstream.litellm_answer import (
     StreamedAnswer,
     WholeAnswer,
@@ -31,9 +34,7 @@ from proxy.upstream.litellm_answer import (
     first_of,
     provider_headers,
 )
-from proxy.upstream.litellm_failure import Library, Reader, Refusal, relayed
-from proxy.upstream.litellm_request import copied_headers, decoded, translated
-from proxy.upstream.upstreams import Answer, Headers, Provider
+from proxy.upstream.litellm_failure import Library, Reader, relayed
 
 _ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -60,10 +61,30 @@ _LOGGERS = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
 
 _SDK = frozenset({"openai", "azure", "azure_text", "text-completion-openai", "custom_openai", "mistral", "openrouter"})
 _NO_KEY = "no-key"
-_POOLS = 256
+_STANDARD = frozenset(
+    {
+        *("messages", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls"),
+        *("functions", "function_call", "temperature", "top_p", "n", "stop", "seed", "user"),
+        *("max_tokens", "max_completion_tokens", "modalities", "prediction", "audio", "response_format"),
+        *("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs"),
+        *("reasoning_effort", "verbosity", "thinking", "web_search_options", "service_tier"),
+        *("safety_identifier", "store", "prompt_cache_key", "prompt_cache_retention", "context_management"),
+    }
+)
+"""The fields of a chat request that litellm takes by name and translates."""
+
+_NOT_A_FIELD = re.compile(
+    r"_.*|(?:litellm|mock|aws|azure|vertex|google|gcp|gcs|s3|watsonx|wx|oci|sap|databricks|snowflake|sagemaker)_.*"
+    r"|.*(?:api_|base_url|endpoint|credential|secret|password|access_token|token_file|proxy|header|callback).*"
+    r"|(?:json_mode|is_vertex_request|deployment_id|model_list|shared_session|client|timeout|project|region|location"
+    r"|organization|drop_params|additional_drop_params|enable_json_schema_validation)"
+)
+"""Names that steer litellm or its connection in one of its providers, so that no client may set them."""
+
+_COPIED = frozenset({b"traceparent", b"tracestate", b"anthropic-beta", b"http-referer", b"x-title"})
 
 
-def providers_for(upstreams: Iterable[UpstreamSettings]) -> dict[str, Provider]:
+def providers_for(upstreams: Iterable[UpstreamSettings]) -> "dict[str, LitellmProvider]":
     """A provider for each upstream of kind ``litellm``, by the upstream's name; imports litellm if there is one.
 
     It changes the process's environment (``LITELLM_…``) so that the import asks no network.
@@ -78,7 +99,6 @@ def providers_for(upstreams: Iterable[UpstreamSettings]) -> dict[str, Provider]:
 
 
 def _load() -> Library:
-    """litellm with everything switched off that is not translation."""
     os.environ.update(_ENVIRONMENT)
     litellm = importlib.import_module("litellm")  # costs seconds and 165 MB: only where an upstream needs it
     for name, value in _SWITCHES.items():
@@ -117,15 +137,16 @@ class LitellmProvider:
         self._http = importlib.import_module("litellm.llms.custom_httpx.http_handler")
         self._owned: Callable[[str], bool] = importlib.import_module("litellm.types.utils").is_litellm_owned_kwarg
         self._compatible = self._name in _SDK or self._name in library.litellm.openai_compatible_providers
-        self._pools: OrderedDict[bytes, Pool] = OrderedDict()
-        self._closing: set[asyncio.Future[None]] = set()
+        self._pools: Pools[bytes, _Pool] = Pools(
+            make=self._pool, busy=lambda pool: any(line.busy for line in pool.lines), close=_Pool.close
+        )
 
     async def send(self, *, body: bytes, credential: bytes, headers: Headers) -> Answer:
         """The answer to a chat request, its first chunk read if it is a stream, so that its status is the true one.
 
         Raises UpstreamUnreachable, UpstreamTimeout, UpstreamEmpty, InvalidRequest.
         """
-        request = decoded(body)
+        request = _decoded(body)
         key = self._key(credential)
         line = self._line(credential)
         arguments = {**self._arguments(request, headers), **self._connection(key, line)}
@@ -148,26 +169,7 @@ class LitellmProvider:
             if line.empty:
                 raise UpstreamEmpty(f"Upstream {self._upstream.name!r} answered 200 with an empty body.") from None
             return self._failed(error, key)
-        return self._streamed(reply, first, line, key)
-
-    def _streamed(self, reply: Any, first: Any, line: Any, key: str) -> StreamedAnswer:
-        def explain(error: BaseException) -> Refusal | ProxyError:
-            return self._reader.read(error, secret=key)
-
-        async def abort() -> None:
-            await line.abort()
-            with contextlib.suppress(Exception):  # the stream is given up; how it ends is nobody's business
-                await reply.aclose()
-
-        return StreamedAnswer(
-            reply,
-            first,
-            upstream=self._upstream.name,
-            idle=self._timeout.idle,
-            explain=explain,
-            received=line.received,
-            abort=abort,
-        )
+        return StreamedAnswer(reply, first, line=line, reader=self._reader, secret=key, idle=self._timeout.idle)
 
     def _failed(self, error: Exception, key: str) -> WholeAnswer:
         told = self._reader.read(error, secret=key)
@@ -197,52 +199,79 @@ class LitellmProvider:
         return arguments
 
     def _arguments(self, request: dict[str, Any], headers: Headers) -> dict[str, Any]:
-        """What litellm is called with, where and how to ask not included; InvalidRequest."""
-        arguments = translated(request, provider=self._name, compatible=self._compatible, owned=self._owned)
-        if copied := copied_headers(headers):
+        arguments = _translated(request, provider=self._name, compatible=self._compatible, owned=self._owned)
+        if copied := _copied_headers(headers):
             arguments["extra_headers"] = copied
         return arguments
 
+    def _pool(self) -> "_Pool":
+        context = self._http.get_ssl_configuration()
+        secure = isinstance(context, ssl.SSLContext)
+        return _Pool(
+            self._http.AsyncHTTPHandler.create_async_transport(
+                ssl_context=context if secure else None, ssl_verify=None if secure else context
+            )
+        )
+
     def _line(self, credential: bytes) -> Any:
         """A line through the connections of one credential; two credentials share none."""
-        pool = self._pools.get(credential)
-        if pool is None:
-            context = self._http.get_ssl_configuration()
-            secure = isinstance(context, ssl.SSLContext)
-            pool = self._pools[credential] = Pool(
-                self._http.AsyncHTTPHandler.create_async_transport(
-                    ssl_context=context if secure else None, ssl_verify=None if secure else context
-                )
-            )
-        self._pools.move_to_end(credential)
+        pool = self._pools.of(credential)
         line = self._library.lines.Line(pool.transport, connect=self._timeout.connect)
         pool.lines.add(line)
-        self._evict()
         return line
-
-    def _evict(self) -> None:
-        """Closes the pools used longest ago, above 256 of them, that have no answer under way."""
-        surplus = max(0, len(self._pools) - _POOLS)
-        idle = [credential for credential, pool in self._pools.items() if not any(line.busy for line in pool.lines)]
-        for credential in idle[:surplus]:
-            closing = asyncio.ensure_future(self._pools.pop(credential).transport.aclose())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Closes every connection."""
-        pools = tuple(self._pools.values())
-        self._pools.clear()
-        for pool in pools:
-            await pool.transport.aclose()
-        if self._closing:
-            await asyncio.wait(self._closing)
+        await self._pools.close()
         await self._library.litellm.close_litellm_async_clients()
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class _Pool:
     """The connections of one credential, and the calls that use them."""
 
     transport: Any
     lines: WeakSet[Any] = field(default_factory=WeakSet)
+
+    async def close(self) -> None:
+        await self.transport.aclose()
+
+
+def _decoded(body: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError):
+        raise InvalidJSON("The body is not JSON.") from None
+    if not isinstance(request, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    return request
+
+
+def _translated(
+    request: dict[str, Any], *, provider: str, compatible: bool, owned: Callable[[str], bool]
+) -> dict[str, Any]:
+    """The client's fields as litellm takes them: by name what it translates, all others as they are.
+
+    A ``compatible`` provider speaks OpenAI's protocol after all; ``owned`` knows the names that litellm keeps for
+    itself. Raises InvalidRequest for a field that cannot be sent on.
+    """
+    fields = {name: value for name, value in request.items() if value is not None}
+    model = str(fields.pop("model", ""))
+    prefix = f"{provider}/"
+    arguments: dict[str, Any] = {"model": model if model.startswith(prefix) else prefix + model}
+    arguments |= {name: fields.pop(name) for name in _STANDARD & fields.keys()}
+    if compatible:
+        return {**arguments, "extra_body": fields} if fields else arguments
+    metadata = fields.pop("metadata", None)
+    if isinstance(metadata, dict) and isinstance(metadata.get("user_id"), str):
+        arguments["metadata"] = {"user_id": metadata["user_id"]}
+    for name in fields:
+        if _NOT_A_FIELD.fullmatch(name) or owned(name):
+            text = f"The field {name[:80]!r} cannot be sent to the provider {provider!r}."
+            raise InvalidRequest(text, param=name[:80])
+    return {**arguments, **fields}
+
+
+def _copied_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    lowered = ((name.lower(), value) for name, value in headers)
+    return {name.decode(): value.decode("latin-1") for name, value in lowered if name in _COPIED}

@@ -2,17 +2,15 @@
 
 import dataclasses
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Mapping
 
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.destination import CHAT_PATH, Destination
 from proxy.errors import UpstreamUnreachable
-from proxy.upstream.client import Client, StreamBroken, Target, credential_field
+from proxy.upstream.client import CREDENTIALS, Answer, Client, Headers, StreamBroken, Target, credential_field
+from proxy.upstream.providers import LitellmProvider
 
-Headers = Sequence[tuple[bytes, bytes]]
-CREDENTIAL_HEADERS = frozenset({b"authorization", b"api-key", b"x-api-key"})
 _STEERING = re.compile(
     rb"(?:x-portkey|helicone|(?:x-)?litellm|cf-aig|x-envoy|x-gateway|x-bf|x-bifrost|x-kong|x-ai-eg)-.*"
     rb"|.*(?:model|deployment|fallback|provider|target-url|override).*|x-(?:http-)?method|x-(?:original|rewrite)-ur[il]",
@@ -21,42 +19,10 @@ _STEERING = re.compile(
 """What chooses another model, provider, method or path in a gateway behind Weir, without any word in path or body."""
 
 
-class Answer(Protocol):
-    """An upstream's answer, whoever gives it: the head, and a body that is read once."""
-
-    status: int
-    headers: tuple[tuple[bytes, bytes], ...]
-    ended: bool
-
-    async def read(self, limit: int | None = None) -> bytes:
-        """The body, or its first ``limit`` bytes with ``ended`` False if there is more."""
-        ...
-
-    def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives, or the rest of it after :meth:`read`."""
-        ...
-
-    def close(self) -> None:
-        """End the answer; at once if it is not at its end."""
-        ...
-
-
-class Provider(Protocol):
-    """An upstream without OpenAI's protocol that is spoken to through a library."""
-
-    async def send(self, *, body: bytes, credential: bytes, headers: Headers) -> Answer:
-        """The answer to a chat request in OpenAI's form, itself in OpenAI's form."""
-        ...
-
-    async def close(self) -> None:
-        """Close what it holds."""
-        ...
-
-
 class Upstreams:
     """Sends requests to the configured upstreams."""
 
-    def __init__(self, client: Client, providers: Mapping[str, Provider]) -> None:
+    def __init__(self, client: Client, providers: Mapping[str, LitellmProvider]) -> None:
         self._client = client
         self._providers = dict(providers)
         self._targets: dict[UpstreamSettings, Target] = {}
@@ -88,7 +54,7 @@ class Upstreams:
             method=method,
             path=destination.path,
             query=query,
-            headers=with_credential(_judged(headers, caller), upstream, caller),
+            headers=_with_credential(_judged(headers, caller), upstream, caller),
             body=body,
             tenant=caller.tenant,
             attempt=attempt,
@@ -100,12 +66,7 @@ class Upstreams:
     async def post(self, destination: Destination, body: bytes) -> tuple[int, bytes]:
         """Status and body of a JSON request of Weir's own, sent with the caller's credential."""
         answer = await self.send(destination, method="POST", headers=own_headers(destination), body=body)
-        try:
-            return answer.status, await answer.read()
-        except StreamBroken as error:
-            raise UpstreamUnreachable(str(error)) from None
-        finally:
-            answer.close()
+        return await _whole(answer)
 
     async def get(
         self, upstream: UpstreamSettings, *, caller: Caller, url: str, body: bytes | None
@@ -117,12 +78,7 @@ class Upstreams:
         answer = await self._client.send(
             target, method="POST" if body else "GET", path=f"/{path}", headers=headers, body=body, tenant=caller.tenant
         )
-        try:
-            return answer.status, await answer.read()
-        except StreamBroken as error:
-            raise UpstreamUnreachable(str(error)) from None
-        finally:
-            answer.close()
+        return await _whole(answer)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -145,6 +101,15 @@ class Upstreams:
         return target
 
 
+async def _whole(answer: Answer) -> tuple[int, bytes]:
+    try:
+        return answer.status, await answer.read()
+    except StreamBroken as error:
+        raise UpstreamUnreachable(str(error)) from None
+    finally:
+        answer.close()
+
+
 def _judged(headers: Headers, caller: Caller) -> Headers:
     """The headers without those by which a key could get what its list of models does not have."""
     if not caller.is_restricted:
@@ -152,11 +117,11 @@ def _judged(headers: Headers, caller: Caller) -> Headers:
     return [(name, value) for name, value in headers if _STEERING.fullmatch(name) is None]
 
 
-def with_credential(headers: Headers, upstream: UpstreamSettings, caller: Caller) -> Headers:
+def _with_credential(headers: Headers, upstream: UpstreamSettings, caller: Caller) -> Headers:
     """The headers with the credential that goes upstream: a key of Weir's own never does."""
     if caller.name is None or not upstream.passes_key:
         return headers
-    kept = [(name, value) for name, value in headers if name.lower() not in CREDENTIAL_HEADERS]
+    kept = [(name, value) for name, value in headers if name.lower() not in CREDENTIALS]
     return [*kept, *_own_credential(upstream, caller)]
 
 

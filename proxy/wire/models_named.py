@@ -101,7 +101,6 @@ def _named_in(value: object) -> Iterator[str]:
 
 
 def _names_of(field: str, value: object) -> Iterator[str]:
-    """The models in the value of a field for them; objects in it say ``model`` themselves."""
     for each in value if isinstance(value, list) and not isinstance(value, _Pairs) else (value,):
         if isinstance(each, str):
             yield each

@@ -21,10 +21,9 @@ import pytest
 from proxy.app import create_app
 from proxy.config import Flags, load_config
 from proxy.effects.summarizer import Summarizer
-from proxy.protocol import ServerLimits
 from proxy.runtime import Runtime
-from proxy.server import serve
-from proxy.simulator.ledger import Seen
+from proxy.server import ServerLimits, serve
+from proxy.simulator import Seen
 from proxy.simulator.serving import RunningSimulator
 from proxy.store import Store
 from proxy.telemetry import Telemetry, TelemetrySettings

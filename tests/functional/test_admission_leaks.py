@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from proxy.protocol import ServerLimits
+from proxy.server import ServerLimits
 from tests.functional.harness import RunningWeir, weir
 from tests.functional.scripted import Asked, Reply, completion, events, scripted, whole
 

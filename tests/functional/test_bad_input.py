@@ -14,6 +14,7 @@ from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import COUNTER, opening, prose, weir
 from tests.functional.scripted import completion, scripted, whole
+from tests.misbehaving import ALL_FAULTS
 
 KEYS = """
 upstreams: {{main: {{base_url: "{upstream}", api_key: sk-operator}}}}
@@ -119,7 +120,8 @@ async def test_an_output_limit_that_makes_no_sense_goes_up_as_it_came_and_takes_
 
 @pytest.mark.requirement("R.16")
 async def test_a_body_of_70_mb_is_refused_before_it_is_read_and_told_what_to_do() -> None:
-    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator, weir(simulator.base_url) as target:
+    settings = SimulatorSettings(faults=ALL_FAULTS)
+    async with serve_simulator(settings, counter=COUNTER) as simulator, weir(simulator.base_url) as target:
         port = int(target.root.rpartition(":")[2])
         for address in ("chat/completions", "embeddings"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -223,7 +225,8 @@ async def test_observe_mode_plans_and_forwards_as_it_came() -> None:
 
 @pytest.mark.requirement("S.28")
 async def test_a_loop_through_weir_itself_is_refused() -> None:
-    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator, weir(simulator.base_url) as target:
+    settings = SimulatorSettings(faults=ALL_FAULTS)
+    async with serve_simulator(settings, counter=COUNTER) as simulator, weir(simulator.base_url) as target:
         await target.client().chat.completions.create(model="sim", messages=opening())
         via = simulator.ledger[-1].header("via")
         with pytest.raises(openai.BadRequestError) as refused:
@@ -246,7 +249,8 @@ async def test_an_upstream_that_is_not_there_is_said_so() -> None:
 
 @pytest.mark.requirement("R.40")
 async def test_an_empty_200_is_an_error() -> None:
-    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator, weir(simulator.base_url) as target:
+    settings = SimulatorSettings(faults=ALL_FAULTS)
+    async with serve_simulator(settings, counter=COUNTER) as simulator, weir(simulator.base_url) as target:
         with pytest.raises(openai.APIStatusError) as failed:
             await target.client().chat.completions.create(model="fault:empty_200", messages=opening())
         assert (failed.value.status_code, failed.value.code) == (502, "upstream_empty")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.simulator.ledger import Seen
+from proxy.simulator import Seen
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.wire.chat import digest_of

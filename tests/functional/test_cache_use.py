@@ -18,10 +18,10 @@ from click.testing import CliRunner
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from proxy.cli import main
-from proxy.counting import count_message
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.wire.chat import count_message
 from tests.functional.harness import (
     COUNTER,
     EITHER,

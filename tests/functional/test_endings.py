@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from proxy.telemetry import QueuedLog, Telemetry, TelemetrySettings
-from proxy.upstream.ending import Ending, ending_of
+from proxy.upstream.overflow import Ending, ending_of
 from tests.functional.harness import RunningWeir, opening, weir
 from tests.functional.scripted import Asked, ScriptedUpstream, as_asked, completion, events, scripted, whole
 

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
+from proxy.simulator import Answer, Request, SimulatorSettings
 from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import Answer, Request, SimulatorSettings
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.policies.judging import fenced
 

@@ -16,8 +16,7 @@ from proxy.cli import Failure
 from proxy.cli.serve import installed_plugins
 from proxy.config import Flags, load_config
 from proxy.effects.hooks import Hooks, NewResult, Overflow, Plugin, Turn, TurnEnd
-from proxy.protocol import ServerLimits
-from proxy.server import serve
+from proxy.server import ServerLimits, serve
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.telemetry import Telemetry, TelemetrySettings

@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from policies.checkpoint import Checkpoint
+from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings, SummaryMode
 from proxy.store import Store
 from proxy.store.packing import unpack_text
 from tests.functional.harness import COUNTER, Talk, WeirProcess, answered, free_port, opening
@@ -78,9 +78,7 @@ def stored_states(database: Path) -> dict[tuple[str, str, int], Mapping[str, Any
 @pytest.mark.timeout(60 + 8 * KILLS)
 async def test_a_weir_that_is_killed_at_any_moment_has_every_checkpoint_that_it_showed(tmp_path: Path) -> None:
     rng, database = random.Random(20), tmp_path / "w.db"
-    settings = SimulatorSettings(
-        window=WINDOW, summary_model="summariser", summary_mode=SummaryMode.SLOW, summary_seconds=0.05, latency=0.01
-    )
+    settings = SimulatorSettings(window=WINDOW, summary_model="summariser", summary_seconds=0.05, latency=0.01)
     everything: list[Shown] = []
     async with serve_simulator(settings, counter=COUNTER) as simulator:
         arguments = ["--upstream", simulator.base_url, "--window", str(WINDOW), "--summarizer", "summariser"]

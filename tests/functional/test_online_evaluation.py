@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from policies.fidelity import ANSWER, JUDGE
 from proxy.evaluation import is_sampled
+from proxy.simulator import Request, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import Request, SimulatorSettings
 from proxy.store import AuditType
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.telemetry.names import EVALUATE_SPAN, FIDELITY_SCORE

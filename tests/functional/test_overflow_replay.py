@@ -8,9 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.simulator.dialects import WORDINGS
+from proxy.simulator import Dialect, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import Dialect, SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     EITHER,
@@ -24,11 +23,13 @@ from tests.functional.harness import (
     tool_step,
     weir,
 )
+from tests.misbehaving import ALL_FAULTS
+from tests.wordings import WORDINGS
 
 BELIEVED, REAL = 32_768, 8_192
 NUMBERLESS = ("openai-no-numbers", "groq", "bedrock", "vllm-0.15")  # the last one states wrong numbers in some builds
 PROMPT_ONLY = ("openai-gpt5", "llamacpp", "mistral", "gemini", "xai")  # these servers count no answer in advance
-WITH_LIMIT = tuple(name for name in WORDINGS if name not in NUMBERLESS and name != "anthropic")
+WITH_LIMIT = tuple(name for name in (*Dialect, *WORDINGS) if name not in NUMBERLESS and name != "anthropic")
 
 
 def limits(talk: Talk) -> list[int]:
@@ -49,7 +50,9 @@ def attempts(simulator: RunningSimulator, model: str) -> list[int]:
 
 @pytest.fixture
 async def upstream() -> AsyncIterator[RunningSimulator]:
-    async with serve_simulator(SimulatorSettings(window=REAL), counter=COUNTER) as simulator:
+    async with serve_simulator(
+        SimulatorSettings(window=REAL, faults=ALL_FAULTS, wordings=WORDINGS), counter=COUNTER
+    ) as simulator:
         yield simulator
 
 
@@ -63,7 +66,9 @@ async def test_twenty_of_twenty_requests_are_answered_in_a_window_four_times_sma
     dialect: Dialect, deployment: Deployment
 ) -> None:
     async with (
-        serve_simulator(SimulatorSettings(window=REAL, dialect=dialect), counter=COUNTER) as simulator,
+        serve_simulator(
+            SimulatorSettings(window=REAL, faults=ALL_FAULTS, wordings=WORDINGS, dialect=dialect), counter=COUNTER
+        ) as simulator,
         deployment.serving(simulator.base_url, window=BELIEVED) as target,
     ):
         talk = Talk(target.client())
@@ -129,7 +134,9 @@ async def test_a_huge_result_is_survived_where_no_error_names_the_window(upstrea
 @pytest.mark.parametrize("dialect", [Dialect.OPENAI, Dialect.VLLM, Dialect.LLAMACPP])
 async def test_a_streaming_session_survives_the_refusal_as_status_and_as_first_event(dialect: Dialect) -> None:
     async with (
-        serve_simulator(SimulatorSettings(window=REAL, dialect=dialect), counter=COUNTER) as simulator,
+        serve_simulator(
+            SimulatorSettings(window=REAL, faults=ALL_FAULTS, wordings=WORDINGS, dialect=dialect), counter=COUNTER
+        ) as simulator,
         weir(simulator.base_url, window=BELIEVED) as target,
     ):
         for seed, (fault, model) in enumerate((("", "by-status"), ("overflow_in_stream", "by-event"))):
@@ -216,7 +223,7 @@ async def test_a_rate_limit_that_speaks_of_tokens_is_relayed_untouched_and_not_r
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("wording", ["openai-no-numbers", "vllm"])
 async def test_an_upstream_that_always_refuses_is_asked_three_times_at_most(wording: str, stream: bool) -> None:
-    settings = SimulatorSettings(window=64, wording=wording)
+    settings = SimulatorSettings(window=64, wording=wording, wordings=WORDINGS)
     async with (
         serve_simulator(settings, counter=COUNTER) as simulator,
         weir(simulator.base_url, window=BELIEVED) as target,
@@ -277,7 +284,9 @@ async def test_weir_names_the_buckets_where_the_learned_window_cannot_hold_what_
 @pytest.mark.requirement("P16", "A2.14")
 async def test_an_upstream_that_adds_max_tokens_to_the_prompt_refuses_once_and_not_again(tmp_path: Path) -> None:
     async with (
-        serve_simulator(SimulatorSettings(window=REAL), counter=COUNTER) as simulator,
+        serve_simulator(
+            SimulatorSettings(window=REAL, faults=ALL_FAULTS, wordings=WORDINGS), counter=COUNTER
+        ) as simulator,
         weir(simulator.base_url, tmp_path / "w.db") as target,
     ):
         talk = Talk(target.client(), opening())

@@ -4,13 +4,14 @@ import re
 
 import pytest
 
+from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings, SummaryMode
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, weir
+from tests.misbehaving import Failing, SummaryMode
 
 
 def simulated(mode: SummaryMode = SummaryMode.OK) -> SimulatorSettings:
-    return SimulatorSettings(window=16_384, windows={"notes": 32_768}, summary_model="notes", summary_mode=mode)
+    return SimulatorSettings(window=16_384, windows={"notes": 32_768}, summary_model="notes", summarizer=Failing(mode))
 
 
 async def talked(target: RunningWeir, turns: int, *, earlier: int = 0) -> Talk:

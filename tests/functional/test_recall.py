@@ -15,11 +15,10 @@ import openai
 import pytest
 
 from policies.summary import defang
-from proxy.protocol import ServerLimits
 from proxy.recall.tool import definition_of
-from proxy.simulator.dialects import Problem, Rejected
+from proxy.server import ServerLimits
+from proxy.simulator import Answer, Call, Problem, Rejected, Request, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import Answer, Call, Request, SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     EITHER,
@@ -33,6 +32,7 @@ from tests.functional.harness import (
     begins_with,
     prose,
 )
+from tests.misbehaving import ALL_FAULTS
 
 WINDOW = 8192
 STOPS_AT_ONCE = ServerLimits(grace=0.05, notice=0.0)
@@ -102,7 +102,7 @@ async def stage(
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     model = Model(script)
-    simulated = SimulatorSettings(window=window, answer=model, **settings)
+    simulated = SimulatorSettings(window=window, answer=model, faults=ALL_FAULTS, **settings)
     async with serve_simulator(simulated, counter=COUNTER) as upstream:
         yaml = f"""
 upstreams: {{up: {{kind: openai, base_url: "{upstream.base_url}", api_key: pass}}}}

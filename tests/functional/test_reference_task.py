@@ -15,9 +15,8 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator.ledger import Seen
+from proxy.simulator import Answer, Call, Request, Seen, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import Answer, Call, Request, SimulatorSettings
 from proxy.wire.chat import digest_of
 from tests.functional.harness import COUNTER, RunningWeir, answered, weir
 

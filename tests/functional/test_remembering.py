@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from policies.checkpoint import Checkpoint
+from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings, SummaryMode
 from proxy.store.records import CheckpointRow, ConversationRow
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, answered, arrays_of, batches, opening
 
@@ -346,9 +346,7 @@ async def test_a_long_task_goes_through_every_phase_from_its_resumption_to_its_a
 async def test_a_client_that_leaves_while_its_history_is_summarised_leaves_a_whole_checkpoint_or_none(
     deployment: Deployment,
 ) -> None:
-    settings = SimulatorSettings(
-        window=WINDOW, summary_model="summariser", summary_seconds=0.4, summary_mode=SummaryMode.SLOW
-    )
+    settings = SimulatorSettings(window=WINDOW, summary_model="summariser", summary_seconds=0.4)
     waiting = {"summaries": {"wait": 20}}
     async with (
         serve_simulator(settings, counter=COUNTER) as simulator,

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.simulator import Answer, Call, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import Answer, Call, SimulatorSettings, SummaryMode
 from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, weir
 from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted
 
@@ -57,9 +57,7 @@ def counted(simulator: RunningSimulator) -> int:
 
 @pytest.fixture
 async def simulator() -> AsyncIterator[RunningSimulator]:
-    async with serve_simulator(
-        SimulatorSettings(window=WINDOW, summary_mode=SummaryMode.OK), counter=COUNTER
-    ) as running:
+    async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as running:
         yield running
 
 

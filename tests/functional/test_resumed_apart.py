@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from proxy.simulator import Request, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import Request, SimulatorSettings
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, arrays_of, prose
 
 WINDOW = 8192

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.simulator import Answer, Call, Request, SimulatorSettings
 from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import Answer, Call, Request, SimulatorSettings
 from tests.functional.harness import COUNTER, EITHER, Deployment, Talk, arrays_of, prose
 
 YAML = """

@@ -13,6 +13,7 @@ import pytest
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, weir
+from tests.misbehaving import ALL_FAULTS
 
 CHUNKS = 5
 PATIENCE = 30.0
@@ -72,7 +73,7 @@ async def test_every_chunk_of_a_stream_is_with_the_client_before_the_next_is_mad
 
 @pytest.fixture
 async def upstream() -> AsyncIterator[RunningSimulator]:
-    async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
+    async with serve_simulator(SimulatorSettings(window=8192, faults=ALL_FAULTS), counter=COUNTER) as simulator:
         yield simulator
 
 
@@ -94,7 +95,7 @@ async def raw_stream(base_url: str, talk: Talk, fault: str) -> tuple[int, bytes]
 @pytest.mark.parametrize("fault", ["", "framing", "separators", "split_bytes", "huge_event:0.5", "no_done"])
 async def test_the_bytes_of_a_stream_are_the_upstreams(fault: str) -> None:
     """Two upstreams with one seed answer alike; one is asked directly, one through Weir."""
-    settings = SimulatorSettings(window=8192)
+    settings = SimulatorSettings(window=8192, faults=ALL_FAULTS)
     async with (
         serve_simulator(settings, counter=COUNTER) as direct,
         serve_simulator(settings, counter=COUNTER) as behind,

@@ -18,9 +18,8 @@ from proxy.effects.summarizer import BACK_OFF_MOST, Summarizer
 from proxy.keys import credentials_in
 from proxy.replies import Replies, Spent, summarizer_input
 from proxy.server import serve
-from proxy.simulator.ledger import Seen
+from proxy.simulator import Dialect, Seen, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import Dialect, SimulatorSettings, SummaryMode
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.upstream.providers import providers_for
 from proxy.wire.chat import parse_chat
@@ -41,8 +40,9 @@ from tests.functional.harness import (
     tool_step,
     weir,
 )
+from tests.misbehaving import Failing, SummaryMode
 
-GOOD = {SummaryMode.OK, SummaryMode.SLOW, SummaryMode.REASONING_MODEL, SummaryMode.NO_SCHEMA}
+GOOD = {SummaryMode.OK, SummaryMode.REASONING_MODEL, SummaryMode.NO_SCHEMA}
 USELESS = [mode for mode in SummaryMode if mode not in GOOD]
 MENDED = {SummaryMode.FIRST_BAD_THEN_OK, SummaryMode.INVENTED, SummaryMode.DROPS, SummaryMode.LAUNDERS}
 EARLIER = 20
@@ -90,7 +90,7 @@ async def all_summarised(
         "window": 8192,
         "windows": {"summariser": 32768},
         "summary_model": "summariser",
-        "summary_mode": mode,
+        "summarizer": Failing(mode),
         **settings,
     }
     async with serve_simulator(SimulatorSettings(**options), counter=COUNTER) as simulator:
@@ -209,7 +209,7 @@ async def test_a_slow_summariser_is_waited_for_as_long_as_the_policy_says_and_no
         folder = tmp_path / str(used)
         folder.mkdir()
         rules = f"seconds: {seconds}, by_schema: false"
-        async with summarised(folder, SummaryMode.SLOW, summaries=rules, summary_seconds=0.6) as (target, simulator):
+        async with summarised(folder, summaries=rules, summary_seconds=0.6) as (target, simulator):
             talk = talk_of(target)
             await talk.chat(1)
             (text,) = summaries(simulator)
@@ -245,7 +245,7 @@ async def test_twenty_requests_of_one_conversation_at_once_make_one_call_and_one
     tmp_path: Path, deployment: Deployment
 ) -> None:
     rules: dict[str, Any] = {"summaries": "by_schema: false", "summary_seconds": 0.3}
-    async with all_summarised(deployment, tmp_path, SummaryMode.SLOW, **rules) as (target, simulator):
+    async with all_summarised(deployment, tmp_path, **rules) as (target, simulator):
         talk = talk_of(target, earlier=4)
         await talk.chat(1)
         talk.grow(EARLIER - 5)
@@ -265,7 +265,7 @@ async def test_twenty_requests_of_one_conversation_at_once_make_one_call_and_one
 @pytest.mark.requirement("R.51", "S.28")
 async def test_first_requests_of_one_long_history_at_once_make_one_call(tmp_path: Path) -> None:
     rules = "by_schema: false"
-    async with summarised(tmp_path, SummaryMode.SLOW, summaries=rules, summary_seconds=0.5) as (target, simulator):
+    async with summarised(tmp_path, summaries=rules, summary_seconds=0.5) as (target, simulator):
         talk = talk_of(target)
         talk.add_question()
         await asyncio.gather(*(talk.ask() for _ in range(6)))
@@ -275,7 +275,7 @@ async def test_first_requests_of_one_long_history_at_once_make_one_call(tmp_path
 
 @pytest.mark.requirement("R.59", "S.4", "P13")
 async def test_each_tenants_summaries_are_written_with_its_own_key_and_for_it_alone(tmp_path: Path) -> None:
-    async with summarised(tmp_path, SummaryMode.SLOW, summaries="by_schema: false") as (target, simulator):
+    async with summarised(tmp_path, summaries="by_schema: false", summary_seconds=1.0) as (target, simulator):
         await asyncio.gather(*(talk_of(target, key=key).chat(1) for key in ("sk-a", "sk-b")))
         calls = side_calls(simulator)
         assert sorted(call.header("authorization") or "" for call in calls) == ["Bearer sk-a", "Bearer sk-b"]
@@ -286,7 +286,7 @@ async def test_each_tenants_summaries_are_written_with_its_own_key_and_for_it_al
 @pytest.mark.requirement("P13", "A0.64", "P2")
 async def test_a_call_whose_client_left_is_used_by_the_next_request(tmp_path: Path) -> None:
     rules = "by_schema: false"
-    async with summarised(tmp_path, SummaryMode.SLOW, summaries=rules, summary_seconds=0.5) as (target, simulator):
+    async with summarised(tmp_path, summaries=rules, summary_seconds=0.5) as (target, simulator):
         talk = talk_of(target)
         talk.add_question()
         leaves = asyncio.create_task(talk.ask())

@@ -19,8 +19,8 @@ import pytest
 from aiohttp import web
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings, SummaryMode
 from proxy.telemetry import Telemetry, TelemetrySettings, names
 from tests.functional.harness import (
     COUNTER,
@@ -38,6 +38,7 @@ from tests.functional.harness import (
     weir,
 )
 from tests.functional.test_store_failures import moved_away
+from tests.misbehaving import Failing, SummaryMode
 from tests.receiver import Receiver, attributes, receiving, tree
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -263,7 +264,7 @@ SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3000
 
 @pytest.mark.requirement("P15", "P13")
 async def test_a_summariser_that_fails_is_an_error_under_the_plan_and_the_request_goes_on() -> None:
-    settings = SimulatorSettings(summary_model="notes", summary_mode=SummaryMode.STATUS_500)
+    settings = SimulatorSettings(summary_model="notes", summarizer=Failing(SummaryMode.STATUS_500))
     async with scene(summarizer="notes", balanced=PATIENT, simulated=settings) as started:
         await ask(started, chat(26))
         assert await started.tree(about=500) == SUMMARISER_DOWN

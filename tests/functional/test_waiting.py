@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings, SummaryMode
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, batches, opening, weir
 
 TOLD = "go on from"
@@ -31,7 +31,6 @@ HANGS = SimulatorSettings(
     window=8192,
     windows={"notes": 32_768},
     summary_model="notes",
-    summary_mode=SummaryMode.SLOW,
     summary_seconds=600.0,
 )
 """A summariser that takes a request and never answers it."""
@@ -112,7 +111,6 @@ async def test_a_note_that_comes_after_the_batch_is_in_the_next_one_and_moves_no
         window=8192,
         windows={"notes": 32_768},
         summary_model="notes",
-        summary_mode=SummaryMode.SLOW,
         summary_seconds=1.5,
     )
     async with serve_simulator(settings, counter=COUNTER) as simulator:

@@ -14,8 +14,7 @@ from policies.replay import Known
 from policies.settings import ContextSettings, Layer, Shape
 from policies.strategies.retire_media import retire_media
 from policies.tokens import CHARS4
-from proxy.counting import count_message
-from proxy.wire.chat import render
+from proxy.wire.chat import count_message, render
 from tests.policies.play import decide, window
 from tests.policies.test_reasoning_layer import read, sent, user
 

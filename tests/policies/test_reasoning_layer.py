@@ -15,8 +15,7 @@ from policies.replay import Known
 from policies.settings import ContextSettings, Layer
 from policies.strategies.reasoning import reasoning
 from policies.tokens import CHARS4
-from proxy.counting import count_message
-from proxy.wire.chat import body_of, message_of, render
+from proxy.wire.chat import body_of, count_message, message_of, render
 from tests.policies.play import window
 
 CALL = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}

@@ -19,7 +19,7 @@ import pytest
 import uvloop
 
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.client import Answer, Client, StreamBroken, Target, came_through
+from proxy.upstream.client import Client, HTTPAnswer, StreamBroken, Target, came_through
 
 KEY = "sk-test-canary"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -127,7 +127,7 @@ def once(answer: bytes) -> Callable[[Wire], Awaitable[None]]:
     return script
 
 
-async def post(client: Client, target: Target, body: Any = b"{}", **changes: Any) -> Answer:
+async def post(client: Client, target: Target, body: Any = b"{}", **changes: Any) -> HTTPAnswer:
     arguments: dict[str, Any] = {
         "method": "POST",
         "path": "/chat/completions",
@@ -787,7 +787,7 @@ async def test_pools_are_bounded_and_those_in_use_stay() -> None:
 # Faults within an answer
 
 
-async def collect(answer: Answer) -> bytes:
+async def collect(answer: HTTPAnswer) -> bytes:
     parts: list[bytes] = []
     try:
         async for chunk in answer.chunks():

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from policies import EditKind, Piece
-from proxy.wire.chat import render
-from proxy.wire.markers import content_with, marker_for_summary, marker_within
+from proxy.wire.chat import content_with, marker_for_summary, marker_within, render
 from proxy.wire.raw import write_value
 
 SHORT = {"cache_control": {"type": "ephemeral"}}

@@ -26,12 +26,12 @@ from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUn
 from proxy.simulator import Answer, Call, Dialect, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.sse import Decoder
+from proxy.upstream.client import Answer as UpstreamAnswer
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.litellm_line import escaped
 from proxy.upstream.overflow import Kind, classify, classify_event
-from proxy.upstream.providers import providers_for
-from proxy.upstream.upstreams import Answer as UpstreamAnswer
-from proxy.upstream.upstreams import Provider
+from proxy.upstream.providers import LitellmProvider, providers_for
+from tests.misbehaving import ALL_FAULTS
 
 KEY = "sk-operators-own-0123456789"
 HELLO = [{"role": "user", "content": "Hello there"}]
@@ -59,7 +59,7 @@ def settings(base: str, **more: Any) -> UpstreamSettings:
 
 
 @contextlib.asynccontextmanager
-async def upstream(options: SimulatorSettings, **more: Any) -> AsyncIterator[tuple[Provider, RunningSimulator]]:
+async def upstream(options: SimulatorSettings, **more: Any) -> AsyncIterator[tuple[LitellmProvider, RunningSimulator]]:
     async with serve_simulator(options, counter=Words()) as running:
         provider = providers_for([settings(running.origin, **more)])["claude"]
         try:
@@ -69,7 +69,7 @@ async def upstream(options: SimulatorSettings, **more: Any) -> AsyncIterator[tup
 
 
 def simulated(*answers: Answer | str, **more: Any) -> SimulatorSettings:
-    return SimulatorSettings(dialect=Dialect.ANTHROPIC, answers=answers or (SPOKEN,), **more)
+    return SimulatorSettings(dialect=Dialect.ANTHROPIC, answers=answers or (SPOKEN,), faults=ALL_FAULTS, **more)
 
 
 def body_of(model: str = "claude-sim", **fields: Any) -> bytes:
@@ -77,13 +77,13 @@ def body_of(model: str = "claude-sim", **fields: Any) -> bytes:
 
 
 async def ask(
-    provider: Provider, model: str = "claude-sim", *, credential: bytes = b"", **fields: Any
+    provider: LitellmProvider, model: str = "claude-sim", *, credential: bytes = b"", **fields: Any
 ) -> UpstreamAnswer:
     headers = fields.pop("given_headers", ())
     return await provider.send(body=body_of(model, **fields), credential=credential, headers=headers)
 
 
-async def told(provider: Provider, model: str, **fields: Any) -> tuple[int, dict[str, Any], dict[bytes, bytes]]:
+async def told(provider: LitellmProvider, model: str, **fields: Any) -> tuple[int, dict[str, Any], dict[bytes, bytes]]:
     answer = await ask(provider, model, **fields)
     return answer.status, json.loads(await answer.read())["error"], dict(answer.headers)
 
@@ -105,7 +105,7 @@ def text_of(found: list[bytes]) -> str:
 
 def run_python(source: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, check=False, timeout=110
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -438,7 +438,7 @@ async def test_a_port_where_nobody_listens_is_unreachable(stream):
 
 
 @contextlib.asynccontextmanager
-async def raw(answer: bytes | None, name: str = "anthropic") -> AsyncIterator[tuple[Provider, list[bytes]]]:
+async def raw(answer: bytes | None, name: str = "anthropic") -> AsyncIterator[tuple[LitellmProvider, list[bytes]]]:
     """A server that reads a request and sends ``answer``, or resets the connection for None."""
     asked: list[bytes] = []
 
@@ -604,8 +604,8 @@ async def test_two_credentials_share_no_connection():
         for credential in (b"sk-one", b"sk-two", b"sk-one"):
             await (await ask(provider, credential=credential)).read()
         pools = provider._pools  # type: ignore[attr-defined]
-        assert set(pools) == {b"sk-one", b"sk-two"}
-        assert pools[b"sk-one"].transport is not pools[b"sk-two"].transport
+        assert set(pools._pools) == {b"sk-one", b"sk-two"}
+        assert pools.of(b"sk-one").transport is not pools.of(b"sk-two").transport
 
 
 async def test_nothing_is_printed_or_logged(capfd, caplog):
@@ -656,7 +656,7 @@ async def test_its_overflow_has_the_status_of_an_error_even_for_a_stream(stream)
 
 
 async def test_a_provider_with_openais_protocol_gets_the_fields_that_litellm_does_not_know_as_they_are():
-    async with serve_simulator(SimulatorSettings(answers=(SPOKEN,)), counter=Words()) as running:
+    async with serve_simulator(SimulatorSettings(answers=(SPOKEN,), faults=ALL_FAULTS), counter=Words()) as running:
         provider = providers_for([settings(running.base_url, provider="hosted_vllm")])["claude"]
         extra = {"shape_of_2031": {"deep": [1]}, "metadata": {"k": "v"}, "api_base": "http://127.0.0.1:9"}
         whole = json.loads(await (await ask(provider, **extra)).read())

@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from proxy.protocol import ServerLimits, Shutdown
-from proxy.server import Server, serve
+from proxy.server import Server, ServerLimits, Shutdown, serve
 
 ROOT = Path(__file__).parents[2]
 SHORT = ServerLimits(header_timeout=0.3, body_timeout=0.5, keep_alive=0.4, stall=0.4, linger=0.2, body_bytes=2_000_000)
@@ -861,7 +860,7 @@ async def test_an_application_that_ignores_the_end_is_cut_and_the_server_stops()
 
 APP = """
 import asyncio, os, sys
-from proxy.protocol import ServerLimits
+from proxy.server import ServerLimits
 from proxy.server import run
 
 async def app(scope, receive, send):

@@ -14,10 +14,10 @@ from proxy.simulator import (
     Call,
     RunningSimulator,
     SimulatorSettings,
-    SummaryMode,
     run_simulator,
     serve_simulator,
 )
+from tests.misbehaving import Failing, SummaryMode
 
 TOOL = {
     "type": "function",
@@ -222,7 +222,7 @@ SUMMARY = [
 
 
 def summarise(mode: SummaryMode, **options: object) -> openai.types.chat.ChatCompletion:
-    settings = SimulatorSettings(summary_mode=mode, summary_model="small")
+    settings = SimulatorSettings(summarizer=Failing(mode), summary_model="small")
     with run_simulator(settings, counter=Words()) as running, client_of(running, timeout=0.5) as client:
         return client.chat.completions.create(model="small", messages=SUMMARY, max_tokens=120, **options)
 
@@ -250,7 +250,7 @@ def test_a_useless_summariser_is_useless_in_the_way_it_was_told():
 
 
 def test_a_bad_summary_model_leaves_other_models_alone():
-    settings = SimulatorSettings(summary_mode=SummaryMode.EMPTY, summary_model="small")
+    settings = SimulatorSettings(summarizer=Failing(SummaryMode.EMPTY), summary_model="small")
     with run_simulator(settings, counter=Words()) as running, client_of(running) as client:
         assert client.chat.completions.create(model="sim", messages=HELLO).choices[0].message.content
 

@@ -10,7 +10,9 @@ import openai
 import pytest
 
 from proxy.simulator import Dialect, RunningSimulator, SimulatorSettings, run_simulator
-from proxy.simulator.faults import FAULTS, parse_fault
+from proxy.simulator.delivery import parse_fault
+from tests.misbehaving import ALL_FAULTS
+from tests.wordings import WORDINGS
 
 HELLO = [{"role": "user", "content": "Hello there"}]
 
@@ -23,7 +25,8 @@ class Words:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[RunningSimulator]:
-    with run_simulator(SimulatorSettings(window=100), counter=Words()) as simulator:
+    settings = SimulatorSettings(window=100, faults=ALL_FAULTS, wordings=WORDINGS)
+    with run_simulator(settings, counter=Words()) as simulator:
         yield simulator
 
 
@@ -190,11 +193,15 @@ def test_outages_have_the_shape_of_the_dialect(dialect):
     assert answer.json()["error"]["type"] == kinds[dialect]
 
 
-@pytest.mark.parametrize("name", sorted(FAULTS))
+@pytest.mark.parametrize("name", sorted(ALL_FAULTS))
 def test_every_fault_is_noted_in_the_ledger_under_its_name(name, running):
-    assert parse_fault(f"fault:{name}:1@3").times == 3
+    assert parse_fault(f"fault:{name}:1@3", ALL_FAULTS).times == 3
     running.forget()
     body = {"model": f"fault:{name}", "messages": HELLO}
     with contextlib.suppress(httpx.HTTPError):
         httpx.post(f"{running.base_url}/chat/completions", json=body, timeout=0.15)
+    for _ in range(500):
+        if running.ledger and running.ledger[0].fault:
+            break
+        time.sleep(0.01)
     assert running.ledger[0].fault == name

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.simulator import Dialect, SimulatorSettings, run_simulator
+from proxy.simulator import Dialect, Rejected, SimulatorSettings, run_simulator
 from proxy.simulator.chat import CHAT
-from proxy.simulator.dialects import Rejected
-from proxy.simulator.exchange import Model
+from proxy.simulator.checks import check_chat
 from proxy.simulator.messages import MESSAGES
-from proxy.simulator.validation import check_chat
+from proxy.simulator.model import Model
 
 
 def call(name: str, at: str = "f") -> dict[str, Any]:

@@ -10,9 +10,9 @@ import openai
 import pytest
 
 from proxy.simulator import Dialect, SimulatorSettings, run_simulator
-from proxy.simulator.dialects import WORDINGS, overflow_error
-from proxy.simulator.window import Overflow, Piece, PromptCounter, image_tokens
+from proxy.simulator.window import PromptCounter, PromptPart, image_tokens
 from proxy.tokenizer import Tokenizer
+from tests.wordings import WORDINGS
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def test_vllm_speaks_of_input_and_output_tokens():
         "you requested 10 output tokens and your prompt contains 47 input tokens, for a total of 57" in error["message"]
     )
     least = post(
-        SimulatorSettings(window=50, dialect=Dialect.VLLM, wording="vllm-at-least"),
+        SimulatorSettings(window=50, dialect=Dialect.VLLM, wording="vllm-at-least", wordings=WORDINGS),
         {"messages": user(60), "max_tokens": 10},
     )
     assert "contains at least 41 input tokens, for a total of at least 51 tokens" in least.json()["error"]["message"]
@@ -133,13 +133,15 @@ def test_an_output_cap_is_not_an_overflow():
     assert answer.json()["error"]["code"] != "context_length_exceeded"
 
 
-@pytest.mark.parametrize("wording", sorted(WORDINGS))
+@pytest.mark.parametrize("wording", sorted([*Dialect, *WORDINGS]))
 def test_every_wording_is_json_and_hides_no_number_it_is_known_to_give(wording):
-    status, body = overflow_error(Overflow(4096, 5000, 100, 256), wording)
-    assert status in {400, 413, 422}
-    assert json.loads(body)
+    refused = post(
+        SimulatorSettings(window=4096, wording=wording, wordings=WORDINGS), {"messages": user(5000), "max_tokens": 256}
+    )
+    assert refused.status_code in {400, 413, 422}
+    assert json.loads(refused.content)
     if wording not in {"openai-no-numbers", "groq", "bedrock"}:
-        assert b"4096" in body
+        assert b"4096" in refused.content
 
 
 def test_wordings_agree_with_bodies_that_were_seen_in_the_wild():
@@ -152,7 +154,8 @@ def test_wordings_agree_with_bodies_that_were_seen_in_the_wild():
         "mistral": "Prompt contains 4777 tokens and 0 draft tokens, too large for model with 4096 maximum",
     }
     for wording, expected in cases.items():
-        assert expected in overflow_error(Overflow(4096, 4777), wording)[1].decode()
+        settings = SimulatorSettings(window=4096, wording=wording, wordings=WORDINGS)
+        assert expected in post(settings, {"messages": user(4770)}).text
 
 
 def png(width: int, height: int) -> str:
@@ -169,17 +172,21 @@ def test_an_image_costs_by_size_and_detail_and_its_base64_text_nothing():
     assert image_tokens({"url": "https://example.com/a.png", "detail": "high"}) == 1105
     part = {"type": "image_url", "image_url": {"url": png(1024, 1024)}}
     message = {"role": "user", "content": [{"type": "text", "text": "see"}, part]}
-    assert PromptCounter(Words().count).measure([Piece("message", message)]).total == 3 + 4 + 1 + 765
+    assert PromptCounter(Words().count).measure([PromptPart("message", message)]).total == 3 + 4 + 1 + 765
 
 
 def test_calls_names_and_results_are_counted():
     count = PromptCounter(Words().count)
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    assert count.measure([Piece("message", {"role": "assistant", "content": None, "tool_calls": [call]})]).total == (
-        3 + 4 + 1 + 2 + 8
+    assert count.measure(
+        [PromptPart("message", {"role": "assistant", "content": None, "tool_calls": [call]})]
+    ).total == (3 + 4 + 1 + 2 + 8)
+    assert (
+        count.measure([PromptPart("message", {"role": "user", "name": "ann", "content": "a b"})]).total == 3 + 4 + 2 + 1
     )
-    assert count.measure([Piece("message", {"role": "user", "name": "ann", "content": "a b"})]).total == 3 + 4 + 2 + 1
-    assert count.measure([Piece("message", {"role": "tool", "tool_call_id": "c", "content": "x"})]).total == 3 + 4 + 1
+    assert (
+        count.measure([PromptPart("message", {"role": "tool", "tool_call_id": "c", "content": "x"})]).total == 3 + 4 + 1
+    )
 
 
 def test_the_real_tokenizer_counts_for_it():

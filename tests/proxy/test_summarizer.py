@@ -27,8 +27,7 @@ from proxy.effects.summarizer import (
 from proxy.errors import UpstreamUnreachable
 from proxy.store import Store, StoreUnavailable
 from proxy.store.records import SummaryRow
-from proxy.wire.chat import parse_chat
-from proxy.wire.summaries import REASONING_ROOM, forces_a_call, standing_body
+from proxy.wire.chat import REASONING_ROOM, forces_a_call, parse_chat, standing_body
 
 TERMS = SummarizerTerms(tenant="a", upstream="up", model="small")
 NOTES = "The service was moved to port 8400 and the tests pass; next is the release."

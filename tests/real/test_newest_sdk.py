@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from proxy.simulator import Answer, Call, Request, SimulatorSettings
 from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import Answer, Call, Request, SimulatorSettings
 from tests.functional.harness import COUNTER, weir
 from tests.real.environments import HERE, STAMP, clean_environment, environment
 from tests.real.sdk_driver import KEY, STEPS

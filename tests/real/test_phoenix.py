@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator.ledger import Seen
+from proxy.simulator import Seen
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.telemetry import Telemetry, TelemetrySettings

@@ -1,18 +1,72 @@
-"""What OpenAI's chat endpoint checks before it looks at the window, in its words.
+"""What the endpoints check before they look at the window, in OpenAI's words.
 
-One table of rules under one idea: the array is read from front to back, and the first thing that is wrong is
-what the error names. Calls and results are paired by position: the results of an assistant message follow it
-at once, in any order, one for each call.
+First the JSON types, before anything looks inside. A shape is a type, a list of one shape (an array of it), a mapping
+(an object with these fields, others are free), or a tuple of alternatives; null and absent pass everywhere but as an
+item of an array. Then the array from front to back: the first thing that is wrong is what the error names. Calls and
+results are paired by position: the results of an assistant message follow it at once, in any order, one for each call.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.simulator.dialects import Problem, Rejected
-from proxy.simulator.settings import Request, SimulatorSettings
-from proxy.simulator.shapes import check_shapes
+from proxy.simulator.errors import Problem, Rejected
+from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.window import Request
+
+Shape = Any
+
+NAMED = {"name": str}
+SCHEMA = {"properties": {}, "required": [str], "enum": [object]}
+FUNCTION = {"name": str, "arguments": str, "input": str, "parameters": SCHEMA}
+CALL = {"id": str, "type": str, "function": FUNCTION, "custom": FUNCTION}
+PART = {
+    "type": str,
+    "text": str,
+    "image_url": {"url": str, "detail": str},
+    "tool_use_id": str,
+    "id": str,
+    "name": str,
+    "input": {},
+    "content": (str, [{}]),
+}
+MESSAGE = {
+    "role": str,
+    "content": (str, [PART]),
+    "name": str,
+    "tool_calls": [CALL],
+    "tool_call_id": str,
+    "function_call": FUNCTION,
+}
+TOOL = {"type": str, "name": str, "function": FUNCTION, "custom": FUNCTION, "input_schema": SCHEMA}
+REQUEST = {
+    "model": str,
+    "messages": [MESSAGE],
+    "system": (str, [PART]),
+    "max_tokens": int,
+    "max_completion_tokens": int,
+    "n": int,
+    "stream": bool,
+    "stream_options": {"include_usage": bool},
+    "tools": [TOOL],
+    "functions": [FUNCTION],
+    "tool_choice": (str, {"type": str, "name": str, "function": NAMED, "custom": NAMED}),
+    "response_format": {"type": str, "json_schema": {"schema": SCHEMA}},
+    "thinking": {"type": str, "budget_tokens": int},
+}
+
+_NAMES: Mapping[type, str] = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+    type(None): "null",
+}
+
 
 ROLES = ("system", "assistant", "user", "function", "tool", "developer")
+TOOL_KINDS = ("function", "custom")
 TEXT_PARTS = ("text",)
 PARTS: Mapping[str, tuple[str, ...]] = {
     "user": ("text", "image_url", "input_audio", "file"),
@@ -28,10 +82,54 @@ def reject(message: str, param: str | None = None, code: str | None = None) -> R
     return Rejected(Problem(message=message, param=param, code=code))
 
 
-def quoted(values: Sequence[str]) -> str:
-    """``'a', 'b', and 'c'``: how OpenAI lists what it supports."""
-    names = [f"'{value}'" for value in values]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
+def _missing(path: str) -> Rejected:
+    return reject(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
+
+
+def _not_one_of(values: Sequence[str], value: object, path: str) -> Rejected:
+    names = [f"'{name}'" for name in values]
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
+    return reject(f"Invalid value: '{value}'. Supported values are: {listed}.", path, "invalid_value")
+
+
+def check_shapes(request: Request) -> None:
+    """Raise :class:`Rejected` for the first value whose JSON type is wrong, in OpenAI's words."""
+    for name, shape in REQUEST.items():
+        _check_shape(request.get(name), shape, name)
+
+
+def _check_shape(value: Any, shape: Shape, path: str, *, item: bool = False) -> None:
+    if value is None and not item:
+        return
+    options = shape if isinstance(shape, tuple) else (shape,)
+    found = next((option for option in options if _fits(value, option)), None)
+    if found is None:
+        wanted = " or ".join(_wanted(option) for option in options)
+        wanted = f"one of {wanted}" if len(options) > 1 else wanted
+        text = f"Invalid type for '{path}': expected {wanted}, but got {_NAMES[type(value)]} instead."
+        raise reject(text, path, "invalid_type")
+    if isinstance(found, list):
+        for index, item in enumerate(value):
+            _check_shape(item, found[0], f"{path}[{index}]", item=True)
+    elif isinstance(found, Mapping):
+        for name, inner in found.items():
+            _check_shape(value.get(name), inner, f"{path}.{name}")
+
+
+def _fits(value: Any, shape: Shape) -> bool:
+    if isinstance(shape, list):
+        return isinstance(value, list)
+    if isinstance(shape, Mapping):
+        return isinstance(value, dict)
+    if shape is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, shape)
+
+
+def _wanted(shape: Shape) -> str:
+    if isinstance(shape, list):
+        return "array of objects" if isinstance(shape[0], Mapping) else "array"
+    return "an object" if isinstance(shape, Mapping) else _NAMES[shape]
 
 
 def check_chat(request: Request, settings: SimulatorSettings) -> None:
@@ -53,7 +151,7 @@ def _check_envelope(request: Request) -> None:
         raise reject("you must provide a model parameter")
     messages = request.get("messages")
     if messages is None:
-        raise reject("Missing required parameter: 'messages'.", "messages", "missing_required_parameter")
+        raise _missing("messages")
     if not messages:
         raise _empty_array("messages")
     if request.get("stream_options") is not None and not request.get("stream"):
@@ -100,7 +198,7 @@ def _check_tools(request: Request) -> None:
         raise reject(text, "tools", "array_above_max_length")
     names = [_tool_name(index, tool) for index, tool in enumerate(tools)]
     choice = request.get("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") in {"function", "custom"}:
+    if isinstance(choice, dict) and choice.get("type") in TOOL_KINDS:
         wanted = (choice.get(choice["type"]) or {}).get("name")
         if wanted not in names:
             text = f"Tool choice '{wanted}' not found in 'tools' parameter."
@@ -109,13 +207,11 @@ def _check_tools(request: Request) -> None:
 
 def _tool_name(index: int, tool: Any) -> str:
     kind = tool.get("type")
-    if kind not in {"function", "custom"}:
-        text = f"Invalid value: '{kind}'. Supported values are: 'function', and 'custom'."
-        raise reject(text, f"tools[{index}].type", "invalid_value")
+    if kind not in TOOL_KINDS:
+        raise _not_one_of(TOOL_KINDS, kind, f"tools[{index}].type")
     name = (tool.get(kind) or {}).get("name")
     if not name:
-        path = f"tools[{index}].{kind}.name"
-        raise reject(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
+        raise _missing(f"tools[{index}].{kind}.name")
     return str(name)
 
 
@@ -123,10 +219,9 @@ def _check_message(index: int, message: Request) -> None:
     path = f"messages[{index}]"
     role = message.get("role")
     if role is None:
-        raise reject(f"Missing required parameter: '{path}.role'.", f"{path}.role", "missing_required_parameter")
+        raise _missing(f"{path}.role")
     if role not in ROLES:
-        text = f"Invalid value: '{role}'. Supported values are: {quoted(ROLES)}."
-        raise reject(text, f"{path}.role", "invalid_value")
+        raise _not_one_of(ROLES, role, f"{path}.role")
     if "weir" in message:
         raise reject(f"Unknown parameter: '{path}.weir'.", f"{path}.weir", "unknown_parameter")
     if role == "assistant":
@@ -175,10 +270,9 @@ def _check_part(path: str, index: int, role: str, part: Any) -> None:
         )
         raise reject(text, f"messages[{index}]", "invalid_value")
     if kind not in allowed:
-        text = f"Invalid value: '{kind}'. Supported values are: {quoted(allowed)}."
-        raise reject(text, f"{path}.type", "invalid_value")
+        raise _not_one_of(allowed, kind, f"{path}.type")
     if kind == "text" and not isinstance(part.get("text"), str):
-        raise reject(f"Missing required parameter: '{path}.text'.", f"{path}.text", "missing_required_parameter")
+        raise _missing(f"{path}.text")
     if kind == "text" and not part["text"] and role not in {"tool", "function"}:
         raise _empty_string(f"{path}.text")
 
@@ -192,17 +286,15 @@ def _check_calls(path: str, message: Request) -> None:
     for at, call in enumerate(calls):
         where = f"{path}.tool_calls[{at}]"
         if not isinstance(call.get("id"), str) or not call["id"]:
-            raise reject(f"Missing required parameter: '{where}.id'.", f"{where}.id", "missing_required_parameter")
+            raise _missing(f"{where}.id")
         kind = call.get("type", "function")
-        if kind not in {"function", "custom"}:
-            text = f"Invalid value: '{kind}'. Supported values are: 'function', and 'custom'."
-            raise reject(text, f"{where}.type", "invalid_value")
+        if kind not in TOOL_KINDS:
+            raise _not_one_of(TOOL_KINDS, kind, f"{where}.type")
         fields = ("name", "arguments") if kind == "function" else ("name", "input")
         for name in fields:
             value = (call.get(kind) or {}).get(name)
             if not isinstance(value, str):
-                spot = f"{where}.{kind}.{name}"
-                raise reject(f"Missing required parameter: '{spot}'.", spot, "missing_required_parameter")
+                raise _missing(f"{where}.{kind}.{name}")
 
 
 def _check_pairs(messages: Sequence[Request]) -> None:

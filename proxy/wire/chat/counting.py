@@ -180,7 +180,6 @@ def _content_texts(content: Any, *, model: str, image_tokens: int | None) -> Cou
 
 
 def _part_texts(part: Mapping[str, Any]) -> tuple[str, ...]:
-    """The text of a text part; the JSON of a part of unknown type."""
     kind = part.get("type", "text")
     text = part.get(_TEXT_KEYS[kind]) if isinstance(kind, str) and kind in _TEXT_KEYS else None
     return (text,) if isinstance(text, str) else (json_text(part),)
@@ -204,7 +203,6 @@ def _reasoning_texts(message: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _call_texts(call: Any) -> tuple[str, ...]:
-    """Name and arguments of a function call, a custom tool's call, a ``function_call`` or a ``tool_use`` part."""
     if not isinstance(call, Mapping):
         return _texts(call)
     inner = next((v for key in ("function", "custom") if isinstance(v := call.get(key), Mapping)), call)

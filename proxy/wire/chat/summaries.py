@@ -7,23 +7,17 @@ from typing import Any
 import msgspec
 
 from policies import Summarize
-from proxy.wire.chat import MARK, ChatRequest, read_message, render, rewritten
+from proxy.wire.chat.messages import MARK, read_message
+from proxy.wire.chat.render import render
+from proxy.wire.chat.request import ChatRequest, rewritten
 from proxy.wire.raw import Raw, split_object, write_value
 
 REASONING_ROOM = 4_096
 SCHEMA_NAME = "working_notes"
 NOT_IN_PLACE = frozenset(
     {
-        "stream",
-        "stream_options",
-        "n",
-        "response_format",
-        "max_tokens",
-        "max_completion_tokens",
-        "stop",
-        "store",
-        "logprobs",
-        "top_logprobs",
+        *("stream", "stream_options", "n", "response_format", "max_tokens", "max_completion_tokens", "stop", "store"),
+        *("logprobs", "top_logprobs"),
     }
 )
 """Fields of a client's request that are about its own answer and not about the prefix that a provider has cached."""

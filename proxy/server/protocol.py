@@ -8,240 +8,38 @@ A connection has one timer, armed lazily: a request that arrives in one piece co
 """
 
 import asyncio
-import http
 import logging
 import re
 import urllib.parse
-import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from proxy.errors import Busy, InvalidRequest, ProxyError, RequestTooLarge, ShuttingDown
+from proxy.server.cycle import CONTINUE, Cycle, answer_busy, refusal
+from proxy.server.limits import App, ServerLimits, Shutdown
 
-App = Callable[..., Awaitable[None]]
-Message = Any
-
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("proxy.server")
 
 _NEVER = float("inf")
 _IDLE, _HEAD, _BODY = range(3)
 _WATCHED = frozenset({b"host", b"transfer-encoding", b"content-length", b"expect", b"upgrade"})
-_GENERATED = frozenset({b"connection", b"keep-alive", b"transfer-encoding"})
 _HOST = re.compile(rb"[A-Za-z0-9._~%!$&'()*+,;=:\[\]-]*")
-_NOT_IN_NAME = re.compile(rb'[\x00-\x20\x7f()<>@,;:\\"/\[\]?={}]')
-_NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-_STATUS = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in http.HTTPStatus}
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_WHOLE = 1 << 20
-_READ_AHEAD = 1 << 16
-_READ_OUT = 0.25
-_STOPPED = 0.5
-_PIPELINED = 8
-_PROBED = frozenset({"/healthz", "/readyz", "/metrics"})  # who asks there would end a process that is only busy
-_PROBES = (0.02, 0.2, 0.5)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
-    """What one client may take: times in seconds, sizes in bytes.
-
-    ``header_timeout`` runs from the first byte of a head (or the connection) to its end, ``body_timeout`` from there to
-    the last byte of the body, ``keep_alive`` between requests, ``stall`` while a reader takes nothing, ``linger``
-    after a refusal. On shutdown readiness fails for ``notice`` before the listeners close, open answers have ``grace``
-    to finish, and ``farewell`` to say why they are cut. ``concurrency``: requests at once, ``connections``: of
-    clients at once; as many again are told that there is no room, more are reset. ``None`` for no limit.
-    """
-
-    header_timeout: float = 10.0
-    body_timeout: float = 60.0
-    keep_alive: float = 75.0
-    stall: float = 60.0
-    linger: float = 2.0
-    header_bytes: int = 64 * 1024
-    header_fields: int = 100
-    body_bytes: int = 64 * 1024 * 1024
-    concurrency: int | None = 1024
-    connections: int | None = None
-    notice: float = 0.0
-    grace: float = 30.0
-    farewell: float = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Shutdown:
-    """How far the process is with stopping; in every request's ``scope["state"]["shutdown"]``.
-
-    ``draining``: readiness is 503. ``cut``: what still streams must end now, with an error event; ``callbacks`` are
-    called at that moment (a stream adds one while it runs, which costs less than waiting for the event).
-    """
-
-    draining: asyncio.Event = field(default_factory=asyncio.Event)
-    cut: asyncio.Event = field(default_factory=asyncio.Event)
-    callbacks: set[Callable[[], None]] = field(default_factory=set)
-
-    def cut_now(self) -> None:
-        """Sets ``cut`` and calls every callback."""
-        self.cut.set()
-        for callback in tuple(self.callbacks):
-            callback()
-
-
-DISCONNECT: Final = "weir.disconnect"
+WHOLE = 1 << 20
+READ_AHEAD = 1 << 16
+STOPPED = 0.5
+MAX_PIPELINED = 8
+PROBED = frozenset({"/healthz", "/readyz", "/metrics"})  # who asks there would end a process that is only busy
+PROBES = (0.02, 0.2, 0.5)
 
 
 class _Refused(Exception):
     """Stops the parser from inside one of its callbacks."""
-
-
-class Cycle(RequestResponseCycle):
-    """One request and its answer; ``plain`` is HTTP/1.0, which knows no chunks and gets ``Connection: close``."""
-
-    def __init__(self, *, protocol: "Protocol", plain: bool, whole: bool, keep_alive: bool) -> None:
-        super().__init__(
-            scope=protocol.scope,
-            transport=protocol.transport,
-            flow=protocol.flow,
-            logger=protocol.logger,
-            access_logger=protocol.access_logger,
-            access_log=False,
-            default_headers=protocol.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=protocol.expect_100_continue,
-            keep_alive=keep_alive,
-            on_response=protocol.on_response_complete,
-        )
-        self.pipeline = protocol.pipeline
-        self.plain = plain
-        self.whole = whole
-        self.bodiless = False
-        self.parts: list[bytes] = []
-        self.buffered = 0
-        self.gone: Callable[[], None] | None = None
-        protocol.scope["extensions"] = {DISCONNECT: self.when_gone}  # type: ignore[dict-item]  # ours, not ASGI's
-
-    def when_gone(self, callback: Callable[[], None] | None) -> None:
-        """Has ``callback`` called once when the client leaves before its answer is complete; None calls it off."""
-        self.gone = callback
-        if callback is not None and self.disconnected:
-            callback()
-
-    async def receive(self) -> Message:
-        """The next part of the body; a body declared below 1 MiB comes as one."""
-        if self.waiting_for_100_continue and not self.transport.is_closing():
-            self.transport.write(_CONTINUE)
-            self.waiting_for_100_continue = False
-        if not self.disconnected and not self.response_complete:
-            if self.more_body or not self.pipeline:
-                self.flow.resume_reading()
-            await self.message_event.wait()
-            self.message_event.clear()
-        if self.disconnected or self.response_complete:
-            return {"type": "http.disconnect"}
-        parts, self.parts, self.buffered = self.parts, [], 0
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
-
-    async def send(self, message: Message) -> None:
-        """Writes one ASGI message; waits while the client is not reading; does nothing once it is gone."""
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
-        if self.disconnected:
-            return
-        if not self.response_started:
-            self._write_head(message)
-            return
-        if self.response_complete or message["type"] != "http.response.body":
-            raise RuntimeError(f"unexpected ASGI message {message['type']!r}")
-        body = message.get("body", b"")
-        more = message.get("more_body", False)
-        if self.bodiless:
-            pass
-        elif self.chunked_encoding:
-            if body:
-                self.transport.write(b"%x\r\n%b\r\n%b" % (len(body), body, b"" if more else b"0\r\n\r\n"))
-            elif not more:
-                self.transport.write(b"0\r\n\r\n")
-        else:
-            self._write_counted(body)
-        if not more:
-            if self.expected_content_length and not self.bodiless:
-                raise RuntimeError("answer is shorter than its Content-Length")
-            self.response_complete = True
-            self.message_event.set()
-            self.on_response()
-
-    def _write_counted(self, body: bytes) -> None:
-        """Writes to an answer that is delimited by its length or, ``chunked_encoding`` being None, by its end."""
-        if self.chunked_encoding is False:
-            if len(body) > self.expected_content_length:
-                raise RuntimeError("answer is longer than its Content-Length")
-            self.expected_content_length -= len(body)
-        if body:
-            self.transport.write(body)
-
-    def _write_head(self, message: Message) -> None:
-        """Writes status line and headers; framing is generated, whatever the application says about it."""
-        if message["type"] != "http.response.start":
-            raise RuntimeError(f"unexpected ASGI message {message['type']!r}")
-        status, headers = message["status"], list(message.get("headers", ()))
-        if _NOT_IN_NAME.search(b"".join([name for name, _ in headers])):
-            raise RuntimeError("illegal character in a header name")
-        if _NOT_IN_VALUE.search(b"".join([value for _, value in headers])):
-            raise RuntimeError("illegal character in a header value")
-        if self.waiting_for_100_continue:
-            # The client may now send its body or not: the next bytes are ambiguous, so there is no next request.
-            self.keep_alive = self.waiting_for_100_continue = False
-        self.response_started = True
-        self.bodiless = self.scope["method"] == "HEAD" or status in (204, 304)
-        lines = [_STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status]
-        dated = False
-        for name, value in headers:
-            name = name.lower()
-            if name in _GENERATED:
-                if name == b"connection" and value.lower() == b"close":
-                    self.keep_alive = False
-                continue
-            if name == b"content-length":
-                self.expected_content_length = int(value)
-                self.chunked_encoding = False
-            elif name == b"date":
-                dated = True
-            lines += (name, b": ", value, b"\r\n")
-        for name, value in () if dated else self.default_headers:
-            lines += (name, b": ", value, b"\r\n")
-        if self.chunked_encoding is None and not self.bodiless and not self.plain:
-            self.chunked_encoding = True
-            lines.append(b"transfer-encoding: chunked\r\n")
-        if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"\r\n")
-        self.transport.write(b"".join(lines))
-
-    async def run_asgi(self, app: App) -> None:
-        """Runs the application. One that returns in the middle of its answer has cut it off, and says so itself.
-
-        The connection outlives that for a moment: Bun's fetch and aiohttp forget what they have received but not
-        handed out yet once it ends early, and with it the error event that says why.
-        """
-
-        async def running(scope: Any, receive: Any, send: Any) -> None:
-            await app(scope, receive, send)
-            if self.response_started and not self.response_complete and not self.disconnected:
-                self.disconnected = True
-                asyncio.get_running_loop().call_later(_READ_OUT, self.transport.close)
-
-        await super().run_asgi(running)
-
-    async def send_500_response(self) -> None:
-        """Answers for an application that raised before its answer began."""
-        await _answer(self.send, 500, ProxyError("Internal server error."))
 
 
 class Protocol(HttpToolsProtocol):
@@ -298,7 +96,7 @@ class Protocol(HttpToolsProtocol):
             self.timer.cancel()
             self.timer = None
         if self.running is not None:
-            _disconnect(self.running)
+            self.running.disconnect()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
@@ -314,10 +112,10 @@ class Protocol(HttpToolsProtocol):
         if running.disconnected:
             return None
         if self.phase != _IDLE:
-            _disconnect(running)
+            running.disconnect()
             return None
         self.cycle.keep_alive = False
-        self._probe(_PROBES)
+        self._probe(PROBES)
         return True
 
     def _probe(self, delays: Sequence[float]) -> None:
@@ -327,7 +125,7 @@ class Protocol(HttpToolsProtocol):
         if running.chunked_encoding:
             self.transport.write(b"0")
         elif not running.response_started and not running.plain:
-            self.transport.write(_CONTINUE)
+            self.transport.write(CONTINUE)
         if delays:
             self.loop.call_later(delays[0], self._probe, delays[1:])
 
@@ -360,8 +158,8 @@ class Protocol(HttpToolsProtocol):
         now = self.loop.time()
         if now >= self.stalled:
             self._check_reader(now)
-        if now >= self.deadline + _STOPPED:
-            self.deadline = now + _STOPPED  # uvloop runs timers before it reads what came while the process stood still
+        if now >= self.deadline + STOPPED:
+            self.deadline = now + STOPPED  # uvloop runs timers before it reads what came while the process stood still
         elif now >= self.deadline:
             self._expire(now)
         if (when := min(self.deadline, self.stalled)) < _NEVER and self.parser is not None:
@@ -410,14 +208,13 @@ class Protocol(HttpToolsProtocol):
     # -- refusals
 
     def _reject(self, status: int, error: ProxyError) -> None:
-        """Refuses the request from inside a callback of the parser."""
         self.verdict = (status, error)
         raise _Refused
 
     def _refuse(self, status: int, error: ProxyError) -> None:
         """Parses nothing more; answers once the requests before this one are answered, and closes."""
         _log.info("request refused with %d: %s", status, error.message)
-        self.refusal = _refusal(status, error, self.server_state.default_headers)
+        self.refusal = refusal(status, error, self.server_state.default_headers)
         self.deadline = _NEVER
         running = self.running
         if self.phase == _BODY and self.pipeline:
@@ -425,7 +222,7 @@ class Protocol(HttpToolsProtocol):
         elif self.phase == _BODY and running is not None:
             if running.response_started:
                 self.refusal = b""
-            _disconnect(running)
+            running.disconnect()
             self.running = None
         elif running is not None and not running.response_complete:
             return
@@ -566,13 +363,13 @@ class Protocol(HttpToolsProtocol):
         cycle = Cycle(
             protocol=self,
             plain=plain,
-            whole=self.length is not None and self.length <= _WHOLE and not waits,
+            whole=self.length is not None and self.length <= WHOLE and not waits,
             keep_alive=not plain and self.parser.should_keep_alive() and not self.stopping.draining.is_set(),
         )
         self.cycle = cycle
         limit = self.limits.concurrency
-        has_room = limit is None or len(self.tasks) < limit or path in _PROBED
-        app = self.app if has_room else _busy
+        has_room = limit is None or len(self.tasks) < limit or path in PROBED
+        app = self.app if has_room else answer_busy
         if waits:
             self.pipeline.appendleft((cycle, app))
         else:
@@ -590,7 +387,7 @@ class Protocol(HttpToolsProtocol):
             self._reject(413, RequestTooLarge.of_body(self.limits.body_bytes))
         if self.running is not None and not self.running.response_complete:
             size = sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url)
-            if size > self.limits.header_bytes or len(self.pipeline) >= _PIPELINED:
+            if size > self.limits.header_bytes or len(self.pipeline) >= MAX_PIPELINED:
                 self._reject(431, RequestTooLarge("Too much was sent ahead of the answer."))
 
     def _begin(self, cycle: Cycle, app: Any) -> None:
@@ -608,7 +405,7 @@ class Protocol(HttpToolsProtocol):
         cycle.parts.append(body)
         cycle.buffered += len(body)
         if not cycle.whole:
-            if cycle.buffered > _READ_AHEAD:
+            if cycle.buffered > READ_AHEAD:
                 self.flow.pause_reading()
             cycle.message_event.set()
 
@@ -676,76 +473,21 @@ class _Resumed:
         self._inside = True
 
 
-def _disconnect(cycle: Cycle) -> None:
-    """Lets the application see ``http.disconnect``; what it sends from now on goes nowhere."""
-    if not cycle.response_complete:
-        cycle.disconnected = True
-        cycle.message_event.set()
-        if cycle.gone is not None:
-            callback, cycle.gone = cycle.gone, None
-            callback()
-
-
-def _refusal(status: int, error: ProxyError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """A whole answer, with ``Connection: close``."""
-    body = error.body()
-    return b"".join(
-        [
-            _STATUS[status],
-            *[b"%b: %b\r\n" % header for header in headers],
-            b"content-type: application/json\r\nx-request-id: %b\r\n" % uuid.uuid4().hex.encode(),
-            *[b"%b: %b\r\n" % header for header in error.headers()],
-            b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body),
-            body,
-        ]
-    )
-
-
-async def _answer(send: Callable[[Message], Awaitable[None]], status: int, error: ProxyError) -> None:
-    body = error.body()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"x-request-id", uuid.uuid4().hex.encode()),
-        *error.headers(),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _busy(_scope: Any, _receive: Any, send: Any) -> None:
-    """Answers in the application's place when too many requests are open."""
-    await _answer(send, 503, Busy("Weir has as many requests open as it may have. Please try again."))
-
-
 class ServerConfig(uvicorn.Config):
     """uvicorn's configuration with ``limits``: no server header, no access log, no trust in forwarded headers."""
 
-    def __init__(
-        self,
-        app: App | str,
-        *,
-        host: str,
-        port: int,
-        limits: ServerLimits,
-        lifespan: Literal["on", "off"],
-        factory: bool = False,
-    ) -> None:
+    def __init__(self, app: App | str, *, limits: ServerLimits, **options: Any) -> None:
         self.limits = limits
         super().__init__(
             app,
-            host=host,
-            port=port,
             http=Protocol,
             ws="none",
             loop="uvloop",
             interface="asgi3",
-            lifespan=lifespan,
-            factory=factory,
             log_config=None,
             access_log=False,
             server_header=False,
             date_header=True,
             proxy_headers=False,
+            **options,
         )

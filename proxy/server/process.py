@@ -16,9 +16,10 @@ from typing import Literal
 
 import uvicorn
 
-from proxy.protocol import App, ServerConfig, ServerLimits, Shutdown
+from proxy.server.limits import App, ServerLimits, Shutdown
+from proxy.server.protocol import ServerConfig
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("proxy.server")
 
 _STARTUP_FAILURE = 3
 
@@ -141,7 +142,6 @@ def run(
 
 
 def _work(config: ServerConfig, sockets: list[socket.socket]) -> None:
-    """A worker's whole life."""
     Server(config).run(sockets)
 
 

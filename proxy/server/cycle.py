@@ -1,0 +1,212 @@
+"""One request on a connection, and the bytes of its answer."""
+
+import asyncio
+import http
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from proxy.errors import Busy, ProxyError
+from proxy.server.limits import DISCONNECT, App
+
+if TYPE_CHECKING:
+    from proxy.server.protocol import Protocol
+
+Message = Any
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+READ_OUT = 0.25
+_GENERATED = frozenset({b"connection", b"keep-alive", b"transfer-encoding"})
+_NOT_IN_NAME = re.compile(rb'[\x00-\x20\x7f()<>@,;:\\"/\[\]?={}]')
+_NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_STATUS = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in http.HTTPStatus}
+
+
+class Cycle(RequestResponseCycle):
+    """One request and its answer; ``plain`` is HTTP/1.0, which knows no chunks and gets ``Connection: close``."""
+
+    def __init__(self, *, protocol: "Protocol", plain: bool, whole: bool, keep_alive: bool) -> None:
+        super().__init__(
+            scope=protocol.scope,
+            transport=protocol.transport,
+            flow=protocol.flow,
+            logger=protocol.logger,
+            access_logger=protocol.access_logger,
+            access_log=False,
+            default_headers=protocol.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=protocol.expect_100_continue,
+            keep_alive=keep_alive,
+            on_response=protocol.on_response_complete,
+        )
+        self.pipeline = protocol.pipeline
+        self.plain = plain
+        self.whole = whole
+        self.bodiless = False
+        self.parts: list[bytes] = []
+        self.buffered = 0
+        self.gone: Callable[[], None] | None = None
+        protocol.scope["extensions"] = {DISCONNECT: self.when_gone}  # type: ignore[dict-item]  # ours, not ASGI's
+
+    def when_gone(self, callback: Callable[[], None] | None) -> None:
+        """Has ``callback`` called once when the client leaves before its answer is complete; None calls it off."""
+        self.gone = callback
+        if callback is not None and self.disconnected:
+            callback()
+
+    def disconnect(self) -> None:
+        """Lets the application see ``http.disconnect``; what it sends from now on goes nowhere."""
+        if not self.response_complete:
+            self.disconnected = True
+            self.message_event.set()
+            if self.gone is not None:
+                callback, self.gone = self.gone, None
+                callback()
+
+    async def receive(self) -> Message:
+        """The next part of the body; a body declared below 1 MiB comes as one."""
+        if self.waiting_for_100_continue and not self.transport.is_closing():
+            self.transport.write(CONTINUE)
+            self.waiting_for_100_continue = False
+        if not self.disconnected and not self.response_complete:
+            if self.more_body or not self.pipeline:
+                self.flow.resume_reading()
+            await self.message_event.wait()
+            self.message_event.clear()
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        parts, self.parts, self.buffered = self.parts, [], 0
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    async def send(self, message: Message) -> None:
+        """Writes one ASGI message; waits while the client is not reading; does nothing once it is gone."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if not self.response_started:
+            self._write_head(message)
+            return
+        if self.response_complete or message["type"] != "http.response.body":
+            raise RuntimeError(f"unexpected ASGI message {message['type']!r}")
+        body = message.get("body", b"")
+        more = message.get("more_body", False)
+        if self.bodiless:
+            pass
+        elif self.chunked_encoding:
+            if body:
+                self.transport.write(b"%x\r\n%b\r\n%b" % (len(body), body, b"" if more else b"0\r\n\r\n"))
+            elif not more:
+                self.transport.write(b"0\r\n\r\n")
+        else:
+            self._write_counted(body)
+        if not more:
+            if self.expected_content_length and not self.bodiless:
+                raise RuntimeError("answer is shorter than its Content-Length")
+            self.response_complete = True
+            self.message_event.set()
+            self.on_response()
+
+    def _write_counted(self, body: bytes) -> None:
+        """Writes to an answer that is delimited by its length or, ``chunked_encoding`` being None, by its end."""
+        if self.chunked_encoding is False:
+            if len(body) > self.expected_content_length:
+                raise RuntimeError("answer is longer than its Content-Length")
+            self.expected_content_length -= len(body)
+        if body:
+            self.transport.write(body)
+
+    def _write_head(self, message: Message) -> None:
+        """Writes status line and headers; framing is generated, whatever the application says about it."""
+        if message["type"] != "http.response.start":
+            raise RuntimeError(f"unexpected ASGI message {message['type']!r}")
+        status, headers = message["status"], list(message.get("headers", ()))
+        if _NOT_IN_NAME.search(b"".join([name for name, _ in headers])):
+            raise RuntimeError("illegal character in a header name")
+        if _NOT_IN_VALUE.search(b"".join([value for _, value in headers])):
+            raise RuntimeError("illegal character in a header value")
+        if self.waiting_for_100_continue:
+            # The client may now send its body or not: the next bytes are ambiguous, so there is no next request.
+            self.keep_alive = self.waiting_for_100_continue = False
+        self.response_started = True
+        self.bodiless = self.scope["method"] == "HEAD" or status in (204, 304)
+        lines = [_STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        dated = False
+        for name, value in headers:
+            name = name.lower()
+            if name in _GENERATED:
+                if name == b"connection" and value.lower() == b"close":
+                    self.keep_alive = False
+                continue
+            if name == b"content-length":
+                self.expected_content_length = int(value)
+                self.chunked_encoding = False
+            elif name == b"date":
+                dated = True
+            lines += (name, b": ", value, b"\r\n")
+        for name, value in () if dated else self.default_headers:
+            lines += (name, b": ", value, b"\r\n")
+        if self.chunked_encoding is None and not self.bodiless and not self.plain:
+            self.chunked_encoding = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        self.transport.write(b"".join(lines))
+
+    async def run_asgi(self, app: App) -> None:
+        """Runs the application. One that returns in the middle of its answer has cut it off, and says so itself.
+
+        The connection outlives that for a moment: Bun's fetch and aiohttp forget what they have received but not
+        handed out yet once it ends early, and with it the error event that says why.
+        """
+
+        async def running(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+            if self.response_started and not self.response_complete and not self.disconnected:
+                self.disconnected = True
+                asyncio.get_running_loop().call_later(READ_OUT, self.transport.close)
+
+        await super().run_asgi(running)
+
+    async def send_500_response(self) -> None:
+        """Answers for an application that raised before its answer began."""
+        await answer_error(self.send, 500, ProxyError("Internal server error."))
+
+
+def refusal(status: int, error: ProxyError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """A whole answer, with ``Connection: close``."""
+    body = error.body()
+    return b"".join(
+        [
+            _STATUS[status],
+            *[b"%b: %b\r\n" % header for header in headers],
+            b"content-type: application/json\r\nx-request-id: %b\r\n" % uuid.uuid4().hex.encode(),
+            *[b"%b: %b\r\n" % header for header in error.headers()],
+            b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body),
+            body,
+        ]
+    )
+
+
+async def answer_error(send: Callable[[Message], Awaitable[None]], status: int, error: ProxyError) -> None:
+    """Send an error as a whole answer, after which the connection is closed."""
+    body = error.body()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"x-request-id", uuid.uuid4().hex.encode()),
+        *error.headers(),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def answer_busy(_scope: Any, _receive: Any, send: Any) -> None:
+    """Answers in the application's place when too many requests are open."""
+    await answer_error(send, 503, Busy("Weir has as many requests open as it may have. Please try again."))

@@ -1,0 +1,274 @@
+"""Connections to upstreams as aiohttp has them, changed where its own behaviour is not Weir's.
+
+Nothing is added to a request, bytes that nobody asked for close a connection, an answer that was broken off never
+looks complete, and a pooled connection that the upstream had closed already is told from one that failed.
+"""
+
+import asyncio
+import functools
+import select
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+import aiohttp
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ClientRequest
+from aiohttp.connector import Connection
+from aiohttp.payload import Payload
+from multidict import CIMultiDict
+
+K = TypeVar("K")
+V = TypeVar("V")
+KEEP_ALIVE = 15.0
+MAX_LINE = 1 << 17
+READ_BUFFER = 1 << 17
+MAX_POOLS = 256
+_NOTHING_ADDED: CIMultiDict[None] = CIMultiDict([("Content-Type", None)])
+
+
+class StaleConnection(Exception):
+    """A pooled connection was closed by the upstream before a byte of the answer."""
+
+
+class PooledConnection(ResponseHandler):
+    """A connection that knows whether it has been used before and whether an answer has begun.
+
+    Bytes that come while no request is out belong to no one: they close it.
+    """
+
+    idle = True
+    used = False
+    heard = False
+
+    def set_response_params(self, **params: Any) -> None:
+        """Called by aiohttp when a request takes the connection."""
+        self.idle = False
+        self.heard = False
+        super().set_response_params(**params)
+
+    def is_connected(self) -> bool:
+        """Whether a request can take it: not while bytes that nobody asked for wait to be read."""
+        transport = self.transport if super().is_connected() else None
+        return transport is not None and not (self.used and self.idle and _has_come(transport))
+
+    def rest(self) -> None:
+        """The answer is over and the connection back in its pool."""
+        self.idle = True
+        self.used = True
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of an answer (or, from aiohttp itself, none: go on with what is buffered)."""
+        if data:
+            if self.idle:
+                self.abort()
+                return
+            self.heard = True
+        super().data_received(data)
+
+    def set_exception(self, exc: BaseException, *cause: Any) -> None:
+        """An error ends also the body under way, which aiohttp leaves waiting after an illegal chunk."""
+        super().set_exception(exc, *cause)
+        self._break()
+
+    def _break(self) -> None:
+        payload = self._payload
+        if payload is not None and not payload.is_eof() and payload.exception() is None:
+            payload.set_exception(aiohttp.ClientPayloadError("broken off"))
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """A reset breaks also an answer that only the end of the connection delimits; aiohttp takes it for the end."""
+        if exc is not None:
+            self._break()
+        super().connection_lost(exc)
+
+
+def _has_come(transport: asyncio.BaseTransport) -> bool:
+    """Whether bytes, or the end, are in a transport's socket and wait to be read."""
+    waiting = select.poll()
+    waiting.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(waiting.poll(0))
+
+
+class PooledResponse(aiohttp.ClientResponse):
+    """An answer that says whether its connection was stale."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        """Waits for the headers; StaleConnection if a used connection was closed before any byte of them."""
+        wire = connection.protocol
+        try:
+            await super().start(connection)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if isinstance(wire, PooledConnection) and wire.used and not wire.heard:
+                raise StaleConnection from error
+            raise
+        if isinstance(wire, PooledConnection):
+            self.content.on_eof(wire.rest)
+        return self
+
+
+class BareRequest(ClientRequest):
+    """A request with no header but the client's."""
+
+    def update_auto_headers(self, skip_auto_headers: Any) -> None:  # noqa: ARG002 - aiohttp's signature
+        """Adds nothing: the upstream sees the client's headers."""
+        self._skip_auto_headers = _NOTHING_ADDED
+
+
+class Connector(aiohttp.TCPConnector):
+    """The connections of one pool."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=0, keepalive_timeout=KEEP_ALIVE, ttl_dns_cache=30)
+        self._factory = functools.partial(PooledConnection, loop=self._loop)  # type: ignore[assignment]
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is under way."""
+        return bool(self._acquired)
+
+    def drop_idle(self) -> None:
+        """Closes the connections that wait: the next request opens one."""
+        waiting = [wire for wires in self._conns.values() for wire, _ in wires]
+        self._conns.clear()
+        for wire in waiting:
+            wire.close()
+
+
+class RawBody(Payload):
+    """Bytes as they are; aiohttp's own class warns about bodies above 1 MiB."""
+
+    _autoclose = True
+
+    def __init__(self, value: bytes) -> None:
+        super().__init__(value, content_type="application/octet-stream")
+        self._size = len(value)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The body as text."""
+        return bytes(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Writes the body; the transport keeps what the socket does not take."""
+        await writer.write(self._value)
+
+
+class Pools(Generic[K, V]):
+    """Pools by owner; above 256 those used longest ago are closed, unless an answer is under way in them."""
+
+    def __init__(
+        self, *, make: Callable[[], V], busy: Callable[[V], bool], close: Callable[[V], Coroutine[Any, Any, None]]
+    ) -> None:
+        self._make = make
+        self._busy = busy
+        self._close = close
+        self._pools: OrderedDict[K, V] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def of(self, owner: K) -> V:
+        """The owner's pool, a new one if it has none."""
+        pool = self._pools.get(owner)
+        if pool is not None:
+            self._pools.move_to_end(owner)
+            return pool
+        pool = self._pools[owner] = self._make()
+        surplus = len(self._pools) - MAX_POOLS
+        if surplus > 0:
+            idle = (key for key, each in self._pools.items() if key != owner and not self._busy(each))
+            for key in tuple(islice(idle, surplus)):
+                task = asyncio.ensure_future(self._close(self._pools.pop(key)))
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+        return pool
+
+    async def close(self) -> None:
+        """Close them all."""
+        pools = tuple(self._pools.values())
+        self._pools.clear()
+        for pool in pools:
+            await self._close(pool)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+
+class Upload:
+    """A body that streams in; keeps the error that ended it, which aiohttp would turn into one of its own."""
+
+    def __init__(self, parts: AsyncIterator[bytes]) -> None:
+        self._parts = parts
+        self.failure: Exception | None = None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for part in self._parts:
+                if part:
+                    yield part
+        except Exception as error:
+            self.failure = error
+            raise
+
+
+class Deadline:
+    """Cancels the running task when the time is up; what ``asyncio.timeout`` does, at a third of its cost."""
+
+    __slots__ = ("_before", "_fired", "_task", "timer")
+
+    def __init__(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task(loop)
+        self._before = self._task.cancelling() if self._task is not None else 0
+        self._fired = False
+        self.timer = loop.call_later(seconds, self._fire)
+
+    def _fire(self) -> None:
+        if self._task is not None:
+            self._fired = True
+            self._task.cancel()
+
+    def passed(self) -> bool:
+        """Whether a cancellation was this one; someone else's, even at the same moment, goes first."""
+        return self._fired and self._task is not None and self._task.uncancel() <= self._before
+
+
+class IdleWatch:
+    """Calls ``end`` when a wait has gone on for ``seconds`` without a byte.
+
+    ``since`` is the loop's time at which the wait under way began, None between two waits. ``received`` counts bytes
+    that came without ending the wait.
+    """
+
+    __slots__ = ("_bytes", "_end", "_received", "_timer", "clock", "seconds", "since")
+
+    def __init__(self, seconds: float, *, end: Callable[[], None], received: Callable[[], int] = int) -> None:
+        self.seconds = seconds
+        self.since: float | None = None
+        self.clock = asyncio.get_running_loop().time
+        self._end = end
+        self._received = received
+        self._bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Watch from now on, if not already."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.seconds, self._look)
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        now, count = self.clock(), self._received()
+        if self.since is None or count != self._bytes:
+            self._bytes = count
+            self.since = None if self.since is None else now
+        left = self.seconds if self.since is None else self.since + self.seconds - now
+        if left > 0:
+            self._timer = asyncio.get_running_loop().call_later(left, self._look)
+        else:
+            self._timer = None
+            self._end()
