@@ -29,9 +29,7 @@ LIKE = 0.45
 """Least cosine of a text that is meant although no words plainly say so."""
 
 
-def by_likeness(
-    store: Store, tenant: str, conversation: str, model: str | None, ask: Ask | None
-) -> FindAlike | None:
+def by_likeness(store: Store, tenant: str, conversation: str, model: str | None, ask: Ask | None) -> FindAlike | None:
     """What gives the removed texts that are most like a text, each with its cosine; None where nothing can."""
     if model is None or ask is None:
         return None
