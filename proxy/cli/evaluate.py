@@ -11,11 +11,11 @@ import click
 from policies import ContextSettings, Effect, Reply
 from policies.fidelity import ANSWER, FEWEST, JUDGE, MOST, PROPOSE, Terms
 from proxy.asking import AT_ONCE, SECONDS, Models
-from proxy.cli.config import config_option, console, json_option, loaded, print_json
-from proxy.cli.conversations_read import checkpoints_of, found, opened_to_read, store_option
-from proxy.cli.evaluate_report import Report, judged_below, report_json, report_lines, report_table
-from proxy.cli.progress import Moved, progress
+from proxy.cli.conversations import checkpoints_of
+from proxy.cli.evaluate_report import COLUMNS, Report, judged_below, report_json, report_lines, report_rows
+from proxy.cli.output import print_json, print_line, print_table, progress
 from proxy.cli.replay import DEFAULT_ENCODING, policy_named
+from proxy.cli.stored import config_option, found, json_option, loaded, opened, store_option
 from proxy.config import Config, Flags
 from proxy.models import ModelFacts, ModelRegistry
 from proxy.rehearsal import BadRecording, Conditions, Script, read_recordings, recording_of
@@ -173,10 +173,9 @@ def _show(report: Report, *, answers: bool, as_json: bool, gates: tuple[float | 
     if as_json:
         print_json(report_json(report, answers=answers, failures=failures))
     else:
-        out = console()
-        out.print(report_table(report))
+        print_table(COLUMNS, report_rows(report), numbers=1)
         for line in report_lines(report, answers=answers):
-            out.print(line, soft_wrap=True, markup=False)
+            print_line(line)
     for failure in failures:
         click.echo(f"weir: {failure}", err=True)
     if failures:
@@ -188,14 +187,16 @@ async def _run(task: Task, report: Report) -> None:
     async with AsyncExitStack() as stack:
         if task.models is not None:
             await stack.enter_async_context(task.models)
-        moved = stack.enter_context(progress(size))
-        pairs = _recorded(task, moved) if task.file is not None else _stored(task)
+        progressed = stack.enter_context(progress("conversations"))
+        pairs = _recorded(task) if task.file is not None else _stored(task)
         async for name, compaction, read in pairs:
             done = await _judged(task, compaction)
             report.add(name, done)
             if task.models is not None:
                 report.spent, report.failures = task.models.spent, task.models.failures
-            moved(read, len(report.names), f", {report.spent.calls} calls" if task.models is not None else "")
+            calls = f", {report.spent.calls} calls" if task.models is not None else ""
+            share = read / max(1, size)
+            progressed(read, size, f"{len(report.names)} conversations{calls}, {share:.0%} of the file")
 
 
 async def _judged(task: Task, compaction: Compaction) -> Evaluated:
@@ -209,7 +210,7 @@ async def _judged(task: Task, compaction: Compaction) -> Evaluated:
     )
 
 
-async def _recorded(task: Task, moved: Moved) -> AsyncIterator[tuple[str, Compaction, int]]:
+async def _recorded(task: Task) -> AsyncIterator[tuple[str, Compaction, int]]:
     """The batches of every recorded conversation; the planner works in a thread, because it may wait for a model."""
     assert task.file is not None  # noqa: S101 - the caller looked
     writes = task.models is not None and task.settings.summarizer is not None
@@ -219,7 +220,6 @@ async def _recorded(task: Task, moved: Moved) -> AsyncIterator[tuple[str, Compac
         batches = compactions_of(script, Managed(task.settings, task.conditions, ask=ask))
         while (compaction := await asyncio.to_thread(next, batches, None)) is not None:
             yield place.recording.id, compaction, place.read
-        moved(place.read, number)
         if number == task.limit:
             return
 
@@ -227,7 +227,7 @@ async def _recorded(task: Task, moved: Moved) -> AsyncIterator[tuple[str, Compac
 async def _stored(task: Task) -> AsyncIterator[tuple[str, Compaction, int]]:
     """The summaries of a stored conversation with the originals that they stand for."""
     assert task.conversation is not None  # noqa: S101 - the caller looked
-    async with opened_to_read(task.config.store.url) as store:
+    async with opened(task.config.store.url, read_only=True) as store:
         row = await found(store, task.conversation)
         cuts = {c.cut.ref: c.cut for c in await checkpoints_of(store, row) if c.cut is not None and c.cut.text}
         for cut in cuts.values():

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
-from rich.table import Table
-
 from policies.fidelity import PROMPTS, Coverage, Dimension, Fidelity, Share, Verdict
 from policies.fidelity.verdicts import total
 from proxy.evaluation import facts_of
@@ -77,20 +75,16 @@ def judged_below(report: Report, *, gate: float | None, gate_coverage: float | N
     return found
 
 
-def report_table(report: Report) -> Table:
+def report_rows(report: Report) -> Iterator[tuple[str, ...]]:
     """One row for each compaction and one for all."""
-    table = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
-    for column in table.columns[1:]:
-        column.justify = "right"
     for name, each in report.done:
         contexts = each.compaction.contexts
         request = str(each.compaction.request) if each.compaction.request else "archive"
         sizes = (f"{contexts.tokens_before:,}", f"{contexts.tokens_after:,}", _times(contexts.ratio))
-        table.add_row(name, request, *sizes, *_scores(each.coverage, each.fidelity))
+        yield (name, request, *sizes, *_scores(each.coverage, each.fidelity))
     sums = [sum(size) for size in zip(*(_sizes(each) for _, each in report.done), strict=True)] or [0, 0]
     whole = (f"{sums[0]:,}", f"{sums[1]:,}", _times(report.ratio))
-    table.add_row("all", str(len(report.done)), *whole, *_scores(report.coverage, report.fidelity))
-    return table
+    yield ("all", str(len(report.done)), *whole, *_scores(report.coverage, report.fidelity))
 
 
 def _sizes(each: Evaluated) -> tuple[int, int]:

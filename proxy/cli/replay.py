@@ -1,20 +1,19 @@
 """``weir replay``: recorded conversations played through policies, without a model and without a network."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 import click
-from rich.table import Table
 
 from policies import ContextSettings
 from policies.advise import PROVIDERS, Advice, recommend, worst_tools
 from proxy.cli import Failure
-from proxy.cli.config import config_option, console, json_option, loaded, print_json
-from proxy.cli.progress import progress
+from proxy.cli.output import counted, print_json, print_line, print_table, progress
+from proxy.cli.stored import configured, json_option, known_policy, loaded
 from proxy.config import Config
-from proxy.config_file import nearest
 from proxy.models import ModelFacts, ModelRegistry
 from proxy.prices import BadPrices, PriceList, price_list
 from proxy.rehearsal import (
@@ -37,6 +36,7 @@ from proxy.tokenizer import Tokenizer
 
 DEFAULT_ENCODING = "o200k_base"
 DRAWN = 6
+STEP_TITLES = ("request", "messages", "before", "after", "limit", "action", "reuse", "cost", "against unmanaged")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +78,12 @@ class Outcome:
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT", help="Write a report with plots."
 )
-@config_option
+@configured
 @json_option
 def replay(
-    file: Path,
+    config: Config,
     *,
+    file: Path,
     policy: str,
     compare: tuple[str, ...],
     window: int | None,
@@ -93,7 +94,6 @@ def replay(
     advise_too: bool,
     steps: bool,
     html: Path | None,
-    path: Path | None,
     as_json: bool,
 ) -> None:
     """Play recorded conversations through policies: tokens, actions, prefix reuse, cost, facts. A dry run.
@@ -108,32 +108,19 @@ def replay(
     """
     if html is not None and not html.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {html.parent}", param_hint="--html")
-    effective = loaded(path)
     names = tuple(dict.fromkeys((policy, *compare)))
-    facts = ModelRegistry(effective.models).facts(model, settings=ContextSettings()) if model else ModelFacts()
-    tokenizer = Tokenizer()
-    try:
-        prices = price_list(stated, model=model, facts=facts)
-    except BadPrices as fault:
-        raise click.BadParameter(str(fault), param_hint="--prices") from None
-    task = Task(
-        file=file,
-        policies=tuple(policy_named(name, effective) for name in names),
-        conditions=Conditions(
-            counter=tokenizer.counter(model or DEFAULT_ENCODING),
-            model=model,
-            facts=facts,
-            window=window or effective.window,
-            max_tokens=max_tokens,
-        ),
-        prices=prices,
-        limit=limit,
-        advise=advise_too,
-        keep_steps=steps or html is not None,
-        drawn=DRAWN if html is not None and not steps else 0,
-    )
-    outcome = _played(task)
-    tokenizer.close()
+    with conditions_for(config, model=model, window=window, max_tokens=max_tokens) as conditions:
+        task = Task(
+            file=file,
+            prices=priced(stated, conditions),
+            policies=tuple(policy_named(name, config) for name in names),
+            conditions=conditions,
+            limit=limit,
+            advise=advise_too,
+            keep_steps=steps or html is not None,
+            drawn=DRAWN if html is not None and not steps else 0,
+        )
+        outcome = _played(task)
     if html is not None:
         _write(html, task, outcome)
     if as_json:
@@ -142,13 +129,37 @@ def replay(
         _print(task, outcome, steps=steps, html=html)
 
 
+@contextmanager
+def conditions_for(
+    config: Config, *, model: str, window: int | None, max_tokens: int | None = None
+) -> Iterator[Conditions]:
+    """Where recorded conversations are played: a model's tokenizer, window and prices, as far as they are known."""
+    tokenizer = Tokenizer()
+    try:
+        yield Conditions(
+            counter=tokenizer.counter(model or DEFAULT_ENCODING),
+            model=model,
+            facts=ModelRegistry(config.models).facts(model, settings=ContextSettings()) if model else ModelFacts(),
+            window=window or config.window,
+            max_tokens=max_tokens,
+        )
+    finally:
+        tokenizer.close()
+
+
+def priced(stated: str | None, conditions: Conditions) -> PriceList:
+    """The prices of ``--prices``, else the model's."""
+    try:
+        return price_list(stated, model=conditions.model, facts=conditions.facts)
+    except BadPrices as fault:
+        raise click.BadParameter(str(fault), param_hint="--prices") from None
+
+
 def policy_named(name: str, effective: Config) -> ContextSettings:
     """The policy of that name, or of a file's, called by what was typed."""
     place, colon, own = name.rpartition(":")
     config = loaded(Path(place)) if colon else effective
-    if own not in config.policies:
-        raise click.BadParameter(f"no policy {own}{nearest(own, sorted(config.policies))}", param_hint="--policy")
-    return replace(config.policy(own), name=name)
+    return replace(config.policy(known_policy(own, config)), name=name)
 
 
 def _played(task: Task) -> Outcome:
@@ -157,11 +168,12 @@ def _played(task: Task) -> Outcome:
         size = task.file.stat().st_size
     except OSError as error:
         _unreadable(f"{task.file}: {error.strerror or error}")
-    with progress(size) as moved:
+    with progress("conversations") as progressed:
         try:
             for number, place in enumerate(read_recordings(task.file), start=1):
                 _play(task, place, outcome)
-                moved(place.read, number)
+                share = place.read / max(1, size)
+                progressed(place.read, size, f"{number} conversations, {share:.0%} of the file")
                 if number == task.limit:
                     break
         except BadRecording as fault:
@@ -249,33 +261,22 @@ def _report(task: Task, outcome: Outcome, *, steps: bool) -> dict[str, object]:
 
 
 def _print(task: Task, outcome: Outcome, *, steps: bool, html: Path | None) -> None:
-    out = console()
     budget = task.conditions.budget(task.policies[0])
     first = outcome.totals[UNMANAGED]
-    played = f"{_count(first.conversations, 'conversation')}, {_count(first.requests, 'request')}"
+    played = f"{counted(first.conversations, 'conversation')}, {counted(first.requests, 'request')}"
     room = f"a window of {budget.window:,} tokens ({budget.reserve:,} for the answer)"
-    out.print(f"{played}, {room}, {task.prices.source}", soft_wrap=True, markup=False)
-    if steps:
-        for kept in outcome.kept:
-            for lane in kept.lanes:
-                if lane.name not in (UNMANAGED, SLIDING):
-                    out.print(f"\n{kept.id}: {lane.name}", markup=False)
-                    out.print(_steps_table(lane.steps, task.prices))
-    out.print()
-    table = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, tally in outcome.totals.items():
-        table.add_row(*table_row(name, tally, task.prices))
-    out.print(table)
+    print_line(f"{played}, {room}, {task.prices.source}")
+    for kept in outcome.kept if steps else ():
+        for lane in kept.lanes:
+            if lane.name not in (UNMANAGED, SLIDING):
+                print_line(f"\n{kept.id}: {lane.name}")
+                print_table(STEP_TITLES, [_step_cells(step, task.prices) for step in lane.steps], numbers=0)
+    click.echo()
+    print_table(COLUMNS, [table_row(name, tally, task.prices) for name, tally in outcome.totals.items()], numbers=1)
     for text in _remarks(outcome):
-        out.print(text, soft_wrap=True, markup=False)
+        print_line(text)
     if html is not None:
-        out.print(f"The report is in {html}.", soft_wrap=True, markup=False)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+        print_line(f"The report is in {html}.")
 
 
 def _remarks(outcome: Outcome) -> Iterator[str]:
@@ -289,29 +290,23 @@ def _remarks(outcome: Outcome) -> Iterator[str]:
         yield f"Advised trigger {outcome.advice.trigger:.2f} of U. {outcome.advice.reason}"
 
 
-def _steps_table(steps: Sequence[Step], prices: PriceList) -> Table:
-    names = ("request", "messages", "before", "after", "limit", "action", "reuse", "cost", "against unmanaged")
-    table = Table(*names, box=None, pad_edge=False, header_style="bold")
-    for column in table.columns:
-        column.justify = "right"
-    for step in steps:
-        done = ",".join(f"{name}={count}" for name, count in step.applied.items()) or "none"
-        table.add_row(
-            str(step.number),
-            str(step.messages),
-            f"{step.before:,}",
-            f"{step.after:,}",
-            f"{step.limit:,}",
-            _happened(step, done),
-            f"{step.reuse:.1%}",
-            prices.shown(step.cost),
-            f"{step.ratio:.2f}" if step.fits else "–",  # noqa: RUF001 - a dash
-        )
-    return table
+def _step_cells(step: Step, prices: PriceList) -> tuple[object, ...]:
+    return (
+        step.number,
+        step.messages,
+        f"{step.before:,}",
+        f"{step.after:,}",
+        f"{step.limit:,}",
+        _happened(step),
+        f"{step.reuse:.1%}",
+        prices.shown(step.cost),
+        f"{step.ratio:.2f}" if step.fits else "–",  # noqa: RUF001 - a dash
+    )
 
 
-def _happened(step: Step, done: str) -> str:
+def _happened(step: Step) -> str:
     """What was done to a request, or what refused it; a star where it did not begin with the one before."""
     if step.why is not None:
         return f"refused: {step.why.text}"
+    done = ",".join(f"{name}={count}" for name, count in step.applied.items()) or "none"
     return f"{step.action if step.action in ('refused', 'failed') else done}{' *' if step.broke else ''}"

@@ -22,7 +22,7 @@ import click
 
 from proxy.app import create_app
 from proxy.cli import Failure
-from proxy.cli.config import config_option, loaded
+from proxy.cli.stored import config_option, loaded
 from proxy.config import Config, Flags, Handed, environment, hand_down, handed_down, load_config, masked_url, secrets_of
 from proxy.hooks import Hooks, Plugin
 from proxy.keys import Keyring

@@ -45,9 +45,9 @@ def test_help_names_every_command_and_has_an_example():
 
     assert result.exit_code == 0
     assert "Example:" in result.stdout
-    for name, command in COMMANDS.items():
+    for name, summary in COMMANDS.items():
         assert f"  {name} " in result.stdout
-        assert command.summary.split()[0] in result.stdout
+        assert summary.split()[0] in result.stdout
 
 
 @pytest.mark.parametrize("command", subcommands(), ids=" ".join)
