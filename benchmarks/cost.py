@@ -8,6 +8,7 @@ window that is large enough. Results are also written to ``benchmarks/results/co
 """
 
 import argparse
+import asyncio
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,17 +19,18 @@ from typing import Any
 from benchmarks.retention import default_data
 from policies import ContextSettings
 from policies.advise import PROVIDERS
-from proxy.rehearsal import (
+from proxy.replay import (
     Conditions,
     Fact,
     Recording,
     Script,
     Tally,
+    advice_for,
+    advised,
     read_recordings,
     recording_of,
-    rehearse,
+    replay,
 )
-from proxy.rehearsal.traffic import advice_for, advised
 from proxy.tokenizer import TextCounter, Tokenizer
 
 PRICES = PROVIDERS["anthropic"]
@@ -253,10 +255,10 @@ def play(plan: Plan, data: Path, counter: TextCounter) -> Row | None:
         if plan.advised:
             advice = advice_for(script, settings, conditions, PRICES)
             settings, trigger = advised(settings, advice), advice.trigger
-        lanes = rehearse(script, (settings,), conditions, PRICES).lanes
-        sliding.add(lanes[1].tally)
-        total.add(lanes[2].tally)
-        worst = max(worst, lanes[2].tally.batches)
+        _, window, managed = asyncio.run(replay(script, (settings,), conditions, PRICES)).scenarios
+        sliding.add(window.tally)
+        total.add(managed.tally)
+        worst = max(worst, managed.tally.batches)
     if not total.conversations:
         return None
     missed = tuple(_missed(plan, total, worst))

@@ -163,7 +163,8 @@ def evictions(config: Config, *, name: str | None, policy: str | None, limit: in
         return click.echo("Nothing was evicted.", err=True)
     print_line(
         f"{total['evicted']} evicted, {total['tokens_freed']:,} tokens freed; {total['asked_again']} of "
-        f"{total['results']} tool results were asked for again (regret {_share(total['regret'])}).\n"
+        f"{total['results']} tool results were asked for again (regret {_share(total['regret'])}).\n",
+        wrap=True,
     )
     for label, groups in (("layer", by_layer), ("tool", by_tool)):
         print_table(

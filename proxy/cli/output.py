@@ -28,9 +28,9 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def print_line(text: str) -> None:
-    """One line, however long."""
-    console().print(text, soft_wrap=True, markup=False)
+def print_line(text: str, *, wrap: bool = False) -> None:
+    """One line, however long; with ``wrap`` as wide as the terminal."""
+    console().print(text, soft_wrap=not wrap, markup=False)
 
 
 def print_table(

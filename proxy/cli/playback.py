@@ -17,7 +17,7 @@ import openai
 
 from proxy.app import create_app
 from proxy.config import Config, Flags, load_config
-from proxy.rehearsal import Recording, read_recordings
+from proxy.replay import Recording, read_recordings
 from proxy.server import serve
 from proxy.simulator.ledger import Seen
 from proxy.simulator.serving import RunningSimulator, serve_simulator

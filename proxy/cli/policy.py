@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import itertools
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +15,8 @@ from policies.advise import recommend as choose
 from policies.settings import Mode
 from proxy.cli import Failure
 from proxy.cli.config import flat, shown
-from proxy.cli.output import print_json, print_line, print_table
-from proxy.cli.replay import conditions_for, priced
+from proxy.cli.output import print_json, print_line, print_table, progress
+from proxy.cli.replay import conditions_for, priced, recorded
 from proxy.cli.stored import configured, json_option, known_policy
 from proxy.config import Config, environment, masked_url
 from proxy.config_file import ConfigError, Document, KeyPath, dotted, nearest, read_document
@@ -34,9 +33,8 @@ from proxy.policy_files.presets import (
     preset_documents,
     uses_shapes,
 )
-from proxy.rehearsal import BadRecording, Conditions, Script, read_recordings
-from proxy.rehearsal.traffic import TrafficCount, pace_of
 from proxy.reload import SetPolicy, read_policy, with_set_policies
+from proxy.replay import Conditions, Script, TrafficCount, pace_of
 from proxy.store import Store, StoreError
 from proxy.store.records import PolicyRow
 
@@ -228,12 +226,9 @@ def recommend(
       weir policy recommend sessions.jsonl --model gpt-5
     """
     settings = config.policy(known_policy(name, config))
-    with conditions_for(config, model=model, window=window) as conditions:
-        prices = priced(stated, conditions)
-        try:
-            measured = _measured(file, conditions, limit)
-        except BadRecording as fault:
-            raise click.UsageError(str(fault)) from None
+    conditions = conditions_for(config, model=model, window=window)
+    prices = priced(stated, conditions)
+    measured = _measured(file, conditions, limit)
     traffic, choice, budget = measured.traffic, choose(measured.traffic), conditions.budget(settings)
     advice = advise(
         prices.prices,
@@ -301,14 +296,14 @@ class _Measured:
 
 
 def _measured(file: Path, conditions: Conditions, limit: int | None) -> _Measured:
-    """What the conversations of a file come to. Raises BadRecording."""
     count = TrafficCount()
     growth, fixed, requests = 0.0, 0, 0
-    for place in itertools.islice(read_recordings(file), limit):
-        script = Script(place.recording, counter=conditions.counter, model=conditions.model)
-        count.add(script)
-        pace, weight = pace_of(script), max(1, len(script.requests))
-        growth, fixed, requests = growth + pace.growth * weight, max(fixed, pace.fixed), requests + weight
+    with progress("conversations") as progressed:
+        for place in recorded(file, limit, progressed):
+            script = Script(place.recording, counter=conditions.counter, model=conditions.model)
+            count.add(script)
+            pace, weight = pace_of(script), max(1, len(script.requests))
+            growth, fixed, requests = growth + pace.growth * weight, max(fixed, pace.fixed), requests + weight
     return _Measured(traffic=count.traffic, growth=growth / max(1, requests), fixed=fixed)
 
 

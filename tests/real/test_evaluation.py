@@ -19,10 +19,15 @@ from proxy.asking import Models
 from proxy.cli import main
 from proxy.config import Flags, load_config
 from proxy.policy_files.presets import preset_policies
-from proxy.rehearsal import Conditions, Script, read_recordings
-from proxy.rehearsal.compactions import compactions_of
-from proxy.rehearsal.judging import Evaluated, judge_compaction
-from proxy.rehearsal.lanes import Managed
+from proxy.replay import (
+    Conditions,
+    Evaluated,
+    Managed,
+    Script,
+    compactions_of,
+    judge_compaction,
+    read_recordings,
+)
 from tests.functional.harness import COUNTER
 from tests.real.environments import Unavailable
 from tests.real.llama import Llama
@@ -93,7 +98,7 @@ async def judge(llama: Llama, model: str) -> Judging:
     done = []
     async with Models(config, default=model, by_purpose={}, tokens=None, at_once=1, seconds=600) as models:
         heard = Heard(models)
-        for compaction in compactions_of(script, Managed(settings, conditions, ask=None)):
+        async for compaction in compactions_of(script, Managed(settings, conditions, ask=None)):
             terms = Terms(counter=COUNTER, max_input=most, judge_input=most)
             evaluated = await judge_compaction(
                 compaction, count=QUESTIONS, tools=settings.notes, ask=heard, terms=terms
