@@ -9,19 +9,19 @@ import click
 
 COMMANDS = {
     "serve": "Start the proxy.",
-    "demo": "A recorded agent run, without and with Weir; no key, no network.",
-    "replay": "Recorded conversations through policies: a dry run with costs.",
-    "evaluate": "What compactions left: coverage, and fidelity by a judge.",
+    "demo": "Play a recorded agent run with and without Weir; needs no key and no network.",
+    "replay": "Try policies on recorded conversations: a dry run with costs.",
+    "evaluate": "Score what compactions keep: coverage, and fidelity by a judge.",
     "simulate": "Start the simulator alone: a strict upstream with a small window.",
-    "conversations": "What Weir knows about conversations.",
-    "health": "How well a conversation is kept: metrics, trend, alerts.",
-    "usage": "Which key took how many tokens and dollars.",
-    "budget": "Advice on the division of the window, from recorded traffic.",
-    "audit": "What Weir did: the audit and whether it is whole; evictions.",
-    "policy": "Policies in full, every default visible.",
-    "keys": "API keys, each with its own policy.",
-    "config": "The effective configuration.",
-    "db": "Migrations of the database.",
+    "conversations": "List, inspect, export and delete conversations.",
+    "health": "Show a conversation's health: metrics, trend, alerts.",
+    "usage": "Show tokens and dollars by key.",
+    "budget": "Advise on how to divide the window, from recorded traffic.",
+    "audit": "Verify and read the audit log; list evictions.",
+    "policy": "List, show, check, import and recommend policies.",
+    "keys": "Create, list and revoke API keys.",
+    "config": "Check and show the configuration.",
+    "db": "Migrate the database.",
 }
 """Each command with its line in ``weir --help``; ``proxy.cli.NAME`` has it under the same name."""
 

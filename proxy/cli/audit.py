@@ -21,13 +21,13 @@ EVICTIONS_SHOWN = 20
 HEAD = re.compile(r"(?:(\d+):)?([0-9a-f]{64})")
 
 tenant_option = click.option(
-    "--tenant", metavar="T", help=f"Only this chain: a tenant's id or how it begins, or {OPERATOR}; else all."
+    "--tenant", metavar="T", help=f"Only this chain: a tenant's id or a prefix of it, or {OPERATOR}."
 )
 
 
 @click.group()
 def audit() -> None:
-    """What Weir did to conversations, to be looked at afterwards.
+    """Verify and read the audit log; list evictions.
 
     \b
     Example:
@@ -47,14 +47,14 @@ class _Head:
 
 @audit.command()
 @tenant_option
-@click.option("--head", "heads", multiple=True, metavar="HASH", help="A head noted earlier; may be repeated.")
+@click.option("--head", "heads", multiple=True, metavar="HASH", help="A head printed earlier; may be repeated.")
 @stored
 @json_option
 def verify(config: Config, *, tenant: str | None, heads: tuple[str, ...], as_json: bool) -> None:
-    """Walk every chain of the audit: is each row what was written, and is each there?
+    """Verify that no row of the audit log was changed or removed.
 
-    A chain that was cut short at its end looks like a shorter one. So note down the head that this prints, somewhere
-    else, and give it with --head later: it must still be in the chain. Rows that retention took out stand under a seal.
+    A chain that was truncated looks like a shorter one. So keep the head that this prints somewhere else, and pass it
+    with --head later: it must still be in the chain. Rows that retention deleted are covered by a seal.
 
     \b
     Example:
@@ -90,16 +90,16 @@ def verify(config: Config, *, tenant: str | None, heads: tuple[str, ...], as_jso
 
 
 @audit.command("list")
-@click.option("--conversation", metavar="ID", help="Only this one, by its name or id; also one that was deleted.")
+@click.option("--conversation", metavar="ID", help="Only this conversation, by name or id; a deleted one too.")
 @click.option("--type", "kind", type=click.Choice([str(each) for each in AuditType]), help="Only rows of this type.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, newest first.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many rows, newest first.")
 @tenant_option
 @stored
 @json_option
 def list_rows(
     config: Config, *, conversation: str | None, kind: str | None, limit: int, tenant: str | None, as_json: bool
 ) -> None:
-    """What was done to conversations, policies and keys, the newest first.
+    """List what was done to conversations, policies and keys, newest first.
 
     \b
     Example:
@@ -119,23 +119,23 @@ def list_rows(
             [{**asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()} for row in rows]
         )
     if not rows:
-        return click.echo("Nothing of the kind is in the audit.", err=True)
+        return click.echo("The audit log has no such rows.", err=True)
     return print_table(
         ("at (UTC)", "row", "type", "facts", "conversation", "chain", "request"), map(_audit_cells, rows)
     )
 
 
 @audit.command()
-@click.option("--conversation", "name", metavar="NAME", help="Only this one, by its name or id.")
-@click.option("--policy", metavar="P", help="Only what this policy evicted.")
-@click.option("--limit", type=click.IntRange(min=1), default=200, show_default=True, help="Rows in --json.")
+@click.option("--conversation", "name", metavar="NAME", help="Only this conversation, by name or id.")
+@click.option("--policy", metavar="P", help="Only evictions by this policy.")
+@click.option("--limit", type=click.IntRange(min=1), default=200, show_default=True, help="How many rows with --json.")
 @stored
 @json_option
 def evictions(config: Config, *, name: str | None, policy: str | None, limit: int, as_json: bool) -> None:
-    """What was evicted, what that freed, and what of it a later call asked for again: the regret.
+    """List what was evicted, what that freed, and how much of it was requested again: the regret.
 
-    A tool whose results are often asked for again wants a longer life in the policy; look at five to ten runs
-    before changing anything. Results that a newer one repeats or replaces do not count as asked for again.
+    If a tool's results are often requested again, give them a longer life in the policy; look at five to ten runs
+    before changing anything. Results that a newer one repeats or replaces do not count as requested again.
 
     \b
     Example:
@@ -163,12 +163,12 @@ def evictions(config: Config, *, name: str | None, policy: str | None, limit: in
         return click.echo("Nothing was evicted.", err=True)
     print_line(
         f"{total['evicted']} evicted, {total['tokens_freed']:,} tokens freed; {total['asked_again']} of "
-        f"{total['results']} tool results were asked for again (regret {_share(total['regret'])}).\n",
+        f"{total['results']} tool results were requested again (regret {_share(total['regret'])}).\n",
         wrap=True,
     )
     for label, groups in (("layer", by_layer), ("tool", by_tool)):
         print_table(
-            (label, "evicted", "asked again", "regret", "tokens freed"), [_group_cells(g, label) for g in groups]
+            (label, "evicted", "requested again", "regret", "tokens freed"), [_group_cells(g, label) for g in groups]
         )
         click.echo()
     return _show_asked_again(asked[:EVICTIONS_SHOWN]) if asked else None
@@ -195,16 +195,16 @@ async def _tenant(store: Store, given: str) -> str:
 
 def _faults(audited: Audited, lost: int, broken: int) -> Iterator[str]:
     if broken:
-        yield f"{broken} of {len(audited.chains)} chains {'is' if broken == 1 else 'are'} not what was written"
+        yield f"{broken} of {len(audited.chains)} chains {'was' if broken == 1 else 'were'} changed"
     if lost:
-        yield f"{lost} of the given heads {'is' if lost == 1 else 'are'} not there"
+        yield f"{lost} of the given heads {'is' if lost == 1 else 'are'} missing"
     if audited.unguarded:
-        yield f"the table is not guarded any more: {', '.join(audited.unguarded)}"
+        yield f"the table is no longer guarded: {', '.join(audited.unguarded)}"
 
 
 def _show_chains(chains: list[Verified]) -> None:
     if not chains:
-        return click.echo("Nothing is in the audit.", err=True)
+        return click.echo("The audit log is empty.", err=True)
     return print_table(
         ("chain", "rows", "good", "sealed up to", "first broken", "head"),
         [
@@ -223,8 +223,8 @@ def _show_chains(chains: list[Verified]) -> None:
 
 def _why_lost(head: _Head, chains: list[Verified]) -> str:
     if head.seq is not None and any(head.seq < chain.sealed for chain in chains):
-        return "is not in a chain; a row of that number was taken out under a seal in one"
-    return "is not in any chain: one was cut short, or made anew"
+        return "is not in any chain; a row with that number was deleted under a seal"
+    return "is not in any chain: one was truncated or rewritten"
 
 
 def _audit_cells(row: AuditRow) -> tuple[object, ...]:
@@ -276,9 +276,9 @@ def _group_cells(group: dict[str, object], label: str) -> tuple[object, ...]:
 
 
 def _show_asked_again(rows: Iterable[EvictionRow]) -> None:
-    click.echo("Asked for again, the newest first:")
+    click.echo("Requested again, newest first:")
     print_table(
-        ("evicted at (UTC)", "asked again", "conversation", "tool", "layer", "scorer", "policy", "tokens", "ref"),
+        ("evicted at (UTC)", "requested again", "conversation", "tool", "layer", "scorer", "policy", "tokens", "ref"),
         [
             (
                 moment(row.at),

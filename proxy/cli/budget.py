@@ -19,7 +19,7 @@ REQUESTS_READ = 1_000
 
 @click.group()
 def budget() -> None:
-    """How the window is divided, and what to change about that.
+    """Advise on how to divide the window.
 
     \b
     Example:
@@ -29,16 +29,16 @@ def budget() -> None:
 
 @budget.command()
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=200, show_default=True, help="Conversations, newest first."
+    "--limit", type=click.IntRange(min=1), default=200, show_default=True, help="How many conversations, newest first."
 )
-@click.option("--policy", metavar="P", help="Only requests under this policy.")
+@click.option("--policy", metavar="P", help="Only requests with this policy.")
 @stored
 @json_option
 def advise(config: Config, *, limit: int, policy: str | None, as_json: bool) -> None:
-    """Which bucket is constantly over its soft limit, and which tools take the most tokens.
+    """Show which bucket keeps exceeding its soft limit, and which tools take the most tokens.
 
-    A bucket is constantly over if it is for half of the requests in half of the conversations; ten have to be recorded
-    before anything is said. Nothing is changed.
+    A bucket counts if it exceeds its limit in half of the requests of half of the conversations; at least ten
+    conversations must be recorded. Nothing is changed.
 
     \b
     Example:
@@ -83,7 +83,7 @@ def advise(config: Config, *, limit: int, policy: str | None, as_json: bool) -> 
         return None
     click.echo()
     return print_table(
-        ("tool", "results", "tokens", "share", "largest", "it"),
+        ("tool", "results", "tokens", "share", "largest", "note"),
         [
             (t.tool.name, f"{t.tool.calls:,}", f"{t.tool.tokens:,}", f"{t.share:.0%}", f"{t.tool.largest:,}", t.advice)
             for t in tools

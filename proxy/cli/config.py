@@ -33,7 +33,7 @@ def shown(value: object) -> str:
 
 @click.group()
 def config() -> None:
-    """The effective configuration.
+    """Check and show the configuration.
 
     \b
     Example:
@@ -45,7 +45,7 @@ def config() -> None:
 @configured
 @json_option
 def show(config: Config, *, as_json: bool) -> None:
-    """Every value that holds and where it came from; secrets are shown as ***.
+    """Show every effective value and where it came from; secrets are shown as ***.
 
     \b
     Example:
@@ -69,7 +69,7 @@ def show(config: Config, *, as_json: bool) -> None:
 @config_option
 @json_option
 def check(path: Path | None, *, as_json: bool) -> None:
-    """Read a file as `weir serve` would; every fault is one line with file, line and path.
+    """Check a file as `weir serve` reads it; each problem is one line with file, line and path.
 
     \b
     Example:
@@ -92,7 +92,7 @@ def check(path: Path | None, *, as_json: bool) -> None:
 
 @config.command()
 def example() -> None:
-    """A file with every key, its default and a comment, to begin your own with.
+    """Print a commented file with every key and its default, as a start for your own.
 
     \b
     Example:

@@ -36,7 +36,7 @@ Show = Callable[[], None]
 
 @click.group()
 def conversations() -> None:
-    """What Weir knows about conversations: how full they are, what was done to them, what was removed.
+    """List, inspect, export and delete conversations.
 
     \b
     Example:
@@ -48,10 +48,12 @@ def conversations() -> None:
 
 @conversations.command("list")
 @stored
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, newest first.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many conversations, newest first."
+)
 @json_option
 def list_conversations(config: Config, *, limit: int, as_json: bool) -> None:
-    """Conversations of all keys, the one used last first; tokens are those of its last request.
+    """List the conversations of all keys, last used first; tokens are those of the last request.
 
     \b
     Example:
@@ -90,10 +92,10 @@ def list_conversations(config: Config, *, limit: int, as_json: bool) -> None:
 @conversations.command()
 @click.argument("name", metavar="ID")
 @click.option("--timeline", is_flag=True, help=f"One line per request, the newest {REQUESTS_SHOWN}.")
-@click.option("--checkpoint", is_flag=True, help="The newest checkpoint: what stands for the compacted history.")
-@click.option("--removed", is_flag=True, help="Every message that was removed, with the ref that --ref takes.")
-@click.option("--request", metavar="ID", help="What was done to one request, layer by layer, and why.")
-@click.option("--ref", help="The text of one removed message in full; with --json as it was sent.")
+@click.option("--checkpoint", is_flag=True, help="The newest checkpoint: the summary of the compacted history.")
+@click.option("--removed", is_flag=True, help="Every removed message, with its ref for --ref.")
+@click.option("--request", metavar="ID", help="What was done to a request, layer by layer, and why.")
+@click.option("--ref", help="The full text of a removed message; with --json as it was sent.")
 @stored
 @json_option
 def show(
@@ -107,7 +109,7 @@ def show(
     ref: str | None,
     as_json: bool,
 ) -> None:
-    """One conversation, by its name or id.
+    """Show a conversation, by name or id.
 
     \b
     Example:
@@ -116,7 +118,7 @@ def show(
       weir conversations show support-4711 --ref 74e67f258338
     """
     if sum((timeline, checkpoint, removed, request is not None, ref is not None)) > 1:
-        raise click.UsageError("--timeline, --checkpoint, --removed, --request and --ref are asked one at a time")
+        raise click.UsageError("--timeline, --checkpoint, --removed, --request and --ref cannot be combined")
     read: Callable[[Store, ConversationRow], Awaitable[Show]]
     if timeline:
         read = partial(_read_timeline, as_json=as_json)
@@ -141,13 +143,13 @@ def show(
     type=click.Choice(["md", "json"]),
     default="md",
     show_default=True,
-    help="For people or programs.",
+    help="Output format.",
 )
-@click.option("--version", type=click.IntRange(min=1), help="One version; else the newest.")
+@click.option("--version", type=click.IntRange(min=1), help="Which version; defaults to the newest.")
 @stored
 @json_option
 def checkpoint(config: Config, *, name: str, form: Literal["md", "json"], version: int | None, as_json: bool) -> None:
-    """The checkpoint of a conversation: goal, rules, what is done and left, decisions, identifiers.
+    """Show a conversation's checkpoint: goal, rules, progress, decisions, identifiers.
 
     \b
     Example:
@@ -167,7 +169,7 @@ def checkpoint(config: Config, *, name: str, form: Literal["md", "json"], versio
 @stored
 @json_option
 def removed(config: Config, *, name: str, as_json: bool) -> None:
-    """What is out of a conversation's window: what took it, since when, and the ref of its original.
+    """List the messages removed from a conversation's window: by what, since when, and the ref of the original.
 
     \b
     Example:
@@ -179,14 +181,14 @@ def removed(config: Config, *, name: str, as_json: bool) -> None:
 
 @conversations.command()
 @click.argument("name", metavar="ID")
-@click.option("--add", "text", metavar="TEXT", help=f"A note to keep, up to {LONGEST_NOTE:,} characters.")
+@click.option("--add", "text", metavar="TEXT", help=f"A note to add, up to {LONGEST_NOTE:,} characters.")
 @stored
 @json_option
 def notes(config: Config, *, name: str, text: str | None, as_json: bool) -> None:
-    """The notes on a conversation: decisions, bugs, constraints, what is left to do; or one more of them.
+    """List a conversation's notes (decisions, bugs, constraints, what is left to do), or add one.
 
-    A note that is added beside a Weir that is running is in that conversation's next checkpoint after a restart; add
-    it over HTTP (POST /weir/conversations/ID/notes) to have it at once.
+    A running Weir uses a note that is added here only after a restart; add it over HTTP
+    (POST /weir/conversations/ID/notes) to have it used at once.
 
     \b
     Example:
@@ -206,23 +208,28 @@ def notes(config: Config, *, name: str, text: str | None, as_json: bool) -> None
     is_new = writing(config, add)
     if as_json:
         return print_json({**note_json(note), "new": is_new})
-    return click.echo("The note is kept." if is_new else "This note was there already.")
+    return click.echo("Added the note." if is_new else "This note already exists.")
 
 
 @conversations.command()
 @click.argument("name", metavar="ID")
-@click.option("--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Else standard output.")
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write to this file; defaults to standard output.",
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @stored
 def export(config: Config, *, name: str, out: Path | None, force: bool) -> None:
-    """Everything that is known of a conversation as one JSON document, messages included; a file is its owner's only.
+    """Export everything about a conversation as one JSON document; a file is readable by its owner only.
 
     \b
     Example:
       weir conversations export support-4711 --out support-4711.json
     """
     if out is not None and out.exists() and not force:
-        raise Failure(f"{out} is there already; --force writes over it")
+        raise Failure(f"{out} already exists; --force overwrites it")
 
     async def read(store: Store) -> dict[str, object]:
         return await store.export(await found(store, name))
@@ -236,14 +243,14 @@ def export(config: Config, *, name: str, out: Path | None, force: bool) -> None:
 
 @conversations.command()
 @click.argument("name", metavar="ID")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @stored
 @json_option
 def delete(config: Config, *, name: str, yes: bool, as_json: bool) -> None:
-    """Delete a conversation for good: requests, checkpoints, notes, and the messages that only it had removed.
+    """Delete a conversation permanently: requests, checkpoints, notes, and its archived messages.
 
-    A Weir that is running may hold the conversation in memory and begin it anew with its next request; over HTTP
-    (DELETE /weir/conversations/ID) it forgets it at once.
+    A running Weir may still hold the conversation in memory and recreate it with the next request; delete it over HTTP
+    (DELETE /weir/conversations/ID) to avoid that.
 
     \b
     Example:
@@ -263,13 +270,13 @@ def delete(config: Config, *, name: str, yes: bool, as_json: bool) -> None:
     row, going = reading(config, read)
     if not yes:
         click.echo(going, err=True)
-        if not click.confirm("Delete it for good?", err=True):
+        if not click.confirm("Delete it permanently?", err=True):
             raise Failure("nothing was deleted")
     if not writing(config, lambda store: store.delete(row)):
-        raise Failure(f"{row.name} is gone already")
+        raise Failure(f"{row.name} is already deleted")
     if as_json:
         return print_json({"id": row.id, "name": row.name, "deleted": True})
-    return click.echo(f"{tame(row.name)} is deleted.")
+    return click.echo(f"Deleted {tame(row.name)}.")
 
 
 async def removed_from(store: Store, row: ConversationRow) -> list[RemovedRow]:
@@ -570,7 +577,7 @@ def _write(out: Path, text: str, *, force: bool) -> None:
         finally:
             written.unlink(missing_ok=True)
     except FileExistsError as fault:
-        raise Failure(f"{out} is there already; --force writes over it") from fault
+        raise Failure(f"{out} already exists; --force overwrites it") from fault
     except OSError as fault:
         raise Failure(f"{out} cannot be written: {fault.strerror}") from fault
 

@@ -10,7 +10,7 @@ from proxy.store import Store
 
 @click.group()
 def db() -> None:
-    """Look after the database.
+    """Migrate the database.
 
     \b
     Example:
@@ -22,9 +22,9 @@ def db() -> None:
 @stored
 @json_option
 def upgrade(config: Config, *, as_json: bool) -> None:
-    """Bring the database to the newest schema, or make a new one; `weir serve` does the same when it starts.
+    """Migrate the database to the latest schema, or create it; `weir serve` does the same when it starts.
 
-    A database that a newer Weir has written is refused.
+    A database written by a newer version of Weir is refused.
 
     \b
     Example:

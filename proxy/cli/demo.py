@@ -55,11 +55,13 @@ View = Callable[[int, Batch | None], None]
 @click.option(
     "--window", type=click.IntRange(min=1024), default=8192, show_default=True, help="The model's window, tokens."
 )
-@click.option("--steps", type=click.IntRange(min=1), help="Requests to play; else the whole recording.")
-@click.option("--policy", help="A preset, see `weir policy list`; else the default one.")
-@click.option("--summarizer", is_flag=True, help="Let the simulated model write summaries; else Weir extracts.")
-@click.option("--fast", is_flag=True, help="No pauses for people who watch.")
-@click.option("--keep", type=click.Path(path_type=Path), metavar="FILE", help="Where to keep Weir's database.")
+@click.option("--steps", type=click.IntRange(min=1), help="How many requests to play; defaults to all.")
+@click.option("--policy", help="A preset, see `weir policy list`; defaults to the default policy.")
+@click.option(
+    "--summarizer", is_flag=True, help="Have the simulated model write summaries; by default Weir extracts them."
+)
+@click.option("--fast", is_flag=True, help="Do not pause between requests.")
+@click.option("--keep", type=click.Path(path_type=Path), metavar="FILE", help="Keep Weir's database in this file.")
 @json_option
 def demo(
     *,
@@ -71,9 +73,9 @@ def demo(
     keep: Path | None,
     as_json: bool,
 ) -> int:
-    """Replay a recorded agent run through the openai SDK, without and with Weir; no key, no network.
+    """Play a recorded agent run through the openai SDK, with and without Weir; needs no key and no network.
 
-    Every request goes once straight to a simulated model with a small window and once through a real Weir in front
+    Every request is sent once directly to a simulated model with a small window and once through a real Weir in front
     of it. Exits with 1 if a request through Weir was not answered.
 
     \b
@@ -232,7 +234,7 @@ def _print_end(played: Playback, gone: list[RemovedRow]) -> None:
         click.echo(f"  {line}")
     click.echo("Next:")
     click.echo(f"  {_command_name()} serve --upstream https://api.openai.com/v1  # or any server that speaks its API")
-    click.echo("  export OPENAI_BASE_URL=http://127.0.0.1:8400/v1  # then start your agent as ever")
+    click.echo("  export OPENAI_BASE_URL=http://127.0.0.1:8400/v1  # then start your agent as usual")
 
 
 def _commands(played: Playback, gone: list[RemovedRow]) -> Iterator[str]:

@@ -111,32 +111,36 @@ class _EvaluationRun:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
-@click.option("--conversation", metavar="ID", help="Instead of a file: the summaries of one stored conversation.")
+@click.option("--conversation", metavar="ID", help="Evaluate a stored conversation's summaries instead of a file.")
 @click.option("--policy", default="balanced", show_default=True, help="A policy's name, or FILE.yaml:NAME.")
-@click.option("--window", type=click.IntRange(min=256), help="The window to compact for, tokens; else the policy's.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="What each request asks for; else the policy's reserve.")
-@click.option("--model", default="", help="Who answers the questions; without it only the deterministic score.")
-@click.option("--judge", default="", help="Who compares the answers; else the same model.")
-@click.option("--summarizer", help="Who writes summaries, as --model does with `same`; else the policy's, or code.")
-@click.option("--upstream", metavar="URL", help="The models' server; else the configuration's. OPENAI_API_KEY is sent.")
-@click.option("--model-window", type=click.IntRange(min=1024), help="What the models read at once, tokens.")
+@click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the policy's.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), help="The max_tokens of each request; defaults to the policy's reserve."
+)
+@click.option("--model", default="", help="The model that answers questions; without it only coverage is scored.")
+@click.option("--judge", default="", help="The model that compares the answers; defaults to --model.")
+@click.option("--summarizer", help="The model that writes summaries, `same` for --model; defaults to the policy's.")
+@click.option(
+    "--upstream", metavar="URL", help="The models' server; defaults to the configuration's. OPENAI_API_KEY is sent."
+)
+@click.option("--model-window", type=click.IntRange(min=1024), help="The models' context window, tokens.")
 @click.option(
     "--questions",
     type=click.IntRange(FEWEST, MOST),
     default=DEFAULT_QUESTIONS,
     show_default=True,
-    help="Asked of each.",
+    help="Questions per compaction.",
 )
-@click.option("--propose", type=click.IntRange(0, 10), default=0, help="More questions, written by the model.")
-@click.option("--budget", type=click.IntRange(min=1), help="Most tokens that the models may take.")
+@click.option("--propose", type=click.IntRange(0, 10), default=0, help="Additional questions, written by the model.")
+@click.option("--budget", type=click.IntRange(min=1), help="The most tokens to spend on the models.")
+@click.option("--at-once", type=click.IntRange(1, 8), default=AT_ONCE, show_default=True, help="Concurrent questions.")
 @click.option(
-    "--at-once", type=click.IntRange(1, 8), default=AT_ONCE, show_default=True, help="Questions side by side."
+    "--seconds", type=click.FloatRange(min=1), default=SECONDS, show_default=True, help="Timeout for an answer."
 )
-@click.option("--seconds", type=click.FloatRange(min=1), default=SECONDS, show_default=True, help="Wait for an answer.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only so many conversations, from the beginning.")
-@click.option("--gate", type=click.FloatRange(0, 1), help="Exit 1 where fidelity is below, or nothing was judged.")
-@click.option("--gate-coverage", type=click.FloatRange(0, 1), help="Exit 1 where coverage is below. Needs no model.")
-@click.option("--answers", is_flag=True, help="Every question with both answers, for somebody to check the judge.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
+@click.option("--gate", type=click.FloatRange(0, 1), help="Exit with 1 if fidelity is lower, or nothing was judged.")
+@click.option("--gate-coverage", type=click.FloatRange(0, 1), help="Exit with 1 if coverage is lower. Needs no model.")
+@click.option("--answers", is_flag=True, help="Print every question with both answers, to check the judge.")
 @config_option
 @store_option
 @json_option
@@ -165,11 +169,11 @@ def evaluate(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """What a policy's compactions leave of recorded conversations: coverage by code, fidelity by a model.
+    """Score what a policy's compactions keep of recorded conversations: coverage by code, fidelity by a model.
 
-    FILE is what weir replay takes. At every batch the whole conversation and what went up in its place are compared:
-    which facts, identifiers and rules are still there, and with --model, which of 4 to 20 questions it still answers
-    alike. Fidelity is consistent over judged answers, and null where nothing was judged.
+    FILE is as for weir replay. At every batch the whole conversation is compared with what was sent instead: which
+    facts, identifiers and rules are still there, and with --model, which of 4 to 20 questions get the same answer.
+    Fidelity is the share of consistent answers among those judged, and null if none was judged.
 
     \b
     Example:

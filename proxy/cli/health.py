@@ -27,9 +27,9 @@ HEALTHY = {
 @stored
 @json_option
 def health(config: Config, name: str | None, *, as_json: bool) -> None:
-    """One conversation's six health metrics, where they are heading, and its alerts; by its name or id.
+    """Show a conversation's six health metrics, their trend and its alerts, by name or id.
 
-    Without a name the alerts that are open, of all keys.
+    Without a name, show the open alerts of all keys.
 
     \b
     Example:
@@ -43,7 +43,7 @@ def health(config: Config, name: str | None, *, as_json: bool) -> None:
     if as_json:
         return print_json(open_json(alerts, counts))
     if not alerts:
-        return click.echo("No alert is open.")
+        return click.echo("There are no open alerts.")
     rows = [(moment(a.at), a.conversation, a.level, a.category, a.kind, a.said) for a in alerts]
     return print_table(("since (UTC)", "conversation", "level", "class", "alert", ""), rows)
 
@@ -57,7 +57,7 @@ def _show_one(config: Config, name: str, *, as_json: bool) -> None:
     if as_json:
         return print_json(health_json(row, snapshots, alerts, limit=KEPT))
     if not snapshots:
-        return click.echo(f"Nothing is known of the health of {tame(row.name)} yet.", err=True)
+        return click.echo(f"There is no health data for {tame(row.name)} yet.", err=True)
     last = snapshots[-1]
     metrics = [(metric, _value(metric, getattr(last, metric)), healthy) for metric, healthy in HEALTHY.items()]
     print_table(("metric", "now", "healthy"), metrics)

@@ -16,7 +16,7 @@ from proxy.store.records import KeyRow
 
 @click.group()
 def keys() -> None:
-    """API keys, each with its own policy, models and permissions.
+    """Create, list and revoke API keys, each with its own policy, models and permissions.
 
     \b
     Example:
@@ -25,9 +25,11 @@ def keys() -> None:
 
 
 @keys.command()
-@click.option("--name", required=True, help="What operators call the key.")
-@click.option("--policy", help="The policy it is bound to; else the default one.")
-@click.option("--models", multiple=True, metavar="PATTERN", help="A model it may use; may be repeated; else all.")
+@click.option("--name", required=True, help="A name for the key.")
+@click.option("--policy", help="Its policy; defaults to the default policy.")
+@click.option(
+    "--models", multiple=True, metavar="PATTERN", help="A model it may use; may be repeated; defaults to all."
+)
 @click.option(
     "--allow",
     multiple=True,
@@ -40,7 +42,7 @@ def keys() -> None:
 def create(
     config: Config, *, name: str, policy: str | None, models: tuple[str, ...], allow: tuple[str, ...], as_json: bool
 ) -> None:
-    """Make a key. Its secret is printed now and never again.
+    """Create a key. Its secret is printed once and cannot be shown again.
 
     \b
     Example:
@@ -68,19 +70,19 @@ def create(
     if as_json:
         return print_json({**_public(row), "secret": secret})
     click.echo(secret)
-    click.echo(f"Key {name} is made. The line above is its secret: it is shown only now.", err=True)
+    click.echo(f"Created key {name}. The line above is its secret; it cannot be shown again.", err=True)
     if config.auth.mode == "open":
         return click.echo(
-            "Weir takes any key while auth.mode is open; say auth.mode: keys to take only these.", err=True
+            "Weir accepts any key while auth.mode is open; set auth.mode: keys to accept only these.", err=True
         )
-    return click.echo("A running Weir takes it within two seconds, and from then on only keys that it knows.", err=True)
+    return click.echo("A running Weir accepts it within two seconds, and from then on only known keys.", err=True)
 
 
 @keys.command("list")
 @stored
 @json_option
 def list_keys(config: Config, *, as_json: bool) -> None:
-    """The keys of the store, revoked ones too.
+    """List the keys in the database, including revoked ones.
 
     \b
     Example:
@@ -110,7 +112,7 @@ def list_keys(config: Config, *, as_json: bool) -> None:
 @stored
 @json_option
 def revoke(config: Config, name: str, *, as_json: bool) -> None:
-    """Refuse a key from now on.
+    """Revoke a key.
 
     \b
     Example:
@@ -125,7 +127,7 @@ def revoke(config: Config, name: str, *, as_json: bool) -> None:
     writing(config, refuse, create=True)
     if as_json:
         return print_json({"name": name, "revoked": True})
-    return click.echo(f"Key {name} is revoked.")
+    return click.echo(f"Revoked key {name}.")
 
 
 def _public(row: KeyRow) -> dict[str, object]:

@@ -59,7 +59,7 @@ IMPORT_KEYS = "\n\n".join(
 
 @click.group()
 def policy() -> None:
-    """Policies in full, every default visible.
+    """List, show, check, import and recommend policies.
 
     \b
     Example:
@@ -69,11 +69,11 @@ def policy() -> None:
 
 
 @policy.command("list")
-@click.option("--wide", is_flag=True, help="Each policy's layers too, in one line.")
+@click.option("--wide", is_flag=True, help="Also show each policy's layers.")
 @configured
 @json_option
 def list_policies(config: Config, *, wide: bool, as_json: bool) -> None:
-    """Presets, the file's own policies, and those that were set over HTTP.
+    """List presets, the configuration's own policies, and those set over HTTP.
 
     \b
     Example:
@@ -98,15 +98,15 @@ def list_policies(config: Config, *, wide: bool, as_json: bool) -> None:
 
 @policy.command()
 @click.argument("name")
-@click.option("--window", type=click.IntRange(min=64), help="Also say what the shares come to in this window, tokens.")
-@click.option("--yaml", "as_yaml", is_flag=True, help="As a section of weir.yaml that loads to the same policy.")
+@click.option("--window", type=click.IntRange(min=64), help="The window for which to show shares in tokens.")
+@click.option("--yaml", "as_yaml", is_flag=True, help="Print a section of weir.yaml that loads to the same policy.")
 @configured
 @json_option
 def show(config: Config, *, name: str, window: int | None, as_yaml: bool, as_json: bool) -> None:
-    """Every value of one policy as it holds, in the words of the YAML file.
+    """Show every effective value of a policy, with the keys of the YAML file.
 
-    What shares come to in tokens is said for the window that the policy names, else for three usual ones. Shapes are
-    left out where no layer of the policy uses them.
+    Shares are also shown in tokens: for the policy's own window, or for three common ones. Shapes are left out if no
+    layer of the policy uses them.
 
     \b
     Example:
@@ -140,12 +140,12 @@ def show(config: Config, *, name: str, window: int | None, as_yaml: bool, as_jso
 
 @policy.command()
 @click.argument("file", metavar="FILE")
-@click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
+@click.option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
 @json_option
 def lint(file: str, *, strict: bool, as_json: bool) -> None:
-    """What is wrong with a policy, and what is probably not meant; FILE is a policy, a weir.yaml, or a preset's name.
+    """Check a policy for errors and likely mistakes; FILE is a policy, a weir.yaml, or a preset's name.
 
-    Exit code 0: nothing wrong; 1: warnings, with --strict; 2: errors, the policy would not be loaded.
+    Exit code 0: no problems; 1: warnings, with --strict; 2: errors, the policy would not load.
 
     \b
     Example:
@@ -170,12 +170,12 @@ def lint(file: str, *, strict: bool, as_json: bool) -> None:
 
 @policy.command("import", epilog=IMPORT_KEYS)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--name", default="imported", show_default=True, help="What the policy is to be called.")
+@click.option("--name", default="imported", show_default=True, help="The name of the new policy.")
 def import_policy(file: Path, *, name: str) -> None:
-    """Another tool's settings as a policy: a YAML file on stdout, what could not be said on stderr.
+    """Convert another tool's settings to a policy: YAML on stdout, what could not be converted on stderr.
 
-    What is printed is complete by itself. To use it in a weir.yaml that has policies already, put the lines below
-    `policies:` under that file's own. Three sets of keys are known, below; a key of none is an error.
+    The output is a complete file. To use it in a weir.yaml that already has policies, add the lines below `policies:`
+    to that file's own. Three sets of keys are known, see below; any other key is an error.
 
     \b
     Example:
@@ -197,13 +197,11 @@ def import_policy(file: Path, *, name: str) -> None:
 
 @policy.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--policy", "name", default="balanced", show_default=True, help="The policy whose trigger is to be advised on."
-)
-@click.option("--window", type=click.IntRange(min=256), help="The model's window, tokens; else the model's.")
-@click.option("--model", default="", help="Its tokenizer, window and prices.")
+@click.option("--policy", "name", default="balanced", show_default=True, help="The policy whose trigger to advise on.")
+@click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's.")
+@click.option("--model", default="", help="The model, for its tokenizer, window and prices.")
 @click.option("--prices", "stated", help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only so many conversations, from the beginning.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
 @configured
 @json_option
 def recommend(
@@ -217,9 +215,9 @@ def recommend(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """Which way of evicting and which trigger suit recorded conversations, with the reasons.
+    """Recommend a scorer and a trigger for recorded conversations, with reasons.
 
-    FILE has a conversation a line, {"messages": […]}. Nothing is sent anywhere and nothing is changed.
+    FILE has one conversation per line, {"messages": […]}. Nothing is sent anywhere and nothing is changed.
 
     \b
     Example:

@@ -89,14 +89,16 @@ class _ReplayRun:
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--policy", default="balanced", show_default=True, help="A policy's name, or FILE.yaml:NAME.")
-@click.option("--compare", multiple=True, metavar="POLICY", help="Another one beside it; may be repeated.")
-@click.option("--window", type=click.IntRange(min=256), help="The model's window, tokens; else the model's.")
-@click.option("--model", default="", help="Its tokenizer, window and prices.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="What each request asks for; else the policy's reserve.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only so many conversations, from the beginning.")
+@click.option("--compare", multiple=True, metavar="POLICY", help="Another policy to compare; may be repeated.")
+@click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's.")
+@click.option("--model", default="", help="The model, for its tokenizer, window and prices.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), help="The max_tokens of each request; defaults to the policy's reserve."
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
 @click.option("--prices", "stated", help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.")
-@click.option("--advise", "advise_too", is_flag=True, help="Also play each policy with the trigger that costs least.")
-@click.option("--steps", is_flag=True, help="A row for each request too.")
+@click.option("--advise", "advise_too", is_flag=True, help="Also play each policy with its cheapest trigger.")
+@click.option("--steps", is_flag=True, help="Also show each request.")
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT", help="Write a report with plots."
 )
@@ -120,8 +122,8 @@ def replay(
 ) -> None:
     """Play recorded conversations through policies: tokens, actions, prefix reuse, cost, facts. A dry run.
 
-    FILE has a conversation a line, {"messages": […]}, with "tools" and "meta" if there are any. Each message of the
-    assistant is one request. No model is asked and nothing is sent anywhere.
+    FILE has one conversation per line, {"messages": […]}, optionally with "tools" and "meta". Each assistant message
+    is one request. No model is called and nothing is sent anywhere.
 
     \b
     Example:
@@ -287,7 +289,7 @@ def _remarks(run: _ReplayRun) -> Iterator[str]:
     for name, tally in run.totals.items():
         yield from remarks(name, tally)
     choice = recommend(run.traffic.traffic)
-    yield f"This traffic is of the kind {choice.kind} ({choice.reason}). Try {', then '.join(choice.policies)}."
+    yield f"Traffic: {choice.kind} ({choice.reason}). Try {', then '.join(choice.policies)}."
     for each in worst_tools(run.traffic.traffic, most=1):
         yield f"{each.share:.0%} of the tool results' tokens are from {each.tool.name}, which {each.advice}."
     if run.advice is not None:

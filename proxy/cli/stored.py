@@ -25,10 +25,10 @@ config_option = click.option(
     "--config",
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The YAML file; else WEIR_CONFIG; else there is none.",
+    help="The YAML configuration file; defaults to WEIR_CONFIG.",
 )
-store_option = click.option("--store", metavar="URL", help="The database; else the configuration's.")
-json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+store_option = click.option("--store", metavar="URL", help="The database; defaults to the configuration's.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def configured(command: Callable[..., Any]) -> Callable[..., Any]:

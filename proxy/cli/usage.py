@@ -19,14 +19,14 @@ from proxy.store.usage import By
 
 @click.command()
 @click.option("--since", default="30d", show_default=True, help="Seconds since 1970, or like 90m, 24h or 7d.")
-@click.option("--by", type=click.Choice(get_args(By)), help="What to tell apart beside keys.")
+@click.option("--by", type=click.Choice(get_args(By)), help="Also group by this.")
 @click.option("--key", metavar="NAME", help="Only the key with this name.")
 @stored
 @json_option
 def usage(config: Config, *, since: str, by: By | None, key: str | None, as_json: bool) -> None:
-    """What the requests of each key took: tokens before and after Weir, what was saved, what it cost.
+    """Show usage by key: tokens before and after Weir, tokens saved, and costs.
 
-    Deleted conversations, and what is older than the store's retention, are not counted any more.
+    Deleted conversations and requests older than the store's retention are no longer counted.
 
     \b
     Example:

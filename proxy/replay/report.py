@@ -60,13 +60,13 @@ def render_report(report: ReplayReport) -> str:
 
 def _header(report: ReplayReport) -> Iterator[str]:
     first = next(iter(report.totals.values()), Tally())
-    yield f"<h1>Rehearsal of {escape(report.title)}</h1>"
+    yield f"<h1>Replay of {escape(report.title)}</h1>"
     drawn = len(report.drawn)
     shown = "all" if drawn == first.conversations else f"only {drawn:,} of {first.conversations:,}"
     yield (
         f'<p class="soft">{first.requests:,} requests of {first.conversations:,} recorded sessions; a window of '
         f"{report.window:,} tokens, {report.reserve:,} of them for the answer; prices: "
-        f"{escape(report.prices.source)}. No model was asked. The table is about all sessions; {shown} are drawn.</p>"
+        f"{escape(report.prices.source)}. No model was called. The table covers all sessions; {shown} are drawn.</p>"
     )
 
 

@@ -223,7 +223,7 @@ def test_a_key_is_made_used_and_revoked(clean):
 
     listed = weir("keys", "list")
     assert listed.stdout.splitlines()[1].split()[:4] == ["team", "off", "gpt-*", "mode"]
-    assert weir("keys", "revoke", "team").stdout == "Key team is revoked.\n"
+    assert weir("keys", "revoke", "team").stdout == "Revoked key team.\n"
     assert weir("keys", "revoke", "team").exit_code == 1
     assert json.loads(weir("keys", "list", "--json").stdout)[0]["revoked"] is not None
 
