@@ -18,11 +18,12 @@ from typing import Any
 
 from benchmarks.retention import default_data
 from policies import ContextSettings
-from policies.advise import PROVIDERS
+from policies.advise import PROVIDERS, Prices
 from proxy.replay import (
     Conditions,
     Fact,
     Recording,
+    Replayed,
     Script,
     Tally,
     advice_for,
@@ -30,6 +31,7 @@ from proxy.replay import (
     read_recordings,
     recording_of,
     replay,
+    store_in_memory,
 )
 from proxy.tokenizer import TextCounter, Tokenizer
 
@@ -246,6 +248,14 @@ class Row:
     missed: tuple[str, ...]
 
 
+async def played(
+    script: Script, policies: Sequence[ContextSettings], conditions: Conditions, prices: Prices
+) -> Replayed:
+    """A conversation played in every scenario, over a store of its own in memory."""
+    async with store_in_memory() as store:
+        return await replay(script, policies, conditions, prices, store)
+
+
 def play(plan: Plan, data: Path, counter: TextCounter) -> Row | None:
     """The row of a plan, None where its set is not there."""
     conditions = Conditions(counter=counter, window=plan.window, max_tokens=MAX_TOKENS)
@@ -255,7 +265,7 @@ def play(plan: Plan, data: Path, counter: TextCounter) -> Row | None:
         if plan.advised:
             advice = advice_for(script, settings, conditions, PRICES)
             settings, trigger = advised(settings, advice), advice.trigger
-        _, window, managed = asyncio.run(replay(script, (settings,), conditions, PRICES)).scenarios
+        _, window, managed = asyncio.run(played(script, (settings,), conditions, PRICES)).scenarios
         sliding.add(window.tally)
         total.add(managed.tally)
         worst = max(worst, managed.tally.batches)

@@ -27,7 +27,7 @@ from policies import ContextSettings, Effect, Failed, Reply, Summarize, Summary
 from policies.settings import Layer, Summaries
 from proxy.app import create_app
 from proxy.config import Flags, load_config
-from proxy.replay import Conditions, Managed, Retention, Script, judge
+from proxy.replay import Conditions, Managed, Retention, Script, judge, store_in_memory
 from proxy.server import serve
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings, SummaryMode
@@ -106,7 +106,16 @@ class Model:
 
 async def play(script: Script, settings: ContextSettings, conditions: Conditions, model: Model | None) -> Row:
     """One conversation, request by request, as Weir plans and prepares it."""
-    row, archived, scenario = Row(), set[int](), Managed(settings, conditions, ask=model)
+    row, archived = Row(), set[int]()
+    async with store_in_memory() as store:
+        scenario = Managed(settings, conditions, store, ask=model)
+        await _play(script, scenario, row, archived)
+    if model is not None:
+        row.questions, row.asked, row.answered = model.questions, model.asked, model.answered
+    return row
+
+
+async def _play(script: Script, scenario: Managed, row: Row, archived: set[int]) -> None:
     for request in script.requests:
         sent = await scenario.forward(script, request.length)
         row.requests += request.counts
@@ -122,10 +131,6 @@ async def play(script: Script, settings: ContextSettings, conditions: Conditions
         row.needed += kept.needed
         row.kept += kept.kept
         row.recoverable += kept.recoverable
-    await scenario.close()
-    if model is not None:
-        row.questions, row.asked, row.answered = model.questions, model.asked, model.answered
-    return row
 
 
 def added(rows: Sequence[Row]) -> Row:

@@ -14,11 +14,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.cost import MAX_TOKENS, PRICES, agent_loop, generated, recorded
+from benchmarks.cost import MAX_TOKENS, PRICES, agent_loop, generated, played, recorded
 from benchmarks.retention import default_data
 from policies import ContextSettings
 from proxy.policy_files.presets import policy_from, preset_documents
-from proxy.replay import Conditions, Script, Tally, replay
+from proxy.replay import Conditions, Script, Tally
 from proxy.tokenizer import TextCounter, Tokenizer
 
 SETS = {
@@ -54,7 +54,7 @@ def play(
         whole = script.transcript(len(script.messages)).tokens
         window = max(SMALLEST_WINDOW, whole // SHARE)
         conditions = Conditions(counter=counter, window=window, max_tokens=min(MAX_TOKENS, window // 8))
-        for scenario in asyncio.run(replay(script, policies, conditions, PRICES)).scenarios:
+        for scenario in asyncio.run(played(script, policies, conditions, PRICES)).scenarios:
             totals.setdefault(scenario.name, Tally()).add(scenario.tally)
     return totals
 

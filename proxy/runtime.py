@@ -11,25 +11,25 @@ from proxy.alerts import Alerts
 from proxy.browsers import refuse_spending_pages
 from proxy.caller import Caller
 from proxy.config import Config, ConfigError
-from proxy.custom import CustomFunctions
+from proxy.custom.functions import CustomFunctions
+from proxy.effects.hooks import Hooks
+from proxy.effects.summarizer import Summarizer
 from proxy.errors import InvalidAPIKey, ProxyError
 from proxy.evaluation import OnlineEvaluation
 from proxy.guesses import Guesses
 from proxy.health import HealthBook
-from proxy.hooks import Hooks
 from proxy.keys import Keyring, credentials_in, presented
 from proxy.models import ModelRegistry
 from proxy.planning import Planner
 from proxy.preparation import Preparation
 from proxy.reload import SetPolicy, read_policy, with_set_policies
-from proxy.settle import Settler
 from proxy.store import Store
 from proxy.store.records import PolicyRow
-from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import Telemetry
 from proxy.tokenizer import Tokenizer
 from proxy.upstream.upstreams import Upstreams
 from proxy.windows import Windows
+from proxy.write_behind import WriteBehindQueue
 
 
 @dataclass(slots=True)
@@ -50,8 +50,8 @@ class Runtime:
     evaluation: OnlineEvaluation
     summarizer: Summarizer
     upstreams: Upstreams
-    store: Store | None
-    settler: Settler
+    store: Store
+    settler: WriteBehindQueue
     telemetry: Telemetry
     alerts: Alerts
     instance: str

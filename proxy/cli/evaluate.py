@@ -11,9 +11,9 @@ import click
 from policies import ContextSettings
 from policies.fidelity import (
     ANSWER,
-    FEWEST,
     JUDGE,
-    MOST,
+    MAX_QUESTIONS,
+    MIN_QUESTIONS,
     PROMPTS,
     PROPOSE,
     Coverage,
@@ -23,13 +23,13 @@ from policies.fidelity import (
     Terms,
     Verdict,
 )
-from policies.fidelity.verdicts import total
 from proxy.asking import AT_ONCE, SECONDS, Models
 from proxy.cli.conversations import checkpoints_of
 from proxy.cli.output import print_json, print_line, print_table, progress
-from proxy.cli.replay import conditions_for, policy_named, recorded, store_in_memory
+from proxy.cli.replay import conditions_for, policy_named, recorded
 from proxy.cli.stored import config_option, found, json_option, loaded, opened, store_option
 from proxy.config import Config, Flags
+from proxy.effects.allowance import Spent
 from proxy.evaluation import facts_of
 from proxy.models import ModelFacts
 from proxy.replay import (
@@ -42,8 +42,8 @@ from proxy.replay import (
     compactions_of,
     judge_compaction,
     recording_of,
+    store_in_memory,
 )
-from proxy.summaries.spent import Spent
 from proxy.wire.raw import read_value
 
 INPUT_SHARE = 0.7
@@ -84,7 +84,7 @@ class _EvaluationRun:
     @property
     def fidelity(self) -> Fidelity:
         """All verdicts."""
-        return total(each.fidelity for _, each in self.done)
+        return sum((each.fidelity for _, each in self.done), Fidelity())
 
     @property
     def coverage(self) -> Coverage:
@@ -126,7 +126,7 @@ class _EvaluationRun:
 @click.option("--model-window", type=click.IntRange(min=1024), help="The models' context window, tokens.")
 @click.option(
     "--questions",
-    type=click.IntRange(FEWEST, MOST),
+    type=click.IntRange(MIN_QUESTIONS, MAX_QUESTIONS),
     default=DEFAULT_QUESTIONS,
     show_default=True,
     help="Questions per compaction.",
@@ -247,7 +247,7 @@ async def _recorded(run: _EvaluationRun) -> AsyncIterator[tuple[str, Compaction]
     assert run.file is not None  # noqa: S101 - the caller looked
     ask = run.models if run.settings.summarizer is not None else None
     async with store_in_memory() as store:
-        conditions = replace(run.conditions, store=store)
+        conditions = run.conditions
         with progress("conversations") as progressed:
 
             def told(read: int, size: int, text: str) -> None:
@@ -256,7 +256,7 @@ async def _recorded(run: _EvaluationRun) -> AsyncIterator[tuple[str, Compaction]
 
             for place in recorded(run.file, run.limit, told):
                 script = Script(place.recording, counter=conditions.counter, model=conditions.model)
-                async for compaction in compactions_of(script, Managed(run.settings, conditions, ask=ask)):
+                async for compaction in compactions_of(script, Managed(run.settings, conditions, store, ask=ask)):
                     yield place.recording.id, compaction
 
 

@@ -1,8 +1,7 @@
 """``weir replay``: recorded conversations played through policies, without a model and without a network."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -35,6 +34,7 @@ from proxy.replay import (
     read_recordings,
     remarks,
     render_report,
+    store_in_memory,
     table_row,
 )
 from proxy.replay import replay as play
@@ -66,7 +66,7 @@ class _ReplayRun:
     traffic: TrafficCount = field(default_factory=TrafficCount)
     advice: Advice | None = None
 
-    async def play(self, place: Place) -> None:
+    async def play(self, place: Place, store: Store) -> None:
         conditions, prices = self.conditions, self.prices.prices
         script = Script(place.recording, counter=conditions.counter, model=conditions.model)
         policies = list(self.policies)
@@ -74,7 +74,7 @@ class _ReplayRun:
             advice = advice_for(script, settings, conditions, prices)
             self.advice = self.advice or advice
             policies.append(advised(settings, advice))
-        done = await play(script, policies, conditions, prices, keep_steps=self.keep_steps)
+        done = await play(script, policies, conditions, prices, store, keep_steps=self.keep_steps)
         self.traffic.add(script)
         for scenario in done.scenarios:
             self.totals.setdefault(scenario.name, Tally()).add(scenario.tally)
@@ -154,10 +154,9 @@ def replay(
 
 async def _play(run: _ReplayRun, limit: int | None) -> None:
     async with store_in_memory() as store:
-        run.conditions = replace(run.conditions, store=store)
         with progress("conversations") as progressed:
             for place in recorded(run.file, limit, progressed):
-                await run.play(place)
+                await run.play(place, store)
 
 
 def conditions_for(config: Config, *, model: str, window: int | None, max_tokens: int | None = None) -> Conditions:
@@ -171,16 +170,6 @@ def conditions_for(config: Config, *, model: str, window: int | None, max_tokens
         window=window or config.window,
         max_tokens=max_tokens,
     )
-
-
-@asynccontextmanager
-async def store_in_memory() -> AsyncIterator[Store]:
-    """Where the conversations that are played are kept, as a served one's are."""
-    store = await Store.open("sqlite+aiosqlite:///:memory:")
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 def recorded(file: Path, limit: int | None, progressed: Progressed) -> Iterator[Place]:

@@ -13,8 +13,8 @@ from proxy.errors import InvalidRequest
 from proxy.routes.question import moment_in
 from proxy.routes.usage import total_json, usage_json
 from proxy.store import Store
+from proxy.store.exchanges import By
 from proxy.store.records import UsageRow
-from proxy.store.usage import By
 
 
 @click.command()

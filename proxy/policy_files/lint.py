@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterator, Mapping
 
 from policies.budget import BUCKETS
-from policies.fidelity import FEWEST, MOST
+from policies.fidelity import MAX_QUESTIONS, MIN_QUESTIONS
 from policies.health import HealthRules
 from policies.settings import Bucket, ContextSettings, Ingest, Layer, Mode, Shape
 from policies.trend import TrendRules
 from proxy.config_file import KeyPath, nearest
-from proxy.custom import check_custom
+from proxy.custom.functions import check_custom
 from proxy.policy_files.layers import ASKING, LAYERS, parameters_of
 from proxy.tokenizer import check_estimator
 
@@ -144,8 +144,8 @@ def _number_faults(settings: ContextSettings) -> Found:
             yield (name,), "should be above 0"
     if not 0 <= settings.evaluate.sample <= 1:
         yield ("evaluate", "sample"), "should be a share from 0 to 1"
-    if not FEWEST <= settings.evaluate.questions <= MOST:
-        yield ("evaluate", "questions"), f"should be {FEWEST} to {MOST}"
+    if not MIN_QUESTIONS <= settings.evaluate.questions <= MAX_QUESTIONS:
+        yield ("evaluate", "questions"), f"should be {MIN_QUESTIONS} to {MAX_QUESTIONS}"
     if settings.cold_at is not None and not 0 < settings.cold_at <= 1:
         yield ("cold_at",), "should be a share above 0 to 1"
 

@@ -8,7 +8,16 @@ from proxy.replay.compactions import Compaction, Evaluated, archived_pair, compa
 from proxy.replay.play import Refusals, Replayed, ScenarioResult, Step, Tally, replay
 from proxy.replay.recordings import BadRecording, Fact, Place, Recording, read_recordings, recording_of
 from proxy.replay.report import COLUMNS, ReplayReport, remarks, render_report, table_row
-from proxy.replay.scenarios import SLIDING, UNMANAGED, Conditions, Forwarded, Managed, Refusal, SlidingWindow
+from proxy.replay.scenarios import (
+    SLIDING,
+    UNMANAGED,
+    Conditions,
+    Forwarded,
+    Managed,
+    Refusal,
+    SlidingWindow,
+    store_in_memory,
+)
 from proxy.replay.script import Retention, Script, judge
 from proxy.replay.traffic import TrafficCount, advice_for, advised, pace_of
 
@@ -48,5 +57,6 @@ __all__ = [
     "remarks",
     "render_report",
     "replay",
+    "store_in_memory",
     "table_row",
 ]

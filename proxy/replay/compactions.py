@@ -16,7 +16,7 @@ from policies.fidelity import (
 )
 from policies.ledger import Cut
 from policies.settings import NoteTaking
-from proxy.perform import Ask, Returned, drive, step
+from proxy.effects.perform import Ask, drive, step
 from proxy.replay.recordings import Recording
 from proxy.replay.scenarios import Scenario
 from proxy.replay.script import Script
@@ -93,5 +93,4 @@ async def judge_compaction(
     recorded = tuple(values[0] for values in compaction.facts if len(values) == 1)
     questions = questions_for(contexts.sources, count=count, later=later, recorded=recorded, tools=tools)
     flow = evaluate(contexts.original, contexts.compacted, questions=questions, terms=terms)
-    now = step(flow)
-    return Evaluated(compaction, coverage, now.value if isinstance(now, Returned) else await drive(flow, now, ask))
+    return Evaluated(compaction, coverage, await drive(flow, step(flow), ask))

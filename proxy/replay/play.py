@@ -18,6 +18,7 @@ from proxy.replay.scenarios import (
     scenario_of,
 )
 from proxy.replay.script import Request, Retention, Script, judge
+from proxy.store import Store
 from proxy.wire.raw import Raw
 
 LARGEST = frozenset({"largest", "peak", "early", "slowest"})
@@ -231,17 +232,18 @@ async def replay(
     policies: Sequence[ContextSettings],
     conditions: Conditions,
     prices: Prices,
+    store: Store,
     *,
     keep_steps: bool = False,
 ) -> Replayed:
-    """The conversation played under each policy.
+    """The conversation played under each policy; ``store`` is where policies keep it meanwhile.
 
     The window of the unmanaged requests and of the sliding window is the first policy's. Unmanaged requests cost what
     they would cost a model with a window that is large enough.
     """
     budget = conditions.budget(policies[0] if policies else ContextSettings())
     named: list[tuple[str, Scenario]] = [(UNMANAGED, Unmanaged(budget)), (SLIDING, SlidingWindow(budget))]
-    named += [(settings.name, scenario_of(settings, conditions)) for settings in policies]
+    named += [(settings.name, scenario_of(settings, conditions, store)) for settings in policies]
     room = budget.window - budget.reserve
     meters = [_Meter(script, scenario, prices, room=room, keep_steps=keep_steps) for _, scenario in named]
     for request in script.requests:

@@ -4,30 +4,28 @@ A policy's requests go through the planner and the preparation that serve reques
 asked unless it is given: a question to a model fails, and is counted.
 """
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from policies import Budget, ContextSettings, Decision, Failed, Mode, Piece, Reply, Summarize, divide
-from policies.effects import Compare, Trim
+from policies import Budget, ContextSettings, Decision, Failed, Mode, Piece, Summarize, Summary, divide
 from policies.tokens import Calibration
 from proxy.conversation import Conversations
+from proxy.effects.allowance import Patience
+from proxy.effects.perform import Ask, EffectHandler
 from proxy.errors import ContextLengthExceeded
 from proxy.models import ModelFacts
-from proxy.perform import Ask, Performer
 from proxy.planning import Job, Planned, Planner
 from proxy.preparation import Preparation
 from proxy.replay.script import Script
-from proxy.settle import Settler
-from proxy.similarity import by_shingles
 from proxy.store import Store
-from proxy.summaries.patience import Patience
 from proxy.tokenizer import TextCounter
 from proxy.transcripts import Transcripts
 from proxy.windows import SMALLEST_SAMPLE, UNKNOWN_WINDOW, Belief
 from proxy.wire.chat import parse_chat
+from proxy.write_behind import WriteBehindQueue
 
 UNMANAGED, SLIDING = "unmanaged", "sliding window"
 WHOLE_REQUEST = "total"
@@ -42,7 +40,6 @@ class Conditions:
     """Where the conversations are played: the model and what is known of it, and the answer's length.
 
     ``window`` stands above what the policy or the model says; ``max_tokens`` is what a request would ask for.
-    ``store`` is a database in memory, without which a policy keeps no notes and saves no states between its batches.
     """
 
     counter: TextCounter
@@ -50,7 +47,6 @@ class Conditions:
     facts: ModelFacts = field(default_factory=ModelFacts)
     window: int | None = None
     max_tokens: int | None = None
-    store: Store | None = None
 
     def window_of(self, settings: ContextSettings) -> int:
         """The window that a policy works in, tokens."""
@@ -179,19 +175,33 @@ class SlidingWindow:
         """Nothing is kept."""
 
 
+class _Asked(EffectHandler):
+    """Counts the questions to a model; without ``ask`` each of them fails."""
+
+    def __init__(self, ask: Ask | None) -> None:
+        self.count = 0
+        self._ask = ask
+
+    async def summarize(self, effect: Summarize) -> Summary | Failed:
+        self.count += 1
+        reply = None if self._ask is None else await self._ask(effect)
+        return reply if isinstance(reply, Summary | Failed) else Failed("replay")
+
+
 class Managed:
     """One policy as Weir applies it: each request planned, and after it what the next batch needs prepared."""
 
-    def __init__(self, settings: ContextSettings, conditions: Conditions, *, ask: Ask | None = None) -> None:
-        store = conditions.store
+    def __init__(
+        self, settings: ContextSettings, conditions: Conditions, store: Store, *, ask: Ask | None = None
+    ) -> None:
         self._settings = settings
         self._conditions = conditions
-        self._ask = ask
-        self._asked = 0
+        self._store = store
+        self._asked = _Asked(ask)
         self._now = STARTED
         self._tenant = blake2b(settings.name.encode(), digest_size=16).hexdigest()  # the same text in every run
         self._calibration = Calibration()
-        self._settler = Settler(store, degraded=lambda _: None)
+        self._settler = WriteBehindQueue(store, degraded=lambda _: None)
         self._planner = Planner(
             transcripts=Transcripts(),
             conversations=Conversations(store, clock=self._clock),
@@ -205,7 +215,7 @@ class Managed:
     async def forward(self, script: Script, length: int) -> Forwarded:
         """The planner's array. What it refuses goes nowhere; what it cannot plan goes up as it came."""
         self._now += SECONDS_BETWEEN
-        counter, before = self._conditions.counter, self._asked
+        counter, before = self._conditions.counter, self._asked.count
         margin = self._calibration.margin(self._settings.margin, exact=counter.is_exact)
         budget = self._conditions.budget(self._settings, margin=margin)
         job = self._job(script.body(length), budget)
@@ -234,7 +244,7 @@ class Managed:
             action=str(decision.action),
             new=decision.is_new,
             applied=decision.applied,
-            asked=self._asked - before,
+            asked=self._asked.count - before,
             decision=decision,
         )
 
@@ -242,11 +252,10 @@ class Managed:
         """Delete the conversation from the store in memory."""
         await self._preparation.close()
         await self._settler.close()
-        store = self._conditions.store
-        if store is not None and self._conversation is not None:
-            row = await store.conversation(self._tenant, self._conversation)
+        if self._conversation is not None:
+            row = await self._store.conversation(self._tenant, self._conversation)
             if row is not None:
-                await store.delete(row)
+                await self._store.delete(row)
 
     def _clock(self) -> float:
         return self._now
@@ -262,21 +271,9 @@ class Managed:
             settings=self._settings,
             counter=self._conditions.counter,
             believe=believe,
-            ask=Performer(self._summarize, _compare, _trim),
+            ask=self._asked,
             patience=Patience(self._settings.summaries.wait),
         )
-
-    async def _summarize(self, effect: Summarize) -> Reply:
-        self._asked += 1
-        return Failed("replay") if self._ask is None else await self._ask(effect)
-
-
-async def _compare(effect: Compare) -> Reply:
-    return await asyncio.to_thread(by_shingles, effect)
-
-
-async def _trim(_: Trim) -> Reply:
-    return Failed("replay")
 
 
 def _why(error: ContextLengthExceeded, budget: Budget) -> Refusal:
@@ -286,8 +283,18 @@ def _why(error: ContextLengthExceeded, budget: Budget) -> Refusal:
     return Refusal(WHOLE_REQUEST, facts["protected"], budget.hard_limit)
 
 
-def scenario_of(settings: ContextSettings, conditions: Conditions) -> Scenario:
+@asynccontextmanager
+async def store_in_memory() -> AsyncIterator[Store]:
+    """Where the conversations that are played are kept, as served ones are."""
+    store = await Store.open("sqlite+aiosqlite:///:memory:")
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def scenario_of(settings: ContextSettings, conditions: Conditions, store: Store) -> Scenario:
     """A conversation's beginning under a policy; a policy that is off manages nothing."""
     if settings.mode is Mode.OFF:
         return Unmanaged(conditions.budget(settings))
-    return Managed(settings, conditions)
+    return Managed(settings, conditions, store)

@@ -56,7 +56,7 @@ async def _original(question: Question, tenant: str, ref: str) -> bytes:
     if waiting is not None:
         return waiting
     store = question.runtime.store
-    if store is not None and len(ref) <= LONGEST_REF and ref.isprintable():
+    if len(ref) <= LONGEST_REF and ref.isprintable():
         original = await store.original(tenant, ref)
         if original is not None:
             return original.body

@@ -20,8 +20,8 @@ from proxy.routes.rows import (
     version_json,
 )
 from proxy.store import AuditRow
-from proxy.store.paging import Place
 from proxy.store.records import CheckpointRow, ConversationRow, EvictionRow, ExchangeRow, NoteRow
+from proxy.store.transaction import Place
 
 MARKDOWN = b"text/markdown; charset=utf-8"
 FOUND_AT_MOST = 500

@@ -20,7 +20,7 @@ from proxy.routes.question import LARGEST_BODY, MOST_DIGITS
 from proxy.routes.shapes_operator import Error
 from proxy.routes.table import PREFIX, ROUTES, ManagementRoute
 from proxy.store.chain import AuditType
-from proxy.store.usage import By
+from proxy.store.exchanges import By
 
 REF = "#/components/schemas/{name}"
 JSON = "application/json"

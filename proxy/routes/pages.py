@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from proxy.errors import InvalidRequest
 from proxy.routes.question import Answer, as_json
-from proxy.store.paging import Place
+from proxy.store.transaction import Place
 
 Row = TypeVar("Row")
 LONGEST_CURSOR = 1_024

@@ -71,9 +71,7 @@ class Question:
 
     @property
     def store(self) -> Store:
-        """The store. Raises NotFound where there is none."""
-        if self.runtime.store is None:
-            raise NotFound("This Weir runs without a store.")
+        """The store."""
         return self.runtime.store
 
     def own(self, what: str) -> str:

@@ -5,8 +5,8 @@ from typing import get_args
 
 from proxy.routes.pages import listed, place_in
 from proxy.routes.question import Answer, Question
+from proxy.store.exchanges import ADDED, By
 from proxy.store.records import UsageRow
-from proxy.store.usage import ADDED, By
 
 DAYS = 30
 DAY = 86_400.0

@@ -24,7 +24,7 @@ from policies.settings import (
 )
 from policies.trend import TrendRules
 from proxy.cli import main
-from proxy.custom import check_custom
+from proxy.custom.functions import check_custom
 from proxy.policy_files.importing import known_keys
 from proxy.policy_files.layers import LAYERS, SCORERS
 from proxy.policy_files.presets import preset_documents

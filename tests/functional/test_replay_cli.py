@@ -11,9 +11,8 @@ from click.testing import CliRunner, Result
 
 from proxy.asking import Models
 from proxy.cli import main
-from proxy.cli.replay import store_in_memory
 from proxy.config import Config
-from proxy.replay import Conditions, Managed, Script, recording_of
+from proxy.replay import Conditions, Managed, Script, recording_of, store_in_memory
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import COUNTER, TOOLS, answered, arrays_of, opening, prose, tool_step, weir
@@ -73,9 +72,9 @@ async def test_what_is_replayed_is_what_a_real_weir_forwards(summarizer: str | N
             await client.chat.completions.create(model="sim", messages=messages[: request.length], max_tokens=256)
             await target.runtime.preparation.settled()
         served, asked = arrays_of(answered(simulator)), len(answered(simulator, "summariser"))
-        conditions = Conditions(counter=COUNTER, model="sim", window=8_192, max_tokens=256, store=store)
+        conditions = Conditions(counter=COUNTER, model="sim", window=8_192, max_tokens=256)
         policy = target.runtime.policy("balanced", None)
-        replayed = await arrays_in(Managed(policy, conditions, ask=models), script)
+        replayed = await arrays_in(Managed(policy, conditions, store, ask=models), script)
 
     assert len(served) == STEPS
     assert served[-1] != messages[: script.requests[-1].length]

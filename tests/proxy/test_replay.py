@@ -36,6 +36,7 @@ from proxy.replay import (
     recording_of,
     render_report,
     replay,
+    store_in_memory,
 )
 from proxy.replay.charts import MAX_TICKS, scale
 from tests.functional.harness import COUNTER, opening, prefix_reuse, prose, tool_step
@@ -71,12 +72,19 @@ def played(
 
 
 def run(read: Script, *policies: ContextSettings, under: Conditions) -> Replayed:
-    return asyncio.run(replay(read, policies, under, PRICES, keep_steps=True))
+    async def play() -> Replayed:
+        async with store_in_memory() as store:
+            return await replay(read, policies, under, PRICES, store, keep_steps=True)
+
+    return asyncio.run(play())
 
 
-def forwarded(read: Script, scenario: Managed | SlidingWindow) -> list[Forwarded]:
+def forwarded(read: Script, *, sliding: bool = False) -> list[Forwarded]:
     async def play() -> list[Forwarded]:
-        return [await scenario.forward(read, request.length) for request in read.requests]
+        async with store_in_memory() as store:
+            window = SlidingWindow(conditions().budget(BALANCED))
+            scenario = window if sliding else Managed(BALANCED, conditions(), store)
+            return [await scenario.forward(read, request.length) for request in read.requests]
 
     return asyncio.run(play())
 
@@ -187,7 +195,7 @@ def test_fifty_steps_save_tokens_and_money_as_recomputed_from_what_was_forwarded
 def test_prefix_reuse_is_that_of_the_arrays_that_would_be_sent() -> None:
     read = script(agent(30))
     bodies = []
-    for sent in forwarded(read, Managed(BALANCED, conditions())):
+    for sent in forwarded(read):
         assert sent.pieces is not None
         bodies.append([json.loads(bytes(raw)) for raw in read.rendered(sent.pieces)])
 
@@ -226,7 +234,7 @@ def test_a_sliding_window_pays_more_than_it_saves_in_tokens() -> None:
 def test_a_sliding_window_never_begins_with_an_orphaned_result() -> None:
     read = script(agent(40))
 
-    for sent in forwarded(read, SlidingWindow(conditions().budget(BALANCED))):
+    for sent in forwarded(read, sliding=True):
         assert sent.pieces is not None
         roles = [read.messages[p.index].role for p in sent.pieces if p.index is not None]
         assert roles[:1] == ["system"]

@@ -27,6 +27,7 @@ from proxy.replay import (
     compactions_of,
     judge_compaction,
     read_recordings,
+    store_in_memory,
 )
 from tests.functional.harness import COUNTER
 from tests.real.environments import Unavailable
@@ -96,9 +97,12 @@ async def judge(llama: Llama, model: str) -> Judging:
     script = Script(place.recording, counter=COUNTER, model="")
     most = int(SHARE * READS)
     done = []
-    async with Models(config, default=model, by_purpose={}, tokens=None, at_once=1, seconds=600) as models:
+    async with (
+        Models(config, default=model, by_purpose={}, tokens=None, at_once=1, seconds=600) as models,
+        store_in_memory() as store,
+    ):
         heard = Heard(models)
-        async for compaction in compactions_of(script, Managed(settings, conditions, ask=None)):
+        async for compaction in compactions_of(script, Managed(settings, conditions, store)):
             terms = Terms(counter=COUNTER, max_input=most, judge_input=most)
             evaluated = await judge_compaction(
                 compaction, count=QUESTIONS, tools=settings.notes, ask=heard, terms=terms
