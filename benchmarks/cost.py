@@ -8,6 +8,7 @@ window that is large enough. Results are also written to ``benchmarks/results/co
 """
 
 import argparse
+import asyncio
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,18 +18,21 @@ from typing import Any
 
 from benchmarks.retention import default_data
 from policies import ContextSettings
-from policies.advise import PROVIDERS
-from proxy.rehearsal import (
+from policies.advise import PROVIDERS, Prices
+from proxy.replay import (
     Conditions,
     Fact,
     Recording,
+    Replayed,
     Script,
     Tally,
+    advice_for,
+    advised,
     read_recordings,
     recording_of,
-    rehearse,
+    replay,
+    store_in_memory,
 )
-from proxy.rehearsal.traffic import advice_for, advised
 from proxy.tokenizer import TextCounter, Tokenizer
 
 PRICES = PROVIDERS["anthropic"]
@@ -244,6 +248,14 @@ class Row:
     missed: tuple[str, ...]
 
 
+async def played(
+    script: Script, policies: Sequence[ContextSettings], conditions: Conditions, prices: Prices
+) -> Replayed:
+    """A conversation played in every scenario, over a store of its own in memory."""
+    async with store_in_memory() as store:
+        return await replay(script, policies, conditions, prices, store)
+
+
 def play(plan: Plan, data: Path, counter: TextCounter) -> Row | None:
     """The row of a plan, None where its set is not there."""
     conditions = Conditions(counter=counter, window=plan.window, max_tokens=MAX_TOKENS)
@@ -253,10 +265,10 @@ def play(plan: Plan, data: Path, counter: TextCounter) -> Row | None:
         if plan.advised:
             advice = advice_for(script, settings, conditions, PRICES)
             settings, trigger = advised(settings, advice), advice.trigger
-        lanes = rehearse(script, (settings,), conditions, PRICES).lanes
-        sliding.add(lanes[1].tally)
-        total.add(lanes[2].tally)
-        worst = max(worst, lanes[2].tally.batches)
+        _, window, managed = asyncio.run(played(script, (settings,), conditions, PRICES)).scenarios
+        sliding.add(window.tally)
+        total.add(managed.tally)
+        worst = max(worst, managed.tally.batches)
     if not total.conversations:
         return None
     missed = tuple(_missed(plan, total, worst))

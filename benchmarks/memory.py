@@ -23,27 +23,11 @@ import openai
 
 from benchmarks.cost import prose, recorded
 from benchmarks.retention import default_data
-from policies import (
-    ContextSettings,
-    Decision,
-    Done,
-    Failed,
-    Known,
-    Offload,
-    PolicyError,
-    Reply,
-    Summarize,
-    Summary,
-    plan,
-)
-from policies.effects import Answers, Together
+from policies import ContextSettings, Effect, Failed, Reply, Summarize, Summary
 from policies.settings import Layer, Summaries
-from policies.text.segments import Readings
 from proxy.app import create_app
 from proxy.config import Flags, load_config
-from proxy.effects.perform import Returned, step
-from proxy.rehearsal import Conditions, Script
-from proxy.rehearsal.facts import Retention, judge
+from proxy.replay import Conditions, Managed, Retention, Script, judge, store_in_memory
 from proxy.server import serve
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
@@ -100,9 +84,9 @@ class Model:
         self._counter = counter
         self.questions = self.asked = self.answered = 0
 
-    def __call__(self, effect: Summarize) -> Reply:
+    async def __call__(self, effect: Effect) -> Reply:
         """The reply to one question; none is written in place here."""
-        if effect.standing:
+        if not isinstance(effect, Summarize) or effect.standing:
             return Failed("not_in_place")
         request: dict[str, object] = {
             "model": "summariser",
@@ -119,74 +103,33 @@ class Model:
         return Summary(text)
 
 
-def decided(
-    script: Script,
-    length: int,
-    settings: ContextSettings,
-    conditions: Conditions,
-    known: Known,
-    model: Model | None,
-    readings: Readings,
-) -> Decision:
-    """The plan of one request; without a model every question fails."""
-    flow = plan(
-        script.transcript(length),
-        settings=settings,
-        budget=conditions.budget(settings, margin=0.0),
-        known=known,
-        counter=conditions.counter,
-        readings=readings,
-    )
-    reply: Reply | None = None
-    while True:
-        now = step(flow, reply)
-        if isinstance(now, Returned):
-            return now.value
-        if isinstance(now, Offload):
-            reply = Done()
-        elif model is None:
-            reply = Failed("no_model")
-        elif isinstance(now, Summarize):
-            reply = model(now)
-        elif isinstance(now, Together):
-            told = (model(each) for each in now.effects)
-            reply = Answers(tuple(each for each in told if isinstance(each, Summary | Failed)))
-        else:
-            reply = Failed("no_store")
-
-
-def play(script: Script, settings: ContextSettings, conditions: Conditions, model: Model | None) -> Row:
-    """One conversation, request by request."""
-    row, known, readings, archived = Row(), Known(), Readings(), set[int]()
-    for request in script.requests:
-        try:
-            decision = decided(script, request.length, settings, conditions, known, model, readings)
-        except PolicyError:
-            row.requests += 1
-            continue
-        row.requests += request.counts
-        row.fit += request.counts
-        row.batches += decision.is_new
-        archived |= set(decision.removed)
-        for report in decision.trail:
-            row.original += sum(each.original_tokens for each in report.condensed if report.kept)
-            row.condensed += sum(each.compressed_tokens for each in report.condensed if report.kept)
-        pieces = decision.pieces if decision.pieces is not None else script.raw_pieces(request.length)
-        kept: Retention = judge(script, request.facts, length=request.length, sent=pieces, archived=archived)
-        row.needed += kept.needed
-        row.kept += kept.kept
-        row.recoverable += kept.recoverable
-        known = replace(
-            known,
-            edits={**known.edits, **{edit.key: edit for edit in decision.edits}},
-            cuts=known.cuts if decision.cut is None else (*known.cuts, decision.cut),
-            length=request.length - script.transcript(request.length).head,
-            checkpoint=decision.checkpoint or known.checkpoint,
-            version=known.version + decision.is_new,
-        )
+async def play(script: Script, settings: ContextSettings, conditions: Conditions, model: Model | None) -> Row:
+    """One conversation, request by request, as Weir plans and prepares it."""
+    row, archived = Row(), set[int]()
+    async with store_in_memory() as store:
+        scenario = Managed(settings, conditions, store, ask=model)
+        await _play(script, scenario, row, archived)
     if model is not None:
         row.questions, row.asked, row.answered = model.questions, model.asked, model.answered
     return row
+
+
+async def _play(script: Script, scenario: Managed, row: Row, archived: set[int]) -> None:
+    for request in script.requests:
+        sent = await scenario.forward(script, request.length)
+        row.requests += request.counts
+        if sent.pieces is None:
+            continue
+        row.fit += request.counts
+        row.batches += sent.new
+        archived |= set(sent.removed)
+        for report in sent.decision.trail if sent.decision is not None else ():
+            row.original += sum(each.original_tokens for each in report.condensed if report.kept)
+            row.condensed += sum(each.compressed_tokens for each in report.condensed if report.kept)
+        kept: Retention = judge(script, request.facts, length=request.length, sent=sent.pieces, archived=archived)
+        row.needed += kept.needed
+        row.kept += kept.kept
+        row.recoverable += kept.recoverable
 
 
 def added(rows: Sequence[Row]) -> Row:
@@ -213,8 +156,8 @@ def strategies(data: Path, *, most: int, counter: TextCounter) -> dict[str, dict
                 window = max(SMALLEST_WINDOW, whole // SHARE)
                 conditions = Conditions(counter=counter, window=window, max_tokens=min(512, window // 8))
                 settings = ContextSettings(layers=layers, summarizer="sim", summaries=Summaries(in_place=False))
-                with_model.append(play(script, settings, conditions, Model(counter)))
-                plain.append(play(script, replace(settings, summarizer=None), conditions, None))
+                with_model.append(asyncio.run(play(script, settings, conditions, Model(counter))))
+                plain.append(asyncio.run(play(script, replace(settings, summarizer=None), conditions, None)))
             row, none = added(with_model), added(plain)
             ratio = row.original / row.condensed if row.condensed else 1.0
             archive = f"{row.recoverable / row.needed:.1%}" if row.needed else "-"

@@ -9,15 +9,16 @@ enough. A preset that is worse than a sliding window is no error: some of them r
 """
 
 import argparse
+import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.cost import MAX_TOKENS, PRICES, agent_loop, generated, recorded
+from benchmarks.cost import MAX_TOKENS, PRICES, agent_loop, generated, played, recorded
 from benchmarks.retention import default_data
 from policies import ContextSettings
 from proxy.policy_files.presets import policy_from, preset_documents
-from proxy.rehearsal import Conditions, Script, Tally, rehearse
+from proxy.replay import Conditions, Script, Tally
 from proxy.tokenizer import TextCounter, Tokenizer
 
 SETS = {
@@ -44,7 +45,7 @@ def presets(names: Sequence[str]) -> list[ContextSettings]:
 def play(
     name: str, data: Path, policies: Sequence[ContextSettings], counter: TextCounter, *, most: int
 ) -> Mapping[str, Tally]:
-    """One set under every policy, sums by lane."""
+    """One set under every policy, sums by scenario."""
     totals: dict[str, Tally] = {}
     for number, recording in enumerate(SETS[name](data)):
         if number == most:
@@ -53,8 +54,8 @@ def play(
         whole = script.transcript(len(script.messages)).tokens
         window = max(SMALLEST_WINDOW, whole // SHARE)
         conditions = Conditions(counter=counter, window=window, max_tokens=min(MAX_TOKENS, window // 8))
-        for lane in rehearse(script, policies, conditions, PRICES).lanes:
-            totals.setdefault(lane.name, Tally()).add(lane.tally)
+        for scenario in asyncio.run(played(script, policies, conditions, PRICES)).scenarios:
+            totals.setdefault(scenario.name, Tally()).add(scenario.tally)
     return totals
 
 
@@ -62,10 +63,10 @@ def lines(name: str, totals: Mapping[str, Tally]) -> Iterator[str]:
     """One set for people."""
     first = next(iter(totals.values()))
     yield f"\n{name}: {first.conversations} conversations, the largest of {first.largest:,} tokens\n{HEADER}"
-    for lane, tally in totals.items():
+    for case, tally in totals.items():
         kept = tally.retention
         yield (
-            f"{lane:22} {tally.requests:>8} {tally.fit / tally.requests:>6.1%} {tally.batches:>7} {tally.reuse:>6.1%} "
+            f"{case:22} {tally.requests:>8} {tally.fit / tally.requests:>6.1%} {tally.batches:>7} {tally.reuse:>6.1%} "
             f"{_share(kept.kept, kept.needed):>6} {_share(kept.recoverable, kept.needed):>7} {tally.ratio:>5.2f} "
             f"{tally.against_sliding:>7.2f}"
         )
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         totals = play(name, options.data, policies, counter, most=options.most)
         if not totals:
             continue
-        found[name] = {lane: tally.values() for lane, tally in totals.items()}
+        found[name] = {scenario: tally.values() for scenario, tally in totals.items()}
         if not options.json:
             print("\n".join(lines(name, totals)), flush=True)
     if options.json:

@@ -1,4 +1,4 @@
-"""Which prices a rehearsal reckons with: a model's own in dollars, a provider's ratios, or four numbers."""
+"""The prices of a replay: a model's own in dollars, a provider's ratios, or four numbers."""
 
 from dataclasses import dataclass
 

@@ -3,38 +3,27 @@
 import importlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import click
 
-
-@dataclass(frozen=True, slots=True)
-class Lazy:
-    """Where a command lives (``module:attribute``) and the line that ``weir --help`` shows for it."""
-
-    where: str
-    summary: str
-
-
-COMMANDS: dict[str, Lazy] = {
-    "serve": Lazy("proxy.cli.serve:serve", "Start the proxy."),
-    "demo": Lazy("proxy.cli.demo:demo", "A recorded agent run, without and with Weir; no key, no network."),
-    "replay": Lazy("proxy.cli.replay:replay", "Recorded conversations through policies: a dry run with costs."),
-    "evaluate": Lazy("proxy.cli.evaluate:evaluate", "What compactions left: coverage, and fidelity by a judge."),
-    "simulate": Lazy(
-        "proxy.cli.simulate:simulate", "Start the simulator alone: a strict upstream with a small window."
-    ),
-    "conversations": Lazy("proxy.cli.conversations:conversations", "What Weir knows about conversations."),
-    "health": Lazy("proxy.cli.health:health", "How well a conversation is kept: metrics, trend, alerts."),
-    "usage": Lazy("proxy.cli.usage:usage", "Which key took how many tokens and dollars."),
-    "budget": Lazy("proxy.cli.budget:budget", "Advice on the division of the window, from recorded traffic."),
-    "audit": Lazy("proxy.cli.audit:audit", "What Weir did: the audit and whether it is whole; evictions."),
-    "policy": Lazy("proxy.cli.policy:policy", "Policies in full, every default visible."),
-    "keys": Lazy("proxy.cli.keys:keys", "API keys, each with its own policy."),
-    "config": Lazy("proxy.cli.config:config", "The effective configuration."),
-    "db": Lazy("proxy.cli.db:db", "Migrations of the database."),
+COMMANDS = {
+    "serve": "Start the proxy.",
+    "demo": "Play a recorded agent run with and without Weir; needs no key and no network.",
+    "replay": "Try policies on recorded conversations: a dry run with costs.",
+    "evaluate": "Score what compactions keep: coverage, and fidelity by a judge.",
+    "simulate": "Start the simulator alone: a strict upstream with a small window.",
+    "conversations": "List, inspect, export and delete conversations.",
+    "health": "Show a conversation's health: metrics, trend, alerts.",
+    "usage": "Show tokens and dollars by key.",
+    "budget": "Advise on how to divide the window, from recorded traffic.",
+    "audit": "Verify and read the audit log; list evictions.",
+    "policy": "List, show, check, import and recommend policies.",
+    "keys": "Create, list and revoke API keys.",
+    "config": "Check and show the configuration.",
+    "db": "Migrate the database.",
 }
+"""Each command with its line in ``weir --help``; ``proxy.cli.NAME`` has it under the same name."""
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -46,27 +35,21 @@ class Failure(click.ClickException):
     exit_code = EXIT_FAILED
 
 
-class CommandTable(click.Group):
+class _CommandTable(click.Group):
     """A group that knows its commands' names and summaries without importing them."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature  # noqa: ARG002 - click's signature
-        """The names in the table's order."""
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's  # noqa: ARG002 - click's
-        """The command, imported now; None for a name that is not in the table."""
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name].where.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{COMMANDS[cmd_name].where} is no command")
+        command: click.Command = getattr(importlib.import_module(f"proxy.cli.{cmd_name}"), cmd_name)
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's  # noqa: ARG002 - click's
-        """The list of commands in the help text, from the table alone."""
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
     def main(  # type: ignore[override] # every way of calling it ends in SystemExit
         self,
@@ -83,24 +66,20 @@ class CommandTable(click.Group):
             sys.exit(EXIT_USAGE)
         except click.UsageError as fault:
             asked = fault.ctx.command_path if fault.ctx is not None else "weir"
-            _stop(f"{_one_line(fault.format_message())} (see {asked} --help)", EXIT_USAGE)
+            _stop(f"{fault.format_message()} (see {asked} --help)", EXIT_USAGE)
         except click.ClickException as fault:
-            _stop(_one_line(fault.format_message()), fault.exit_code)
+            _stop(fault.format_message(), fault.exit_code)
         except click.Abort:
             _stop("interrupted", EXIT_FAILED)
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _one_line(message: str) -> str:
-    return " ".join(message.split())
-
-
 def _stop(message: str, code: int) -> NoReturn:
-    click.echo(f"weir: {message}", err=True)
+    click.echo(f"weir: {' '.join(message.split())}", err=True)
     sys.exit(code)
 
 
-@click.group(cls=CommandTable, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_CommandTable, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="weir-proxy", prog_name="weir")
 def main() -> None:
     """Weir: an OpenAI-compatible proxy that keeps long conversations inside the context window.

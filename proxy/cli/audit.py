@@ -1,37 +1,33 @@
-"""``weir audit``: what Weir did to conversations; here what it took out of them, and what of it was asked for again."""
+"""``weir audit``: whether the audit is what was written, what it says, and what was asked for again after eviction."""
 
-import asyncio
-import datetime as dt
-from collections.abc import Callable, Iterable
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import click
-from rich.table import Table
-from rich.text import Text
 
 from proxy.cli import Failure
-from proxy.cli.audit_chain import list_rows, verify
-from proxy.cli.config import config_option, console, json_option, loaded, print_json
-from proxy.cli.conversations import opened_to_read, store_option
-from proxy.config import Flags
+from proxy.cli.output import moment, print_json, print_line, print_table, progress
+from proxy.cli.stored import json_option, reading, stored
+from proxy.config import Config
+from proxy.store import Audited, AuditRow, AuditType, Store, Verified
 from proxy.store.records import EvictionRow, EvictionSum
 
-SHOWN = 20
+OPERATOR = "operator"
+TENANT_SHOWN = 8
+FACTS_SHOWN = 100
+EVICTIONS_SHOWN = 20
+HEAD = re.compile(r"(?:(\d+):)?([0-9a-f]{64})")
 
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What was evicted: sums by layer and tool, and rows, the newest first."""
-
-    sums: list[EvictionSum]
-    rows: list[EvictionRow]
-    asked: list[EvictionRow]
+tenant_option = click.option(
+    "--tenant", metavar="T", help=f"Only this chain: a tenant's id or a prefix of it, or {OPERATOR}."
+)
 
 
 @click.group()
 def audit() -> None:
-    """What Weir did to conversations, to be looked at afterwards.
+    """Verify and read the audit log; list evictions.
 
     \b
     Example:
@@ -41,63 +37,215 @@ def audit() -> None:
     """
 
 
-for command in (verify, list_rows):
-    audit.add_command(command)
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """A head that was noted earlier: the row's number, None where that was not noted, and its hash."""
+
+    seq: int | None
+    link: bytes
 
 
 @audit.command()
-@click.option("--conversation", "name", metavar="NAME", help="Only this one, by its name or id.")
-@click.option("--policy", metavar="P", help="Only what this policy evicted.")
-@click.option("--limit", type=click.IntRange(min=1), default=200, show_default=True, help="Rows in --json.")
-@config_option
-@store_option
+@tenant_option
+@click.option("--head", "heads", multiple=True, metavar="HASH", help="A head printed earlier; may be repeated.")
+@stored
 @json_option
-def evictions(
-    *, name: str | None, policy: str | None, limit: int, path: Path | None, store: str | None, as_json: bool
-) -> None:
-    """What was evicted, what that freed, and what of it a later call asked for again: the regret.
+def verify(config: Config, *, tenant: str | None, heads: tuple[str, ...], as_json: bool) -> None:
+    """Verify that no row of the audit log was changed or removed.
 
-    A tool whose results are often asked for again wants a longer life in the policy; look at five to ten runs
-    before changing anything. Results that a newer one repeats or replaces do not count as asked for again.
+    A chain that was truncated looks like a shorter one. So keep the head that this prints somewhere else, and pass it
+    with --head later: it must still be in the chain. Rows that retention deleted are covered by a seal.
+
+    \b
+    Example:
+      weir audit verify
+      weir audit verify --head 412:9f2c51c0be5dbe6ea3f7a8a1b9d6a0a7c6f8a6f0f0b1c9d8e7f6a5b4c3d2e1f0
+    """
+    noted = [_head(text) for text in heads]
+
+    async def read(store: Store) -> Audited:
+        only = None if tenant is None else await _tenant(store, tenant)
+        with progress("rows") as progressed:
+            return await store.verify(
+                only,
+                heads=[each.link for each in noted],
+                progress=lambda done, total: progressed(done, total, f"{done} of {total} rows"),
+            )
+
+    audited = reading(config, read)
+    lost = [each for each in noted if not any(each.link in chain.found for chain in audited.chains)]
+    broken = sum(chain.broken is not None for chain in audited.chains)
+    if as_json:
+        chains = [{**asdict(each), "found": sorted(link.hex() for link in each.found)} for each in audited.chains]
+        given = [{"head": each.link.hex(), "found": each not in lost} for each in noted]
+        ok = not (lost or audited.unguarded or broken)
+        print_json({"ok": ok, "chains": chains, "heads": given, "unguarded": audited.unguarded})
+    else:
+        _show_chains(audited.chains)
+        for each in noted:
+            found = _why_lost(each, audited.chains) if each in lost else "is in the chain"
+            click.echo(f"{each.link.hex()[:12]}… {found}")
+    if broken or lost or audited.unguarded:
+        raise Failure("; ".join(_faults(audited, len(lost), broken)))
+
+
+@audit.command("list")
+@click.option("--conversation", metavar="ID", help="Only this conversation, by name or id; a deleted one too.")
+@click.option("--type", "kind", type=click.Choice([str(each) for each in AuditType]), help="Only rows of this type.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many rows, newest first.")
+@tenant_option
+@stored
+@json_option
+def list_rows(
+    config: Config, *, conversation: str | None, kind: str | None, limit: int, tenant: str | None, as_json: bool
+) -> None:
+    """List what was done to conversations, policies and keys, newest first.
+
+    \b
+    Example:
+      weir audit list --conversation support-4711
+      weir audit list --type budget_violation --limit 20 --json
+    """
+
+    async def read(store: Store) -> list[AuditRow]:
+        only = None if tenant is None else await _tenant(store, tenant)
+        known = None if conversation is None else await store.conversation(only, conversation)
+        wanted = conversation if known is None else known.id
+        return await store.audit(only, conversation=wanted, kind=kind, limit=limit)
+
+    rows = reading(config, read)
+    if as_json:
+        return print_json(
+            [{**asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()} for row in rows]
+        )
+    if not rows:
+        return click.echo("The audit log has no such rows.", err=True)
+    return print_table(
+        ("at (UTC)", "row", "type", "facts", "conversation", "chain", "request"), map(_audit_cells, rows)
+    )
+
+
+@audit.command()
+@click.option("--conversation", "name", metavar="NAME", help="Only this conversation, by name or id.")
+@click.option("--policy", metavar="P", help="Only evictions by this policy.")
+@click.option("--limit", type=click.IntRange(min=1), default=200, show_default=True, help="How many rows with --json.")
+@stored
+@json_option
+def evictions(config: Config, *, name: str | None, policy: str | None, limit: int, as_json: bool) -> None:
+    """List what was evicted, what that freed, and how much of it was requested again: the regret.
+
+    If a tool's results are often requested again, give them a longer life in the policy; look at five to ten runs
+    before changing anything. Results that a newer one repeats or replaces do not count as requested again.
 
     \b
     Example:
       weir audit evictions --policy balanced
       weir audit evictions --conversation support-4711 --json
     """
-    url = loaded(path, Flags(store=store)).store.url
-    report = asyncio.run(_read(url, name=name, policy=policy, limit=limit))
-    if as_json:
-        print_json(_plain(report))
-    elif not report.sums:
-        click.echo("Nothing was evicted.", err=True)
-    else:
-        _show(report)
 
-
-async def _read(url: str, *, name: str | None, policy: str | None, limit: int) -> Report:
-    async with opened_to_read(url) as store:
+    async def read(store: Store) -> tuple[list[EvictionSum], list[EvictionRow], list[EvictionRow]]:
         one = None if name is None else await store.conversation(None, name)
         if name is not None and one is None:
             raise Failure(f"no conversation {name}; see weir conversations list")
-        return Report(
+        return (
             await store.eviction_sums(None, conversation=one, policy=policy),
             await store.evictions(None, conversation=one, policy=policy, limit=limit),
             await store.evictions(None, conversation=one, policy=policy, asked_again=True, limit=limit),
         )
 
+    sums, rows, asked = reading(config, read)
+    total = _total(sums)
+    by_layer, by_tool = _grouped(sums, "layer", lambda each: each.layer), _grouped(sums, "tool", lambda each: each.tool)
+    if as_json:
+        listed = {"asked_again_rows": [_eviction_json(row) for row in asked], "rows": [_eviction_json(r) for r in rows]}
+        return print_json({**total, "by_layer": by_layer, "by_tool": by_tool, **listed})
+    if not sums:
+        return click.echo("Nothing was evicted.", err=True)
+    print_line(
+        f"{total['evicted']} evicted, {total['tokens_freed']:,} tokens freed; {total['asked_again']} of "
+        f"{total['results']} tool results were requested again (regret {_share(total['regret'])}).\n",
+        wrap=True,
+    )
+    for label, groups in (("layer", by_layer), ("tool", by_tool)):
+        print_table(
+            (label, "evicted", "requested again", "regret", "tokens freed"), [_group_cells(g, label) for g in groups]
+        )
+        click.echo()
+    return _show_asked_again(asked[:EVICTIONS_SHOWN]) if asked else None
 
-def _plain(report: Report) -> dict[str, object]:
-    return {
-        **_total(report.sums),
-        "by_layer": _grouped(report.sums, "layer", lambda each: each.layer),
-        "by_tool": _grouped(report.sums, "tool", lambda each: each.tool),
-        "asked_again_rows": [_row(row) for row in report.asked],
-        "rows": [_row(row) for row in report.rows],
-    }
+
+def _head(text: str) -> _Head:
+    found = HEAD.fullmatch(text.strip().lower())
+    if found is None:
+        raise click.BadParameter("should be 64 hex digits, as verify prints them", param_hint="--head")
+    return _Head(None if found[1] is None else int(found[1]), bytes.fromhex(found[2]))
 
 
-def _row(row: EvictionRow) -> dict[str, object]:
+async def _tenant(store: Store, given: str) -> str:
+    """The tenant that is meant. Fails for none, and for several that begin so."""
+    if given == OPERATOR:
+        return ""
+    known = await store.audited_tenants()
+    matching = [each for each in known if each.startswith(given)] if given not in known else [given]
+    if not given or len(matching) != 1:
+        there = f"{len(matching)} chains begin" if len(matching) > 1 else "no chain begins"
+        raise Failure(f"{there} with {given!r}; see weir audit verify")
+    return matching[0]
+
+
+def _faults(audited: Audited, lost: int, broken: int) -> Iterator[str]:
+    if broken:
+        yield f"{broken} of {len(audited.chains)} chains {'was' if broken == 1 else 'were'} changed"
+    if lost:
+        yield f"{lost} of the given heads {'is' if lost == 1 else 'are'} missing"
+    if audited.unguarded:
+        yield f"the table is no longer guarded: {', '.join(audited.unguarded)}"
+
+
+def _show_chains(chains: list[Verified]) -> None:
+    if not chains:
+        return click.echo("The audit log is empty.", err=True)
+    return print_table(
+        ("chain", "rows", "good", "sealed up to", "first broken", "head"),
+        [
+            (
+                _chain_name(each.tenant),
+                each.rows,
+                each.good,
+                each.sealed or "-",
+                "-" if each.broken is None else f"{each.broken.seq}: {each.broken.kind}",
+                each.head,
+            )
+            for each in chains
+        ],
+    )
+
+
+def _why_lost(head: _Head, chains: list[Verified]) -> str:
+    if head.seq is not None and any(head.seq < chain.sealed for chain in chains):
+        return "is not in any chain; a row with that number was deleted under a seal"
+    return "is not in any chain: one was truncated or rewritten"
+
+
+def _audit_cells(row: AuditRow) -> tuple[object, ...]:
+    facts = json.dumps(row.told, ensure_ascii=False)  # with blanks, at which a narrow terminal breaks lines
+    facts = facts if len(facts) <= FACTS_SHOWN else f"{facts[:FACTS_SHOWN]}…"
+    return (
+        moment(row.at),
+        row.seq,
+        row.type,
+        facts,
+        row.conversation or "-",
+        _chain_name(row.tenant),
+        row.request or "-",
+    )
+
+
+def _chain_name(tenant: str) -> str:
+    return tenant[:TENANT_SHOWN] if tenant else OPERATOR
+
+
+def _eviction_json(row: EvictionRow) -> dict[str, object]:
     return {**asdict(row), "digest": row.digest.hex(), "call_hash": row.call_hash.hex(), "freed": row.freed}
 
 
@@ -122,56 +270,31 @@ def _grouped(sums: Iterable[EvictionSum], label: str, key: Callable[[EvictionSum
     return [{label: name, **_total(group)} for name, group in groups.items()]
 
 
-def _show(report: Report) -> None:
-    total = _total(report.sums)
-    console().print(
-        f"{total['evicted']} evicted, {total['tokens_freed']:,} tokens freed; {total['asked_again']} of "
-        f"{total['results']} tool results were asked for again (regret {_share(total['regret'])}).\n"
+def _group_cells(group: dict[str, object], label: str) -> tuple[object, ...]:
+    counts = group["evicted"], group["asked_again"], _share(group["regret"])
+    return group[label] or "(no tool)", *counts, f"{group['tokens_freed']:,}"
+
+
+def _show_asked_again(rows: Iterable[EvictionRow]) -> None:
+    click.echo("Requested again, newest first:")
+    print_table(
+        ("evicted at (UTC)", "requested again", "conversation", "tool", "layer", "scorer", "policy", "tokens", "ref"),
+        [
+            (
+                moment(row.at),
+                moment(row.asked_again_at or 0.0),
+                row.conversation,
+                row.tool,
+                row.layer,
+                row.scorer or "-",
+                row.policy,
+                f"{row.tokens_before:,} > {row.tokens_after:,}",
+                row.digest.hex()[:12],
+            )
+            for row in rows
+        ],
     )
-    _print_groups("layer", _grouped(report.sums, "layer", lambda each: each.layer))
-    _print_groups("tool", _grouped(report.sums, "tool", lambda each: each.tool))
-    if not report.asked:
-        return
-    click.echo("Asked for again, the newest first:")
-    table = _table(
-        "evicted at (UTC)", "asked again", "conversation", "tool", "layer", "scorer", "policy", "tokens", "ref"
-    )
-    for row in report.asked[:SHOWN]:
-        table.add_row(
-            _moment(row.at),
-            _moment(row.asked_again_at or 0.0),
-            _text(row.conversation),
-            _text(row.tool),
-            row.layer,
-            row.scorer or "-",
-            _text(row.policy),
-            f"{row.tokens_before:,} > {row.tokens_after:,}",
-            row.digest.hex()[:12],
-        )
-    console().print(table)
-
-
-def _print_groups(label: str, groups: list[dict[str, object]]) -> None:
-    table = _table(label, "evicted", "asked again", "regret", "tokens freed")
-    for group in groups:
-        name = _text(str(group[label]) or "(no tool)")
-        freed = f"{group['tokens_freed']:,}"
-        table.add_row(name, str(group["evicted"]), str(group["asked_again"]), _share(group["regret"]), freed)
-    console().print(table)
-    click.echo()
-
-
-def _table(*columns: str) -> Table:
-    return Table(*columns, box=None, pad_edge=False, header_style="bold")
 
 
 def _share(value: object) -> str:
     return f"{value:.1%}" if isinstance(value, float) else "-"
-
-
-def _text(name: str) -> Text:
-    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name))
-
-
-def _moment(at: float) -> str:
-    return dt.datetime.fromtimestamp(at, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,59 +1,42 @@
 """``weir conversations``: what the store knows, read without disturbing a Weir that is running."""
 
+import json
 import shlex
-from collections.abc import Callable, Mapping
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import click
 
-from proxy.cli.config import config_option, json_option, loaded
-from proxy.cli.conversations_keep import checkpoint, delete, export, notes, removed
-from proxy.cli.conversations_read import (
-    COMPACT,
-    checkpoint_of,
-    checkpoints_of,
-    found,
-    key_names,
-    kinds_of,
-    opened_to_read,
-    originals_of,
-    reading,
-    removed_from,
-    removed_line,
-    request_of,
-    store_option,
-)
-from proxy.cli.conversations_show import (
-    show_list,
-    show_originals,
-    show_removed,
-    show_request,
-    show_status,
-    show_summary,
-    show_timeline,
-)
-from proxy.config import Flags, masked_url
+from policies.checkpoint import Checkpoint, InvalidCheckpoint
+from policies.clipping import TEXT_OF
+from policies.notes import Note
+from proxy.cli import Failure
+from proxy.cli.output import moment, print_facts, print_json, print_table, say, tame
+from proxy.cli.stored import found, json_option, key_names, reading, stored, writing
+from proxy.config import Config, masked_url
+from proxy.routes.control import LONGEST_NOTE, USUAL
+from proxy.routes.rows import checkpoint_json, decision_json, exchange_json, note_json, removed_json
 from proxy.store import Store
-from proxy.store.records import ConversationRow
-from proxy.store.records import RemovedRow as Removed
+from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow, NoteRow, Original, RemovedRow
 
 REQUESTS_SHOWN = 200
+MAX_REMOVED = 100_000
+MAX_REQUESTS = 100_000
+MAX_EXCERPT_LEN = 60
+OBSERVED = "observe=1"
+LAST_REQUEST = ("pressure", "pressure_before", "velocity", "turns_until_red", "action", "observed", "detail")
 
-__all__ = [
-    "COMPACT",
-    "Removed",
-    "conversations",
-    "kinds_of",
-    "opened_to_read",
-    "removed_from",
-    "removed_line",
-    "store_option",
-]
+Show = Callable[[], None]
 
 
 @click.group()
 def conversations() -> None:
-    """What Weir knows about conversations: how full they are, what was done to them, what was removed.
+    """List, inspect, export and delete conversations.
 
     \b
     Example:
@@ -63,47 +46,60 @@ def conversations() -> None:
     """
 
 
-for command in (checkpoint, removed, notes, export, delete):
-    conversations.add_command(command)
-
-
 @conversations.command("list")
-@config_option
-@store_option
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, newest first.")
+@stored
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many conversations, newest first."
+)
 @json_option
-def list_conversations(path: Path | None, store: str | None, limit: int, *, as_json: bool) -> None:
-    """Conversations of all keys, the one used last first; tokens are those of its last request.
+def list_conversations(config: Config, *, limit: int, as_json: bool) -> None:
+    """List the conversations of all keys, last used first; tokens are those of the last request.
 
     \b
     Example:
       weir conversations list --store sqlite+aiosqlite:///weir.db --limit 10
     """
-    config = loaded(path, Flags(store=store))
-    url = config.store.url
 
-    async def read(opened: Store) -> tuple[list[ConversationRow], Mapping[str, str]]:
-        rows = await opened.conversations(None, limit=limit)
-        return rows, await key_names(opened, config) if rows else {}
+    async def read(store: Store) -> tuple[list[ConversationRow], Mapping[str, str]]:
+        rows = await store.conversations(None, limit=limit)
+        return rows, await key_names(store, config) if rows else {}
 
-    rows, names = reading(url, read)
-    if not rows and not as_json:
-        click.echo(f"No conversations in {masked_url(url)}.", err=True)
-        return
-    show_list(rows, names, as_json=as_json)
+    rows, names = reading(config, read)
+    if as_json:
+        return print_json([asdict(row) for row in rows])
+    if not rows:
+        return click.echo(f"No conversations in {masked_url(config.store.url)}.", err=True)
+    columns = ("conversation", "key", "model", "requests", "tokens", "last used (UTC)", "zone", "last actions")
+    relations = ("part of", "closed (UTC)")
+    cells = [
+        (
+            row.name,
+            names.get(row.tenant, row.tenant[:8]),
+            row.model,
+            row.requests,
+            _tokens(row.tokens_before, row.tokens_after, row.limit),
+            moment(row.updated),
+            row.zone,
+            actions_of(row.actions),
+            row.parent,
+            None if row.closed is None else moment(row.closed),
+        )
+        for row in rows
+    ]
+    return print_table((*columns, *relations), cells, optional=relations)
 
 
 @conversations.command()
 @click.argument("name", metavar="ID")
 @click.option("--timeline", is_flag=True, help=f"One line per request, the newest {REQUESTS_SHOWN}.")
-@click.option("--checkpoint", is_flag=True, help="The newest checkpoint: what stands for the compacted history.")
-@click.option("--removed", is_flag=True, help="Every message that was removed, with the ref that --ref takes.")
-@click.option("--request", metavar="ID", help="What was done to one request, layer by layer, and why.")
-@click.option("--ref", help="The text of one removed message in full; with --json as it was sent.")
-@config_option
-@store_option
+@click.option("--checkpoint", is_flag=True, help="The newest checkpoint: the summary of the compacted history.")
+@click.option("--removed", is_flag=True, help="Every removed message, with its ref for --ref.")
+@click.option("--request", metavar="ID", help="What was done to a request, layer by layer, and why.")
+@click.option("--ref", help="The full text of a removed message; with --json as it was sent.")
+@stored
 @json_option
 def show(
+    config: Config,
     *,
     name: str,
     timeline: bool,
@@ -111,11 +107,9 @@ def show(
     removed: bool,
     request: str | None,
     ref: str | None,
-    path: Path | None,
-    store: str | None,
     as_json: bool,
 ) -> None:
-    """One conversation, by its name or id.
+    """Show a conversation, by name or id.
 
     \b
     Example:
@@ -124,36 +118,471 @@ def show(
       weir conversations show support-4711 --ref 74e67f258338
     """
     if sum((timeline, checkpoint, removed, request is not None, ref is not None)) > 1:
-        raise click.UsageError("--timeline, --checkpoint, --removed, --request and --ref are asked one at a time")
-    config = loaded(path, Flags(store=store))
-    url = config.store.url
-
-    async def read(opened: Store) -> Callable[[], None]:
-        row = await found(opened, name)
-        if timeline:
-            requests = await opened.timeline(row, limit=REQUESTS_SHOWN)
-            return lambda: show_timeline(requests, as_json=as_json)
-        if checkpoint:
-            newest = await checkpoint_of(opened, row)
-            return lambda: show_summary(newest, as_json=as_json)
-        if removed:
-            gone = await removed_from(opened, row)
-            return lambda: show_removed(gone, as_json=as_json)
-        if request is not None:
-            asked = await request_of(opened, row, request)
-            return lambda: show_request(asked, as_json=as_json)
-        if ref is not None:
-            originals = await originals_of(opened, row, ref)
-            return lambda: show_originals(originals, as_json=as_json)
-        gone, saved = await removed_from(opened, row), await checkpoints_of(opened, row)
-        last, names = (await opened.timeline(row, limit=1))[-1:], await key_names(opened, config)
-        where = _where(path, store)
-        return lambda: show_status(row, gone, saved, names, last=last, where=where, as_json=as_json)
-
-    reading(url, read)()
+        raise click.UsageError("--timeline, --checkpoint, --removed, --request and --ref cannot be combined")
+    read: Callable[[Store, ConversationRow], Awaitable[Show]]
+    if timeline:
+        read = partial(_read_timeline, as_json=as_json)
+    elif checkpoint:
+        read = partial(_read_summary, as_json=as_json)
+    elif removed:
+        read = partial(_read_removed, as_json=as_json)
+    elif request is not None:
+        read = partial(_read_request, request=request, as_json=as_json)
+    elif ref is not None:
+        read = partial(_read_originals, ref=ref, as_json=as_json)
+    else:
+        read = partial(_read_status, config=config, where=_options_given(), as_json=as_json)
+    _show(config, name, read)
 
 
-def _where(path: Path | None, store: str | None) -> str:
+@conversations.command()
+@click.argument("name", metavar="ID")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["md", "json"]),
+    default="md",
+    show_default=True,
+    help="Output format.",
+)
+@click.option("--version", type=click.IntRange(min=1), help="Which version; defaults to the newest.")
+@stored
+@json_option
+def checkpoint(config: Config, *, name: str, form: Literal["md", "json"], version: int | None, as_json: bool) -> None:
+    """Show a conversation's checkpoint: goal, rules, progress, decisions, identifiers.
+
+    \b
+    Example:
+      weir conversations checkpoint support-4711
+      weir conversations checkpoint support-4711 --version 3 --format json
+    """
+
+    async def read(store: Store, conversation: ConversationRow) -> Show:
+        row = await _checkpoint(store, conversation, version)
+        return partial(print_json, checkpoint_json(row)) if form == "json" or as_json else partial(_print_state, row)
+
+    _show(config, name, read)
+
+
+@conversations.command()
+@click.argument("name", metavar="ID")
+@stored
+@json_option
+def removed(config: Config, *, name: str, as_json: bool) -> None:
+    """List the messages removed from a conversation's window: by what, since when, and the ref of the original.
+
+    \b
+    Example:
+      weir conversations removed support-4711
+      weir conversations show support-4711 --ref 74e67f258338
+    """
+    _show(config, name, partial(_read_removed, as_json=as_json))
+
+
+@conversations.command()
+@click.argument("name", metavar="ID")
+@click.option("--add", "text", metavar="TEXT", help=f"A note to add, up to {LONGEST_NOTE:,} characters.")
+@stored
+@json_option
+def notes(config: Config, *, name: str, text: str | None, as_json: bool) -> None:
+    """List a conversation's notes (decisions, bugs, constraints, what is left to do), or add one.
+
+    A running Weir uses a note that is added here only after a restart; add it over HTTP
+    (POST /weir/conversations/ID/notes) to have it used at once.
+
+    \b
+    Example:
+      weir conversations notes support-4711
+      weir conversations notes support-4711 --add "The customer wants a refund, not a replacement."
+    """
+    if text is None:
+        return _show(config, name, partial(_read_notes, as_json=as_json))
+    if not text.strip() or len(text) > LONGEST_NOTE:
+        raise click.BadParameter(f"should be 1 to {LONGEST_NOTE} characters", param_hint="--add")
+    note = NoteRow.of(Note("misc", USUAL, text, "api"), at=time.time())
+
+    async def add(store: Store) -> bool:
+        row = await found(store, name)
+        return await store.add_notes(row.tenant, row.id, [note]) > 0
+
+    is_new = writing(config, add)
+    if as_json:
+        return print_json({**note_json(note), "new": is_new})
+    return click.echo("Added the note." if is_new else "This note already exists.")
+
+
+@conversations.command()
+@click.argument("name", metavar="ID")
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write to this file; defaults to standard output.",
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@stored
+def export(config: Config, *, name: str, out: Path | None, force: bool) -> None:
+    """Export everything about a conversation as one JSON document; a file is readable by its owner only.
+
+    \b
+    Example:
+      weir conversations export support-4711 --out support-4711.json
+    """
+    if out is not None and out.exists() and not force:
+        raise Failure(f"{out} already exists; --force overwrites it")
+
+    async def read(store: Store) -> dict[str, object]:
+        return await store.export(await found(store, name))
+
+    document = json.dumps(reading(config, read), indent=2)
+    if out is None:
+        return click.echo(document)
+    _write(out, f"{document}\n", force=force)
+    return click.echo(f"{out}: {len(document):,} characters.", err=True)
+
+
+@conversations.command()
+@click.argument("name", metavar="ID")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@stored
+@json_option
+def delete(config: Config, *, name: str, yes: bool, as_json: bool) -> None:
+    """Delete a conversation permanently: requests, checkpoints, notes, and its archived messages.
+
+    A running Weir may still hold the conversation in memory and recreate it with the next request; delete it over HTTP
+    (DELETE /weir/conversations/ID) to avoid that.
+
+    \b
+    Example:
+      weir conversations export support-4711 --out support-4711.json
+      weir conversations delete support-4711
+    """
+
+    async def read(store: Store) -> tuple[ConversationRow, str]:
+        row = await found(store, name)
+        gone, saved = await removed_from(store, row), await checkpoints_of(store, row)
+        counts = f"{len(saved)} checkpoints, {len(await store.notes(row.tenant, row.id))} notes"
+        return row, (
+            f"{tame(row.name)} ({row.id}) of key {row.tenant[:8]}, last used {moment(row.updated)} UTC: "
+            f"{row.requests} requests, {counts}; out of the window and kept: {removed_line(gone)}."
+        )
+
+    row, going = reading(config, read)
+    if not yes:
+        click.echo(going, err=True)
+        if not click.confirm("Delete it permanently?", err=True):
+            raise Failure("nothing was deleted")
+    if not writing(config, lambda store: store.delete(row)):
+        raise Failure(f"{row.name} is already deleted")
+    if as_json:
+        return print_json({"id": row.id, "name": row.name, "deleted": True})
+    return click.echo(f"Deleted {tame(row.name)}.")
+
+
+async def removed_from(store: Store, row: ConversationRow) -> list[RemovedRow]:
+    """What is out of the window in the newest branch of a conversation, what went first before what went later."""
+    return list(reversed(await store.removed(row, limit=MAX_REMOVED)))
+
+
+async def checkpoints_of(store: Store, row: ConversationRow) -> list[CheckpointRow]:
+    """Every version of the checkpoint, oldest first."""
+    return [each for each in await store.checkpoints(row) if each.body]
+
+
+def kinds_of(gone: Iterable[RemovedRow]) -> dict[str, int]:
+    """How many messages each kind of edit, or layer of a cut, has taken."""
+    counts: dict[str, int] = {}
+    for each in gone:
+        counts[each.how] = counts.get(each.how, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def removed_line(gone: list[RemovedRow]) -> str:
+    """What was removed, in one line."""
+    if not gone:
+        return "nothing"
+    kinds = ", ".join(f"{kind} {count}" for kind, count in kinds_of(gone).items())
+    return f"{len(gone)} messages, {sum(each.tokens for each in gone):,} tokens ({kinds})"
+
+
+def actions_of(actions: str) -> str:
+    """What was done to a request; of one that was only observed, what would have been."""
+    parts = actions.split(",")
+    if OBSERVED not in parts:
+        return actions
+    planned = [part for part in parts if part != OBSERVED]
+    return "observed" + (f": {','.join(planned)}" if planned else "")
+
+
+def _show(config: Config, name: str, read: Callable[[Store, ConversationRow], Awaitable[Show]]) -> None:
+    """Read what is asked of a conversation, close the store, and print it."""
+
+    async def work(store: Store) -> Show:
+        return await read(store, await found(store, name))
+
+    reading(config, work)()
+
+
+def _options_given() -> str:
     """The options that lead to the same store again."""
-    given = (("--config", path), ("--store", store))
-    return "".join(f" {option} {shlex.quote(str(value))}" for option, value in given if value is not None)
+    given = click.get_current_context().params
+    options = (("--config", given["path"]), ("--store", given["store"]))
+    return "".join(f" {option} {shlex.quote(str(value))}" for option, value in options if value is not None)
+
+
+async def _read_status(store: Store, row: ConversationRow, *, config: Config, where: str, as_json: bool) -> Show:
+    gone, saved = await removed_from(store, row), await checkpoints_of(store, row)
+    last = next(iter(await store.timeline(row, limit=1)), None)
+    if as_json:
+        out = {"messages": len(gone), "tokens": sum(each.tokens for each in gone), "kinds": kinds_of(gone)}
+        state = {} if last is None else {name: getattr(last, name) for name in LAST_REQUEST}
+        versions = [each.version for each in saved]
+        return partial(print_json, {**asdict(row), **state, "removed": out, "checkpoints": versions})
+    names = await key_names(store, config)
+    facts = {
+        "conversation": row.name,
+        "id": row.id,
+        "key": names.get(row.tenant, row.tenant),
+        "part of": row.parent,
+        "closed": None if row.closed is None else f"{moment(row.closed)} UTC",
+        "model": row.model,
+        "requests": f"{row.requests} on {row.branches} branch{'es' if row.branches != 1 else ''}",
+        "first and last used": f"{moment(row.created)} to {moment(row.updated)} UTC",
+        "last request": f"{_tokens(row.tokens_before, row.tokens_after, row.limit)} tokens, {row.zone}",
+        "pressure": None if last is None else _pressure(last),
+        "growth": None if last is None else _growth(last),
+        "last actions": actions_of(row.actions),
+        "batches of edits": row.version,
+        "checkpoints": ", ".join(str(each.version) for each in saved) or "none",
+        "removed": removed_line(gone),
+    }
+
+    def output() -> None:
+        print_facts(facts)
+        for option in ["--timeline", *(["--checkpoint"] if saved else []), *(["--removed"] if gone else [])]:
+            click.echo(f"  weir conversations show {shlex.quote(tame(row.name))} {option}{where}", err=True)
+
+    return output
+
+
+def _pressure(row: ExchangeRow) -> str:
+    """Pressure before and after the newest request was managed, the zone, and what that took."""
+    before, after = f"{row.pressure if row.pressure_before is None else row.pressure_before:.2f}", f"{row.pressure:.2f}"
+    moved = f"{before} > {after}" if before != after else after
+    return f"{moved}, {row.zone}; {row.action}{', observed only' if row.observed else ''}"
+
+
+def _growth(row: ExchangeRow) -> str:
+    if row.velocity is None:
+        return "not known yet"
+    left = "" if row.turns_until_red is None else f", red in {row.turns_until_red:g}"
+    return f"{row.velocity:,.1f} tokens per request{left}"
+
+
+async def _read_timeline(store: Store, row: ConversationRow, *, as_json: bool) -> Show:
+    requests = await store.timeline(row, limit=REQUESTS_SHOWN)
+    if as_json:
+        return partial(print_json, [exchange_json(each) for each in requests])
+    titles = (
+        "at (UTC)", "messages", "tokens", "pressure", "zone", "velocity", "action", "actions", "outcome", "cached",
+        "weir ms", "request",
+    )  # fmt: skip
+    return partial(print_table, titles, [_timeline_cells(each) for each in requests])
+
+
+def _timeline_cells(row: ExchangeRow) -> tuple[object, ...]:
+    return (
+        moment(row.at),
+        row.length,
+        _tokens(row.tokens_before, row.tokens_after, row.limit),
+        f"{row.pressure:.2f}",
+        row.zone,
+        None if row.velocity is None else f"{row.velocity:,.0f}",
+        row.action,
+        actions_of(row.actions),
+        f"{row.status} {row.outcome}",
+        f"{row.usage_cached / row.usage_prompt:.0%}" if row.usage_cached and row.usage_prompt else None,
+        f"{row.overhead_ms:.1f}",
+        row.id,
+    )
+
+
+async def _read_request(store: Store, row: ConversationRow, *, request: str, as_json: bool) -> Show:
+    """The request with this id, or the only one whose id begins so. Fails for none and for several."""
+    rows = await store.timeline(row, limit=MAX_REQUESTS)
+    known = [each for each in rows if each.id == request] or [each for each in rows if each.id.startswith(request)]
+    if len(known) != 1:
+        said = "no request" if not known else f"{len(known)} requests begin with"
+        raise Failure(f"{said} {request} in {row.name}; see weir conversations show {row.name} --timeline")
+    return partial(print_json, exchange_json(known[0])) if as_json else partial(_print_request, known[0])
+
+
+def _print_request(row: ExchangeRow) -> None:
+    decision, layers = decision_json(row), exchange_json(row)["layers"]
+    summarized = decision["compaction_summary_tokens"] is not None
+    print_facts(
+        {
+            "request": row.id,
+            "at": f"{moment(row.at)} UTC",
+            "model and policy": f"{row.model}, {row.policy}{', observed only' if row.observed else ''}",
+            "tokens": _tokens(row.tokens_before, row.tokens_after, row.limit),
+            "pressure": _pressure(row),
+            "actions": actions_of(row.actions),
+            "removed or shortened": row.evicted,
+            "summary": f"{row.detail['summary_tokens']:,} tokens" if summarized else None,
+            "new window": decision["new_window_id"],
+            "recommendation": decision["recommendation"],
+            "outcome": f"{row.status} {row.outcome}",
+        }
+    )
+    click.echo()
+    if not isinstance(layers, list) or not layers:
+        again = row.actions not in {"none", "observe=1"}
+        said = "what was taken out before stays out" if again else "nothing had to go"
+        return click.echo(f"No layer ran: {said}.")
+    return print_table(
+        ("layer", "about", "tokens", "units", "kept", "why not more"),
+        [
+            (
+                each["layer"],
+                each["scope"],
+                f"{each['tokens_before']:,} > {each['tokens_after']:,}",
+                each["units"],
+                "last rung" if each["rung"] and each["kept"] else "yes" if each["kept"] else "no",
+                each["reason"],
+            )
+            for each in layers
+        ],
+    )
+
+
+async def _checkpoint(store: Store, row: ConversationRow, version: int | None = None) -> CheckpointRow:
+    """One version of the checkpoint, the newest one without a number. Fails with the versions that there are."""
+    if version is not None:
+        one = await store.checkpoint_at(row, version)
+        if one is None:
+            versions = sorted({each.version for each in await checkpoints_of(store, row)})
+            there = f"there are {', '.join(map(str, versions))}" if versions else "there is none"
+            raise Failure(f"{row.name} has no checkpoint {version}: {there}")
+        return one
+    latest = await store.latest_checkpoint(row.tenant, row.id)
+    for each in reversed(await checkpoints_of(store, row)) if latest is not None else ():
+        if latest is not None and (each.branch, each.version) == (latest[1].branch, latest[1].version):
+            return each
+    raise Failure(f"{row.name} has no checkpoint: nothing was compacted or saved in it")
+
+
+async def _read_summary(store: Store, conversation: ConversationRow, *, as_json: bool) -> Show:
+    """What stands for the history at the newest version of the checkpoint: its summary, else its state."""
+    row = await _checkpoint(store, conversation)
+    cut = row.cut
+    if as_json:
+        names = ("covers", "origin", "tokens", "ref", "text")
+        made = {name: None if cut is None else getattr(cut, name) for name in names}
+        known = {"version": row.version, "at": row.at, "reason": row.reason, "branch": row.branch}
+        return partial(print_json, {**known, **made, "covered": list(row.covered), "state": json.loads(row.body)})
+    if cut is None:
+        return partial(_print_state, row)
+
+    def output() -> None:
+        click.echo(
+            f"Version {row.version}, {moment(row.at)} UTC: {cut.tokens:,} tokens ({cut.origin}) stand for the first "
+            f"{cut.covers} messages after the head; ref {cut.ref}.\n",
+            err=True,
+        )
+        say(cut.text)
+
+    return output
+
+
+def _print_state(row: CheckpointRow) -> None:
+    """A version of the checkpoint as Markdown; as it was stored where it is none."""
+    stands = "" if row.cut is None else f"; stands for the first {row.cut.covers} messages after the head"
+    click.echo(f"Version {row.version}, {moment(row.at)} UTC, saved for {row.reason}{stands}.\n", err=True)
+    try:
+        say(Checkpoint.from_json(row.body).to_markdown().rstrip("\n"))
+    except InvalidCheckpoint:
+        say(row.body)
+
+
+async def _read_removed(store: Store, row: ConversationRow, *, as_json: bool) -> Show:
+    gone = await removed_from(store, row)
+    if as_json:
+        return partial(print_json, [{**removed_json(each, with_text=False), "text": each.text} for each in gone])
+    if not gone:
+        return partial(click.echo, "Nothing was removed.", err=True)
+    cells = [
+        (
+            each.ref,
+            each.role or "?",
+            each.tool,
+            f"{each.tokens:,} > {each.kept:,}" if each.kept else f"{each.tokens:,}",
+            each.how,
+            moment(each.at),
+            " ".join(each.text[: 4 * MAX_EXCERPT_LEN].split())[:MAX_EXCERPT_LEN],
+        )
+        for each in gone
+    ]
+    return partial(print_table, ("ref", "role", "tool", "tokens", "how", "since (UTC)", "begins with"), cells)
+
+
+async def _read_originals(store: Store, row: ConversationRow, *, ref: str, as_json: bool) -> Show:
+    """The message with this ref, or all that the summary with this ref covers."""
+    ref = ref.removesuffix(TEXT_OF)
+    one = await store.original(row.tenant, ref)
+    originals = [one] if one is not None else await store.covered(row.tenant, ref)
+    if not originals:
+        gone = await removed_from(store, row)
+        hint = "" if gone else ": nothing was removed from it"
+        if any(each.ref == ref for each in gone):
+            hint = ": its content was not kept (store.content is digest) or is damaged"
+        raise Failure(f"no original {ref} in {row.name}{hint}")
+    return partial(_print_originals, originals, as_json=as_json)
+
+
+def _print_originals(originals: list[Original], *, as_json: bool) -> None:
+    if as_json:
+        shown = [(each, json.loads(each.body)) for each in originals]
+        return print_json([{"ref": o.ref, "role": o.role, "tokens": o.tokens, "message": body} for o, body in shown])
+    for original in originals:
+        if len(originals) > 1:
+            click.echo(f"--- {original.ref} {original.role}", err=True)
+        say(original.text)
+    return None
+
+
+async def _read_notes(store: Store, conversation: ConversationRow, *, as_json: bool) -> Show:
+    rows = await store.notes(conversation.tenant, conversation.id)
+    if as_json:
+        return partial(print_json, [note_json(row) for row in rows])
+    if not rows:
+        return partial(click.echo, "There are no notes.", err=True)
+    cells = [(moment(row.at), row.category, row.importance, row.source, row.text) for row in rows]
+    return partial(print_table, ("at (UTC)", "category", "importance", "from", "note"), cells)
+
+
+def _write(out: Path, text: str, *, force: bool) -> None:
+    """Write a file that only its owner may read, in one go. Fails for one that came into being meanwhile."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=out.parent, prefix=f".{out.name}.", encoding="utf-8", delete=False
+        ) as f:
+            written = Path(f.name)
+            f.write(text)
+        try:
+            if force:
+                written.replace(out)
+            else:
+                out.hardlink_to(written)
+        finally:
+            written.unlink(missing_ok=True)
+    except FileExistsError as fault:
+        raise Failure(f"{out} already exists; --force overwrites it") from fault
+    except OSError as fault:
+        raise Failure(f"{out} cannot be written: {fault.strerror}") from fault
+
+
+def _tokens(before: int, after: int, limit: int) -> str:
+    """Tokens of a request before and after it was managed, and what there is room for."""
+    moved = f"{before:,} > {after:,}" if after != before else f"{after:,}"
+    return f"{moved} of {limit:,}"

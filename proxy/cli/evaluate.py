@@ -1,38 +1,67 @@
 """``weir evaluate``: what compactions left of conversations, by code alone and as a model judges it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import click
 
-from policies import ContextSettings, Effect, Reply
-from policies.fidelity import ANSWER, JUDGE, MAX_QUESTIONS, MIN_QUESTIONS, PROPOSE, Terms
+from policies import ContextSettings
+from policies.fidelity import (
+    ANSWER,
+    JUDGE,
+    MAX_QUESTIONS,
+    MIN_QUESTIONS,
+    PROMPTS,
+    PROPOSE,
+    Coverage,
+    Dimension,
+    Fidelity,
+    Share,
+    Terms,
+    Verdict,
+)
 from proxy.asking import AT_ONCE, SECONDS, Models
-from proxy.cli.config import config_option, console, json_option, loaded, print_json
-from proxy.cli.conversations_read import checkpoints_of, found, opened_to_read, store_option
-from proxy.cli.evaluate_report import Report, judged_below, report_json, report_lines, report_table
-from proxy.cli.progress import Moved, progress
-from proxy.cli.replay import DEFAULT_ENCODING, policy_named
+from proxy.cli.conversations import checkpoints_of
+from proxy.cli.output import print_json, print_line, print_table, progress
+from proxy.cli.replay import conditions_for, policy_named, recorded
+from proxy.cli.stored import config_option, found, json_option, loaded, opened, store_option
 from proxy.config import Config, Flags
-from proxy.models import ModelFacts, ModelRegistry
-from proxy.rehearsal import BadRecording, Conditions, Script, read_recordings, recording_of
-from proxy.rehearsal.compactions import Compaction, archived_pair, compactions_of
-from proxy.rehearsal.judging import Evaluated, judge_compaction
-from proxy.rehearsal.lanes import Managed
-from proxy.tokenizer import Tokenizer
+from proxy.effects.allowance import Spent
+from proxy.evaluation import facts_of
+from proxy.models import ModelFacts
+from proxy.replay import (
+    Compaction,
+    Conditions,
+    Evaluated,
+    Managed,
+    Script,
+    archived_pair,
+    compactions_of,
+    judge_compaction,
+    recording_of,
+    store_in_memory,
+)
 from proxy.wire.raw import read_value
 
-SHARE = 0.7
+INPUT_SHARE = 0.7
 """Share of a model's window that a question with its material may take: its tokenizer may be another one."""
+USUAL_WINDOW = 8_192
 DEFAULT_QUESTIONS = 10
+TOO_AGGRESSIVE = 0.75
+"""Fidelity under which a compaction takes too much (requirement A0.122)."""
+TITLES = (
+    "conversation", "request", "before", "after", "ratio", "coverage", "recoverable",
+    "fidelity", "key facts", "state", "decisions", "yes/no/unknown",
+)  # fmt: skip
+MAX_MISSING = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What is evaluated, and by whom; ``terms`` is None where no model answers."""
+@dataclass(slots=True, kw_only=True)
+class _EvaluationRun:
+    """What is evaluated, by whom (``terms`` is None where no model answers), and every compaction with its scores."""
 
     file: Path | None
     conversation: str | None
@@ -41,49 +70,77 @@ class Task:
     conditions: Conditions
     questions: int
     limit: int | None
+    model: str
+    judge: str
     terms: Terms | None
     models: Models | None
+    done: list[tuple[str, Evaluated]] = field(default_factory=list)
 
+    @property
+    def names(self) -> list[str]:
+        """The conversations, each once."""
+        return list(dict.fromkeys(name for name, _ in self.done))
 
-@dataclass(slots=True)
-class _Asked:
-    """The models of a run, asked from the planner's thread too."""
+    @property
+    def fidelity(self) -> Fidelity:
+        """All verdicts."""
+        return sum((each.fidelity for _, each in self.done), Fidelity())
 
-    models: Models
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    @property
+    def coverage(self) -> Coverage:
+        """All of what was wanted."""
+        return sum((each.coverage for _, each in self.done), Coverage())
 
-    def __call__(self, effect: Effect) -> Reply:
-        return asyncio.run_coroutine_threadsafe(self.models(effect), self.loop).result()
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Tokens of all contexts before and after."""
+        contexts = [each.compaction.contexts for _, each in self.done]
+        return sum(each.tokens_before for each in contexts), sum(each.tokens_after for each in contexts)
+
+    @property
+    def ratio(self) -> float | None:
+        """Tokens of all contexts before over those after."""
+        before, after = self.sizes
+        return before / after if before and after else None
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How often what went wrong with a question."""
+        return {} if self.models is None else self.models.failures
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
-@click.option("--conversation", metavar="ID", help="Instead of a file: the summaries of one stored conversation.")
+@click.option("--conversation", metavar="ID", help="Evaluate a stored conversation's summaries instead of a file.")
 @click.option("--policy", default="balanced", show_default=True, help="A policy's name, or FILE.yaml:NAME.")
-@click.option("--window", type=click.IntRange(min=256), help="The window to compact for, tokens; else the policy's.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="What each request asks for; else the policy's reserve.")
-@click.option("--model", default="", help="Who answers the questions; without it only the deterministic score.")
-@click.option("--judge", default="", help="Who compares the answers; else the same model.")
-@click.option("--summarizer", help="Who writes summaries, as --model does with `same`; else the policy's, or code.")
-@click.option("--upstream", metavar="URL", help="The models' server; else the configuration's. OPENAI_API_KEY is sent.")
-@click.option("--model-window", type=click.IntRange(min=1024), help="What the models read at once, tokens.")
+@click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the policy's.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), help="The max_tokens of each request; defaults to the policy's reserve."
+)
+@click.option("--model", default="", help="The model that answers questions; without it only coverage is scored.")
+@click.option("--judge", default="", help="The model that compares the answers; defaults to --model.")
+@click.option("--summarizer", help="The model that writes summaries, `same` for --model; defaults to the policy's.")
+@click.option(
+    "--upstream", metavar="URL", help="The models' server; defaults to the configuration's. OPENAI_API_KEY is sent."
+)
+@click.option("--model-window", type=click.IntRange(min=1024), help="The models' context window, tokens.")
 @click.option(
     "--questions",
     type=click.IntRange(MIN_QUESTIONS, MAX_QUESTIONS),
     default=DEFAULT_QUESTIONS,
     show_default=True,
-    help="Asked of each.",
+    help="Questions per compaction.",
 )
-@click.option("--propose", type=click.IntRange(0, 10), default=0, help="More questions, written by the model.")
-@click.option("--budget", type=click.IntRange(min=1), help="Most tokens that the models may take.")
+@click.option("--propose", type=click.IntRange(0, 10), default=0, help="Additional questions, written by the model.")
+@click.option("--budget", type=click.IntRange(min=1), help="The most tokens to spend on the models.")
+@click.option("--at-once", type=click.IntRange(1, 8), default=AT_ONCE, show_default=True, help="Concurrent questions.")
 @click.option(
-    "--at-once", type=click.IntRange(1, 8), default=AT_ONCE, show_default=True, help="Questions side by side."
+    "--seconds", type=click.FloatRange(min=1), default=SECONDS, show_default=True, help="Timeout for an answer."
 )
-@click.option("--seconds", type=click.FloatRange(min=1), default=SECONDS, show_default=True, help="Wait for an answer.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only so many conversations, from the beginning.")
-@click.option("--gate", type=click.FloatRange(0, 1), help="Exit 1 where fidelity is below, or nothing was judged.")
-@click.option("--gate-coverage", type=click.FloatRange(0, 1), help="Exit 1 where coverage is below. Needs no model.")
-@click.option("--answers", is_flag=True, help="Every question with both answers, for somebody to check the judge.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
+@click.option("--gate", type=click.FloatRange(0, 1), help="Exit with 1 if fidelity is lower, or nothing was judged.")
+@click.option("--gate-coverage", type=click.FloatRange(0, 1), help="Exit with 1 if coverage is lower. Needs no model.")
+@click.option("--answers", is_flag=True, help="Print every question with both answers, to check the judge.")
 @config_option
 @store_option
 @json_option
@@ -112,11 +169,11 @@ def evaluate(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """What a policy's compactions leave of recorded conversations: coverage by code, fidelity by a model.
+    """Score what a policy's compactions keep of recorded conversations: coverage by code, fidelity by a model.
 
-    FILE is what weir replay takes. At every batch the whole conversation and what went up in its place are compared:
-    which facts, identifiers and rules are still there, and with --model, which of 4 to 20 questions it still answers
-    alike. Fidelity is consistent over judged answers, and null where nothing was judged.
+    FILE is as for weir replay. At every batch the whole conversation is compared with what was sent instead: which
+    facts, identifiers and rules are still there, and with --model, which of 4 to 20 questions get the same answer.
+    Fidelity is the share of consistent answers among those judged, and null if none was judged.
 
     \b
     Example:
@@ -130,110 +187,211 @@ def evaluate(
         raise click.UsageError("--gate is about judged answers and needs --model; see --gate-coverage")
     config = loaded(path, Flags(upstream=upstream, store=store, summarizer=summarizer))
     settings = policy_named(policy, config)
-    asks = bool(model) or (summarizer is not None and settings.summarizer not in (None, "same"))
+    own_writer = settings.summarizer not in (None, "same")
+    asks = bool(model) or (summarizer is not None and own_writer)
     if asks and not config.upstreams:
         raise click.UsageError("--model needs an --upstream, a configuration with one, or OPENAI_API_KEY")
-    tokenizer = Tokenizer()
-    facts = ModelRegistry(config.models).facts(model, settings=ContextSettings()) if model else ModelFacts()
-    counter = tokenizer.counter(model or DEFAULT_ENCODING)
-    reads = model_window or facts.window
-    terms = None
+    conditions = conditions_for(config, model=model, window=window, max_tokens=max_tokens)
+    terms = models = None
     if model:
-        limit_of = int(SHARE * (reads or settings.window or 8192))
-        terms = Terms(counter=counter, max_input=limit_of, judge_input=limit_of, propose=propose)
-    by_purpose = {ANSWER.purpose: model, PROPOSE.purpose: model, JUDGE.purpose: judge or model}
-    default = settings.summarizer if settings.summarizer not in (None, "same") else model
-    task = Task(
+        reads = int(INPUT_SHARE * (model_window or conditions.facts.window or settings.window or USUAL_WINDOW))
+        terms = Terms(counter=conditions.counter, max_input=reads, judge_input=reads, propose=propose)
+    if asks:
+        by_purpose = {ANSWER.purpose: model, PROPOSE.purpose: model, JUDGE.purpose: judge or model}
+        writer = settings.summarizer if own_writer and settings.summarizer else model
+        models = Models(config, default=writer, by_purpose=by_purpose, tokens=budget, at_once=at_once, seconds=seconds)
+    run = _EvaluationRun(
         file=file,
         conversation=conversation,
         config=config,
         settings=settings,
-        conditions=Conditions(counter=counter, window=window or config.window, max_tokens=max_tokens),
+        conditions=replace(conditions, model="", facts=ModelFacts()),
         questions=questions,
         limit=limit,
+        model=model,
+        judge=judge or model,
         terms=terms,
-        models=Models(
-            config, default=default or "", by_purpose=by_purpose, tokens=budget, at_once=at_once, seconds=seconds
-        )
-        if asks
-        else None,
+        models=models,
     )
-    report = Report(model=model, judge=judge or model, policy=settings.name)
-    try:
-        asyncio.run(_run(task, report))
-    except BadRecording as fault:
-        raise click.UsageError(str(fault)) from None
-    finally:
-        tokenizer.close()
-    _show(report, answers=answers, as_json=as_json, gates=(gate, gate_coverage))
-
-
-def _show(report: Report, *, answers: bool, as_json: bool, gates: tuple[float | None, float | None]) -> None:
-    failures = judged_below(report, gate=gates[0], gate_coverage=gates[1])
+    asyncio.run(_evaluate(run))
+    failures = list(_below(run, gate, gate_coverage))
     if as_json:
-        print_json(report_json(report, answers=answers, failures=failures))
+        print_json(_report(run, answers=answers, failures=failures))
     else:
-        out = console()
-        out.print(report_table(report))
-        for line in report_lines(report, answers=answers):
-            out.print(line, soft_wrap=True, markup=False)
+        print_table(TITLES, _rows(run), numbers=1)
+        for line in _lines(run, answers=answers):
+            print_line(line)
     for failure in failures:
         click.echo(f"weir: {failure}", err=True)
     if failures:
         raise click.exceptions.Exit(1)
 
 
-async def _run(task: Task, report: Report) -> None:
-    size = task.file.stat().st_size if task.file is not None and task.file.is_file() else 0
+async def _evaluate(run: _EvaluationRun) -> None:
     async with AsyncExitStack() as stack:
-        if task.models is not None:
-            await stack.enter_async_context(task.models)
-        moved = stack.enter_context(progress(size))
-        pairs = _recorded(task, moved) if task.file is not None else _stored(task)
-        async for name, compaction, read in pairs:
-            done = await _judged(task, compaction)
-            report.add(name, done)
-            if task.models is not None:
-                report.spent, report.failures = task.models.spent, task.models.failures
-            moved(read, len(report.names), f", {report.spent.calls} calls" if task.models is not None else "")
+        if run.models is not None:
+            await stack.enter_async_context(run.models)
+        async for name, compaction in _recorded(run) if run.file is not None else _archived(run):
+            done = await judge_compaction(
+                compaction,
+                count=run.questions,
+                tools=run.settings.notes,
+                ask=run.models if run.terms is not None else None,
+                terms=run.terms,
+            )
+            run.done.append((name, done))
 
 
-async def _judged(task: Task, compaction: Compaction) -> Evaluated:
-    asks = task.terms is not None
-    return await judge_compaction(
-        compaction,
-        count=task.questions,
-        tools=task.settings.notes,
-        ask=task.models if asks else None,
-        terms=task.terms,
-    )
+async def _recorded(run: _EvaluationRun) -> AsyncIterator[tuple[str, Compaction]]:
+    """The batches of every recorded conversation; the policy's summaries are written where there is a model for it."""
+    assert run.file is not None  # noqa: S101 - the caller looked
+    ask = run.models if run.settings.summarizer is not None else None
+    async with store_in_memory() as store:
+        conditions = run.conditions
+        with progress("conversations") as progressed:
+
+            def told(read: int, size: int, text: str) -> None:
+                calls = "" if run.models is None else f"{run.models.spent.calls} calls, "
+                progressed(read, size, f"{calls}{text}")
+
+            for place in recorded(run.file, run.limit, told):
+                script = Script(place.recording, counter=conditions.counter, model=conditions.model)
+                async for compaction in compactions_of(script, Managed(run.settings, conditions, store, ask=ask)):
+                    yield place.recording.id, compaction
 
 
-async def _recorded(task: Task, moved: Moved) -> AsyncIterator[tuple[str, Compaction, int]]:
-    """The batches of every recorded conversation; the planner works in a thread, because it may wait for a model."""
-    assert task.file is not None  # noqa: S101 - the caller looked
-    writes = task.models is not None and task.settings.summarizer is not None
-    for number, place in enumerate(read_recordings(task.file), start=1):
-        script = Script(place.recording, counter=task.conditions.counter, model=task.conditions.model)
-        ask = _Asked(task.models) if writes and task.models is not None else None
-        batches = compactions_of(script, Managed(task.settings, task.conditions, ask=ask))
-        while (compaction := await asyncio.to_thread(next, batches, None)) is not None:
-            yield place.recording.id, compaction, place.read
-        moved(place.read, number)
-        if number == task.limit:
-            return
-
-
-async def _stored(task: Task) -> AsyncIterator[tuple[str, Compaction, int]]:
+async def _archived(run: _EvaluationRun) -> AsyncIterator[tuple[str, Compaction]]:
     """The summaries of a stored conversation with the originals that they stand for."""
-    assert task.conversation is not None  # noqa: S101 - the caller looked
-    async with opened_to_read(task.config.store.url) as store:
-        row = await found(store, task.conversation)
+    assert run.conversation is not None  # noqa: S101 - the caller looked
+    async with opened(run.config.store.url, read_only=True) as store:
+        row = await found(store, run.conversation)
         cuts = {c.cut.ref: c.cut for c in await checkpoints_of(store, row) if c.cut is not None and c.cut.text}
         for cut in cuts.values():
             originals = await store.covered(row.tenant, cut.ref)
             messages = [value for one in originals if isinstance(value := read_value(one.body), dict)]
             if messages:
                 recording = recording_of(messages, name=f"{row.name} v{cut.version}")
-                script = Script(recording, counter=task.conditions.counter, model="")
-                yield recording.id, archived_pair(recording, cut, script=script), 0
+                script = Script(recording, counter=run.conditions.counter, model="")
+                yield recording.id, archived_pair(recording, cut, script=script)
+
+
+def _below(run: _EvaluationRun, gate: float | None, gate_coverage: float | None) -> Iterator[str]:
+    """What is below its gate; a score that is null is: what was not measured passes nothing."""
+    scores = (("fidelity", run.fidelity.score(), gate), ("coverage", run.coverage.score, gate_coverage))
+    for name, score, least in scores:
+        if least is not None and score is None:
+            yield f"{name} was not measured, and the gate is {least:g}"
+        elif least is not None and score is not None and score < least:
+            yield f"{name} {score:.3f} is below the gate of {least:g}"
+
+
+def _rows(run: _EvaluationRun) -> Iterator[tuple[str, ...]]:
+    """One row for each compaction and one for all."""
+    for name, each in run.done:
+        contexts, request = each.compaction.contexts, each.compaction.request
+        sizes = (f"{contexts.tokens_before:,}", f"{contexts.tokens_after:,}", _times(contexts.ratio))
+        yield (name, str(request) if request else "archive", *sizes, *_scores(each.coverage, each.fidelity))
+    before, after = run.sizes
+    sizes = (f"{before:,}", f"{after:,}", _times(run.ratio))
+    yield ("all", str(len(run.done)), *sizes, *_scores(run.coverage, run.fidelity))
+
+
+def _scores(coverage: Coverage, fidelity: Fidelity) -> tuple[str, ...]:
+    counts = "/".join(str(fidelity.count(verdict)) for verdict in (Verdict.YES, Verdict.NO, Verdict.UNKNOWN))
+    return (
+        _percent(coverage.score),
+        _percent(coverage.whole.recoverable),
+        _percent(fidelity.score()),
+        *(_percent(fidelity.score(dimension)) for dimension in Dimension),
+        counts if fidelity.judged else "null",
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "null" if value is None else f"{value:.1%}"
+
+
+def _times(value: float | None) -> str:
+    return "null" if value is None else f"{value:.2f}x"
+
+
+def _lines(run: _EvaluationRun, *, answers: bool) -> Iterator[str]:
+    """What is worth saying beside the table."""
+    coverage, fidelity, score = run.coverage, run.fidelity, run.fidelity.score()
+    if not run.done:
+        yield "Nothing was compacted, so nothing was measured."
+        return
+    kept = (f"{share.kept} of {share.wanted} {name}" for name, share in _kinds(coverage).items())
+    yield f"Kept: {', '.join(kept)}."
+    if coverage.missing:
+        yield f"Not kept, but archived or gone: {'; '.join(coverage.missing[:MAX_MISSING])}"
+    if score is not None and score < TOO_AGGRESSIVE:
+        yield f"Fidelity under {TOO_AGGRESSIVE} says that too much is taken: raise low_water, tail or extract."
+    if run.model and run.models is not None:
+        spent = run.models.spent
+        asked = f"{spent.calls} calls, {spent.asked:,} tokens asked, {spent.answered:,} answered"
+        yield f"{run.model} answered and {run.judge} judged: {asked}."
+    if reasons := {**fidelity.unknown, **{f"call: {k}": v for k, v in run.failures.items()}}:
+        yield "Not decided: " + ", ".join(f"{count} {why}" for why, count in reasons.items()) + "."
+    for name, each in run.done if answers else ():
+        for judged in each.fidelity.judged:
+            yield f"\n{name}, request {each.compaction.request}: {judged.question.text}"
+            yield f"  whole:     {' '.join(judged.original.split())}"
+            yield f"  compacted: {' '.join(judged.compacted.split())}"
+            yield f"  verdict:   {judged.verdict}{f' ({judged.why})' if judged.why else ''}"
+
+
+def _report(run: _EvaluationRun, *, answers: bool, failures: Sequence[str]) -> dict[str, object]:
+    """The run as plain data; every score is null where nothing was judged, or nothing wanted."""
+    return {
+        "policy": run.settings.name,
+        "model": run.model or None,
+        "judge": run.judge or None,
+        "prompts": {prompt.purpose: prompt.digest for prompt in PROMPTS.values()},
+        "conversations": len(run.names),
+        "compactions": [_entry(name, each, answers=answers) for name, each in run.done],
+        "total": facts_of(run.fidelity, run.coverage, run.ratio) | _shares(run.coverage),
+        "missing": list(run.coverage.missing),
+        "spent": asdict(Spent() if run.models is None else run.models.spent),
+        "failures": run.failures,
+        "passed": not failures,
+        "below": list(failures),
+    }
+
+
+def _entry(name: str, each: Evaluated, *, answers: bool) -> dict[str, object]:
+    contexts = each.compaction.contexts
+    entry: dict[str, object] = {
+        "conversation": name,
+        "request": each.compaction.request or None,
+        "layers": list(each.compaction.layers),
+        "tokens_before": contexts.tokens_before,
+        "tokens_after": contexts.tokens_after,
+        **facts_of(each.fidelity, each.coverage, contexts.ratio),
+        **_shares(each.coverage),
+    }
+    if answers:
+        entry["answers"] = [
+            {
+                "question": j.question.text,
+                "dimension": j.question.dimension.value,
+                "origin": j.question.origin,
+                "original": j.original,
+                "compacted": j.compacted,
+                "verdict": j.verdict.value,
+                "why": j.why or None,
+            }
+            for j in each.fidelity.judged
+        ]
+    return entry
+
+
+def _shares(coverage: Coverage) -> dict[str, object]:
+    return {
+        name: {"wanted": share.wanted, "kept": share.kept, "share": share.value, "recoverable": share.recoverable}
+        for name, share in _kinds(coverage).items()
+    }
+
+
+def _kinds(coverage: Coverage) -> dict[str, Share]:
+    return {"facts": coverage.facts, "identifiers": coverage.identifiers, "rules": coverage.rules}

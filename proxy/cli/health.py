@@ -1,24 +1,17 @@
 """``weir health``: how well a conversation is kept."""
 
-import datetime as dt
-from pathlib import Path
-from typing import Any
-
 import click
-from rich.table import Table
-from rich.text import Text
 
 from policies.health import KEPT, HealthTrend, Snapshot, trend_of
-from proxy.cli.config import config_option, console, json_option, loaded, print_json
-from proxy.cli.conversations_read import found, reading, store_option
-from proxy.config import Flags
+from proxy.cli.output import moment, print_json, print_table, tame
+from proxy.cli.stored import found, json_option, reading, stored
+from proxy.config import Config
 from proxy.routes.alerts import health_json, open_json
 from proxy.store import Store
 from proxy.store.records import AlertRow, ConversationRow
 
 ALERTS_SHOWN = 20
-MOST_OPEN = 500
-PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}
+MAX_OPEN = 500
 HEALTHY = {
     "utilization": "under 60%",
     "eviction_rate": "under 2 a request",
@@ -31,13 +24,12 @@ HEALTHY = {
 
 @click.command()
 @click.argument("name", metavar="[ID]", required=False)
-@config_option
-@store_option
+@stored
 @json_option
-def health(name: str | None, path: Path | None, store: str | None, *, as_json: bool) -> None:
-    """One conversation's six health metrics, where they are heading, and its alerts; by its name or id.
+def health(config: Config, name: str | None, *, as_json: bool) -> None:
+    """Show a conversation's six health metrics, their trend and its alerts, by name or id.
 
-    Without a name the alerts that are open, of all keys.
+    Without a name, show the open alerts of all keys.
 
     \b
     Example:
@@ -45,58 +37,38 @@ def health(name: str | None, path: Path | None, store: str | None, *, as_json: b
       weir health support-4711
       weir health support-4711 --json
     """
-    url = loaded(path, Flags(store=store)).store.url
-    if name is None:
-        _show_open(*reading(url, lambda opened: opened.open_alerts(None, limit=MOST_OPEN)), as_json=as_json)
-    else:
-        _show_one(url, name, as_json=as_json)
-
-
-def _show_open(alerts: list[AlertRow], counts: dict[str, int], *, as_json: bool) -> None:
-    """The alerts that are open, the newest first."""
+    if name is not None:
+        return _show_one(config, name, as_json=as_json)
+    alerts, counts = reading(config, lambda store: store.open_alerts(None, limit=MAX_OPEN))
     if as_json:
-        print_json(open_json(alerts, counts))
-    elif not alerts:
-        click.echo("No alert is open.")
-    else:
-        table = Table("since (UTC)", "conversation", "level", "class", "alert", "", **PLAIN)
-        for alert in alerts:
-            whose = Text(_plain(alert.conversation))
-            table.add_row(_moment(alert.at), whose, alert.level, alert.category, alert.kind, Text(alert.said))
-        console().print(table)
-
-
-def _show_one(url: str, name: str, *, as_json: bool) -> None:
-    """One conversation's metrics, trend and alerts."""
-
-    async def read(opened: Store) -> tuple[ConversationRow, list[Snapshot], list[AlertRow]]:
-        row = await found(opened, name)
-        return row, await opened.snapshots(row), await opened.alerts(row)
-
-    row, snapshots, alerts = reading(url, read)
-    trend = trend_of(snapshots)
-    if as_json:
-        print_json(health_json(row, snapshots, alerts, limit=KEPT))
-    elif not snapshots:
-        click.echo(f"Nothing is known of the health of {_plain(row.name)} yet.", err=True)
-    else:
-        _show(snapshots[-1], trend, alerts)
-
-
-def _show(last: Snapshot, trend: HealthTrend, alerts: list[AlertRow]) -> None:
-    table = Table("metric", "now", "healthy", box=None, pad_edge=False, header_style="bold")
-    for name, healthy in HEALTHY.items():
-        table.add_row(name, _value(name, getattr(last, name)), healthy)
-    console().print(table)
-    click.echo(f"\nTrend: {_trend(trend)}\n")
+        return print_json(open_json(alerts, counts))
     if not alerts:
-        click.echo("No alerts.")
-        return
-    listed = Table("since (UTC)", "until", "level", "class", "alert", "", box=None, pad_edge=False, header_style="bold")
-    for alert in alerts[:ALERTS_SHOWN]:
-        until = "open" if alert.closed is None else _moment(alert.closed)
-        listed.add_row(_moment(alert.at), until, alert.level, alert.category, alert.kind, Text(alert.said))
-    console().print(listed)
+        return click.echo("There are no open alerts.")
+    rows = [(moment(a.at), a.conversation, a.level, a.category, a.kind, a.said) for a in alerts]
+    return print_table(("since (UTC)", "conversation", "level", "class", "alert", ""), rows)
+
+
+def _show_one(config: Config, name: str, *, as_json: bool) -> None:
+    async def read(store: Store) -> tuple[ConversationRow, list[Snapshot], list[AlertRow]]:
+        row = await found(store, name)
+        return row, await store.snapshots(row), await store.alerts(row)
+
+    row, snapshots, alerts = reading(config, read)
+    if as_json:
+        return print_json(health_json(row, snapshots, alerts, limit=KEPT))
+    if not snapshots:
+        return click.echo(f"There is no health data for {tame(row.name)} yet.", err=True)
+    last = snapshots[-1]
+    metrics = [(metric, _value(metric, getattr(last, metric)), healthy) for metric, healthy in HEALTHY.items()]
+    print_table(("metric", "now", "healthy"), metrics)
+    click.echo(f"\nTrend: {_trend(trend_of(snapshots))}\n")
+    if not alerts:
+        return click.echo("No alerts.")
+    rows = [
+        (moment(a.at), "open" if a.closed is None else moment(a.closed), a.level, a.category, a.kind, a.said)
+        for a in alerts[:ALERTS_SHOWN]
+    ]
+    return print_table(("since (UTC)", "until", "level", "class", "alert", ""), rows)
 
 
 def _trend(trend: HealthTrend) -> str:
@@ -113,11 +85,3 @@ def _value(name: str, value: float | None) -> str:
     if name in {"utilization", "fidelity_score", "tool_result_bloat"}:
         return f"{value:.1%}"
     return f"{value:,.1f}"
-
-
-def _plain(name: str) -> str:
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
-
-
-def _moment(at: float) -> str:
-    return dt.datetime.fromtimestamp(at, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,4 +1,4 @@
-"""A recording played against the simulator, each request once directly and once through a real Weir.
+"""The demo's recording played against the simulator, each request once directly and once through a real Weir.
 
 Closed loop: whatever the simulator says, the recorded answer becomes the history of the next request.
 """
@@ -6,17 +6,18 @@ Closed loop: whatever the simulator says, the recorded answer becomes the histor
 import json
 import statistics
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 import openai
 
 from proxy.app import create_app
-from proxy.cli.recording import Recording
 from proxy.config import Config, Flags, load_config
+from proxy.replay import Recording, read_recordings
 from proxy.server import serve
 from proxy.simulator import RunningSimulator, Seen, SimulatorSettings, serve_simulator
 from proxy.telemetry import Telemetry, TelemetrySettings
@@ -26,6 +27,12 @@ MODEL = "sim"
 SUMMARIZER = "sim-summarizer"
 MAX_TOKENS = 512
 ENCODING = "o200k_base"
+
+
+def load_recording() -> Recording:
+    """The agent run that ships with Weir; NOTICE.md beside it says where it is from."""
+    with as_file(files("proxy.cli").joinpath("data", "recorded_run.jsonl")) as path:
+        return next(read_recordings(path)).recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +64,11 @@ class Demonstration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """One request as the simulator met it, and its answer.
+class DemoAnswer:
+    """What became of one request.
 
     ``tokens`` are those of the prompt that arrived (0 if none did), ``code`` and ``message`` the error's; ``stable``
-    is whether it began with the one before; ``visible`` counts the literals that stood in it, of ``needed``.
+    is whether it began with the one before; ``visible`` counts the values that stood in it, of ``needed``.
     """
 
     tokens: int
@@ -72,7 +79,7 @@ class Sent:
     stable: bool = True
     visible: int = 0
     needed: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def answered(self) -> bool:
@@ -91,7 +98,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Tally:
+class SideTotals:
     """What one side has come to so far."""
 
     requests: int = 0
@@ -102,21 +109,21 @@ class Tally:
     largest: int = 0
     visible: int = 0
     needed: int = 0
-    last: Sent = field(default_factory=lambda: Sent(tokens=0))
+    last: DemoAnswer = field(default_factory=lambda: DemoAnswer(tokens=0))
 
-    def add(self, sent: Sent) -> None:
+    def add(self, answer: DemoAnswer) -> None:
         """Count one request."""
-        self.last = sent
+        self.last = answer
         self.requests += 1
-        self.needed += sent.needed
-        if sent.code is not None:
-            self.refused[sent.code] += 1
+        self.needed += answer.needed
+        if answer.code is not None:
+            self.refused[answer.code] += 1
             return
         self.answered += 1
-        self.tokens += sent.prompt
-        self.cached += sent.cached
-        self.largest = max(self.largest, sent.prompt)
-        self.visible += sent.visible
+        self.tokens += answer.prompt
+        self.cached += answer.cached
+        self.largest = max(self.largest, answer.prompt)
+        self.visible += answer.visible
 
     @property
     def reuse(self) -> float:
@@ -124,51 +131,40 @@ class Tally:
         return self.cached / self.tokens if self.tokens else 0.0
 
 
-@dataclass(slots=True)
-class Result:
-    """Both sides, and what Weir did; ``conversation`` is the name it gave, empty where it kept none."""
-
-    direct: Tally = field(default_factory=Tally)
-    managed: Tally = field(default_factory=Tally)
-    batches: list[Batch] = field(default_factory=list)
-    summaries: int = 0
-    summary_tokens: int = 0
-    overheads: list[float] = field(default_factory=list)
-    conversation: str = ""
-
-    @property
-    def overhead(self) -> float:
-        """Milliseconds that a request spent in Weir before it was sent on, median."""
-        return statistics.median(self.overheads) if self.overheads else 0.0
-
-
 class Side:
-    """One of the two ways to the simulator: a client of its own, and what arrived from it."""
+    """One of the two ways to a simulator: a client of its own, what arrived from it, and its totals."""
 
     def __init__(self, client: openai.AsyncOpenAI, simulator: RunningSimulator) -> None:
+        self.totals = SideTotals()
         self._client = client
         self._simulator = simulator
         self._seen = 0
         self._before: list[Any] = []
 
-    async def send(self, messages: list[dict[str, Any]], *, tools: list[Any], needed: tuple[str, ...]) -> Sent:
+    async def send(self, messages: list[Any], *, tools: Any, needed: tuple[str, ...]) -> DemoAnswer:
         """What became of one request; an error is an outcome too."""
-        given: Any = messages
+        answer = await self._send(messages, tools, needed)
+        self.totals.add(answer)
+        return answer
+
+    async def _send(self, messages: list[Any], tools: Any, needed: tuple[str, ...]) -> DemoAnswer:
         try:
             raw = await self._client.chat.completions.with_raw_response.create(
-                model=MODEL, messages=given, tools=tools, max_tokens=MAX_TOKENS
+                model=MODEL, messages=messages, tools=tools, max_tokens=MAX_TOKENS
             )
             usage = raw.parse().usage
         except openai.APIStatusError as error:
-            code, message = _fault(error)
-            return Sent(tokens=self._arrived(), code=code, message=message, needed=len(needed))
+            body = error.body if isinstance(error.body, dict) else {}
+            code = str(body.get("code") or f"status_{error.status_code}")
+            said = str(body.get("message") or error)
+            return DemoAnswer(tokens=self._arrived(), code=code, message=said, needed=len(needed))
         except openai.APIConnectionError as error:
-            return Sent(tokens=0, code="connection_error", message=str(error), needed=len(needed))
+            return DemoAnswer(tokens=0, code="connection_error", message=str(error), needed=len(needed))
         details = usage.prompt_tokens_details if usage is not None else None
-        tokens, body, before = self._arrived(), self._body(), self._before
+        tokens, before = self._arrived(), self._before
+        self._before = body = json.loads(self.seen(MODEL)[-1].body)["messages"]
         text = json.dumps(body, ensure_ascii=False)
-        self._before = body
-        return Sent(
+        return DemoAnswer(
             tokens=tokens,
             prompt=usage.prompt_tokens if usage is not None else tokens,
             cached=(details.cached_tokens or 0) if details is not None else 0,
@@ -178,53 +174,53 @@ class Side:
             headers={name.lower(): value for name, value in raw.headers.items()},
         )
 
-    def _entries(self) -> list[Seen]:
-        return [seen for seen in self._simulator.answered() if seen.model == MODEL]
+    def seen(self, model: str) -> list[Seen]:
+        """The requests for a model that the simulator has answered."""
+        return [seen for seen in self._simulator.answered() if seen.model == model]
 
     def _arrived(self) -> int:
-        entries = self._entries()
+        """Tokens of the prompt that has just arrived, 0 if none did."""
+        entries = self.seen(MODEL)
         fresh, self._seen = len(entries) > self._seen, len(entries)
         return entries[-1].prompt_tokens if fresh else 0
 
-    def _body(self) -> list[Any]:
-        body: list[Any] = json.loads(self._entries()[-1].body)["messages"]
-        return body
-
 
 class Playback:
-    """Both sides over one recording; :meth:`step` plays the next request on each."""
+    """Both sides over one recording, and what Weir did; ``conversation`` is the name it gave, empty for none."""
 
-    def __init__(self, show: Demonstration, *, direct: Side, managed: Side, simulator: RunningSimulator) -> None:
-        self._show = show
-        self._direct = direct
-        self._managed = managed
-        self._simulator = simulator
-        self.result = Result()
+    def __init__(self, show: Demonstration, *, direct: Side, managed: Side) -> None:
+        self.show = show
+        self.direct = direct
+        self.managed = managed
+        self.batches: list[Batch] = []
+        self.summaries = self.summary_tokens = 0
+        self.conversation = ""
+        self._overheads: list[float] = []
+
+    @property
+    def overhead(self) -> float:
+        """Milliseconds that a request spent in Weir before it was sent on, median."""
+        return statistics.median(self._overheads) if self._overheads else 0.0
 
     async def step(self, number: int) -> Batch | None:
         """Play request ``number`` (from 1) on both sides; the batch of edits that it brought, if any."""
-        recording, result = self._show.recording, self.result
+        recording = self.show.recording
         index = recording.requests[number - 1]
-        messages, tools = list(recording.messages[:index]), list(recording.tools)
-        needed = recording.literals.get(index, ())
-        result.direct.add(await self._direct.send(messages, tools=tools, needed=needed))
-        sent = await self._managed.send(messages, tools=tools, needed=needed)
-        result.managed.add(sent)
-        asked = [seen for seen in self._simulator.answered() if seen.model == SUMMARIZER]
-        result.summaries, result.summary_tokens = len(asked), sum(seen.prompt_tokens for seen in asked)
-        if sent.answered:
-            result.overheads.append(float(sent.headers["x-weir-overhead-ms"]))
-            result.conversation = sent.headers.get("x-weir-conversation", result.conversation)
-        if sent.stable:
+        messages, tools = list(recording.values[:index]), recording.tools
+        needed = tuple(value for fact in recording.facts if index in fact.needed_at for value in fact.needles)
+        await self.direct.send(messages, tools=tools, needed=needed)
+        answer = await self.managed.send(messages, tools=tools, needed=needed)
+        asked = self.managed.seen(SUMMARIZER)
+        self.summaries, self.summary_tokens = len(asked), sum(seen.prompt_tokens for seen in asked)
+        if answer.answered:
+            self._overheads.append(float(answer.headers["x-weir-overhead-ms"]))
+            self.conversation = answer.headers.get("x-weir-conversation", self.conversation)
+        if answer.stable:
             return None
-        tokens = dict(part.split("=") for part in sent.headers["x-weir-tokens"].split(";"))
-        batch = Batch(
-            request=number,
-            before=int(tokens["before"]),
-            after=int(tokens["after"]),
-            actions=sent.headers["x-weir-actions"],
-        )
-        result.batches.append(batch)
+        tokens = dict(part.split("=") for part in answer.headers["x-weir-tokens"].split(";"))
+        actions = answer.headers["x-weir-actions"]
+        batch = Batch(request=number, before=int(tokens["before"]), after=int(tokens["after"]), actions=actions)
+        self.batches.append(batch)
         return batch
 
 
@@ -241,15 +237,13 @@ async def playing(show: Demonstration) -> AsyncIterator[Playback]:
         stack.callback(tokenizer.close)
         alone = await stack.enter_async_context(serve_simulator(settings, counter=counter))
         behind = await stack.enter_async_context(serve_simulator(settings, counter=counter))
-        app = create_app(
-            show.config_for(behind.base_url), telemetry=Telemetry.create(TelemetrySettings()), tokenizer=tokenizer
-        )
+        telemetry = Telemetry.create(TelemetrySettings())
+        app = create_app(show.config_for(behind.base_url), telemetry=telemetry, tokenizer=tokenizer)
         server = await stack.enter_async_context(serve(app))
-        clients = [
-            await stack.enter_async_context(_client(base))
-            for base in (alone.base_url, f"http://127.0.0.1:{server.port}/v1")
-        ]
-        yield Playback(show, direct=Side(clients[0], alone), managed=Side(clients[1], behind), simulator=behind)
+        direct = Side(await stack.enter_async_context(_client(alone.base_url)), alone)
+        weir = f"http://127.0.0.1:{server.port}/v1"
+        managed = Side(await stack.enter_async_context(_client(weir)), behind)
+        yield Playback(show, direct=direct, managed=managed)
 
 
 def _client(base_url: str) -> openai.AsyncOpenAI:
@@ -260,8 +254,3 @@ def _client(base_url: str) -> openai.AsyncOpenAI:
         max_retries=0,
         http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
     )
-
-
-def _fault(error: openai.APIStatusError) -> tuple[str, str]:
-    body = error.body if isinstance(error.body, dict) else {}
-    return str(body.get("code") or f"status_{error.status_code}"), str(body.get("message") or error)

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import click
 import yaml
-from rich.console import Console
-from rich.table import Table
 
-from policies.settings import ContextSettings, Mode
+from policies import ContextSettings
+from policies.advise import PROVIDERS, Traffic, advise, worst_tools
+from policies.advise import recommend as choose
+from policies.settings import Mode
 from proxy.cli import Failure
-from proxy.cli.config import config_option, console, flat, json_option, loaded, print_json, shown
-from proxy.cli.recommend import recommend
+from proxy.cli.config import flat, shown
+from proxy.cli.output import print_json, print_line, print_table, progress
+from proxy.cli.replay import conditions_for, priced, recorded
+from proxy.cli.stored import configured, json_option, known_policy
 from proxy.config import Config, environment, masked_url
 from proxy.config_file import ConfigError, Document, KeyPath, dotted, nearest, read_document
 from proxy.config_values import FileValues
@@ -31,33 +34,32 @@ from proxy.policy_files.presets import (
     uses_shapes,
 )
 from proxy.reload import SetPolicy, read_policy, with_set_policies
+from proxy.replay import Conditions, Script, TrafficCount, pace_of
 from proxy.store import Store, StoreError
 from proxy.store.records import PolicyRow
 
 EXIT_ERRORS = 2
 EXIT_WARNINGS = 1
-COLUMNS, WIDE = 120, 300
+NARROW, WIDE = 120, 300
 WINDOWS = (8_192, 32_768, 131_072)
-PATIENCE = 1.0
-_OF_THE_FILE = frozenset(each.name for each in dataclasses.fields(FileValues))
-_OF_A_POLICY = frozenset(each.name for each in dataclasses.fields(ContextSettings))
+BUSY_TIMEOUT = 1.0
+"""Seconds for which a database that somebody writes is waited for: without it the list is short of what it holds."""
+FILE_KEYS = frozenset(each.name for each in dataclasses.fields(FileValues))
+POLICY_KEYS = frozenset(each.name for each in dataclasses.fields(ContextSettings))
+KEY_SETS = (
+    "Keys of the set that divides the window into shares",
+    "Keys of the flat set",
+    "Keys of the set that gives each bucket its tokens",
+)
 IMPORT_KEYS = "\n\n".join(
     "\b\n" + textwrap.fill(f"{title}: {', '.join(keys)}.", 76, break_on_hyphens=False)
-    for title, keys in zip(
-        (
-            "Keys of the set that divides the window into shares",
-            "Keys of the flat set",
-            "Keys of the set that gives each bucket its tokens",
-        ),
-        known_keys(),
-        strict=True,
-    )
+    for title, keys in zip(KEY_SETS, known_keys(), strict=True)
 )
 
 
 @click.group()
 def policy() -> None:
-    """Policies in full, every default visible.
+    """List, show, check, import and recommend policies.
 
     \b
     Example:
@@ -66,51 +68,45 @@ def policy() -> None:
     """
 
 
-policy.add_command(recommend)
-
-
 @policy.command("list")
-@click.option("--wide", is_flag=True, help="Each policy's layers too, in one line.")
-@config_option
+@click.option("--wide", is_flag=True, help="Also show each policy's layers.")
+@configured
 @json_option
-def list_policies(path: Path | None, *, wide: bool, as_json: bool) -> None:
-    """Presets, the file's own policies, and those that were set over HTTP.
+def list_policies(config: Config, *, wide: bool, as_json: bool) -> None:
+    """List presets, the configuration's own policies, and those set over HTTP.
 
     \b
     Example:
       weir policy list --config weir.yaml
     """
-    effective, stored = _with_stored(loaded(path))
-    purposes = _purposes(effective, stored)
-    rows = [_row(name, effective, purposes.get(name, ""), stored) for name in effective.policies]
+    config, stored = _with_stored(config)
+    purposes = _purposes(config, stored)
+    rows = [_row(name, config, purposes.get(name, ""), stored) for name in config.policies]
     if as_json:
-        print_json(rows)
-        return
-    table = Table("policy", "window", "acts", "for", *(["layers"] if wide else []), box=None, pad_edge=False)
+        return print_json(rows)
+    lines = []
     for row in rows:
         layers = row["cascade"]
         named = " > ".join(map(str, layers)) if isinstance(layers, list) and layers and row["mode"] != "off" else "-"
-        table.add_row(
-            f"{row['name']}{' (default)' if row['default'] else ''}",
-            _window_words(effective.policy(str(row["name"]))),
-            str(row["acts"]),
-            str(row["for"]),
-            *([named] if wide else []),
+        name = f"{row['name']}{' (default)' if row['default'] else ''}"
+        lines.append(
+            (name, _window_words(config.policy(str(row["name"]))), row["acts"], row["for"], named if wide else "")
         )
-    _print_lean(table, WIDE if wide else COLUMNS)
+    titles = ("policy", "window", "acts", "for", "layers")
+    return print_table(titles, lines, optional=("layers",), width=WIDE if wide else NARROW)
 
 
 @policy.command()
 @click.argument("name")
-@click.option("--window", type=click.IntRange(min=64), help="Also say what the shares come to in this window, tokens.")
-@click.option("--yaml", "as_yaml", is_flag=True, help="As a section of weir.yaml that loads to the same policy.")
-@config_option
+@click.option("--window", type=click.IntRange(min=64), help="The window for which to show shares in tokens.")
+@click.option("--yaml", "as_yaml", is_flag=True, help="Print a section of weir.yaml that loads to the same policy.")
+@configured
 @json_option
-def show(name: str, window: int | None, path: Path | None, *, as_yaml: bool, as_json: bool) -> None:
-    """Every value of one policy as it holds, in the words of the YAML file.
+def show(config: Config, *, name: str, window: int | None, as_yaml: bool, as_json: bool) -> None:
+    """Show every effective value of a policy, with the keys of the YAML file.
 
-    What shares come to in tokens is said for the window that the policy names, else for three usual ones. Shapes are
-    left out where no layer of the policy uses them.
+    Shares are also shown in tokens: for the policy's own window, or for three common ones. Shapes are left out if no
+    layer of the policy uses them.
 
     \b
     Example:
@@ -118,14 +114,13 @@ def show(name: str, window: int | None, path: Path | None, *, as_yaml: bool, as_
       weir policy show five-bucket-128k --window 64000
       weir policy show fb-code-200k --yaml > code.yaml
     """
-    effective, stored = _with_stored(loaded(path))
-    if name not in effective.policies:
-        raise Failure(f"no policy {name}{nearest(name, sorted(effective.policies))}")
+    config, stored = _with_stored(config)
+    if name not in config.policies:
+        raise Failure(f"no policy {name}{nearest(name, sorted(config.policies))}")
     if as_yaml:
-        purpose = _purposes(effective, stored).get(name, "")
-        click.echo(_section_text(policy_section(effective.policies[name], purpose)), nl=False)
-        return
-    settings = effective.policy(name)
+        purpose = _purposes(config, stored).get(name, "")
+        return click.echo(_section_text(policy_section(config.policies[name], purpose)), nl=False)
+    settings = config.policy(name)
     values = policy_values(settings)
     if not uses_shapes(settings):
         del values["shapes"]
@@ -135,22 +130,22 @@ def show(name: str, window: int | None, path: Path | None, *, as_yaml: bool, as_
     else:
         values["tokens"] = {str(each): policy_amounts(settings, each) for each in WINDOWS}
     if as_json:
-        print_json(values)
-        return
-    table = Table("key", "value", box=None, pad_edge=False)
-    for at, value in flat(values):
-        table.add_row(dotted(at), f"{value:,}" if at[0] == "tokens" and isinstance(value, int) else shown(value))
-    _print_lean(table, WIDE)
+        return print_json(values)
+    lines = [
+        (dotted(at), f"{value:,}" if at[0] == "tokens" and isinstance(value, int) else shown(value))
+        for at, value in flat(values)
+    ]
+    return print_table(("key", "value"), lines, width=WIDE)
 
 
 @policy.command()
 @click.argument("file", metavar="FILE")
-@click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
+@click.option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
 @json_option
 def lint(file: str, *, strict: bool, as_json: bool) -> None:
-    """What is wrong with a policy, and what is probably not meant; FILE is a policy, a weir.yaml, or a preset's name.
+    """Check a policy for errors and likely mistakes; FILE is a policy, a weir.yaml, or a preset's name.
 
-    Exit code 0: nothing wrong; 1: warnings, with --strict; 2: errors, the policy would not be loaded.
+    Exit code 0: no problems; 1: warnings, with --strict; 2: errors, the policy would not load.
 
     \b
     Example:
@@ -175,12 +170,12 @@ def lint(file: str, *, strict: bool, as_json: bool) -> None:
 
 @policy.command("import", epilog=IMPORT_KEYS)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--name", default="imported", show_default=True, help="What the policy is to be called.")
+@click.option("--name", default="imported", show_default=True, help="The name of the new policy.")
 def import_policy(file: Path, *, name: str) -> None:
-    """Another tool's settings as a policy: a YAML file on stdout, what could not be said on stderr.
+    """Convert another tool's settings to a policy: YAML on stdout, what could not be converted on stderr.
 
-    What is printed is complete by itself. To use it in a weir.yaml that has policies already, put the lines below
-    `policies:` under that file's own. Three sets of keys are known, below; a key of none is an error.
+    The output is a complete file. To use it in a weir.yaml that already has policies, add the lines below `policies:`
+    to that file's own. Three sets of keys are known, see below; any other key is an error.
 
     \b
     Example:
@@ -200,21 +195,122 @@ def import_policy(file: Path, *, name: str) -> None:
         click.echo(f"note: {note}", err=True)
 
 
+@policy.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--policy", "name", default="balanced", show_default=True, help="The policy whose trigger to advise on.")
+@click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's.")
+@click.option("--model", default="", help="The model, for its tokenizer, window and prices.")
+@click.option("--prices", "stated", help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
+@configured
+@json_option
+def recommend(
+    config: Config,
+    *,
+    file: Path,
+    name: str,
+    window: int | None,
+    model: str,
+    stated: str | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Recommend a scorer and a trigger for recorded conversations, with reasons.
+
+    FILE has one conversation per line, {"messages": […]}. Nothing is sent anywhere and nothing is changed.
+
+    \b
+    Example:
+      weir policy recommend sessions.jsonl --model gpt-5
+    """
+    settings = config.policy(known_policy(name, config))
+    conditions = conditions_for(config, model=model, window=window)
+    prices = priced(stated, conditions)
+    measured = _measured(file, conditions, limit)
+    traffic, choice, budget = measured.traffic, choose(measured.traffic), conditions.budget(settings)
+    advice = advise(
+        prices.prices,
+        growth=measured.growth,
+        fixed=measured.fixed,
+        window=budget.window,
+        usable=budget.usable,
+        settings=settings,
+    )
+    tools = worst_tools(traffic)
+    if as_json:
+        return print_json(
+            {
+                "traffic": {
+                    "conversations": traffic.conversations,
+                    "requests": traffic.requests,
+                    "turns": traffic.turns,
+                    "tokens": traffic.tokens,
+                    "tool_results": round(traffic.results_share, 4),
+                    "repeated": round(traffic.repeated_share, 4),
+                    "growth": round(measured.growth, 1),
+                    "fixed": measured.fixed,
+                },
+                "recommendation": {"kind": choice.kind, "scorers": list(choice.policies), "reason": choice.reason},
+                "advice": {
+                    "policy": name,
+                    "window": budget.window,
+                    "usable": budget.usable,
+                    "prices": prices.source,
+                    "trigger": advice.trigger,
+                    "low_water": advice.target,
+                    "optimum": advice.optimum,
+                    "reason": advice.reason,
+                },
+                "worst_tools": [
+                    {"tool": t.tool.name, "tokens": t.tool.tokens, "share": round(t.share, 4), "advice": t.advice}
+                    for t in tools
+                ],
+            }
+        )
+    print_line(
+        f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
+        f"{round(measured.growth, 1):,.0f} more with each request"
+    )
+    best = "-" if advice.optimum is None else f"{advice.optimum:,}"
+    return print_table(
+        ("advice", "value", "why"),
+        [
+            ("scorer", ", then ".join(choice.policies), f"{choice.kind}: {choice.reason}"),
+            ("trigger", f"{advice.trigger:.2f} of {budget.usable:,}", advice.reason),
+            ("low water", f"{advice.target:.2f} of room", f"where a batch of {name} should end"),
+            ("H*", best, f"the cheapest trigger by {prices.source} alone"),
+            *((f"tool {t.tool.name}", f"{t.share:.0%} of results", t.advice) for t in tools),
+        ],
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """Recorded conversations: what they consist of, tokens that a request adds, tokens that can never be removed."""
+
+    traffic: Traffic
+    growth: float
+    fixed: int
+
+
+def _measured(file: Path, conditions: Conditions, limit: int | None) -> _Measured:
+    count = TrafficCount()
+    growth, fixed, requests = 0.0, 0, 0
+    with progress("conversations") as progressed:
+        for place in recorded(file, limit, progressed):
+            script = Script(place.recording, counter=conditions.counter, model=conditions.model)
+            count.add(script)
+            pace, weight = pace_of(script), max(1, len(script.requests))
+            growth, fixed, requests = growth + pace.growth * weight, max(fixed, pace.fixed), requests + weight
+    return _Measured(traffic=count.traffic, growth=growth / max(1, requests), fixed=fixed)
+
+
 def _section_text(section: Mapping[str, object]) -> str:
     """A ``policies:`` section as YAML, and where it goes."""
     where = (
         "# Complete by itself. In a weir.yaml that has policies: already, only what is below policies: goes under it.\n"
     )
-    return where + yaml.safe_dump(section, sort_keys=False, allow_unicode=True, width=COLUMNS)
-
-
-def _print_lean(table: Table, width: int) -> None:
-    """Print a table without blanks at the ends of its lines; as wide as a terminal where there is one."""
-    out = console()
-    paper = out if out.is_terminal else Console(highlight=False, width=width)
-    with paper.capture() as captured:
-        paper.print(table)
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    return where + yaml.safe_dump(section, sort_keys=False, allow_unicode=True, width=NARROW)
 
 
 def _with_stored(effective: Config) -> tuple[Config, Mapping[str, SetPolicy]]:
@@ -224,7 +320,7 @@ def _with_stored(effective: Config) -> tuple[Config, Mapping[str, SetPolicy]]:
     if scheme.startswith("sqlite") and not (place and Path(place.partition("?")[0]).exists()):
         return effective, {}
     try:
-        rows = asyncio.run(_stored(url))
+        rows = asyncio.run(_set_policies(url))
     except StoreError as fault:
         said = f"{masked_url(url)}: {fault}; a server may hold policies that were set over HTTP"
         click.echo(f"note: {said}, see GET /weir/policies", err=True)
@@ -233,9 +329,8 @@ def _with_stored(effective: Config) -> tuple[Config, Mapping[str, SetPolicy]]:
     return with_set_policies(effective, policies.values()), policies
 
 
-async def _stored(url: str) -> list[PolicyRow]:
-    """The stored policies. StoreError."""
-    store = await Store.open(url, read_only=True, busy_timeout=PATIENCE)
+async def _set_policies(url: str) -> list[PolicyRow]:
+    store = await Store.open(url, read_only=True, busy_timeout=BUSY_TIMEOUT)
     try:
         return await store.policies()
     finally:
@@ -332,7 +427,7 @@ def _policies_in(document: Document, stem: str) -> list[tuple[str, Document, Key
     """The policies of a configuration, or the one that the file itself is."""
     policies = document.data.get("policies")
     keys = set(document.data)
-    if not keys or (keys <= _OF_THE_FILE - {"policies"} and not keys <= _OF_A_POLICY):
+    if not keys or (keys <= FILE_KEYS - {"policies"} and not keys <= POLICY_KEYS):
         return []
     if "policies" not in document.data:
         return [(stem, document, ())]

@@ -1,88 +1,113 @@
 """``weir replay``: recorded conversations played through policies, without a model and without a network."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import NoReturn
 
 import click
-from rich.table import Table
 
 from policies import ContextSettings
 from policies.advise import PROVIDERS, Advice, recommend, worst_tools
 from proxy.cli import Failure
-from proxy.cli.config import config_option, console, json_option, loaded, print_json
-from proxy.cli.progress import progress
+from proxy.cli.output import Progressed, counted, print_json, print_line, print_table, progress
+from proxy.cli.stored import configured, json_option, known_policy, loaded
 from proxy.config import Config
-from proxy.config_file import nearest
 from proxy.models import ModelFacts, ModelRegistry
 from proxy.prices import BadPrices, PriceList, price_list
-from proxy.rehearsal import (
+from proxy.replay import (
+    COLUMNS,
     SLIDING,
     UNMANAGED,
     BadRecording,
     Conditions,
     Place,
-    Rehearsal,
+    Replayed,
+    ReplayReport,
     Script,
     Step,
     Tally,
+    TrafficCount,
+    advice_for,
+    advised,
     read_recordings,
-    rehearse,
-    step_values,
+    remarks,
+    render_report,
+    store_in_memory,
+    table_row,
 )
-from proxy.rehearsal.traffic import TrafficCount, advice_for, advised
-from proxy.rehearsal_report import COLUMNS, Report, remarks, render_report, table_row
+from proxy.replay import replay as play
+from proxy.store import Store
 from proxy.tokenizer import Tokenizer
 
 DEFAULT_ENCODING = "o200k_base"
-DRAWN = 6
+MAX_DRAWN = 6
+STEP_TITLES = ("request", "messages", "before", "after", "limit", "action", "reuse", "cost", "against unmanaged")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What is to be played, under which conditions, and what of it is kept."""
+@dataclass(slots=True, kw_only=True)
+class _ReplayRun:
+    """What is to be played, and what it came to so far: sums by scenario, and the conversations kept with their steps.
+
+    No more than ``drawn`` are kept, the longest ones; all of them where that is 0.
+    """
 
     file: Path
     policies: tuple[ContextSettings, ...]
     conditions: Conditions
     prices: PriceList
-    limit: int | None
     advise: bool
     keep_steps: bool
     drawn: int
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Sums by lane, the conversations that were kept with their steps, and the first conversation's advice."""
-
-    totals: dict[str, Tally]
-    kept: list[Rehearsal]
-    each: list[dict[str, object]]
-    traffic: TrafficCount
+    totals: dict[str, Tally] = field(default_factory=dict)
+    kept: list[Replayed] = field(default_factory=list)
+    each: list[dict[str, object]] = field(default_factory=list)
+    traffic: TrafficCount = field(default_factory=TrafficCount)
     advice: Advice | None = None
+
+    async def play(self, place: Place, store: Store) -> None:
+        conditions, prices = self.conditions, self.prices.prices
+        script = Script(place.recording, counter=conditions.counter, model=conditions.model)
+        policies = list(self.policies)
+        for settings in self.policies if self.advise else ():
+            advice = advice_for(script, settings, conditions, prices)
+            self.advice = self.advice or advice
+            policies.append(advised(settings, advice))
+        done = await play(script, policies, conditions, prices, store, keep_steps=self.keep_steps)
+        self.traffic.add(script)
+        for scenario in done.scenarios:
+            self.totals.setdefault(scenario.name, Tally()).add(scenario.tally)
+        figures = {scenario.name: scenario.tally.values() for scenario in done.scenarios}
+        self.each.append({"id": done.id, "line": done.line, "policies": figures})
+        if self.keep_steps:
+            self.kept.append(done)
+        if self.drawn and len(self.kept) > self.drawn:
+            self.kept.remove(min(self.kept, key=_length))
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--policy", default="balanced", show_default=True, help="A policy's name, or FILE.yaml:NAME.")
-@click.option("--compare", multiple=True, metavar="POLICY", help="Another one beside it; may be repeated.")
-@click.option("--window", type=click.IntRange(min=256), help="The model's window, tokens; else the model's.")
-@click.option("--model", default="", help="Its tokenizer, window and prices.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="What each request asks for; else the policy's reserve.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only so many conversations, from the beginning.")
+@click.option("--compare", multiple=True, metavar="POLICY", help="Another policy to compare; may be repeated.")
+@click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's.")
+@click.option("--model", default="", help="The model, for its tokenizer, window and prices.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), help="The max_tokens of each request; defaults to the policy's reserve."
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
 @click.option("--prices", "stated", help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.")
-@click.option("--advise", "advise_too", is_flag=True, help="Also play each policy with the trigger that costs least.")
-@click.option("--steps", is_flag=True, help="A row for each request too.")
+@click.option("--advise", "advise_too", is_flag=True, help="Also play each policy with its cheapest trigger.")
+@click.option("--steps", is_flag=True, help="Also show each request.")
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT", help="Write a report with plots."
 )
-@config_option
+@configured
 @json_option
 def replay(
-    file: Path,
+    config: Config,
     *,
+    file: Path,
     policy: str,
     compare: tuple[str, ...],
     window: int | None,
@@ -93,13 +118,12 @@ def replay(
     advise_too: bool,
     steps: bool,
     html: Path | None,
-    path: Path | None,
     as_json: bool,
 ) -> None:
     """Play recorded conversations through policies: tokens, actions, prefix reuse, cost, facts. A dry run.
 
-    FILE has a conversation a line, {"messages": […]}, with "tools" and "meta" if there are any. Each message of the
-    assistant is one request. No model is asked and nothing is sent anywhere.
+    FILE has one conversation per line, {"messages": […]}, optionally with "tools" and "meta". Each assistant message
+    is one request. No model is called and nothing is sent anywhere.
 
     \b
     Example:
@@ -108,105 +132,90 @@ def replay(
     """
     if html is not None and not html.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {html.parent}", param_hint="--html")
-    effective = loaded(path)
-    names = tuple(dict.fromkeys((policy, *compare)))
-    facts = ModelRegistry(effective.models).facts(model, settings=ContextSettings()) if model else ModelFacts()
-    tokenizer = Tokenizer()
-    try:
-        prices = price_list(stated, model=model, facts=facts)
-    except BadPrices as fault:
-        raise click.BadParameter(str(fault), param_hint="--prices") from None
-    task = Task(
+
+    conditions = conditions_for(config, model=model, window=window, max_tokens=max_tokens)
+    run = _ReplayRun(
         file=file,
-        policies=tuple(policy_named(name, effective) for name in names),
-        conditions=Conditions(
-            counter=tokenizer.counter(model or DEFAULT_ENCODING),
-            model=model,
-            facts=facts,
-            window=window or effective.window,
-            max_tokens=max_tokens,
-        ),
-        prices=prices,
-        limit=limit,
+        prices=priced(stated, conditions),
+        policies=tuple(policy_named(name, config) for name in dict.fromkeys((policy, *compare))),
+        conditions=conditions,
         advise=advise_too,
         keep_steps=steps or html is not None,
-        drawn=DRAWN if html is not None and not steps else 0,
+        drawn=MAX_DRAWN if html is not None and not steps else 0,
     )
-    outcome = _played(task)
-    tokenizer.close()
+    asyncio.run(_play(run, limit))
     if html is not None:
-        _write(html, task, outcome)
+        _write(html, run)
     if as_json:
-        print_json(_report(task, outcome, steps=steps))
+        print_json(_report(run, steps=steps))
     else:
-        _print(task, outcome, steps=steps, html=html)
+        _print(run, steps=steps, html=html)
+
+
+async def _play(run: _ReplayRun, limit: int | None) -> None:
+    async with store_in_memory() as store:
+        with progress("conversations") as progressed:
+            for place in recorded(run.file, limit, progressed):
+                await run.play(place, store)
+
+
+def conditions_for(config: Config, *, model: str, window: int | None, max_tokens: int | None = None) -> Conditions:
+    """Where recorded conversations are played: a model's tokenizer, window and prices, as far as they are known."""
+    tokenizer = Tokenizer()
+    click.get_current_context().call_on_close(tokenizer.close)
+    return Conditions(
+        counter=tokenizer.counter(model or DEFAULT_ENCODING),
+        model=model,
+        facts=ModelRegistry(config.models).facts(model, settings=ContextSettings()) if model else ModelFacts(),
+        window=window or config.window,
+        max_tokens=max_tokens,
+    )
+
+
+def recorded(file: Path, limit: int | None, progressed: Progressed) -> Iterator[Place]:
+    """The conversations of a file; one that cannot be read is wrong usage, exit 2."""
+    try:
+        size = file.stat().st_size
+        for number, place in enumerate(islice(read_recordings(file), limit), start=1):
+            yield place
+            share = place.read / max(1, size)
+            progressed(place.read, size, f"{counted(number, 'conversation')}, {share:.0%} of the file")
+    except OSError as error:
+        raise click.UsageError(f"{file}: {error.strerror or error}") from None
+    except BadRecording as fault:
+        raise click.UsageError(str(fault)) from None
+
+
+def priced(stated: str | None, conditions: Conditions) -> PriceList:
+    """The prices of ``--prices``, else the model's."""
+    try:
+        return price_list(stated, model=conditions.model, facts=conditions.facts)
+    except BadPrices as fault:
+        raise click.BadParameter(str(fault), param_hint="--prices") from None
 
 
 def policy_named(name: str, effective: Config) -> ContextSettings:
     """The policy of that name, or of a file's, called by what was typed."""
     place, colon, own = name.rpartition(":")
     config = loaded(Path(place)) if colon else effective
-    if own not in config.policies:
-        raise click.BadParameter(f"no policy {own}{nearest(own, sorted(config.policies))}", param_hint="--policy")
-    return replace(config.policy(own), name=name)
+    return replace(config.policy(known_policy(own, config)), name=name)
 
 
-def _played(task: Task) -> Outcome:
-    outcome = Outcome(totals={}, kept=[], each=[], traffic=TrafficCount())
-    try:
-        size = task.file.stat().st_size
-    except OSError as error:
-        _unreadable(f"{task.file}: {error.strerror or error}")
-    with progress(size) as moved:
-        try:
-            for number, place in enumerate(read_recordings(task.file), start=1):
-                _play(task, place, outcome)
-                moved(place.read, number)
-                if number == task.limit:
-                    break
-        except BadRecording as fault:
-            _unreadable(str(fault))
-    return outcome
+def _length(replayed: Replayed) -> int:
+    return replayed.scenarios[0].tally.requests
 
 
-def _unreadable(text: str) -> NoReturn:
-    """A file that cannot be played is wrong usage: exit 2."""
-    raise click.UsageError(text)
-
-
-def _play(task: Task, place: Place, outcome: Outcome) -> None:
-    conditions = task.conditions
-    script = Script(place.recording, counter=conditions.counter, model=conditions.model)
-    policies = list(task.policies)
-    if task.advise:
-        for settings in task.policies:
-            advice = advice_for(script, settings, conditions, task.prices.prices)
-            outcome.advice = outcome.advice or advice
-            policies.append(advised(settings, advice))
-    done = rehearse(script, policies, conditions, task.prices.prices, keep_steps=task.keep_steps)
-    outcome.traffic.add(script)
-    for lane in done.lanes:
-        outcome.totals.setdefault(lane.name, Tally()).add(lane.tally)
-    outcome.each.append(
-        {"id": done.id, "line": done.line, "policies": {lane.name: lane.tally.values() for lane in done.lanes}}
-    )
-    if task.keep_steps:
-        outcome.kept.append(done)
-    if task.drawn and len(outcome.kept) > task.drawn:
-        outcome.kept.remove(min(outcome.kept, key=lambda kept: kept.lanes[0].tally.requests))
-
-
-def _write(html: Path, task: Task, outcome: Outcome) -> None:
-    budget = task.conditions.budget(task.policies[0])
-    drawn = sorted(outcome.kept, key=lambda kept: -kept.lanes[0].tally.requests)[:DRAWN]
+def _write(html: Path, run: _ReplayRun) -> None:
+    budget = run.conditions.budget(run.policies[0])
+    drawn = sorted(run.kept, key=_length, reverse=True)[:MAX_DRAWN]
     page = render_report(
-        Report(
-            title=task.file.name,
+        ReplayReport(
+            title=run.file.name,
             window=budget.window,
             reserve=budget.reserve,
-            prices=task.prices,
-            totals=outcome.totals,
-            drawn=sorted(drawn, key=lambda kept: kept.line),
+            prices=run.prices,
+            totals=run.totals,
+            drawn=sorted(drawn, key=lambda replayed: replayed.line),
         )
     )
     try:
@@ -215,103 +224,84 @@ def _write(html: Path, task: Task, outcome: Outcome) -> None:
         raise Failure(f"{html}: {error.strerror or error}") from error
 
 
-def _report(task: Task, outcome: Outcome, *, steps: bool) -> dict[str, object]:
-    budget = task.conditions.budget(task.policies[0])
+def _report(run: _ReplayRun, *, steps: bool) -> dict[str, object]:
+    budget, choice = run.conditions.budget(run.policies[0]), recommend(run.traffic.traffic)
     report: dict[str, object] = {
-        "file": str(task.file),
-        "model": task.conditions.model or None,
+        "file": str(run.file),
+        "model": run.conditions.model or None,
         "window": budget.window,
         "reserve": budget.reserve,
-        "prices": {"source": task.prices.source, "unit": "$" if task.prices.dollars else "input tokens"},
-        "policies": {name: tally.values() for name, tally in outcome.totals.items()},
-        "conversations": outcome.each,
+        "prices": {"source": run.prices.source, "unit": "$" if run.prices.dollars else "input tokens"},
+        "policies": {name: tally.values() for name, tally in run.totals.items()},
+        "conversations": run.each,
+        "recommendation": {
+            "kind": choice.kind,
+            "policies": list(choice.policies),
+            "reason": choice.reason,
+            "worst_tools": [
+                {"tool": t.tool.name, "tokens": t.tool.tokens, "share": round(t.share, 4), "advice": t.advice}
+                for t in worst_tools(run.traffic.traffic)
+            ],
+        },
     }
-    choice = recommend(outcome.traffic.traffic)
-    report["recommendation"] = {
-        "kind": choice.kind,
-        "policies": list(choice.policies),
-        "reason": choice.reason,
-        "worst_tools": [
-            {"tool": each.tool.name, "tokens": each.tool.tokens, "share": round(each.share, 4), "advice": each.advice}
-            for each in worst_tools(outcome.traffic.traffic)
-        ],
-    }
-    if outcome.advice is not None:
-        advice = outcome.advice
+    if run.advice is not None:
+        advice = run.advice
         report["advice"] = {"trigger": advice.trigger, "low_water": advice.target, "reason": advice.reason}
     if steps:
         report["steps"] = [
-            {"id": kept.id, "policy": lane.name, "steps": [step_values(step) for step in lane.steps]}
-            for kept in outcome.kept
-            for lane in kept.lanes
+            {"id": kept.id, "policy": scenario.name, "steps": [step.values() for step in scenario.steps]}
+            for kept in run.kept
+            for scenario in kept.scenarios
         ]
     return report
 
 
-def _print(task: Task, outcome: Outcome, *, steps: bool, html: Path | None) -> None:
-    out = console()
-    budget = task.conditions.budget(task.policies[0])
-    first = outcome.totals[UNMANAGED]
-    played = f"{_count(first.conversations, 'conversation')}, {_count(first.requests, 'request')}"
+def _print(run: _ReplayRun, *, steps: bool, html: Path | None) -> None:
+    budget, first = run.conditions.budget(run.policies[0]), run.totals[UNMANAGED]
+    played = f"{counted(first.conversations, 'conversation')}, {counted(first.requests, 'request')}"
     room = f"a window of {budget.window:,} tokens ({budget.reserve:,} for the answer)"
-    out.print(f"{played}, {room}, {task.prices.source}", soft_wrap=True, markup=False)
-    if steps:
-        for kept in outcome.kept:
-            for lane in kept.lanes:
-                if lane.name not in (UNMANAGED, SLIDING):
-                    out.print(f"\n{kept.id}: {lane.name}", markup=False)
-                    out.print(_steps_table(lane.steps, task.prices))
-    out.print()
-    table = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, tally in outcome.totals.items():
-        table.add_row(*table_row(name, tally, task.prices))
-    out.print(table)
-    for text in _remarks(outcome):
-        out.print(text, soft_wrap=True, markup=False)
+    print_line(f"{played}, {room}, {run.prices.source}")
+    for kept in run.kept if steps else ():
+        for scenario in kept.scenarios:
+            if scenario.name not in (UNMANAGED, SLIDING):
+                print_line(f"\n{kept.id}: {scenario.name}")
+                print_table(STEP_TITLES, [_step_cells(step, run.prices) for step in scenario.steps], numbers=0)
+    click.echo()
+    print_table(COLUMNS, [table_row(name, tally, run.prices) for name, tally in run.totals.items()], numbers=1)
+    for text in _remarks(run):
+        print_line(text)
     if html is not None:
-        out.print(f"The report is in {html}.", soft_wrap=True, markup=False)
+        print_line(f"The report is in {html}.")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _remarks(outcome: Outcome) -> Iterator[str]:
-    for name, tally in outcome.totals.items():
+def _remarks(run: _ReplayRun) -> Iterator[str]:
+    for name, tally in run.totals.items():
         yield from remarks(name, tally)
-    choice = recommend(outcome.traffic.traffic)
-    yield f"This traffic is of the kind {choice.kind} ({choice.reason}). Try {', then '.join(choice.policies)}."
-    for each in worst_tools(outcome.traffic.traffic, most=1):
+    choice = recommend(run.traffic.traffic)
+    yield f"Traffic: {choice.kind} ({choice.reason}). Try {', then '.join(choice.policies)}."
+    for each in worst_tools(run.traffic.traffic, most=1):
         yield f"{each.share:.0%} of the tool results' tokens are from {each.tool.name}, which {each.advice}."
-    if outcome.advice is not None:
-        yield f"Advised trigger {outcome.advice.trigger:.2f} of U. {outcome.advice.reason}"
+    if run.advice is not None:
+        yield f"Advised trigger {run.advice.trigger:.2f} of U. {run.advice.reason}"
 
 
-def _steps_table(steps: Sequence[Step], prices: PriceList) -> Table:
-    names = ("request", "messages", "before", "after", "limit", "action", "reuse", "cost", "against unmanaged")
-    table = Table(*names, box=None, pad_edge=False, header_style="bold")
-    for column in table.columns:
-        column.justify = "right"
-    for step in steps:
-        done = ",".join(f"{name}={count}" for name, count in step.applied.items()) or "none"
-        table.add_row(
-            str(step.number),
-            str(step.messages),
-            f"{step.before:,}",
-            f"{step.after:,}",
-            f"{step.limit:,}",
-            _happened(step, done),
-            f"{step.reuse:.1%}",
-            prices.shown(step.cost),
-            f"{step.ratio:.2f}" if step.fits else "–",  # noqa: RUF001 - a dash
-        )
-    return table
+def _step_cells(step: Step, prices: PriceList) -> tuple[object, ...]:
+    return (
+        step.number,
+        step.messages,
+        f"{step.before:,}",
+        f"{step.after:,}",
+        f"{step.limit:,}",
+        _happened(step),
+        f"{step.reuse:.1%}",
+        prices.shown(step.cost),
+        f"{step.ratio:.2f}" if step.fits else "–",  # noqa: RUF001 - a dash
+    )
 
 
-def _happened(step: Step, done: str) -> str:
+def _happened(step: Step) -> str:
     """What was done to a request, or what refused it; a star where it did not begin with the one before."""
     if step.why is not None:
         return f"refused: {step.why.text}"
+    done = ",".join(f"{name}={count}" for name, count in step.applied.items()) or "none"
     return f"{step.action if step.action in ('refused', 'failed') else done}{' *' if step.broke else ''}"

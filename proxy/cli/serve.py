@@ -22,7 +22,7 @@ import click
 
 from proxy.app import create_app
 from proxy.cli import Failure
-from proxy.cli.config import config_option, loaded
+from proxy.cli.stored import config_option, loaded
 from proxy.config import Config, Flags, Handed, environment, hand_down, handed_down, load_config, masked_url, secrets_of
 from proxy.effects.hooks import Hooks, Plugin
 from proxy.keys import Keyring
@@ -46,24 +46,26 @@ COLLECT_AFTER = (2_000, 10, 10)
 
 @click.command()
 @config_option
-@click.option("--host", help="Address to listen on; else the configuration's (127.0.0.1).")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port; else the configuration's (8400).")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes; more than one want PostgreSQL.")
+@click.option("--host", help="Address to listen on; defaults to the configuration's (127.0.0.1).")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port; defaults to the configuration's (8400).")
+@click.option("--workers", type=click.IntRange(min=1), help="Worker processes; more than one need PostgreSQL.")
 @click.option("--upstream", metavar="URL", help="Base URL of one upstream, e.g. http://127.0.0.1:9000/v1.")
 @click.option("--window", type=click.IntRange(min=64), help="Context window of its models, tokens.")
 @click.option(
-    "--auth-mode", type=click.Choice(["auto", "keys", "open"]), help="Who may call; else the configuration's (auto)."
+    "--auth-mode",
+    type=click.Choice(["auto", "keys", "open"]),
+    help="Who may call; defaults to the configuration's (auto).",
 )
-@click.option("--policy", help="The default policy; 'off' relays everything.")
+@click.option("--policy", help="The default policy; 'off' forwards everything unchanged.")
 @click.option("--store", metavar="URL", help="The database, e.g. sqlite+aiosqlite:///weir.db.")
 @click.option("--summarizer", metavar="MODEL", help="Model that writes summaries; 'same' for the request's own.")
 @click.option(
-    "--log-format", type=click.Choice(["line", "json"]), default="line", show_default=True, help="Form of the log."
+    "--log-format", type=click.Choice(["line", "json"]), default="line", show_default=True, help="Log format."
 )
 def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     """Start the proxy.
 
-    Without a configuration, an upstream or OPENAI_API_KEY it stands in front of the built-in simulator.
+    Without a configuration, an upstream or OPENAI_API_KEY it uses the built-in simulator as its upstream.
 
     \b
     Example:

@@ -17,14 +17,14 @@ from proxy.tokenizer import Tokenizer
     type=click.Choice([dialect.value for dialect in Dialect]),
     default=Dialect.OPENAI.value,
     show_default=True,
-    help="Whose errors and endpoints to speak.",
+    help="Whose errors and endpoints to imitate.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="0 takes a free port.")
 @click.option("--max-output", type=click.IntRange(min=1), help="Most tokens an answer may ask for.")
-@click.option("--model", "models", multiple=True, help="Model that /v1/models lists; may be repeated.")
+@click.option("--model", "models", multiple=True, help="A model that /v1/models lists; may be repeated.")
 def simulate(window: int, dialect: str, host: str, port: int, max_output: int | None, models: tuple[str, ...]) -> None:
-    """Serve a simulated model: a real window, true errors, strict checks, faults on demand.
+    """Start a simulated model: a real window, realistic errors, strict checks, faults on demand.
 
     A model named fault:NAME, or the header x-sim-fault, asks for misbehaviour: fault:429:5, fault:stall,
     fault:cut_stream, fault:error_in_stream and more. GET /sim/requests shows what arrived.

@@ -1,17 +1,14 @@
 """``weir usage``: which key's requests took how many tokens and dollars."""
 
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import get_args
 
 import click
-from rich.text import Text
 
-from proxy.cli.config import config_option, console, json_option, loaded, print_json
-from proxy.cli.conversations_read import key_names, reading, store_option
-from proxy.cli.conversations_show import key_name, plain_table, tame
-from proxy.config import Flags
+from proxy.cli.output import print_json, print_table
+from proxy.cli.stored import json_option, key_names, reading, stored
+from proxy.config import Config
 from proxy.errors import InvalidRequest
 from proxy.routes.question import moment_in
 from proxy.routes.usage import total_json, usage_json
@@ -22,54 +19,57 @@ from proxy.store.records import UsageRow
 
 @click.command()
 @click.option("--since", default="30d", show_default=True, help="Seconds since 1970, or like 90m, 24h or 7d.")
-@click.option("--by", type=click.Choice(get_args(By)), help="What to tell apart beside keys.")
+@click.option("--by", type=click.Choice(get_args(By)), help="Also group by this.")
 @click.option("--key", metavar="NAME", help="Only the key with this name.")
-@config_option
-@store_option
+@stored
 @json_option
-def usage(*, since: str, by: By | None, key: str | None, path: Path | None, store: str | None, as_json: bool) -> None:
-    """What the requests of each key took: tokens before and after Weir, what was saved, what it cost.
+def usage(config: Config, *, since: str, by: By | None, key: str | None, as_json: bool) -> None:
+    """Show usage by key: tokens before and after Weir, tokens saved, and costs.
 
-    Deleted conversations, and what is older than the store's retention, are not counted any more.
+    Deleted conversations and requests older than the store's retention are no longer counted.
 
     \b
     Example:
       weir usage
       weir usage --since 7d --by model --key support-bot
     """
-    config = loaded(path, Flags(store=store))
     try:
         start = moment_in(since, now=time.time())
     except InvalidRequest as fault:
         raise click.BadParameter(fault.message, param_hint="--since") from fault
 
-    async def read(opened: Store) -> tuple[list[UsageRow], dict[str, str]]:
-        rows = await opened.usage(None, since=start, by=by)
-        return rows, await key_names(opened, config) if rows else {}
+    async def read(store: Store) -> tuple[list[UsageRow], dict[str, str]]:
+        rows = await store.usage(None, since=start, by=by)
+        return rows, await key_names(store, config) if rows else {}
 
-    rows, names = reading(config.store.url, read)
+    rows, names = reading(config, read)
     if key is not None:
         rows = [row for row in rows if names.get(row.tenant) == key]
     if as_json:
         data = [usage_json(row, by=by, names=names) for row in rows]
-        print_json({"since": start, "by": by, "total": total_json(rows), "data": data})
-    elif not rows:
-        click.echo("No requests since then.", err=True)
-    else:
-        _show(rows, by, names)
-
-
-def _show(rows: Sequence[UsageRow], by: By | None, names: Mapping[str, str]) -> None:
-    titles = ("key", *(() if by is None else (by,)), "requests", "failed", "tokens", "forwarded", "saved", "cached")
-    table = plain_table(*titles, "answers", "cost", "saved $", "summaries $")
-    for row in rows:
-        whose = [Text(key_name(row.tenant, names))]
-        if by is not None:
-            whose.append(Text(tame(row.group or "")))
-        table.add_row(*whose, *_cells(usage_json(row, by=by, names=names)))
+        return print_json({"since": start, "by": by, "total": total_json(rows), "data": data})
+    if not rows:
+        return click.echo("No requests since then.", err=True)
+    lines = [
+        (names.get(row.tenant, row.tenant[:8]), row.group or "", *_cells(usage_json(row, by=by, names=names)))
+        for row in rows
+    ]
     if len(rows) > 1:
-        table.add_row("all", *(() if by is None else ("",)), *_cells(total_json(rows)))
-    console().print(table)
+        lines.append(("all", "", *_cells(total_json(rows))))
+    titles = (
+        "requests",
+        "failed",
+        "tokens",
+        "forwarded",
+        "saved",
+        "cached",
+        "answers",
+        "cost",
+        "saved $",
+        "summaries $",
+    )
+    group = by or ""
+    return print_table(("key", group, *titles), lines, optional=() if by else (group,))
 
 
 def _cells(figures: Mapping[str, object]) -> list[str]:

@@ -47,7 +47,7 @@ class EffectHandler(ABC):
     async def trim(self, effect: Trim) -> Reply:
         """What an operator's function leaves of messages."""
         del effect
-        return Failed("rehearsal")
+        return Failed("replay")
 
 
 @dataclass(frozen=True, slots=True)

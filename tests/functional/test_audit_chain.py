@@ -308,7 +308,7 @@ async def test_the_commands_show_check_and_find_what_was_changed(run: Run, tmp_p
     assert noted.stdout.count("is in the chain") == 2
     lost = await run.command("audit", "verify", "--head", "0" * 64, "--tenant", "operator")
     assert lost.exit_code == 1
-    assert "1 of the given heads is not there" in lost.stderr
+    assert "1 of the given heads is missing" in lost.stderr
     assert (await run.command("audit", "verify", "--head", "xyz")).exit_code == 2
     assert (await run.command("audit", "verify", "--tenant", "nobody")).exit_code == 1
     for name in (NAME, rows[0].conversation):
@@ -329,7 +329,7 @@ async def test_the_commands_show_check_and_find_what_was_changed(run: Run, tmp_p
     found = await run.command("audit", "verify")
     assert found.exit_code == 1
     assert "2: edited" in found.stdout
-    assert "1 of 2 chains is not what was written" in found.stderr
+    assert "1 of 2 chains was changed" in found.stderr
     assert "audit_never_changes" in found.stderr
     told = json.loads((await run.command("audit", "verify", "--json", "--tenant", rows[0].tenant[:6])).stdout)
     assert [(c["good"], c["broken"]) for c in told["chains"]] == [(1, {"seq": 2, "kind": "edited"})]

@@ -190,7 +190,7 @@ async def test_the_command_reports_regret_by_layer_and_by_tool(tmp_path: Path) -
     assert {each["layer"] for each in report["by_layer"]} == {row.layer for row in rows}
     [by_tool] = [each for each in report["by_tool"] if each["tool"] == "read_file"]
     assert by_tool["asked_again"] == 1
-    assert f"1 of {len(gone)} tool results were asked for again (regret {1 / len(gone):.1%})" in page.stdout
+    assert f"1 of {len(gone)} tool results were requested again (regret {1 / len(gone):.1%})" in page.stdout
     assert "read_file" in page.stdout
     assert NAME in page.stdout.splitlines()[-1]
     assert json.loads((await run("--policy", "other", "--json", file=file)).stdout)["evicted"] == 0

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from policies.checkpoint import Checkpoint
 from proxy.cli import main
-from proxy.cli.conversations_show import actions_of
+from proxy.cli.conversations import actions_of
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import COUNTER, EITHER, ROOT, TOOLS, Deployment, opening, prose, tool_step, weir
@@ -165,7 +165,7 @@ def test_a_note_is_kept_once(written: Path, tmp_path: Path) -> None:
     rows = json.loads(conversations("notes", NAME, "--json", file=copy).stdout)
 
     assert (none.exit_code, none.stdout, none.stderr) == (0, "", "There are no notes.\n")
-    assert [each.stdout for each in added] == ["The note is kept.\n", "This note was there already.\n"]
+    assert [each.stdout for each in added] == ["Added the note.\n", "This note already exists.\n"]
     assert [(r["text"], r["category"], r["importance"], r["source"]) for r in rows] == [
         ("Refund, not replacement.", "misc", "normal", "api")
     ]
@@ -191,7 +191,7 @@ def test_an_export_holds_everything_and_overwrites_nothing(written: Path, tmp_pa
     bodies = {each["ref"]: b64decode(each["body"]) for each in whole["originals"]}
     assert json.loads(bodies[shown(NAME, "--removed", file=written)[0]["ref"]])
     assert {row["ref"] for row in shown(NAME, "--removed", file=written)} <= set(bodies)
-    assert "is there already; --force" in failed(again)
+    assert "already exists; --force" in failed(again)
     out.write_text("old")
     assert conversations("export", NAME, "--out", str(out), "--force", file=written).exit_code == 0
     assert json.loads(out.read_text()) == whole
@@ -220,7 +220,7 @@ def test_a_deletion_says_what_goes_and_asks(written: Path, tmp_path: Path) -> No
     assert (unanswered.exit_code, unanswered.stdout) == (1, "")
     assert shown(NAME, file=copy) == status
     done = conversations("delete", NAME, file=copy, given="y\n")
-    assert (done.exit_code, done.stdout) == (0, f"{NAME} is deleted.\n")
+    assert (done.exit_code, done.stdout) == (0, f"Deleted {NAME}.\n")
     assert "no conversation" in failed(conversations("show", NAME, file=copy))
     assert [row["name"] for row in json.loads(conversations("list", "--json", file=copy).stdout)] == ["greeting"]
     left = json.loads(conversations("delete", "greeting", "--yes", "--json", file=copy).stdout)

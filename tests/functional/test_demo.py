@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
-from proxy.cli.recording import load_recording
+from proxy.cli.playback import load_recording
 from tests.functional.harness import ROOT
 
 STEPS = 36
@@ -93,7 +93,7 @@ def test_what_was_removed_can_be_read_back_from_the_kept_database(folder: Path, 
 
     rows = json.loads(conversations("--removed", "--json"))
     assert len(rows) == removed["messages"]
-    said = {str(message.get("content") or "") for message in load_recording().messages}
+    said = {str(message.get("content") or "") for message in load_recording().values}
     user = next(row for row in rows if row["role"] == "user")
     assert conversations("--ref", user["ref"]).removesuffix("\n") in said
     assert (folder / "kept.db").is_file()
@@ -188,11 +188,11 @@ def read(master: int) -> bytes:
 
 def test_the_recording_is_whole_and_carries_its_notice() -> None:
     recording = load_recording()
-    called = [c["id"] for m in recording.messages for c in m.get("tool_calls") or ()]
-    answered = [m["tool_call_id"] for m in recording.messages if m["role"] == "tool"]
+    called = [c["id"] for m in recording.values for c in m.get("tool_calls") or ()]
+    answered = [m["tool_call_id"] for m in recording.values if m["role"] == "tool"]
     data = ROOT / "proxy" / "cli" / "data"
 
-    assert recording.messages[recording.requests[-1]] is recording.messages[-1]
+    assert recording.values[recording.requests[-1]] is recording.values[-1]
     assert set(answered) <= set(called)
     assert 60 <= len(recording.requests) <= 80
     assert (data / "recorded_run.jsonl").stat().st_size < 120_000

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from policies import ContextSettings
+from proxy.asking import Models
 from proxy.cli import main
-from proxy.rehearsal import Conditions, Script, recording_of
-from proxy.rehearsal.lanes import Managed
+from proxy.config import Config
+from proxy.replay import Conditions, Managed, Script, recording_of, store_in_memory
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import COUNTER, TOOLS, answered, arrays_of, opening, prose, tool_step, weir
@@ -56,28 +56,44 @@ def told(*arguments: object) -> Any:
 
 
 @pytest.mark.requirement("P14", "A0.95")
-async def test_what_is_rehearsed_is_what_a_real_weir_forwards() -> None:
-    messages = session(20)
+@pytest.mark.parametrize("summarizer", [None, "summariser"], ids=["extracted", "prepared by a model"])
+async def test_what_is_replayed_is_what_a_real_weir_forwards(summarizer: str | None) -> None:
+    messages, settings = session(STEPS), SimulatorSettings(window=8_192, summary_model="summariser")
     script = Script(recording_of(messages, name="one"), counter=COUNTER, model="sim")
-    conditions = Conditions(counter=COUNTER, model="sim", window=4_096, max_tokens=256)
-    lane, rehearsed = Managed(ContextSettings(), conditions), []
-    for request in script.requests:
-        pieces = lane.forward(script, request.length).pieces
-        assert pieces is not None
-        rehearsed.append([json.loads(bytes(raw)) for raw in script.rendered(pieces)])
 
     async with (
-        serve_simulator(SimulatorSettings(window=4_096), counter=COUNTER) as simulator,
-        weir(simulator.base_url, window=4_096) as target,
+        serve_simulator(settings, counter=COUNTER) as simulator,
+        weir(simulator.base_url, window=8_192, summarizer=summarizer) as target,
         target.client() as client,
+        asking(target.runtime.config) as models,
+        store_in_memory() as store,
     ):
         for request in script.requests:
             await client.chat.completions.create(model="sim", messages=messages[: request.length], max_tokens=256)
-        forwarded = arrays_of(answered(simulator))
+            await target.runtime.preparation.settled()
+        served, asked = arrays_of(answered(simulator)), len(answered(simulator, "summariser"))
+        conditions = Conditions(counter=COUNTER, model="sim", window=8_192, max_tokens=256)
+        policy = target.runtime.policy("balanced", None)
+        replayed = await arrays_in(Managed(policy, conditions, store, ask=models), script)
 
-    assert len(forwarded) == 20
-    assert forwarded[-1] != messages[: script.requests[-1].length]
-    assert unaddressed(forwarded) == unaddressed(rehearsed)
+    assert len(served) == STEPS
+    assert served[-1] != messages[: script.requests[-1].length]
+    assert unaddressed(served) == unaddressed(replayed)
+    assert models.spent.calls == asked
+    assert (asked > 0) == (summarizer is not None)
+
+
+def asking(config: Config) -> Models:
+    return Models(config, default="summariser", by_purpose={}, tokens=None)
+
+
+async def arrays_in(scenario: Managed, script: Script) -> list[list[dict[str, Any]]]:
+    arrays = []
+    for request in script.requests:
+        pieces = (await scenario.forward(script, request.length)).pieces
+        assert pieces is not None
+        arrays.append([json.loads(bytes(raw)) for raw in script.rendered(pieces)])
+    return arrays
 
 
 def unaddressed(arrays: list[list[dict[str, Any]]]) -> str:

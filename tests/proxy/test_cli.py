@@ -45,9 +45,9 @@ def test_help_names_every_command_and_has_an_example():
 
     assert result.exit_code == 0
     assert "Example:" in result.stdout
-    for name, command in COMMANDS.items():
+    for name, summary in COMMANDS.items():
         assert f"  {name} " in result.stdout
-        assert command.summary.split()[0] in result.stdout
+        assert summary.split()[0] in result.stdout
 
 
 @pytest.mark.parametrize("command", subcommands(), ids=" ".join)
@@ -223,7 +223,7 @@ def test_a_key_is_made_used_and_revoked(clean):
 
     listed = weir("keys", "list")
     assert listed.stdout.splitlines()[1].split()[:4] == ["team", "off", "gpt-*", "mode"]
-    assert weir("keys", "revoke", "team").stdout == "Key team is revoked.\n"
+    assert weir("keys", "revoke", "team").stdout == "Revoked key team.\n"
     assert weir("keys", "revoke", "team").exit_code == 1
     assert json.loads(weir("keys", "list", "--json").stdout)[0]["revoked"] is not None
 

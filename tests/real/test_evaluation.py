@@ -19,10 +19,16 @@ from proxy.asking import Models
 from proxy.cli import main
 from proxy.config import Flags, load_config
 from proxy.policy_files.presets import preset_policies
-from proxy.rehearsal import Conditions, Script, read_recordings
-from proxy.rehearsal.compactions import compactions_of
-from proxy.rehearsal.judging import Evaluated, judge_compaction
-from proxy.rehearsal.lanes import Managed
+from proxy.replay import (
+    Conditions,
+    Evaluated,
+    Managed,
+    Script,
+    compactions_of,
+    judge_compaction,
+    read_recordings,
+    store_in_memory,
+)
 from tests.functional.harness import COUNTER
 from tests.real.environments import Unavailable
 from tests.real.llama import Llama
@@ -91,9 +97,12 @@ async def judge(llama: Llama, model: str) -> Judging:
     script = Script(place.recording, counter=COUNTER, model="")
     most = int(SHARE * READS)
     done = []
-    async with Models(config, default=model, by_purpose={}, tokens=None, at_once=1, seconds=600) as models:
+    async with (
+        Models(config, default=model, by_purpose={}, tokens=None, at_once=1, seconds=600) as models,
+        store_in_memory() as store,
+    ):
         heard = Heard(models)
-        for compaction in compactions_of(script, Managed(settings, conditions, ask=None)):
+        async for compaction in compactions_of(script, Managed(settings, conditions, store)):
             terms = Terms(counter=COUNTER, max_input=most, judge_input=most)
             evaluated = await judge_compaction(
                 compaction, count=QUESTIONS, tools=settings.notes, ask=heard, terms=terms

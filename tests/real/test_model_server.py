@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from policies.summary import PROMPTS
-from proxy.cli.recording import load_recording
+from proxy.cli.playback import load_recording
 from proxy.effects.summarizer import Summarizer
 from tests.functional.harness import RunningWeir, begins_with, tcp_tap, weir
 from tests.real.environments import Unavailable
@@ -84,7 +84,7 @@ async def watched(llama: Llama) -> AsyncIterator[Wire]:
 
 def recorded(index: int) -> Array:
     """The messages that the recorded message ``index`` answered."""
-    return list(RECORDING.messages[:index])
+    return list(RECORDING.values[:index])
 
 
 def tokens_of(header: str) -> dict[str, int]:
@@ -146,7 +146,7 @@ def test_a_real_run_that_overflows_directly_is_answered_to_its_end_through_weir(
             try:
                 direct.chat.completions.create(
                     model=MODEL,
-                    messages=RECORDING.messages[:index],  # type: ignore[arg-type]
+                    messages=RECORDING.values[:index],  # type: ignore[arg-type]
                     max_tokens=MAX_TOKENS,
                     temperature=0,
                 )
@@ -156,7 +156,7 @@ def test_a_real_run_that_overflows_directly_is_answered_to_its_end_through_weir(
     assert len(session) == REQUESTS
     assert max(taken.prompt for taken in session) <= llama.window - MAX_TOKENS
     assert all(pairs_are_whole(taken.sent) for taken in session)
-    assert all(taken.sent[0] == RECORDING.messages[0] for taken in session)
+    assert all(taken.sent[0] == RECORDING.values[0] for taken in session)
 
 
 @pytest.mark.requirement("P10")

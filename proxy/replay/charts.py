@@ -1,6 +1,6 @@
-"""Pictures of one conversation in one lane, as inline SVG: buckets against the window, cost, prefix reuse.
+"""Pictures of one conversation in one scenario, as inline SVG: buckets against the window, cost, prefix reuse.
 
-Colours are CSS classes of the page (:mod:`proxy.rehearsal_report`), so that they follow light and dark.
+Colours are CSS classes of the page (``report.css``), so that they follow light and dark.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from html import escape
 from itertools import takewhile
 
-from proxy.rehearsal.script import BUCKETS
-from proxy.rehearsal.tally import Step
+from proxy.replay.play import Step
+from proxy.replay.script import BUCKETS
 
 WIDTH = 960
 LEFT, RIGHT, TOP, BOTTOM = 64, 14, 18, 26
 STEPS_OF_A_SCALE = (1, 2, 2.5, 5, 10)
-MOST_TICKS = 4
+MAX_TICKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Frame:
         return self.height - BOTTOM - (self.height - TOP - BOTTOM) * share
 
 
-def scale(highest: float, *, most: int = MOST_TICKS) -> tuple[float, ...]:
+def scale(highest: float, *, most: int = MAX_TICKS) -> tuple[float, ...]:
     """Round values from 0 up to the first that is not below ``highest``, at most ``most`` steps."""
     if highest <= 0:
         return (0.0, 1.0)

@@ -1,11 +1,11 @@
-"""A recorded conversation as the planner sees it, request by request, each message read and counted once."""
+"""A recorded conversation, request by request, each message read and counted once; and which facts survive in it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies import Body, Message, Piece, TokenCounter, Transcript
 from policies.messages import chain_of, head_length
-from proxy.rehearsal.recordings import Fact, Recording
+from proxy.replay.recordings import Fact, Recording
 from proxy.wire.chat import body_of, count_message, count_tools, message_of, render
 from proxy.wire.raw import Raw, write_value
 
@@ -30,6 +30,7 @@ class Script:
 
     def __init__(self, recording: Recording, *, counter: TokenCounter, model: str) -> None:
         self.recording = recording
+        self._model = model
         late = tuple(fact for fact in recording.facts if not fact.needed_at)
         asks = bool(late) and bool(recording.values) and recording.values[-1]["role"] == "assistant"
         values = (*recording.values, PROBE) if asks else recording.values
@@ -42,11 +43,18 @@ class Script:
         self._bodies = tuple(body_of(value) for value in values)
         self._texts: dict[int, str] = {}
         self._head = head_length(self.messages)
-        self._chain = chain_of("rehearsal", self.messages, self._head)
+        self._chain = chain_of("replay", self.messages, self._head)
 
     def read(self, index: int) -> Body:
         """What message ``index`` says."""
         return self._bodies[index]
+
+    def body(self, length: int) -> bytes:
+        """The request of the first ``length`` messages as a client sends it."""
+        tools = self.recording.tools
+        defined = b"" if tools is None else b',"tools":' + write_value(tools)
+        messages = b",".join(map(bytes, self.raws[:length]))
+        return b'{"model":%b,"messages":[%b]%b}' % (write_value(self._model), messages, defined)
 
     def transcript(self, length: int) -> Transcript:
         """The request of the first ``length`` messages."""
@@ -95,6 +103,54 @@ class Script:
         if message.is_head:
             return "system"
         return "tool_outputs" if message.is_result else "history"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Facts that requests needed, and of these: in the window, recoverable (in it or in the archive), stale.
+
+    Only facts that stood in the client's own array are counted. ``stale`` is a superseded value in the window
+    without the one that replaced it. Presence is literal, in any case of letters.
+    """
+
+    needed: int = 0
+    kept: int = 0
+    recoverable: int = 0
+    stale: int = 0
+
+    def __add__(self, other: "Retention") -> "Retention":
+        return Retention(
+            needed=self.needed + other.needed,
+            kept=self.kept + other.kept,
+            recoverable=self.recoverable + other.recoverable,
+            stale=self.stale + other.stale,
+        )
+
+
+def judge(
+    script: Script, facts: Sequence[Fact], *, length: int, sent: Sequence[Piece], archived: Iterable[int]
+) -> Retention:
+    """What of ``facts`` is in the array ``sent`` for the first ``length`` messages; ``archived`` are originals kept."""
+    if not facts:
+        return Retention()
+    window = "\n".join(script.piece_text(piece) for piece in sent)
+    original = archive = None
+    total = Retention()
+    for fact in facts:
+        if _stands(fact, window):
+            total += Retention(needed=1, kept=1, recoverable=1)
+            continue
+        if original is None or archive is None:
+            original = "\n".join(script.text(index) for index in range(length))
+            archive = "\n".join((window, *(script.text(index) for index in sorted(archived))))
+        if _stands(fact, original):
+            stale = any(value.lower() in window for value in fact.superseded)
+            total += Retention(needed=1, recoverable=int(_stands(fact, archive)), stale=int(stale))
+    return total
+
+
+def _stands(fact: Fact, text: str) -> bool:
+    return all(needle.lower() in text for needle in fact.needles)
 
 
 def _requests(recording: Recording, late: tuple[Fact, ...], *, ends_with_a_question: bool) -> tuple[Request, ...]:

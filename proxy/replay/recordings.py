@@ -46,6 +46,7 @@ class Recording:
     values: tuple[Mapping[str, object], ...]
     tools: object = None
     facts: tuple[Fact, ...] = ()
+    source: str = ""
 
     @property
     def requests(self) -> tuple[int, ...]:
@@ -174,6 +175,7 @@ def _conversation(items: Sequence[Raw], fields: Mapping[str, Raw], *, line: int,
         values=values,
         tools=read_value(fields["tools"]) if "tools" in fields else None,
         facts=tuple(fact for each in (listed if isinstance(listed, list) else ()) for fact in _facts(each)),
+        source=str(meta.get("source") or ""),
     )
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from policies import ContextSettings, ToolCall
 from policies.advise import Advice, Prices, ToolUse, Traffic, advise
-from proxy.rehearsal.lanes import Conditions
-from proxy.rehearsal.script import Script
+from proxy.replay.scenarios import Conditions
+from proxy.replay.script import Script
 
 UNNAMED = "unknown"
 

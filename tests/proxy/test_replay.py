@@ -1,3 +1,4 @@
+import asyncio
 import json
 import re
 from collections.abc import Iterable
@@ -12,26 +13,32 @@ from policies import ContextSettings, Mode
 from policies.advise import PROVIDERS, Prices, recommend
 from proxy.models import ModelFacts
 from proxy.prices import BadPrices, PriceList, price_list
-from proxy.rehearsal import (
+from proxy.replay import (
     SLIDING,
     UNMANAGED,
     BadRecording,
     Conditions,
     Fact,
-    LaneResult,
+    Forwarded,
+    Managed,
     Recording,
-    Rehearsal,
+    Replayed,
+    ReplayReport,
+    ScenarioResult,
     Script,
+    SlidingWindow,
     Tally,
+    TrafficCount,
+    advice_for,
+    advised,
+    pace_of,
     read_recordings,
     recording_of,
-    rehearse,
-    step_values,
+    render_report,
+    replay,
+    store_in_memory,
 )
-from proxy.rehearsal.charts import MOST_TICKS, scale
-from proxy.rehearsal.lanes import Managed, SlidingWindow
-from proxy.rehearsal.traffic import TrafficCount, advice_for, advised, pace_of
-from proxy.rehearsal_report import Report, render_report
+from proxy.replay.charts import MAX_TICKS, scale
 from tests.functional.harness import COUNTER, opening, prefix_reuse, prose, tool_step
 
 PRICES = Prices(1.0, 0.1, 1.25, 5.0)
@@ -59,9 +66,27 @@ def script(messages: list[dict[str, Any]], *, facts: Iterable[Fact] = (), tools:
 
 def played(
     messages: list[dict[str, Any]], *policies: ContextSettings, window: int = 8_192, facts: Iterable[Fact] = ()
-) -> dict[str, LaneResult]:
-    done = rehearse(script(messages, facts=facts), policies or (BALANCED,), conditions(window), PRICES, keep_steps=True)
-    return {lane.name: lane for lane in done.lanes}
+) -> dict[str, ScenarioResult]:
+    done = run(script(messages, facts=facts), *(policies or (BALANCED,)), under=conditions(window))
+    return {result.name: result for result in done.scenarios}
+
+
+def run(read: Script, *policies: ContextSettings, under: Conditions) -> Replayed:
+    async def play() -> Replayed:
+        async with store_in_memory() as store:
+            return await replay(read, policies, under, PRICES, store, keep_steps=True)
+
+    return asyncio.run(play())
+
+
+def forwarded(read: Script, *, sliding: bool = False) -> list[Forwarded]:
+    async def play() -> list[Forwarded]:
+        async with store_in_memory() as store:
+            window = SlidingWindow(conditions().budget(BALANCED))
+            scenario = window if sliding else Managed(BALANCED, conditions(), store)
+            return [await scenario.forward(read, request.length) for request in read.requests]
+
+    return asyncio.run(play())
 
 
 def written(folder: Path, text: str) -> Path:
@@ -138,23 +163,23 @@ def test_every_answer_of_the_assistant_was_one_request_and_an_open_end_is_one_to
 
 
 def test_unmanaged_requests_cost_a_read_of_the_prefix_and_a_write_of_the_rest() -> None:
-    lane = played(agent(6))[UNMANAGED]
-    sizes = [step.after for step in lane.steps]
+    result = played(agent(6))[UNMANAGED]
+    sizes = [step.after for step in result.steps]
     priming = 3  # of each request, no part of the prefix
 
     expected = 1.25 * sizes[0]
     for before, now in zip(sizes, sizes[1:], strict=False):
         expected += 0.1 * (before - priming) + 1.25 * (now - before + priming)
 
-    assert lane.tally.cost == pytest.approx(expected)
-    assert lane.tally.ratio == 1.0
-    assert lane.tally.batches == 0
+    assert result.tally.cost == pytest.approx(expected)
+    assert result.tally.ratio == 1.0
+    assert result.tally.batches == 0
 
 
 @pytest.mark.requirement("A0.2", "P14")
 def test_fifty_steps_save_tokens_and_money_as_recomputed_from_what_was_forwarded() -> None:
-    lanes = played(agent(50))
-    managed, raw = lanes["balanced"], lanes[UNMANAGED]
+    results = played(agent(50))
+    managed, raw = results["balanced"], results[UNMANAGED]
 
     sent = sum(step.after for step in managed.steps)
     paid = sum(0.1 * step.reused + 1.25 * (step.after - step.reused) for step in managed.steps)
@@ -169,12 +194,10 @@ def test_fifty_steps_save_tokens_and_money_as_recomputed_from_what_was_forwarded
 
 def test_prefix_reuse_is_that_of_the_arrays_that_would_be_sent() -> None:
     read = script(agent(30))
-    lane = Managed(BALANCED, conditions())
     bodies = []
-    for request in read.requests:
-        pieces = lane.forward(read, request.length).pieces
-        assert pieces is not None
-        bodies.append([json.loads(bytes(raw)) for raw in read.rendered(pieces)])
+    for sent in forwarded(read):
+        assert sent.pieces is not None
+        bodies.append([json.loads(bytes(raw)) for raw in read.rendered(sent.pieces)])
 
     def count(message: dict[str, Any]) -> int:
         return script([message]).messages[0].tokens
@@ -186,9 +209,9 @@ def test_prefix_reuse_is_that_of_the_arrays_that_would_be_sent() -> None:
 
 def test_a_summary_that_would_be_prepared_after_an_answer_counts_as_asked_for() -> None:
     written = replace(BALANCED, name="written", summarizer="notes")
-    lanes = played(agent(40), BALANCED, written)
-    assert lanes["balanced"].tally.asked == 0
-    assert lanes["written"].tally.asked >= lanes["written"].tally.batches > 0
+    results = played(agent(40), BALANCED, written)
+    assert results["balanced"].tally.asked == 0
+    assert results["written"].tally.asked >= results["written"].tally.batches > 0
 
 
 def test_between_two_batches_every_request_begins_with_the_one_before() -> None:
@@ -201,19 +224,17 @@ def test_between_two_batches_every_request_begins_with_the_one_before() -> None:
 
 
 def test_a_sliding_window_pays_more_than_it_saves_in_tokens() -> None:
-    lanes = played(agent(40))
+    results = played(agent(40))
 
-    assert lanes[SLIDING].tally.tokens < lanes[UNMANAGED].tally.tokens
-    assert lanes[SLIDING].tally.cost > lanes[UNMANAGED].tally.cost > lanes["balanced"].tally.cost
-    assert lanes["balanced"].tally.against_sliding == lanes["balanced"].tally.cost / lanes[SLIDING].tally.cost
+    assert results[SLIDING].tally.tokens < results[UNMANAGED].tally.tokens
+    assert results[SLIDING].tally.cost > results[UNMANAGED].tally.cost > results["balanced"].tally.cost
+    assert results["balanced"].tally.against_sliding == results["balanced"].tally.cost / results[SLIDING].tally.cost
 
 
 def test_a_sliding_window_never_begins_with_an_orphaned_result() -> None:
     read = script(agent(40))
-    lane = SlidingWindow(conditions().budget(BALANCED))
 
-    for request in read.requests:
-        sent = lane.forward(read, request.length)
+    for sent in forwarded(read, sliding=True):
         assert sent.pieces is not None
         roles = [read.messages[p.index].role for p in sent.pieces if p.index is not None]
         assert roles[:1] == ["system"]
@@ -222,31 +243,32 @@ def test_a_sliding_window_never_begins_with_an_orphaned_result() -> None:
 
 
 def test_a_policy_that_is_off_forwards_what_came() -> None:
-    lanes = played(agent(20), ContextSettings(name="off", mode=Mode.OFF))
+    results = played(agent(20), ContextSettings(name="off", mode=Mode.OFF))
 
-    assert lanes["off"].steps == tuple(
-        replace(step, seconds=off.seconds) for step, off in zip(lanes[UNMANAGED].steps, lanes["off"].steps, strict=True)
+    assert results["off"].steps == tuple(
+        replace(step, seconds=off.seconds)
+        for step, off in zip(results[UNMANAGED].steps, results["off"].steps, strict=True)
     )
 
 
 def test_every_token_of_a_request_is_in_one_bucket() -> None:
-    for lane in played(agent(30)).values():
-        for step in lane.steps:
+    for result in played(agent(30)).values():
+        for step in result.steps:
             assert sum(step.buckets.values()) == step.after
 
 
 def test_a_request_that_cannot_be_made_to_fit_is_counted_as_refused_and_costs_nothing() -> None:
     huge = [{"role": "system", "content": prose(4_000, seed=1)}, *TALK]
 
-    lane = played(huge, window=2_048)["balanced"]
+    result = played(huge, window=2_048)["balanced"]
 
-    assert (lane.tally.requests, lane.tally.fit, lane.tally.refused) == (1, 0, 1)
-    assert (lane.tally.cost, lane.tally.tokens, lane.steps[0].action) == (0.0, 0, "refused")
+    assert (result.tally.requests, result.tally.fit, result.tally.refused) == (1, 0, 1)
+    assert (result.tally.cost, result.tally.tokens, result.steps[0].action) == (0.0, 0, "refused")
 
 
 def test_the_same_conversation_is_played_the_same_way_twice() -> None:
     first, second = (
-        [step_values(step) for lane in played(agent(30)).values() for step in lane.steps] for _ in range(2)
+        [step.values() for result in played(agent(30)).values() for step in result.steps] for _ in range(2)
     )
 
     assert first == second
@@ -260,8 +282,8 @@ def test_a_fact_in_an_old_result_is_out_of_the_window_and_in_the_archive() -> No
         Fact(needles=("never said by anybody",), needed_at=(at,)),
     ]
 
-    lanes = played(messages, facts=facts)
-    kept = {name: lane.tally.retention for name, lane in lanes.items()}
+    results = played(messages, facts=facts)
+    kept = {name: result.tally.retention for name, result in results.items()}
 
     assert (kept[UNMANAGED].needed, kept[UNMANAGED].kept) == (2, 2)
     assert (kept[SLIDING].needed, kept[SLIDING].kept, kept[SLIDING].recoverable) == (2, 1, 1)
@@ -272,10 +294,10 @@ def test_a_fact_that_is_needed_at_the_end_is_asked_for_in_a_request_that_does_no
     messages = [*agent(3)[:-1], {"role": "assistant", "content": f"the number is {MARKER}"}]
     facts = [Fact(needles=(MARKER,), superseded=("old",))]
 
-    lanes = played(messages, facts=facts)
+    results = played(messages, facts=facts)
 
-    assert lanes["balanced"].tally.retention.kept == 1
-    assert lanes["balanced"].tally.requests == len(lanes["balanced"].steps) == 3
+    assert results["balanced"].tally.retention.kept == 1
+    assert results["balanced"].tally.requests == len(results["balanced"].steps) == 3
 
 
 def test_a_superseded_value_without_the_new_one_is_stale() -> None:
@@ -308,10 +330,10 @@ def test_the_facts_of_a_file_are_read_in_every_known_form(tmp_path: Path) -> Non
     )
 
 
-def test_a_hundred_steps_are_rehearsed() -> None:
+def test_a_hundred_steps_are_played() -> None:
     read = script(agent(100))
 
-    tally = rehearse(read, (BALANCED,), conditions(), PRICES).lanes[2].tally
+    tally = run(read, BALANCED, under=conditions()).scenarios[2].tally
 
     assert tally.requests == 100
     assert 0 < tally.slowest <= tally.seconds
@@ -353,14 +375,14 @@ def test_advice_is_drawn_from_how_a_conversation_grows() -> None:
     far = conditions(128_000)
 
     advice = advice_for(read, BALANCED, far, PRICES)
-    lanes = rehearse(read, (BALANCED, advised(BALANCED, advice)), far, PRICES).lanes
+    results = run(read, BALANCED, advised(BALANCED, advice), under=far).scenarios
 
     assert pace.growth == pytest.approx(950, abs=150)
     assert 150 < pace.fixed < 250
     assert advice.trigger == 0.40
-    assert lanes[2].tally.batches == 0
-    assert lanes[3].name == "balanced, advised"
-    assert lanes[3].tally.batches > 0
+    assert results[2].tally.batches == 0
+    assert results[3].name == "balanced, advised"
+    assert results[3].tally.batches > 0
 
 
 def test_prices_come_from_what_was_stated_then_from_the_model_then_from_a_provider() -> None:
@@ -392,7 +414,7 @@ def test_a_scale_is_round_and_reaches_over_the_highest_value(highest: float) -> 
 
     assert ticks[0] == 0
     assert ticks[-1] >= highest
-    assert 2 <= len(ticks) <= MOST_TICKS + 1
+    assert 2 <= len(ticks) <= MAX_TICKS + 1
     assert ticks[-2] < max(highest, 1e-9)
 
 
@@ -432,10 +454,10 @@ def page() -> str:
     recording = replace(recording_of(messages, name=EVIL), line=1)
     read = Script(recording, counter=COUNTER, model="")
     policy = replace(BALANCED, name=f"p{EVIL}")
-    done: Rehearsal = rehearse(read, (policy,), conditions(), PRICES, keep_steps=True)
-    totals = {lane.name: lane.tally for lane in done.lanes}
+    done = run(read, policy, under=conditions())
+    totals = {result.name: result.tally for result in done.scenarios}
     prices = PriceList(prices=PRICES, dollars=False, source=EVIL)
-    report = Report(title=EVIL, window=8_192, reserve=512, prices=prices, totals=totals, drawn=(done,))
+    report = ReplayReport(title=EVIL, window=8_192, reserve=512, prices=prices, totals=totals, drawn=(done,))
     return render_report(report)
 
 
@@ -481,10 +503,10 @@ def test_recorded_sessions_in_a_small_window_keep_their_facts_and_their_prefix()
     place = next(read_recordings(SHARED / "tau_airline_long.jsonl"))
     recording: Recording = place.recording
 
-    lane = rehearse(Script(recording, counter=COUNTER, model=""), (BALANCED,), conditions(), PRICES).lanes[2]
+    result = run(Script(recording, counter=COUNTER, model=""), BALANCED, under=conditions()).scenarios[2]
 
-    assert lane.tally.fit == lane.tally.requests == len(recording.requests)
-    assert lane.tally.reuse > 0.85
-    assert lane.tally.ratio < 0.78
-    assert lane.tally.retention.kept >= 0.95 * lane.tally.retention.needed > 0
-    assert lane.tally.retention.recoverable == lane.tally.retention.needed
+    assert result.tally.fit == result.tally.requests == len(recording.requests)
+    assert result.tally.reuse > 0.85
+    assert result.tally.ratio < 0.78
+    assert result.tally.retention.kept >= 0.95 * result.tally.retention.needed > 0
+    assert result.tally.retention.recoverable == result.tally.retention.needed

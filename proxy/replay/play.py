@@ -1,0 +1,378 @@
+"""One conversation played in scenarios: what each forwards is compared with what it forwarded before, and priced."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from policies import ContextSettings
+from policies.advise import Prices, request_cost
+from proxy.replay.scenarios import (
+    SLIDING,
+    UNMANAGED,
+    Conditions,
+    Forwarded,
+    Refusal,
+    Scenario,
+    SlidingWindow,
+    Unmanaged,
+    scenario_of,
+)
+from proxy.replay.script import Request, Retention, Script, judge
+from proxy.store import Store
+from proxy.wire.raw import Raw
+
+LARGEST = frozenset({"largest", "peak", "early", "slowest"})
+"""Figures of a tally of which the largest counts; all others are sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """The reasons for which requests were refused, each once with the fullest case."""
+
+    by_scope: Mapping[str, Refusal] = field(default_factory=dict)
+
+    def __add__(self, other: "Refusals") -> "Refusals":
+        result = dict(self.by_scope)
+        for scope, new in other.by_scope.items():
+            old = result.get(scope, new)
+            fullest = max(old, new, key=lambda each: each.used - each.cap)
+            count = new.count + (old.count if scope in result else 0)
+            result[scope] = Refusal(scope, fullest.used, fullest.cap, count)
+        return Refusals(result)
+
+    def __iter__(self) -> Iterator[Refusal]:
+        return iter(sorted(self.by_scope.values(), key=lambda each: (-each.count, each.scope)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One request in one scenario; tokens are uncalibrated, prices in the unit of the price list.
+
+    ``before`` and ``after`` are the client's and the forwarded tokens, ``reused`` those of the longest common
+    prefix with the forwarded request before it. ``broke`` says that the request did not begin with that one, ``acted``
+    that edits were decided. ``cost`` is this prompt's, ``total`` and ``unmanaged`` cumulative. ``fits`` is whether
+    prompt and answer fit the window, ``why`` what refused it; ``seconds`` is the planning.
+    """
+
+    number: int
+    messages: int
+    before: int
+    after: int
+    limit: int
+    action: str
+    zone: str
+    acted: bool
+    broke: bool
+    applied: Mapping[str, int]
+    layers: tuple[str, ...]
+    buckets: Mapping[str, int]
+    reused: int
+    cost: float
+    total: float
+    unmanaged: float
+    fits: bool
+    seconds: float
+    why: Refusal | None = None
+    retention: Retention = field(default_factory=Retention)
+
+    @property
+    def reuse(self) -> float:
+        """Share of the forwarded tokens that the request before began with."""
+        return self.reused / self.after if self.after else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Cumulative cost over that of the unmanaged requests, 1 before anything was paid."""
+        return self.total / self.unmanaged if self.unmanaged else 1.0
+
+    def values(self) -> dict[str, object]:
+        """The figures for programs."""
+        why = self.why
+        return {
+            "request": self.number,
+            "messages": self.messages,
+            "before": self.before,
+            "after": self.after,
+            "limit": self.limit,
+            "action": self.action,
+            "zone": self.zone,
+            "acted": self.acted,
+            "fits": self.fits,
+            "refused_by": None if why is None else {"scope": why.scope, "used": why.used, "cap": why.cap},
+            "applied": dict(self.applied),
+            "layers": list(self.layers),
+            "buckets": dict(self.buckets),
+            "prefix_reuse": round(self.reuse, 4),
+            "cost": self.cost,
+            "cost_total": self.total,
+            "cost_against_unmanaged": round(self.ratio, 4),
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Sums over requests.
+
+    ``fit`` counts requests that were forwarded and fit the window, ``refused`` those that were not forwarded,
+    ``failed`` those that could not be planned. ``batches`` are requests that did not begin with the one before.
+    What was refused is in no sum of tokens or prices but ``before``, and ``left_out`` is its part of that.
+    ``cost`` and ``unmanaged`` are prices of all prompts; ``peak`` is the largest ratio of the two, cumulative within a
+    conversation and not before its first batch, ``early`` the largest before it.
+    """
+
+    conversations: int = 0
+    requests: int = 0
+    fit: int = 0
+    refused: int = 0
+    failed: int = 0
+    batches: int = 0
+    before: int = 0
+    left_out: int = 0
+    tokens: int = 0
+    reused: int = 0
+    largest: int = 0
+    asked: int = 0
+    cost: float = 0.0
+    unmanaged: float = 0.0
+    sliding: float = 0.0
+    peak: float = 0.0
+    early: float = 0.0
+    seconds: float = 0.0
+    slowest: float = 0.0
+    why: Refusals = field(default_factory=Refusals)
+    retention: Retention = field(default_factory=Retention)
+
+    def add(self, other: "Tally") -> None:
+        """Count another conversation, or another part of this one."""
+        for item in fields(self):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            setattr(self, item.name, max(mine, theirs) if item.name in LARGEST else mine + theirs)
+
+    @property
+    def reuse(self) -> float:
+        """Tokens of common prefixes over tokens forwarded."""
+        return self.reused / self.tokens if self.tokens else 0.0
+
+    @property
+    def saved(self) -> int:
+        """Tokens that were not sent of the requests that were."""
+        return self.before - self.left_out - self.tokens
+
+    @property
+    def unanswered(self) -> int:
+        """Requests that were refused or did not fit: nobody would have got an answer."""
+        return self.requests - self.fit
+
+    @property
+    def ratio(self) -> float:
+        """Cost over that of the same requests unmanaged; a comparison only where none is ``unanswered``."""
+        return self.cost / self.unmanaged if self.unmanaged else 1.0
+
+    @property
+    def against_sliding(self) -> float:
+        """Cost over that of a sliding window."""
+        return self.cost / self.sliding if self.sliding else 1.0
+
+    def values(self) -> dict[str, object]:
+        """The figures for programs."""
+        kept, is_compared = self.retention, not self.unanswered
+        return {
+            "conversations": self.conversations,
+            "requests": self.requests,
+            "fit": self.fit,
+            "refused": self.refused,
+            "refused_by": [
+                {"scope": each.scope, "used": each.used, "cap": each.cap, "requests": each.count} for each in self.why
+            ],
+            "failed": self.failed,
+            "batches": self.batches,
+            "tokens_unmanaged": self.before,
+            "tokens": self.tokens,
+            "tokens_saved": self.saved,
+            "largest": self.largest,
+            "prefix_reuse": round(self.reuse, 4),
+            "cost": self.cost,
+            "cost_saved": self.unmanaged - self.cost,
+            "cost_against_unmanaged": round(self.ratio, 4) if is_compared else None,
+            "cost_against_sliding_window": round(self.against_sliding, 4) if is_compared else None,
+            "peak_cost_against_unmanaged": round(self.peak, 4) if is_compared else None,
+            "model_calls_asked": self.asked,
+            "plan_ms_mean": round(1000 * self.seconds / self.requests, 3) if self.requests else 0.0,
+            "plan_ms_max": round(1000 * self.slowest, 3),
+            "facts": {
+                "needed": kept.needed,
+                "in_window": kept.kept,
+                "recoverable": kept.recoverable,
+                "stale": kept.stale,
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioResult:
+    """One conversation in one scenario; ``steps`` only where they were asked for."""
+
+    name: str
+    tally: Tally
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """One conversation in every scenario: unmanaged, sliding window, then the policies; ``window`` in tokens."""
+
+    id: str
+    line: int
+    window: int
+    scenarios: tuple[ScenarioResult, ...]
+
+
+async def replay(
+    script: Script,
+    policies: Sequence[ContextSettings],
+    conditions: Conditions,
+    prices: Prices,
+    store: Store,
+    *,
+    keep_steps: bool = False,
+) -> Replayed:
+    """The conversation played under each policy; ``store`` is where policies keep it meanwhile.
+
+    The window of the unmanaged requests and of the sliding window is the first policy's. Unmanaged requests cost what
+    they would cost a model with a window that is large enough.
+    """
+    budget = conditions.budget(policies[0] if policies else ContextSettings())
+    named: list[tuple[str, Scenario]] = [(UNMANAGED, Unmanaged(budget)), (SLIDING, SlidingWindow(budget))]
+    named += [(settings.name, scenario_of(settings, conditions, store)) for settings in policies]
+    room = budget.window - budget.reserve
+    meters = [_Meter(script, scenario, prices, room=room, keep_steps=keep_steps) for _, scenario in named]
+    for request in script.requests:
+        played = [await meter.play(request) for meter in meters]
+        for meter, each in zip(meters, played, strict=True):
+            meter.count(each, unmanaged=played[0].cost, sliding=played[1].cost)
+    for _, scenario in named:
+        await scenario.close()
+    results = tuple(ScenarioResult(n, m.tally, tuple(m.steps)) for (n, _), m in zip(named, meters, strict=True))
+    return Replayed(id=script.recording.id, line=script.recording.line, window=budget.window, scenarios=results)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    """One request in one scenario: what was forwarded, how much of it the request before began with, and its price."""
+
+    request: Request
+    sent: Forwarded
+    reused: int
+    broke: bool
+    cost: float
+    seconds: float
+    retention: Retention
+
+
+class _Meter:
+    """Plays one scenario of one conversation; ``room`` is what a prompt may have beside its answer, tokens."""
+
+    def __init__(self, script: Script, scenario: Scenario, prices: Prices, *, room: int, keep_steps: bool) -> None:
+        self.tally = Tally(conversations=1)
+        self.steps: list[Step] = []
+        self._script = script
+        self._scenario = scenario
+        self._prices = prices
+        self._room = room
+        self._keep = keep_steps
+        self._sent: list[Raw] = []
+        self._archived: set[int] = set()
+
+    async def play(self, request: Request) -> _Played:
+        started = time.perf_counter()
+        sent = await self._scenario.forward(self._script, request.length)
+        seconds = time.perf_counter() - started
+        self._archived.update(sent.removed)
+        reused, broke = self._compare(sent)
+        pieces, archived = sent.pieces or (), self._archived
+        return _Played(
+            request=request,
+            sent=sent,
+            reused=reused,
+            broke=broke,
+            cost=request_cost(self._prices, tokens=sent.tokens, cached=reused) if sent.pieces is not None else 0.0,
+            seconds=seconds,
+            retention=judge(self._script, request.facts, length=request.length, sent=pieces, archived=archived),
+        )
+
+    def _compare(self, sent: Forwarded) -> tuple[int, bool]:
+        """Tokens of the common prefix with what was forwarded before, and whether that goes on behind it."""
+        if sent.pieces is None:
+            return 0, False
+        array = self._script.rendered(sent.pieces)
+        same = 0
+        for old, new in zip(self._sent, array, strict=False):
+            if old is not new and bytes(old) != bytes(new):
+                break
+            same += 1
+        broke = same < len(self._sent)
+        tools = self._script.tools if self._sent else 0
+        self._sent = array
+        return tools + sum(piece.tokens for piece in sent.pieces[:same]), broke
+
+    def count(self, played: _Played, *, unmanaged: float, sliding: float) -> None:
+        """Add a request, beside what it costs unmanaged and in a sliding window."""
+        tally, sent = self.tally, played.sent
+        if not played.request.counts:
+            tally.retention += played.retention
+            return
+        went = sent.pieces is not None
+        before = self._script.transcript(played.request.length).tokens
+        one = Tally(
+            requests=1,
+            fit=int(went and sent.tokens <= self._room),
+            refused=int(not went),
+            failed=int(sent.action == "failed"),
+            batches=int(played.broke),
+            before=before,
+            left_out=0 if went else before,
+            tokens=sent.tokens if went else 0,
+            reused=played.reused,
+            largest=sent.tokens if went else 0,
+            asked=sent.asked,
+            cost=played.cost,
+            unmanaged=unmanaged if went else 0.0,
+            sliding=sliding if went else 0.0,
+            seconds=played.seconds,
+            slowest=played.seconds,
+            why=Refusals() if sent.why is None else Refusals({sent.why.scope: sent.why}),
+            retention=played.retention,
+        )
+        tally.add(one)
+        if tally.batches:
+            tally.peak = max(tally.peak, tally.ratio)
+        else:
+            tally.early = max(tally.early, tally.ratio)
+        if self._keep:
+            self.steps.append(self._step(played, one))
+
+    def _step(self, played: _Played, one: Tally) -> Step:
+        sent, script = played.sent, self._script
+        priming = script.transcript(0).priming
+        return Step(
+            number=self.tally.requests,
+            messages=played.request.length,
+            before=one.before,
+            after=one.tokens,
+            limit=sent.limit,
+            action=sent.action,
+            zone=sent.zone,
+            acted=sent.new,
+            broke=played.broke,
+            applied=sent.applied,
+            layers=sent.layers,
+            buckets=script.buckets(sent.pieces, priming=priming) if sent.pieces is not None else {},
+            reused=one.reused,
+            cost=one.cost,
+            total=self.tally.cost,
+            unmanaged=self.tally.unmanaged,
+            fits=bool(one.fit),
+            seconds=one.seconds,
+            why=sent.why,
+            retention=one.retention,
+        )

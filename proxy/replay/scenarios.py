@@ -1,0 +1,300 @@
+"""What becomes of each request of one conversation: unmanaged, in a sliding window, or under a policy.
+
+A policy's requests go through the planner and the preparation that serve requests, over a store in memory. Nobody is
+asked unless it is given: a question to a model fails, and is counted.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from policies import Budget, ContextSettings, Decision, Failed, Mode, Piece, Summarize, Summary, divide
+from policies.tokens import Calibration
+from proxy.conversation import Conversations
+from proxy.effects.allowance import Patience
+from proxy.effects.perform import Ask, EffectHandler
+from proxy.errors import ContextLengthExceeded
+from proxy.models import ModelFacts
+from proxy.planning import Job, Planned, Planner
+from proxy.preparation import Preparation
+from proxy.replay.script import Script
+from proxy.store import Store
+from proxy.tokenizer import TextCounter
+from proxy.transcripts import Transcripts
+from proxy.windows import SMALLEST_SAMPLE, UNKNOWN_WINDOW, Belief
+from proxy.wire.chat import parse_chat
+from proxy.write_behind import WriteBehindQueue
+
+UNMANAGED, SLIDING = "unmanaged", "sliding window"
+WHOLE_REQUEST = "total"
+"""What was too large where no single bucket was."""
+SECONDS_BETWEEN = 5.0
+"""Between two requests of a recording, which has no times: an agent's follow one another while caches are warm."""
+STARTED = 1_000_000_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Where the conversations are played: the model and what is known of it, and the answer's length.
+
+    ``window`` stands above what the policy or the model says; ``max_tokens`` is what a request would ask for.
+    """
+
+    counter: TextCounter
+    model: str = ""
+    facts: ModelFacts = field(default_factory=ModelFacts)
+    window: int | None = None
+    max_tokens: int | None = None
+
+    def window_of(self, settings: ContextSettings) -> int:
+        """The window that a policy works in, tokens."""
+        return self.window or settings.window or self.facts.window or UNKNOWN_WINDOW
+
+    def budget(self, settings: ContextSettings, *, margin: float | None = None) -> Budget:
+        """The budget of every request under a policy; ``margin`` is the estimator's error."""
+        return divide(
+            settings,
+            window=self.window_of(settings),
+            max_input=None if self.window else self.facts.max_input,
+            max_output=self.facts.max_output,
+            requested=self.max_tokens,
+            margin=margin,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why requests were refused: ``scope`` (a bucket, or the whole) held ``used`` tokens, ``cap`` is the most."""
+
+    scope: str
+    used: int
+    cap: int
+    count: int = 1
+
+    @property
+    def text(self) -> str:
+        """``bucket system holds 9,200 tokens, its cap is 8,000``."""
+        if self.scope == WHOLE_REQUEST:
+            return f"what may not be removed holds {self.used:,} tokens, there is room for {self.cap:,}"
+        return f"bucket {self.scope} holds {self.used:,} tokens, its cap is {self.cap:,}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwarded:
+    """What a scenario makes of one request.
+
+    ``pieces`` is None for a request that was refused. ``tokens`` of it (or of what was refused) and ``limit`` are
+    uncalibrated. ``new`` says that edits were decided, ``applied`` which edits are in the array, ``asked`` how often
+    a model was asked for, ``why`` what refused it.
+    """
+
+    pieces: tuple[Piece, ...] | None
+    tokens: int
+    limit: int
+    action: str
+    new: bool = False
+    applied: Mapping[str, int] = field(default_factory=dict)
+    asked: int = 0
+    why: Refusal | None = None
+    decision: Decision | None = None
+
+    @property
+    def zone(self) -> str:
+        """The pressure zone that it leaves the conversation in."""
+        return "" if self.decision is None else self.decision.pressure.zone
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """What ran and was kept."""
+        return () if self.decision is None else tuple(r.layer for r in self.decision.trail if r.kept)
+
+    @property
+    def removed(self) -> tuple[int, ...]:
+        """The messages whose originals went into the archive."""
+        return () if self.decision is None else self.decision.removed
+
+
+class Scenario(Protocol):
+    """One way of treating the requests of one conversation, in order."""
+
+    async def forward(self, script: Script, length: int) -> Forwarded:
+        """What goes up for the request of the first ``length`` messages."""
+        ...
+
+    async def close(self) -> None:
+        """Forget the conversation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unmanaged:
+    """Every request as it came, whether it fits or not."""
+
+    budget: Budget
+
+    async def forward(self, script: Script, length: int) -> Forwarded:
+        """All of it."""
+        tokens = script.transcript(length).tokens
+        return Forwarded(pieces=script.raw_pieces(length), tokens=tokens, limit=self.budget.usable, action="pass")
+
+    async def close(self) -> None:
+        """Nothing is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """System messages and as many of the newest messages as fit, chosen anew for every request."""
+
+    budget: Budget
+
+    async def forward(self, script: Script, length: int) -> Forwarded:
+        """The head and the newest messages; never a tool result without its call."""
+        transcript, limit = script.transcript(length), self.budget.soft_limit
+        pieces = script.raw_pieces(length)
+        head, first = transcript.head, length
+        used = sum(p.tokens for p in pieces[:head]) + transcript.tools + transcript.priming
+        while first > head and (used + pieces[first - 1].tokens <= limit or first == length):
+            first -= 1
+            used += pieces[first].tokens
+        while first < length - 1 and transcript.messages[first].is_result:
+            used -= pieces[first].tokens
+            first += 1
+        dropped = first - head
+        return Forwarded(
+            pieces=(*pieces[:head], *pieces[first:]),
+            tokens=used,
+            limit=self.budget.usable,
+            action="drop" if dropped else "pass",
+            applied={"dropped": dropped} if dropped else {},
+            new=dropped > 0,
+        )
+
+    async def close(self) -> None:
+        """Nothing is kept."""
+
+
+class _Asked(EffectHandler):
+    """Counts the questions to a model; without ``ask`` each of them fails."""
+
+    def __init__(self, ask: Ask | None) -> None:
+        self.count = 0
+        self._ask = ask
+
+    async def summarize(self, effect: Summarize) -> Summary | Failed:
+        self.count += 1
+        reply = None if self._ask is None else await self._ask(effect)
+        return reply if isinstance(reply, Summary | Failed) else Failed("replay")
+
+
+class Managed:
+    """One policy as Weir applies it: each request planned, and after it what the next batch needs prepared."""
+
+    def __init__(
+        self, settings: ContextSettings, conditions: Conditions, store: Store, *, ask: Ask | None = None
+    ) -> None:
+        self._settings = settings
+        self._conditions = conditions
+        self._store = store
+        self._asked = _Asked(ask)
+        self._now = STARTED
+        self._tenant = blake2b(settings.name.encode(), digest_size=16).hexdigest()  # the same text in every run
+        self._calibration = Calibration()
+        self._settler = WriteBehindQueue(store, degraded=lambda _: None)
+        self._planner = Planner(
+            transcripts=Transcripts(),
+            conversations=Conversations(store, clock=self._clock),
+            store=store,
+            settler=self._settler,
+            clock=self._clock,
+        )
+        self._preparation = Preparation(self._planner, store, happened=lambda _: None)
+        self._conversation: str | None = None
+
+    async def forward(self, script: Script, length: int) -> Forwarded:
+        """The planner's array. What it refuses goes nowhere; what it cannot plan goes up as it came."""
+        self._now += SECONDS_BETWEEN
+        counter, before = self._conditions.counter, self._asked.count
+        margin = self._calibration.margin(self._settings.margin, exact=counter.is_exact)
+        budget = self._conditions.budget(self._settings, margin=margin)
+        job = self._job(script.body(length), budget)
+        begun = Planned(job.request.body)
+        try:
+            planned = await self._planner.first(job, begun)
+        except ContextLengthExceeded as error:
+            tokens = script.transcript(length).tokens
+            why = _why(error, budget)
+            return Forwarded(pieces=None, tokens=tokens, limit=budget.usable, action="refused", why=why)
+        if planned.branch is not None:
+            self._conversation = planned.branch.conversation
+        decision = planned.decision
+        if decision is None or "plan" in planned.degraded:
+            action, pieces = ("refused", None) if planned.refused else ("failed", script.raw_pieces(length))
+            tokens = script.transcript(length).tokens
+            return Forwarded(pieces=pieces, tokens=tokens, limit=budget.usable, action=action)
+        if decision.raw_after >= SMALLEST_SAMPLE:  # what the upstream's count would teach: here it is the estimate
+            self._calibration = self._calibration.observe(decision.raw_after, decision.raw_after)
+        self._preparation.after(job, planned)
+        await self._preparation.settled()
+        return Forwarded(
+            pieces=decision.pieces if decision.pieces is not None else script.raw_pieces(length),
+            tokens=decision.raw_after,
+            limit=decision.limit,
+            action=str(decision.action),
+            new=decision.is_new,
+            applied=decision.applied,
+            asked=self._asked.count - before,
+            decision=decision,
+        )
+
+    async def close(self) -> None:
+        """Delete the conversation from the store in memory."""
+        await self._preparation.close()
+        await self._settler.close()
+        if self._conversation is not None:
+            row = await self._store.conversation(self._tenant, self._conversation)
+            if row is not None:
+                await self._store.delete(row)
+
+    def _clock(self) -> float:
+        return self._now
+
+    def _job(self, body: bytes, budget: Budget) -> Job:
+        async def believe() -> Belief:
+            return Belief(budget, ModelFacts(window=budget.window, source="policy"), scope="", counted="")
+
+        return Job(
+            request=parse_chat(body),
+            tenant=self._tenant,
+            name=None,
+            settings=self._settings,
+            counter=self._conditions.counter,
+            believe=believe,
+            ask=self._asked,
+            patience=Patience(self._settings.summaries.wait),
+        )
+
+
+def _why(error: ContextLengthExceeded, budget: Budget) -> Refusal:
+    facts: Mapping[str, Any] = error.weir or {}
+    if "bucket" in facts:
+        return Refusal(facts["bucket"], facts["used"], facts["cap"])
+    return Refusal(WHOLE_REQUEST, facts["protected"], budget.hard_limit)
+
+
+@asynccontextmanager
+async def store_in_memory() -> AsyncIterator[Store]:
+    """Where the conversations that are played are kept, as served ones are."""
+    store = await Store.open("sqlite+aiosqlite:///:memory:")
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def scenario_of(settings: ContextSettings, conditions: Conditions, store: Store) -> Scenario:
+    """A conversation's beginning under a policy; a policy that is off manages nothing."""
+    if settings.mode is Mode.OFF:
+        return Unmanaged(conditions.budget(settings))
+    return Managed(settings, conditions, store)
