@@ -23,6 +23,10 @@ from proxy.exchange import ROUTE
 from proxy.guesses import Guesses
 from proxy.health import HealthBook
 from proxy.hooks import Hooks, Plugin
+from proxy.http.api import Api
+from proxy.http.health import Health
+from proxy.http.management import Management
+from proxy.http.respond import counted, respond_error
 from proxy.intake import Receive
 from proxy.keys import Keyring
 from proxy.learned import LearnedLimits
@@ -31,11 +35,6 @@ from proxy.planning import Planner
 from proxy.preparation import Preparation
 from proxy.relay import Send
 from proxy.reload import WATCH_EVERY, Reload, changes, reloading
-from proxy.routes.api import Api
-from proxy.routes.chat import ChatCompletions
-from proxy.routes.health import Health
-from proxy.routes.management import Management
-from proxy.routes.respond import counted, respond_error
 from proxy.runtime import Runtime
 from proxy.settle import Settler
 from proxy.store import Store, StoreError
@@ -119,9 +118,10 @@ class App:
             config, telemetry=telemetry, tokenizer=tokenizer, providers=providers, clock=clock, hooks=hooks
         ) as runtime:
             self.runtime = runtime
+            api = Api(runtime)
             self._served.update(
-                chat=ChatCompletions(runtime),
-                api=Api(runtime),
+                chat=api.chat,
+                api=api,
                 health=Health(runtime),
                 management=Management(runtime),
             )

@@ -24,8 +24,8 @@ from proxy.cli.conversations_read import (
 )
 from proxy.cli.conversations_show import moment, show_notes, show_removed, show_state, tame
 from proxy.config import Flags
-from proxy.routes.control import LONGEST_NOTE, USUAL
-from proxy.routes.rows import checkpoint_json, note_json
+from proxy.http.checkpoints import saved_of
+from proxy.http.control import MAX_NOTE_LEN, USUAL, KeptNote
 from proxy.store import Store
 from proxy.store.records import ConversationRow, NoteRow
 
@@ -60,7 +60,7 @@ def checkpoint(
     async def read(opened: Store) -> Callable[[], None]:
         row = await checkpoint_of(opened, await found(opened, name), version)
         if form == "json" or as_json:
-            return lambda: print_json(checkpoint_json(row))
+            return lambda: print_json(saved_of(row).plain())
         return lambda: show_state(row)
 
     reading(_url(path, store), read)()
@@ -89,7 +89,7 @@ def removed(name: str, path: Path | None, store: str | None, *, as_json: bool) -
 
 @click.command()
 @click.argument("name", metavar="ID")
-@click.option("--add", "text", metavar="TEXT", help=f"A note to keep, up to {LONGEST_NOTE:,} characters.")
+@click.option("--add", "text", metavar="TEXT", help=f"A note to keep, up to {MAX_NOTE_LEN:,} characters.")
 @config_option
 @store_option
 @json_option
@@ -108,12 +108,12 @@ def notes(name: str, text: str | None, path: Path | None, store: str | None, *, 
     if text is None:
         show_notes(reading(url, lambda opened: _notes(opened, name)), as_json=as_json)
         return
-    if not text.strip() or len(text) > LONGEST_NOTE:
-        raise click.BadParameter(f"should be 1 to {LONGEST_NOTE} characters", param_hint="--add")
+    if not text.strip() or len(text) > MAX_NOTE_LEN:
+        raise click.BadParameter(f"should be 1 to {MAX_NOTE_LEN} characters", param_hint="--add")
     note = NoteRow.of(Note(MISC, USUAL, text, "api"), at=time.time())
     is_new = writing(url, lambda opened: _add(opened, name, note))
     if as_json:
-        print_json({**note_json(note), "new": is_new})
+        print_json({**KeptNote.of(note).plain(), "new": is_new})
     else:
         click.echo("The note is kept." if is_new else "This note was there already.")
 

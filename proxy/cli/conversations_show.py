@@ -14,7 +14,9 @@ from rich.text import Text
 from policies.checkpoint import Checkpoint, InvalidCheckpoint
 from proxy.cli.config import console, print_json
 from proxy.cli.conversations_read import kinds_of, removed_line
-from proxy.routes.rows import decision_json, exchange_json, note_json, removed_json
+from proxy.http.archive import removed_of
+from proxy.http.control import KeptNote
+from proxy.http.conversations import decision_of, exchange_of
 from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow, NoteRow, Original, RemovedRow
 
 EXCERPT = 60
@@ -111,7 +113,7 @@ def _growth(row: ExchangeRow) -> str:
 def show_timeline(requests: list[ExchangeRow], *, as_json: bool) -> None:
     """One line per request."""
     if as_json:
-        print_json([exchange_json(row) for row in requests])
+        print_json([exchange_of(row).plain() for row in requests])
         return
     table = plain_table(
         "at (UTC)", "messages", "tokens", "pressure", "zone", "velocity", "action", "actions", "outcome", "cached",
@@ -138,11 +140,11 @@ def show_timeline(requests: list[ExchangeRow], *, as_json: bool) -> None:
 
 def show_request(row: ExchangeRow, *, as_json: bool) -> None:
     """What was done to one request and why: its decision record, and each layer that ran."""
-    shown = exchange_json(row)
+    shown = exchange_of(row).plain()
     if as_json:
         print_json(shown)
         return
-    decision, layers = decision_json(row), shown["layers"]
+    decision, layers = decision_of(row).plain(), shown["layers"]
     table = Table.grid(padding=(0, 2))
     facts = {
         "request": row.id,
@@ -210,7 +212,7 @@ def show_state(row: CheckpointRow) -> None:
 def show_removed(gone: list[RemovedRow], *, as_json: bool) -> None:
     """Messages that are out of the window, one line each."""
     if as_json:
-        print_json([{**removed_json(each, with_text=False), "text": each.text} for each in gone])
+        print_json([{**removed_of(each, with_text=False).plain(), "text": each.text} for each in gone])
         return
     if not gone:
         click.echo("Nothing was removed.", err=True)
@@ -241,7 +243,7 @@ def show_notes(rows: Iterable[NoteRow], *, as_json: bool) -> None:
     """Notes, one line each."""
     listed = list(rows)
     if as_json:
-        print_json([note_json(row) for row in listed])
+        print_json([KeptNote.of(row).plain() for row in listed])
         return
     if not listed:
         click.echo("There are no notes.", err=True)

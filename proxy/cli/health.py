@@ -12,7 +12,8 @@ from policies.health import KEPT, HealthTrend, Snapshot, trend_of
 from proxy.cli.config import config_option, console, json_option, loaded, print_json
 from proxy.cli.conversations_read import found, reading, store_option
 from proxy.config import Flags
-from proxy.routes.alerts import health_json, open_json
+from proxy.http.alerts import alert_of, conversation_health, open_alerts
+from proxy.http.shape import Page
 from proxy.store import Store
 from proxy.store.records import AlertRow, ConversationRow
 
@@ -55,7 +56,9 @@ def health(name: str | None, path: Path | None, store: str | None, *, as_json: b
 def _show_open(alerts: list[AlertRow], counts: dict[str, int], *, as_json: bool) -> None:
     """The alerts that are open, the newest first."""
     if as_json:
-        print_json(open_json(alerts, counts))
+        shown = open_alerts(Page(data=[alert_of(alert) for alert in alerts], next=None), counts).plain()
+        del shown["next"]  # all of them are here
+        print_json(shown)
     elif not alerts:
         click.echo("No alert is open.")
     else:
@@ -76,7 +79,7 @@ def _show_one(url: str, name: str, *, as_json: bool) -> None:
     row, snapshots, alerts = reading(url, read)
     trend = trend_of(snapshots)
     if as_json:
-        print_json(health_json(row, snapshots, alerts, limit=KEPT))
+        print_json(conversation_health(row, snapshots, alerts, limit=KEPT).plain())
     elif not snapshots:
         click.echo(f"Nothing is known of the health of {_plain(row.name)} yet.", err=True)
     else:

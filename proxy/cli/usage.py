@@ -13,8 +13,8 @@ from proxy.cli.conversations_read import key_names, reading, store_option
 from proxy.cli.conversations_show import key_name, plain_table, tame
 from proxy.config import Flags
 from proxy.errors import InvalidRequest
-from proxy.routes.question import moment_in
-from proxy.routes.usage import total_json, usage_json
+from proxy.http.asked import moment_in
+from proxy.http.usage import taken, taken_by
 from proxy.store import Store
 from proxy.store.records import UsageRow
 from proxy.store.usage import By
@@ -51,8 +51,8 @@ def usage(*, since: str, by: By | None, key: str | None, path: Path | None, stor
     if key is not None:
         rows = [row for row in rows if names.get(row.tenant) == key]
     if as_json:
-        data = [usage_json(row, by=by, names=names) for row in rows]
-        print_json({"since": start, "by": by, "total": total_json(rows), "data": data})
+        data = [taken_by(row, by=by, names=names).plain() for row in rows]
+        print_json({"since": start, "by": by, "total": taken(rows).plain(), "data": data})
     elif not rows:
         click.echo("No requests since then.", err=True)
     else:
@@ -66,9 +66,9 @@ def _show(rows: Sequence[UsageRow], by: By | None, names: Mapping[str, str]) -> 
         whose = [Text(key_name(row.tenant, names))]
         if by is not None:
             whose.append(Text(tame(row.group or "")))
-        table.add_row(*whose, *_cells(usage_json(row, by=by, names=names)))
+        table.add_row(*whose, *_cells(taken_by(row, by=by, names=names).plain()))
     if len(rows) > 1:
-        table.add_row("all", *(() if by is None else ("",)), *_cells(total_json(rows)))
+        table.add_row("all", *(() if by is None else ("",)), *_cells(taken(rows).plain()))
     console().print(table)
 
 

@@ -10,7 +10,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from proxy.guesses import MOST_WRONG, Guesses
-from proxy.routes.table import PREFIX, ROUTES
+from proxy.http.table import PREFIX, ROUTES
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from tests.functional.api import ADMIN, Api

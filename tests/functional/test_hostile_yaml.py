@@ -140,7 +140,7 @@ def test_aliases_that_people_write_are_read_as_before() -> None:
 
 
 async def test_a_policy_that_is_set_is_not_read_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxy.routes import policies
+    from proxy.http import policies
     from tests.functional.api import ADMIN as OF_THE_API
     from tests.functional.api import serving
 

@@ -152,8 +152,8 @@ def written(answers: dict[str, Any]) -> str:
 
 
 def lines_of(document: bytes) -> str:
-    """The OpenAPI document with a line for each path and each schema; its order is part of it."""
-    whole = json.loads(document)
+    """The OpenAPI document with a line for each path and each schema; names have no order."""
+    whole = _sorted(json.loads(document))
     parts = {"rest": {name: value for name, value in whole.items() if name not in {"paths", "components"}}}
     parts |= whole["paths"] | whole["components"]["schemas"] | whole["components"]["securitySchemes"]
     return written(parts)
@@ -284,6 +284,15 @@ async def _beside(recorder: Recorder) -> None:
     await recorder.at_root("POST", "/v1/embeddings", headers=key, json=embed)
     await recorder.at_root("GET", "/v1/models", headers={**key, "upgrade": "websocket"})
     await recorder.at_root("GET", "/v1/models", headers={**key, "via": "1.1 weir"})
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            n: sorted(each) if n == "required" and isinstance(each, list) else _sorted(each)
+            for n, each in sorted(value.items())
+        }
+    return [_sorted(each) for each in value] if isinstance(value, list) else value
 
 
 def main() -> None:

@@ -12,13 +12,13 @@ from urllib.parse import unquote
 from proxy.browsers import refuse_foreign_pages
 from proxy.caller import Caller
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
+from proxy.http.asked import ManagementAnswer, ManagementRequest, as_json, query_of
+from proxy.http.openapi import document
+from proxy.http.respond import respond, respond_error
+from proxy.http.table import PREFIX, ROUTES, ManagementRoute
 from proxy.intake import ClientGone, Receive
 from proxy.keys import credentials_in, presented, same_secret
 from proxy.relay import Send
-from proxy.routes.openapi import document
-from proxy.routes.question import Answer, Question, query_of
-from proxy.routes.respond import respond, respond_error
-from proxy.routes.table import ONE, PREFIX, ROUTES, ManagementRoute
 from proxy.runtime import Runtime
 from proxy.store import StaleVersion, StoreError
 
@@ -36,38 +36,41 @@ class Management:
         self._runtime = runtime
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one question."""
+        """Answer one request."""
+        error: ProxyError
         try:
             answer = await self._answer(scope, receive)
-        except StaleVersion:
-            await _refuse(send, Conflict("A request of this conversation came first: try again."))
-        except StoreError as error:
-            await _refuse(send, ProxyError(f"The store cannot do this now: {type(error).__name__}. Try again."))
-        except ProxyError as error:
-            await _refuse(send, error)
         except ClientGone:
             return
+        except StaleVersion:
+            error = Conflict("A request of this conversation came first: try again.")
+        except StoreError as fault:
+            error = ProxyError(f"The store cannot do this now: {type(fault).__name__}. Try again.")
+        except ProxyError as fault:
+            error = fault
         else:
             headers = [*answer.headers, *NOT_KEPT]
             await respond(send, answer.body, status=answer.status, kind=answer.kind, headers=headers)
+            return
+        await respond_error(send, error, headers=NOT_KEPT)
 
-    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive) -> Answer:
+    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive) -> ManagementAnswer:
         headers = credentials_in(scope["headers"])
         refuse_foreign_pages(scope, has_key=bool(presented(headers)))
         method, path = scope["method"], _path(scope)
         found: Found = [(route, parts) for route in ROUTES if (parts := route.match(path)) is not None]
         if method == "OPTIONS" and found:
-            return Answer(b"", 204, headers=[(b"allow", ", ".join(_methods(found)).encode())])
+            return ManagementAnswer(b"", 204, headers=[(b"allow", ", ".join(_methods(found)).encode())])
         if found and found[0][0].asker == "anyone":
             route, _ = _of_method(method, found)
             query_of(scope.get("query_string", b""), route.query)
-            return Answer(await asyncio.to_thread(document))
+            return ManagementAnswer(await asyncio.to_thread(document))
         caller = self._caller(scope, headers)
         route, named = _of_method(method, found) if found else _nothing_at(path)
         if route.asker == "operator" and caller is not None:
             error = Forbidden("This is for the operator: send the admin token (auth.admin_token).")
             raise error if caller.name is not None else self._runtime.unauthorised(scope, error)
-        question = Question(
+        asked = ManagementRequest(
             runtime=self._runtime,
             tenant=None if caller is None else caller.tenant,
             path=named,
@@ -78,8 +81,9 @@ class Management:
         )
         if not self._runtime.settler.failing:
             await self._runtime.settler.flush()  # what was answered a moment ago is there to be asked for
-        assert route.answer is not None  # noqa: S101 - only the document has none, and was given above
-        return await route.answer(question)
+        assert route.handler is not None  # noqa: S101 - only the document has none, and was given above
+        answer = await route.handler(asked)
+        return answer if isinstance(answer, ManagementAnswer) else as_json(answer)
 
     def _caller(self, scope: MutableMapping[str, Any], headers: Mapping[str, str]) -> Caller | None:
         """Who asks, None for the operator with the admin token."""
@@ -87,10 +91,6 @@ class Management:
         if token is not None and same_secret(presented(headers), token.get_secret_value()):
             return None
         return self._runtime.identify(scope)
-
-
-async def _refuse(send: Send, error: ProxyError) -> None:
-    await respond_error(send, error, headers=NOT_KEPT)
 
 
 def _path(scope: MutableMapping[str, Any]) -> tuple[str, ...]:
@@ -107,8 +107,8 @@ def _of_method(method: str, found: Found) -> tuple[ManagementRoute, Mapping[str,
         if route.method == asked:
             return route, named
     there = [route.method for route, _ in found]
-    said = f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'}"
-    text = f"{method[:10]} is not answered at {PREFIX}{found[0][0].pattern}: {said}."
+    verb = f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'}"
+    text = f"{method[:10]} is not answered at {PREFIX}{found[0][0].pattern}: {verb}."
     raise MethodNotAllowed(text, allowed=_methods(found))
 
 
@@ -120,9 +120,10 @@ def _methods(found: Found) -> tuple[str, ...]:
 
 def _nothing_at(path: tuple[str, ...]) -> tuple[ManagementRoute, Mapping[str, str]]:
     """Raises NotFound that says what there is."""
-    where = "/".join(path)[:80]
+    patterns = [route.pattern.split("/") for route in ROUTES]
     if path[0] == "conversations" and len(path) > 2:
-        parts = dict.fromkeys(route.pattern.split("/")[2] for route in ROUTES if route.pattern.startswith(f"{ONE}/"))
+        parts = dict.fromkeys(each[2] for each in patterns if each[0] == "conversations" and len(each) > 2)
         raise NotFound(f"A conversation has no {'/'.join(path[2:])[:40]!r} here: there are {', '.join(parts)}.")
-    top = list(dict.fromkeys(route.pattern.split("/")[0] for route in ROUTES))
+    top = list(dict.fromkeys(each[0] for each in patterns))
+    where = "/".join(path)[:80]
     raise NotFound(f"There is nothing at {PREFIX}{where}: there are {', '.join(top[:-1])} and {top[-1]}.")

@@ -12,11 +12,11 @@ from proxy.caller import Caller
 from proxy.config import Config, UpstreamSettings
 from proxy.destination import MODELS_PATH, Route, by_weir, for_models
 from proxy.errors import NotFound, ProxyError
+from proxy.http.passthrough import Passthrough
+from proxy.http.respond import respond_error, respond_json
 from proxy.intake import Receive
 from proxy.relay import Send
 from proxy.relayed import NO_POLICY, settle_relayed
-from proxy.routes.passthrough import Passthrough
-from proxy.routes.respond import respond_error, respond_json
 from proxy.runtime import Runtime
 from proxy.telemetry import ABOUT
 from proxy.upstream.client import StreamBroken, came_through

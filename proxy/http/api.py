@@ -6,11 +6,11 @@ from typing import Any
 from proxy.destination import Route, route_of
 from proxy.errors import MethodNotAllowed, NotFound
 from proxy.exchange import Exchange
+from proxy.http.models import ModelList
+from proxy.http.passthrough import Passthrough
+from proxy.http.respond import counted, respond_error
 from proxy.intake import Receive
 from proxy.relay import Send
-from proxy.routes.models import ModelList
-from proxy.routes.passthrough import Passthrough
-from proxy.routes.respond import counted, respond_error
 from proxy.runtime import Runtime
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -23,6 +23,10 @@ class Api:
         self._runtime = runtime
         self._passthrough = Passthrough(runtime)
         self._models = ModelList(runtime)
+
+    async def chat(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer ``POST /v1/chat/completions``, the managed route."""
+        await Exchange(self._runtime, scope, receive, send).run()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -13,12 +13,12 @@ from proxy.browsers import without_grants
 from proxy.caller import Caller
 from proxy.destination import Destination, Route, admit, for_models, for_relay, is_decided_by_model, unread
 from proxy.errors import LoopDetected, ProxyError, RequestTooLarge
+from proxy.http.respond import respond_error
 from proxy.intake import ClientGone, Receive, declared_length, read_held, while_connected
 from proxy.outcome import CLIENT_CLOSED, address_of, provider_of
 from proxy.relay import Cut, Send, relay_stream
 from proxy.relayed import NO_POLICY, settle_relayed
 from proxy.reported import Reported
-from proxy.routes.respond import respond_error
 from proxy.runtime import Runtime
 from proxy.tap import Tap, Usage, read_completion
 from proxy.telemetry import ABOUT, CONTEXT_HEADERS, Attempt, Trace

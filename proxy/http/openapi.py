@@ -16,9 +16,9 @@ from typing import Any, get_args
 
 import msgspec
 
-from proxy.routes.question import LARGEST_BODY, MOST_DIGITS
-from proxy.routes.shapes_operator import Error
-from proxy.routes.table import PREFIX, ROUTES, ManagementRoute
+from proxy.http.asked import MAX_BODY, MAX_DIGITS
+from proxy.http.shape import Error
+from proxy.http.table import PREFIX, ROUTES, ManagementRoute
 from proxy.store.chain import AuditType
 from proxy.store.usage import By
 
@@ -161,7 +161,7 @@ def _operation(route: ManagementRoute, known: Mapping[int, Schema]) -> Schema:
 
 
 def _text(route: ManagementRoute) -> tuple[str, str, str]:
-    told = inspect.getdoc(route.answer) if route.answer is not None else None
+    told = inspect.getdoc(route.handler) if route.handler is not None else None
     said = " ".join((told or "This document.").replace("``", "").split())
     return re.sub(r"\.( |$)", "\0", said, count=1).partition("\0")
 
@@ -186,7 +186,7 @@ def _query_parameters(route: ManagementRoute) -> list[Schema]:
             schema: Schema = {"type": "integer", "minimum": 1, "default": route.rows}
             said = f"How many rows; at most {route.most} are given."
         elif name == "cursor" and route.pattern in NOT_A_NUMBER:
-            schema = {"type": "integer", "minimum": 0, "maximum": 10**MOST_DIGITS - 1, "default": 0}
+            schema = {"type": "integer", "minimum": 0, "maximum": 10**MAX_DIGITS - 1, "default": 0}
             said = "Where the page begins, in bytes."
         else:
             schema, said = PARAMETERS[name]
@@ -216,7 +216,7 @@ def _body(route: ManagementRoute, known: Mapping[int, Schema]) -> Schema:
     if route.takes == "yaml":
         content: Schema = {YAML: {"schema": {"type": "string"}}, JSON: {"schema": {"type": "object"}}}
         return {"required": True, "content": content, "description": "The policy; see docs/policies.md."}
-    said = f"At most {LARGEST_BODY // 1024} KiB."
+    said = f"At most {MAX_BODY // 1024} KiB."
     return {"required": True, "content": {JSON: {"schema": known[id(route.takes)]}}, "description": said}
 
 
