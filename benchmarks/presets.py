@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.cost import MAX_TOKENS, PRICES, agent_loop, generated, recorded
 from benchmarks.retention import default_data
 from policies import ContextSettings
-from proxy.policy_files.presets import policy_from, preset_documents
+from proxy.config.presets import policy_from, preset_documents
 from proxy.rehearsal import Conditions, Script, Tally, rehearse
 from proxy.tokenizer import TextCounter, Tokenizer
 

@@ -16,6 +16,7 @@ from proxy.admission import Admission
 from proxy.alerts import Alerts
 from proxy.caller import Caller
 from proxy.config import Config, UpstreamSettings
+from proxy.config.reload import WATCH_EVERY, Reload, changes, reloading
 from proxy.conversation import Conversations
 from proxy.errors import NotFound, UpgradeRequired
 from proxy.evaluation import OnlineEvaluation
@@ -34,7 +35,6 @@ from proxy.models import ModelRegistry
 from proxy.planning import Planner
 from proxy.preparation import Preparation
 from proxy.relay import Send
-from proxy.reload import WATCH_EVERY, Reload, changes, reloading
 from proxy.runtime import Runtime
 from proxy.settle import Settler
 from proxy.store import Store, StoreError

@@ -11,6 +11,7 @@ from proxy.alerts import Alerts
 from proxy.browsers import refuse_spending_pages
 from proxy.caller import Caller
 from proxy.config import Config, ConfigError
+from proxy.config.reload import SetPolicy, read_policy, with_set_policies
 from proxy.custom import CustomFunctions
 from proxy.errors import InvalidAPIKey, ProxyError
 from proxy.evaluation import OnlineEvaluation
@@ -21,7 +22,6 @@ from proxy.keys import Keyring, credentials_in, presented
 from proxy.models import ModelRegistry
 from proxy.planning import Planner
 from proxy.preparation import Preparation
-from proxy.reload import SetPolicy, read_policy, with_set_policies
 from proxy.settle import Settler
 from proxy.store import Store
 from proxy.store.records import PolicyRow

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from proxy.cli import Failure
 from proxy.config import Config, ConfigError, Flags, environment, load_config, public
-from proxy.config_file import KeyPath, dotted
+from proxy.config.file import KeyPath, dotted
 
 SHORT = 24  # as wide as what is said of tokens, and as a generated name
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from proxy.cli import Failure
 from proxy.cli.config import config_option, console, json_option, loaded, print_json
 from proxy.config import Config, Flags, masked_url
-from proxy.config_file import nearest
+from proxy.config.file import nearest
 from proxy.keys import create_secret, key_digest
 from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow

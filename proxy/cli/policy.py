@@ -16,10 +16,9 @@ from proxy.cli import Failure
 from proxy.cli.config import config_option, console, flat, json_option, loaded, print_json, shown
 from proxy.cli.recommend import recommend
 from proxy.config import Config, environment, masked_url
-from proxy.config_file import ConfigError, Document, KeyPath, dotted, nearest, read_document
-from proxy.config_values import FileValues
-from proxy.policy_files.importing import imported, known_keys
-from proxy.policy_files.presets import (
+from proxy.config.file import ConfigError, Document, KeyPath, dotted, nearest, read_document
+from proxy.config.importing import imported, known_keys
+from proxy.config.presets import (
     about,
     policy_amounts,
     policy_cautions,
@@ -30,7 +29,8 @@ from proxy.policy_files.presets import (
     preset_documents,
     uses_shapes,
 )
-from proxy.reload import SetPolicy, read_policy, with_set_policies
+from proxy.config.reload import SetPolicy, read_policy, with_set_policies
+from proxy.config.values import FileValues
 from proxy.store import Store, StoreError
 from proxy.store.records import PolicyRow
 

@@ -10,7 +10,7 @@ from policies import ContextSettings
 from policies.advise import PROVIDERS, Advice, Traffic, advise, worst_tools
 from policies.advise import recommend as choose
 from proxy.cli.config import config_option, console, json_option, loaded, print_json
-from proxy.config_file import nearest
+from proxy.config.file import nearest
 from proxy.models import ModelFacts, ModelRegistry
 from proxy.prices import BadPrices, PriceList, price_list
 from proxy.rehearsal import BadRecording, Conditions, Script, read_recordings

@@ -14,7 +14,7 @@ from proxy.cli import Failure
 from proxy.cli.config import config_option, console, json_option, loaded, print_json
 from proxy.cli.progress import progress
 from proxy.config import Config
-from proxy.config_file import nearest
+from proxy.config.file import nearest
 from proxy.models import ModelFacts, ModelRegistry
 from proxy.prices import BadPrices, PriceList, price_list
 from proxy.rehearsal import (

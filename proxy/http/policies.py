@@ -9,13 +9,13 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from proxy.config import Config, ConfigError, public
-from proxy.config_file import Document, dotted
+from proxy.config.file import Document, dotted
+from proxy.config.presets import about, policy_values, policy_warnings, preset_documents
+from proxy.config.reload import SetPolicy, read_policy, without_set_policy
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.http.asked import ManagementAnswer, ManagementRequest, as_json, page_of_whole
 from proxy.http.shape import Page, Shape
 from proxy.intake import read_body
-from proxy.policy_files.presets import about, policy_values, policy_warnings, preset_documents
-from proxy.reload import SetPolicy, read_policy, without_set_policy
 from proxy.runtime import Runtime
 from proxy.store import StoreError
 

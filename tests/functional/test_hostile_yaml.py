@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from proxy.config import ConfigError
-from proxy.config_file import parse_document
-from proxy.reload import read_policy
+from proxy.config.file import parse_document
+from proxy.config.reload import read_policy
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, opening

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from proxy.config import Config, ConfigError, Flags, load_config, public
-from proxy.config_file import Document, parse_document
-from proxy.config_values import FileValues
-from proxy.policy_files.importing import imported, known_keys
-from proxy.policy_files.presets import (
+from proxy.config.file import Document, parse_document
+from proxy.config.importing import imported, known_keys
+from proxy.config.presets import (
     about,
     policy_amounts,
     policy_cautions,
@@ -27,7 +26,8 @@ from proxy.policy_files.presets import (
     preset_documents,
     preset_policies,
 )
-from proxy.reload import read_policy
+from proxy.config.reload import read_policy
+from proxy.config.values import FileValues
 
 MESSAGES = Path(__file__).with_name("config_messages.json")
 VALUES: tuple[object, ...] = (None, True, -1, 0, 0.5, 2, 50, "x", "5m", [1], {"a": 1})

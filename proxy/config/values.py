@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 from pydantic import BeforeValidator, Field, SecretStr
 
 from policies.settings import ContextSettings
-from proxy.config_file import Document, KeyPath
-from proxy.policy_files.presets import policy_from, policy_values, preset_documents
+from proxy.config.file import Document, KeyPath
+from proxy.config.presets import policy_from, policy_values, preset_documents
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZES = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from policies.settings import PROMPTS
-from proxy.config_file import nearest
+from proxy.config.file import nearest
 
 ASKING = frozenset({"compact", "summarize_tool_result", "progressive", "delegate"})
 """Layers that may ask a model; all others cost nothing."""

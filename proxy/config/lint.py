@@ -6,19 +6,18 @@ when money is lost are also said when a policy is loaded (``grave``).
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from policies.budget import BUCKETS
 from policies.fidelity import FEWEST, MOST
-from policies.health import HealthRules
-from policies.settings import Bucket, ContextSettings, Ingest, Layer, Mode, Shape
-from policies.trend import TrendRules
-from proxy.config_file import KeyPath, nearest
+from policies.settings import Bucket, ContextSettings, Layer, Mode, Shape
+from proxy.config.file import KeyPath, nearest
+from proxy.config.layers import ASKING, LAYERS, parameters_of
 from proxy.custom import check_custom
-from proxy.policy_files.layers import ASKING, LAYERS, parameters_of
 from proxy.tokenizer import check_estimator
 
 Found = Iterator[tuple[KeyPath, str]]
+Judgement = Callable[[float], bool]
 
 LEAST_HEADROOM = 0.05
 MOST_PLANNED = 0.90
@@ -41,6 +40,29 @@ _ACTIONS: Mapping[str, frozenset[str]] = {
     "summarize": frozenset({"history", "tool_outputs", "summary"}),
     "truncate": frozenset({"history", "tool_outputs", "memory"}),
 }
+_SHARE: tuple[Judgement, str] = (lambda value: 0 <= value <= 1), "should be a share from 0 to 1"
+_PART: tuple[Judgement, str] = (lambda value: 0 < value <= 1), "should be a share above 0 to 1"
+_AMOUNT: tuple[Judgement, str] = (lambda value: 0 <= value < math.inf), "should not be negative"
+_POSITIVE: tuple[Judgement, str] = (lambda value: value > 0), "should be above 0"
+_COUNT: tuple[Judgement, str] = (lambda value: 0 < value <= LONGEST_STREAK), f"should be from 1 to {LONGEST_STREAK}"
+_WINDOWS = ("window", "window_per_output", "designed_for", "rot_soft_tokens", "image_tokens", "cache_ttl")
+_STREAKS = ("utilization_requests", "eviction_window", "compressions", "compactions", "compaction_window", "loop")
+_NUMBERS: tuple[tuple[str, tuple[str, ...], Judgement, str], ...] = (
+    ("", ("margin",), lambda value: 0 <= value < 1, "should be a share from 0 to under 1"),
+    ("", ("reserve", "headroom", "reserve_floor", "note_min", "note_max", "placeholder_tokens"), *_AMOUNT),
+    ("", _WINDOWS, *_POSITIVE),
+    ("evaluate", ("sample",), *_SHARE),
+    ("evaluate", ("questions",), lambda value: FEWEST <= value <= MOST, f"should be {FEWEST} to {MOST}"),
+    ("", ("cold_at",), *_PART),
+    ("ingest", ("cap", "sub_agent_cap"), lambda value: value >= 1, "should be above 0"),
+    ("ingest", ("share",), *_PART),
+    ("trend", ("ema_alpha",), *_PART),
+    ("trend", ("window", "spike_multiplier", "burn_window"), *_POSITIVE),
+    ("health", ("utilization", "fidelity", "tool_bloat", "spike_share"), *_SHARE),
+    ("health", ("eviction_rate", "compression_ratio", "overflow_requests"), *_AMOUNT),
+    ("health", _STREAKS, *_COUNT),
+)
+"""What a number has to be: the section of the policy, its keys, whether a value is right, and what is said if not."""
 _BESIDE = frozenset({"ingest_cap", "dedupe"})
 _ROUNDING = 1e-9
 
@@ -48,9 +70,6 @@ _ROUNDING = 1e-9
 def faults(settings: ContextSettings) -> Found:
     """Values that are of the right type and still make no policy."""
     yield from _number_faults(settings)
-    yield from _ingest_faults(settings.ingest)
-    yield from _trend_faults(settings.trend)
-    yield from _health_faults(settings.health)
     for at, pattern in enumerate(settings.memory.patterns):
         try:
             re.compile(pattern)
@@ -131,54 +150,19 @@ def _looks_like_percent(amount: float) -> str | None:
 
 
 def _number_faults(settings: ContextSettings) -> Found:
-    if not 0 <= settings.margin < 1:
-        yield ("margin",), "should be a share from 0 to under 1"
-    for name in ("reserve", "headroom", "reserve_floor", "note_min", "note_max", "placeholder_tokens"):
-        if not 0 <= getattr(settings, name) < math.inf:
-            yield (name,), "should not be negative"
+    for section, names, is_right, text in _NUMBERS:
+        values = getattr(settings, section) if section else settings
+        for name in names:
+            value = getattr(values, name)
+            if value is not None and not is_right(value):
+                yield ((section, name) if section else (name,)), text
     for name in ("reserve", "headroom"):
         if (found := _looks_like_percent(getattr(settings, name))) is not None:
             yield (name,), found
-    for name in ("window", "window_per_output", "designed_for", "rot_soft_tokens", "image_tokens", "cache_ttl"):
-        if (value := getattr(settings, name)) is not None and not value > 0:
-            yield (name,), "should be above 0"
-    if not 0 <= settings.evaluate.sample <= 1:
-        yield ("evaluate", "sample"), "should be a share from 0 to 1"
-    if not FEWEST <= settings.evaluate.questions <= MOST:
-        yield ("evaluate", "questions"), f"should be {FEWEST} to {MOST}"
-    if settings.cold_at is not None and not 0 < settings.cold_at <= 1:
-        yield ("cold_at",), "should be a share above 0 to 1"
-
-
-def _ingest_faults(ingest: Ingest) -> Found:
-    for name in ("cap", "sub_agent_cap"):
-        if getattr(ingest, name) < 1:
-            yield ("ingest", name), "should be above 0"
-    if not 0 < ingest.share <= 1:
-        yield ("ingest", "share"), "should be a share above 0 to 1"
-    for tool, cap in ingest.tools.items():
+    for tool, cap in settings.ingest.tools.items():
         if cap < 1:
             yield ("ingest", "tools", tool), "should be above 0"
-
-
-def _trend_faults(trend: TrendRules) -> Found:
-    if not 0 < trend.ema_alpha <= 1:
-        yield ("trend", "ema_alpha"), "should be a share above 0 to 1"
-    for name in ("window", "spike_multiplier", "burn_window"):
-        if not getattr(trend, name) > 0:
-            yield ("trend", name), "should be above 0"
-
-
-def _health_faults(health: HealthRules) -> Found:
-    for name in ("utilization", "fidelity", "tool_bloat", "spike_share"):
-        if not 0 <= getattr(health, name) <= 1:
-            yield ("health", name), "should be a share from 0 to 1"
-    for name in ("eviction_rate", "compression_ratio", "overflow_requests"):
-        if not 0 <= getattr(health, name) < math.inf:
-            yield ("health", name), "should not be negative"
-    for name in ("utilization_requests", "eviction_window", "compressions", "compactions", "compaction_window", "loop"):
-        if not 0 < getattr(health, name) <= LONGEST_STREAK:
-            yield ("health", name), f"should be from 1 to {LONGEST_STREAK}"
+    health = settings.health
     if health.compactions > health.compaction_window:
         yield ("health", "compactions"), f"never happens within {health.compaction_window} requests"
 

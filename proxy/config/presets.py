@@ -16,24 +16,8 @@ from types import MappingProxyType
 
 from policies.budget import Budget, divide
 from policies.settings import ContextSettings, Layer, Mode
-from proxy.config_file import ConfigError, Document, KeyPath, nearest, read_document, typed
-from proxy.policy_files.lint import cautions, faults, grave
-
-__all__ = [
-    "DEFAULT_PRESET",
-    "LEGACY",
-    "about",
-    "policy_amounts",
-    "policy_cautions",
-    "policy_from",
-    "policy_section",
-    "policy_values",
-    "policy_warnings",
-    "preset_directory",
-    "preset_documents",
-    "preset_policies",
-    "uses_shapes",
-]
+from proxy.config.file import ConfigError, Document, KeyPath, nearest, read_document, typed
+from proxy.config.lint import cautions, faults, grave
 
 DEFAULT_PRESET = "balanced"
 
@@ -265,49 +249,30 @@ def policy_warnings(settings: ContextSettings) -> tuple[str, ...]:
 
 def policy_values(settings: ContextSettings) -> dict[str, object]:
     """The policy as plain data in the words of the YAML file, every default included."""
-    values = {item.name: getattr(settings, item.name) for item in dataclasses.fields(settings)}
+    values = {item.name: _plain(getattr(settings, item.name)) for item in dataclasses.fields(settings)}
     del values["layers"]
-    return {
-        **values,
-        "mode": str(settings.mode),
-        "zones": dataclasses.asdict(settings.zones),
-        "trend": dataclasses.asdict(settings.trend),
-        "buckets": {name: dataclasses.asdict(bucket) for name, bucket in settings.buckets.items()},
-        "ingest": dataclasses.asdict(settings.ingest),
-        "memory": dataclasses.asdict(settings.memory),
-        "summaries": dataclasses.asdict(settings.summaries),
-        "checkpoints": dataclasses.asdict(settings.checkpoints),
-        "notes": dataclasses.asdict(settings.notes),
-        "recall": dataclasses.asdict(settings.recall),
-        "health": dataclasses.asdict(settings.health),
-        "evaluate": dataclasses.asdict(settings.evaluate),
-        "shapes": [dataclasses.asdict(shape) for shape in settings.shapes],
-        "cascade": [_layer_values(layer) for layer in settings.layers],
-    }
+    return {**values, "mode": str(settings.mode), "cascade": [_layer_values(layer) for layer in settings.layers]}
 
 
 def policy_section(settings: ContextSettings, purpose: str = "") -> dict[str, object]:
     """The policy as ``policies:`` of a YAML file, which loads to the same settings whatever its name."""
-    values = _listed(policy_values(settings))
+    values = policy_values(settings)
     del values["name"]
     about_it = {"about": purpose} if purpose else {}
     return {"policies": {settings.name: {**about_it, "preset": DEFAULT_PRESET, **values}}}
 
 
-def _listed(values: Mapping[str, object]) -> dict[str, object]:
-    """The data with lists for tuples."""
-    return {key: _list_of(value) for key, value in values.items()}
-
-
-def _list_of(value: object) -> object:
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return _listed(value)
-    return [_list_of(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
 
 
 def _layer_values(layer: Layer) -> dict[str, object]:
-    values = dataclasses.asdict(layer)
-    return {"layer": values.pop("strategy"), **values, "params": dict(layer.params)}
+    values = {item.name: _plain(getattr(layer, item.name)) for item in dataclasses.fields(layer)}
+    return {"layer": values.pop("strategy"), **values}
 
 
 def _named(document: Document, name: str) -> Document:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from policies import ContextSettings
 from proxy.config import Config, ConfigError, environment
-from proxy.config_file import DEEPEST, parse_document, read_document
-from proxy.policy_files.presets import policy_from, preset_directory, preset_documents, preset_policies
+from proxy.config.file import DEEPEST, parse_document, read_document
+from proxy.config.presets import policy_from, preset_directory, preset_documents, preset_policies
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, digest_of
 from proxy.wire.raw import nests_beyond
 

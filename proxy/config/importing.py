@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from proxy.config_file import ConfigError, Document, KeyPath, dotted
-from proxy.policy_files.presets import preset_documents
+from proxy.config.file import ConfigError, Document, KeyPath, dotted
+from proxy.config.presets import preset_documents
 
 BY_SHARES, BY_PRUNING, BY_BUCKETS = "article-128k", "baseagent-200k", "five-bucket-128k"
 

@@ -1,6 +1,6 @@
 """YAML, environment and flags as one frozen ``Config``; the only place that reads ``os.environ``.
 
-Flags stand above the environment, that above the file, that above the defaults in ``config_values``.
+Flags stand above the environment, that above the file, that above the defaults in ``values``.
 Everything is checked before it is used: ``load_config`` answers with a whole ``Config`` or raises ``ConfigError``.
 """
 
@@ -13,51 +13,14 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from policies.settings import ContextSettings
-from proxy.config_file import ConfigError, Document, KeyPath, nearest, read_document, typed
-from proxy.config_values import (
-    AlertSettings,
-    AuthSettings,
+from proxy.config.file import ConfigError, Document, KeyPath, nearest, read_document, typed
+from proxy.config.presets import policy_from, policy_warnings, preset_documents, preset_policies
+from proxy.config.values import (
     Config,
     FileValues,
     Flags,
-    KeySettings,
-    Limits,
-    Listen,
-    ModelRule,
-    Prices,
-    StoreSettings,
-    TelemetrySettings,
-    Timeouts,
     UpstreamSettings,
-    masked_url,
-    public,
-    secrets_of,
 )
-from proxy.policy_files.presets import policy_from, policy_warnings, preset_documents, preset_policies
-
-__all__ = [
-    "AlertSettings",
-    "AuthSettings",
-    "Config",
-    "ConfigError",
-    "Flags",
-    "KeySettings",
-    "Limits",
-    "Listen",
-    "ModelRule",
-    "Prices",
-    "StoreSettings",
-    "TelemetrySettings",
-    "Timeouts",
-    "UpstreamSettings",
-    "environment",
-    "hand_down",
-    "handed_down",
-    "load_config",
-    "masked_url",
-    "public",
-    "secrets_of",
-]
 
 _NO_FLAGS = Flags()
 _HANDED_DOWN = "WEIR_HANDED_DOWN"
