@@ -30,8 +30,9 @@ from proxy.http.management import Management
 from proxy.http.respond import counted, respond_error
 from proxy.intake import Receive
 from proxy.keys import Keyring
-from proxy.learned import LearnedLimits
-from proxy.models import ModelRegistry
+from proxy.models import ModelLimitsResolver, ModelRegistry
+from proxy.models.learned import LearnedLimits
+from proxy.models.probe import Fetch, Probe
 from proxy.planning import Planner
 from proxy.preparation import Preparation
 from proxy.relay import Send
@@ -46,10 +47,8 @@ from proxy.timekeeping import Timekeeper
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
-from proxy.upstream.probe import Fetch, Probe
 from proxy.upstream.upstreams import Provider, Upstreams
 from proxy.watched_store import WatchedStore
-from proxy.windows import Windows
 
 log = logging.getLogger("weir")
 
@@ -282,7 +281,7 @@ async def _assemble(
         store, degraded=telemetry.metrics.degraded, stored=alerts.tell_stored if shares else lambda _: None
     )
     limits = LearnedLimits(await store.limits() if store is not None else ())
-    windows = Windows(
+    windows = ModelLimitsResolver(
         registry,
         limits,
         Probe(),

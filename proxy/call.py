@@ -82,7 +82,7 @@ class Call:
             settings=settings,
             counter=counter,
             believe=partial(
-                runtime.windows.believe,
+                runtime.windows.resolve_limits,
                 request.model,
                 settings=settings,
                 upstream=self.destination.upstream,

@@ -28,13 +28,13 @@ from policies.fidelity import (
 )
 from policies.fidelity.contexts import Contexts
 from proxy.background import Background
+from proxy.models import ModelLimits
 from proxy.perform import Returned, drive, step
 from proxy.planning import Job, Paid, Planned
 from proxy.settle import Settler
 from proxy.store import Store, StoreError
 from proxy.telemetry import Trace, names
 from proxy.transcripts import Reading
-from proxy.windows import Belief
 
 log = logging.getLogger("weir.evaluation")
 
@@ -65,7 +65,7 @@ class _Work:
     job: Job
     ask: Paid
     reading: Reading
-    belief: Belief
+    belief: ModelLimits
     decision: Decision
     tenant: str
     conversation: str

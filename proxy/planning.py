@@ -43,6 +43,7 @@ from policies.turns import last_user
 from proxy.conversation import UNKNOWN, Conversations, Recognised, Thread
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.evictions import asked_again, evicted_calls, evictions_of
+from proxy.models import ModelLimits
 from proxy.perform import Ask, Returned, drive, step
 from proxy.recall.automatic import elsewhere
 from proxy.recall.likeness import by_likeness
@@ -56,7 +57,6 @@ from proxy.summaries.spent import Spent
 from proxy.telemetry import ABOUT, Trace
 from proxy.tokenizer import TextCounter
 from proxy.transcripts import Reading, Transcripts
-from proxy.windows import Belief
 from proxy.wire.chat import (
     ChatRequest,
     render,
@@ -77,7 +77,7 @@ OTHERS_EVERY = 0.05
 MOST_LIMITS = 1_000
 HARDER = (0.8, 0.5)
 
-Believe = Callable[[], Awaitable[Belief]]
+Believe = Callable[[], Awaitable[ModelLimits]]
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Planned:
     decision: Decision | None = None
     reading: Reading | None = None
     recognised: Recognised | None = None
-    belief: Belief | None = None
+    belief: ModelLimits | None = None
     sent: int | None = None
     degraded: list[str] = field(default_factory=list)
     trend: Trend = UNKNOWN

@@ -29,13 +29,13 @@ from policies.ledger import Prepared
 from policies.notes import Note
 from proxy.background import Background
 from proxy.conversation import Recognised, Thread
+from proxy.models import ModelLimits
 from proxy.perform import Ask, Returned, drive, step
 from proxy.planning import CLAIMED, Job, Planned, Planner
 from proxy.store import Store, StoreError
 from proxy.store.records import NoteRow
 from proxy.telemetry import ABOUT, NULL_TRACE, About, Trace, names
 from proxy.transcripts import Reading
-from proxy.windows import Belief
 
 log = logging.getLogger("weir.preparation")
 
@@ -56,7 +56,7 @@ class Work:
     job: Job
     reading: Reading
     recognised: Recognised
-    belief: Belief
+    belief: ModelLimits
     prepare: bool
     save: str | None
     read: bool

@@ -19,7 +19,7 @@ from proxy.guesses import Guesses
 from proxy.health import HealthBook
 from proxy.hooks import Hooks
 from proxy.keys import Keyring, credentials_in, presented
-from proxy.models import ModelRegistry
+from proxy.models import ModelLimitsResolver, ModelRegistry
 from proxy.planning import Planner
 from proxy.preparation import Preparation
 from proxy.settle import Settler
@@ -29,7 +29,6 @@ from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import Telemetry
 from proxy.tokenizer import Tokenizer
 from proxy.upstream.upstreams import Upstreams
-from proxy.windows import Windows
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ class Runtime:
     keyring: Keyring
     secret: bytes = field(repr=False)
     registry: ModelRegistry
-    windows: Windows
+    windows: ModelLimitsResolver
     tokenizer: Tokenizer
     planner: Planner
     preparation: Preparation

@@ -11,11 +11,6 @@ from collections.abc import Iterable
 from proxy.store.records import LimitRow
 
 
-def limit_scope(*, origin: str, model: str, credential: str) -> str:
-    """Where a learned limit holds: one upstream, one model, one credential (its digest, never itself)."""
-    return f"{origin} {credential} {model}"
-
-
 class LearnedLimits:
     """Windows that upstreams stated or let feel, each for a while. Times are seconds since the epoch."""
 

@@ -117,8 +117,8 @@ def read_table(path: Path) -> dict[str, ModelFacts]:
 
 
 def _from_row(row: _Row) -> ModelFacts:
-    limit = _tokens(row.max_input_tokens) or _tokens(row.max_tokens)
-    longest = _tokens(row.max_output_tokens)
+    limit = sensible_tokens(row.max_input_tokens) or sensible_tokens(row.max_tokens)
+    longest = sensible_tokens(row.max_output_tokens)
     window, max_input = limit, None
     if limit and longest and (limit, longest) in _SEPARATE:
         window, max_input = _SEPARATE[limit, longest]
@@ -306,102 +306,8 @@ def _by_bare_name(table: Mapping[str, ModelFacts]) -> dict[str, ModelFacts]:
     return found
 
 
-def parse_upstream_models(answer: object) -> dict[str, ModelFacts]:
-    """What the entries of ``GET /v1/models`` (decoded JSON) say beyond their names, by id.
-
-    Known: vLLM and SGLang ``max_model_len``, llama.cpp ``meta.n_ctx`` (not ``n_ctx_train``), OpenRouter
-    ``context_length``, ``top_provider`` and ``pricing``, LM Studio ``loaded_context_length``, Groq
-    ``context_window``, Mistral ``max_context_length``, Anthropic ``max_input_tokens``.
-    """
-    entries = answer.get("data", answer.get("models")) if isinstance(answer, Mapping) else answer
-    found: dict[str, ModelFacts] = {}
-    for entry in map(_mapping, entries if isinstance(entries, list) else ()):
-        name, facts = entry.get("id"), _from_entry(entry)
-        if isinstance(name, str) and facts.window is not None:
-            found[name] = facts
-    return found
-
-
-_WINDOWS = (
-    *("loaded_context_length", "max_model_len", "context_window"),
-    *("context_length", "max_context_length", "max_input_tokens"),
-)
-_OUTPUTS = ("max_completion_tokens", "max_output_tokens")
-
-
-def _from_entry(entry: Mapping[str, object]) -> ModelFacts:
-    meta, top = _mapping(entry.get("meta")), _mapping(entry.get("top_provider"))
-    prices = _mapping(entry.get("pricing"))
-    stated = [_tokens(meta.get("n_ctx")), *(_tokens(entry.get(name)) for name in _WINDOWS)]
-    window = next((value for value in stated if value is not None), None)
-    routed = _tokens(top.get("context_length"))
-    longest = [_tokens(part.get(name)) for part in (top, entry) for name in _OUTPUTS]
-    return ModelFacts(
-        window=min(window, routed) if window and routed else window or routed,
-        max_output=next((value for value in longest if value is not None), None),
-        input_price=_price(prices.get("prompt")),
-        output_price=_price(prices.get("completion")),
-        cache_read_price=_price(prices.get("input_cache_read")),
-        cache_write_price=_price(prices.get("input_cache_write")),
-        source="upstream",
-    )
-
-
-def parse_props(answer: object) -> ModelFacts | None:
-    """The window of one slot from llama.cpp's ``GET /props`` (decoded JSON)."""
-    slot = _mapping(_mapping(answer).get("default_generation_settings"))
-    window = _tokens(slot.get("n_ctx"))
-    return ModelFacts(window=window, source="upstream") if window else None
-
-
-_NUM_CTX = re.compile(r"^num_ctx[ \t]+(\d{1,9})[ \t]*$", re.MULTILINE)
-OLLAMA_DEFAULT = 4_096
-"""Tokens that Ollama allots on a small GPU where neither the model nor the operator says
-(docs.ollama.com/context-length); it cuts longer prompts without an error, so the smallest default counts."""
-
-
-def parse_show(answer: object) -> ModelFacts | None:
-    """The window from Ollama's ``POST /api/show`` (decoded JSON): ``num_ctx``, else its default."""
-    body = _mapping(answer)
-    info = _mapping(body.get("model_info"))
-    trained = next((_tokens(value) for key, value in info.items() if key.endswith(".context_length")), None)
-    parameters = body.get("parameters")
-    stated = _NUM_CTX.search(parameters[:65_536]) if isinstance(parameters, str) else None
-    if stated is None and trained is None:
-        return None
-    allotted = _tokens(int(stated.group(1))) if stated else OLLAMA_DEFAULT
-    window = min(each for each in (allotted, trained) if each is not None) if allotted or trained else None
-    return ModelFacts(window=window, source="upstream")
-
-
-def parse_loaded(answer: object) -> dict[str, ModelFacts]:
-    """The windows of the models that Ollama holds in memory, by name, from ``GET /api/ps`` (decoded JSON)."""
-    entries = _mapping(answer).get("models")
-    found: dict[str, ModelFacts] = {}
-    for body in map(_mapping, entries if isinstance(entries, list) else ()):
-        name, window = body.get("name"), _tokens(body.get("context_length"))
-        if isinstance(name, str) and window:
-            found[name] = ModelFacts(window=window, source="upstream")
-    return found
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _tokens(value: object) -> int | None:
+def sensible_tokens(value: object) -> int | None:
     """A sensible number of tokens, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if 0 < value < 10**9 else None
-
-
-def _price(value: object) -> float | None:
-    """OpenRouter writes dollars per token as text; negative means that it depends."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return None
-    try:
-        price = float(value)
-    except ValueError:
-        return None
-    return price if 0 <= price < 1 else None

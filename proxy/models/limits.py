@@ -1,6 +1,6 @@
-"""What Weir believes about a model's window on one upstream, and what it has learned from it.
+"""The limits of a model on one upstream: what everybody says of its window, and what the upstream has taught.
 
-Beliefs are per scope: the upstream's origin, the model, and the credential, because the same model name has
+Limits are per scope: the upstream's origin, the model, and the credential, because the same model name has
 another window on another account. Two things are learned: a smaller limit, from an overflow error, and the
 ratio of reported to estimated tokens, from usage.
 """
@@ -19,11 +19,11 @@ from policies.settings import amount
 from policies.tokens import Calibration
 from proxy.caller import Caller
 from proxy.config import UpstreamSettings
-from proxy.learned import LearnedLimits
-from proxy.models import ModelFacts, ModelRegistry, limited
+from proxy.models.facts import ModelFacts, ModelRegistry, limited
+from proxy.models.learned import LearnedLimits
+from proxy.models.probe import Fetch, Probe
 from proxy.store import Store, StoreError
 from proxy.store.records import CalibrationRow, LimitRow
-from proxy.upstream.probe import Fetch, Probe
 
 log = logging.getLogger("weir.windows")
 
@@ -39,8 +39,8 @@ UNSURE = frozenset({"last_resort", "unknown"})
 
 
 @dataclass(frozen=True, slots=True)
-class Belief:
-    """What is believed for one request: its budget, the model's facts, and the scope they were found under.
+class ModelLimits:
+    """What holds for one request: its budget, the model's facts, and the scope they were found under.
 
     ``counted`` is the scope of the calibration: estimators that count differently are not calibrated together.
     """
@@ -66,9 +66,9 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A belief and how long it stands; the settings are held so that their identity stays theirs."""
+    """Limits and how long they stand; the settings are held so that their identity stays theirs."""
 
-    belief: Belief
+    limits: ModelLimits
     settings: ContextSettings
     revision: int
     until: float
@@ -80,7 +80,7 @@ def account_of(upstream: UpstreamSettings, caller: Caller) -> str:
     return f"{upstream.origin} {blake2b(credential, digest_size=8).hexdigest() if credential else '-'}"
 
 
-class Windows:
+class ModelLimitsResolver:
     """Windows, learned limits and calibrations of every scope."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Windows:
         """The key that limits and calibrations are learned under."""
         return f"{account_of(upstream, caller)} {model}"
 
-    async def believe(
+    async def resolve_limits(
         self,
         model: str,
         *,
@@ -146,25 +146,25 @@ class Windows:
         caller: Caller,
         max_tokens: int | None,
         exact: bool = True,
-    ) -> Belief:
+    ) -> ModelLimits:
         """The budget of one request. Asks the upstream for its window where nobody else knows it.
 
-        What was believed a moment ago is believed again, unless something was learned since.
+        What held a moment ago holds again, unless something was learned since.
         """
         key = (model, max_tokens, id(settings), upstream.name, caller.credential, exact)
         held = self._held.get(key)
         now = self._clock()
         if held is not None and held.revision == self._revision and held.until > now:
-            return held.belief
-        belief = await self._believe(
+            return held.limits
+        limits = await self._resolve(
             model, settings=settings, upstream=upstream, caller=caller, max_tokens=max_tokens, exact=exact
         )
         if len(self._held) >= MOST_SCOPES:
             self._held.clear()
-        self._held[key] = _Held(belief, settings, self._revision, now + HELD_FOR)
-        return belief
+        self._held[key] = _Held(limits, settings, self._revision, now + HELD_FOR)
+        return limits
 
-    async def _believe(
+    async def _resolve(
         self,
         model: str,
         *,
@@ -173,7 +173,7 @@ class Windows:
         caller: Caller,
         max_tokens: int | None,
         exact: bool,
-    ) -> Belief:
+    ) -> ModelLimits:
         await self._saved()
         scope = self.scope(model, upstream=upstream, caller=caller)
         learned = self._limits.get(scope, now=self._clock())
@@ -190,7 +190,7 @@ class Windows:
             margin=calibration.margin(settings.margin, exact=exact),
             reported=calibration.samples > 0,
         )
-        return Belief(budget, facts, scope, counted)
+        return ModelLimits(budget, facts, scope, counted)
 
     async def _facts(
         self,
