@@ -3,11 +3,11 @@
 from collections.abc import MutableMapping
 from typing import Any
 
-from proxy.destination import Route, route_of
+from proxy.destination import route_of
 from proxy.errors import MethodNotAllowed, NotFound
 from proxy.exchange import Exchange
-from proxy.http.models import ModelList
-from proxy.http.passthrough import Passthrough
+from proxy.http.models import answer_models
+from proxy.http.passthrough import relay_untouched
 from proxy.http.respond import counted, respond_error
 from proxy.intake import Receive
 from proxy.relay import Send
@@ -21,8 +21,6 @@ class Api:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._passthrough = Passthrough(runtime)
-        self._models = ModelList(runtime)
 
     async def chat(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer ``POST /v1/chat/completions``, the managed route."""
@@ -30,7 +28,7 @@ class Api:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
-        method = scope["method"]
+        runtime, method = self._runtime, scope["method"]
         if method not in METHODS:
             error = MethodNotAllowed(f"{method[:10]} is not answered here.", allowed=METHODS)
             await respond_error(send, error)
@@ -38,22 +36,13 @@ class Api:
         route = route_of(method, (scope.get("raw_path") or scope["path"].encode()).decode("latin-1"))
         if route is None:
             await respond_error(send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1."))
-        elif route.kind == "chat":
-            await Exchange(self._runtime, scope, receive, send, route).run()
-        elif route.kind == "models":
-            await self._count(self._models, scope, receive, send, route)
-        else:
-            await self._count(self._passthrough, scope, receive, send, route)
+            return
+        if route.kind == "chat":
+            await Exchange(runtime, scope, receive, send, route).run()
+            return
 
-    async def _count(
-        self,
-        application: ModelList | Passthrough,
-        scope: MutableMapping[str, Any],
-        receive: Receive,
-        send: Send,
-        route: Route,
-    ) -> None:
         async def answer(sending: Send) -> None:
-            await application(scope, receive, sending, route)
+            answers = answer_models if route.kind == "models" else relay_untouched
+            await answers(runtime, scope, receive, sending, route)
 
-        await counted(self._runtime.telemetry.metrics, "/v1/{rest}", scope, send, answer)
+        await counted(runtime.telemetry.metrics, "/v1/{rest}", scope, send, answer)

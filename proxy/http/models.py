@@ -4,16 +4,17 @@ One upstream that speaks OpenAI's protocol is simply relayed to a key that may u
 """
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from proxy.caller import Caller
 from proxy.config import Config, UpstreamSettings
 from proxy.destination import MODELS_PATH, Route, by_weir, for_models
 from proxy.errors import NotFound, ProxyError
-from proxy.http.passthrough import Passthrough
-from proxy.http.respond import respond_error, respond_json
+from proxy.http.passthrough import relay_untouched
+from proxy.http.respond import Headers, respond_error, respond_json
 from proxy.intake import Receive
 from proxy.relay import Send
 from proxy.relayed import NO_POLICY, settle_relayed
@@ -22,7 +23,7 @@ from proxy.telemetry import ABOUT
 from proxy.upstream.client import StreamBroken, came_through
 
 PATIENCE = 5.0
-MOST_BODY = 4 * 1024 * 1024
+MAX_BODY = 4 * 1024 * 1024
 PATTERN = frozenset("*?[")
 NOT_ASKED_WITH = frozenset({b"accept-encoding", b"content-type", b"if-none-match", b"range"})
 VERSION = (b"anthropic-version", b"2023-06-01")
@@ -31,82 +32,74 @@ VERSION = (b"anthropic-version", b"2023-06-01")
 Entry = dict[str, Any]
 
 
-class ModelList:
-    """The ASGI application of the list and of its entries."""
+async def answer_models(
+    runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route
+) -> None:
+    """Answer with the list or with one entry of it."""
+    headers = scope["headers"]
+    try:
+        caller = runtime.admit(scope)
+        looped = came_through(headers, runtime.instance)
+        body = None if looped else await _own(runtime, caller, headers, route)
+    except ProxyError as error:
+        runtime.telemetry.metrics.request(outcome=error.code, policy=NO_POLICY)
+        await respond_error(send, error)
+        return
+    if body is None:
+        await relay_untouched(runtime, scope, receive, send, route)
+        return
+    await respond_json(send, body)
+    about = ABOUT.get()
+    request = about.request if about is not None else ""
+    runtime.telemetry.metrics.request(outcome="relayed", policy=NO_POLICY)
+    settle_relayed(runtime, caller, request=request, model="", status=200, outcome="relayed", usage=None)
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._passthrough = Passthrough(runtime)
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route) -> None:
-        """Answer one request."""
-        runtime, headers = self._runtime, scope["headers"]
-        try:
-            caller = runtime.admit(scope)
-            looped = came_through(headers, runtime.instance)
-            body = None if looped else await self._own(runtime.config, caller, headers, route)
-        except ProxyError as error:
-            runtime.telemetry.metrics.request(outcome=error.code, policy=NO_POLICY)
-            await respond_error(send, error)
-            return
-        if body is None:
-            await self._passthrough(scope, receive, send, route)
-            return
-        await respond_json(send, body)
-        about = ABOUT.get()
-        request = about.request if about is not None else ""
-        runtime.telemetry.metrics.request(outcome="relayed", policy=NO_POLICY)
-        settle_relayed(runtime, caller, request=request, model="", status=200, outcome="relayed", usage=None)
+async def _own(runtime: Runtime, caller: Caller, headers: Headers, route: Route) -> Entry | None:
+    """What Weir answers itself, None where an upstream's own answer will do."""
+    config = runtime.config
+    upstreams = tuple(config.upstreams.values())
+    if route.model:
+        destination = for_models(config, caller, route)
+        return None if destination.upstream.kind == "openai" else _card(config, destination.upstream, route.model)
+    if len(upstreams) == 1 and upstreams[0].kind == "openai" and not caller.is_restricted:
+        return None
+    lists = await asyncio.gather(*(_models_of(runtime, each, caller, headers) for each in upstreams))
+    found: dict[str, Entry] = {}
+    for upstream, entries in zip(upstreams, lists, strict=True):
+        for entry in entries:
+            name = entry["id"]
+            if name not in found and caller.allows(name) and config.upstream(name).name == upstream.name:
+                found[name] = entry
+    return {"object": "list", "data": list(found.values())}
 
-    async def _own(
-        self, config: Config, caller: Caller, headers: Sequence[tuple[bytes, bytes]], route: Route
-    ) -> Entry | None:
-        """What Weir answers itself, None where an upstream's own answer will do."""
-        upstreams = tuple(config.upstreams.values())
-        if route.model:
-            destination = for_models(config, caller, route)
-            return None if destination.upstream.kind == "openai" else _card(config, destination.upstream, route.model)
-        if len(upstreams) == 1 and upstreams[0].kind == "openai" and not caller.is_restricted:
-            return None
-        lists = await asyncio.gather(*(self._models_of(each, config, caller, headers) for each in upstreams))
-        found: dict[str, Entry] = {}
-        for upstream, entries in zip(upstreams, lists, strict=True):
-            for entry in entries:
-                name = entry["id"]
-                if name not in found and caller.allows(name) and config.upstream(name).name == upstream.name:
-                    found[name] = entry
-        return {"object": "list", "data": list(found.values())}
 
-    async def _models_of(
-        self, upstream: UpstreamSettings, config: Config, caller: Caller, headers: Sequence[tuple[bytes, bytes]]
-    ) -> list[Entry]:
-        """What an upstream lists, in OpenAI's shape; what the configuration names where it lists nothing in time."""
-        listed: list[Entry] = []
-        # A client's own key is for the upstream that its requests go to, and nobody else sees it.
-        if upstream.kind == "openai" and (not upstream.passes_key or upstream is next(iter(config.upstreams.values()))):
-            try:
-                listed = await asyncio.wait_for(self._asked(upstream, caller, headers), PATIENCE)
-            except (TimeoutError, ProxyError, StreamBroken, ValueError, RecursionError):
-                listed = []
-        known = {entry["id"] for entry in listed}
-        return listed + [_entry(upstream, name) for name in _named(config, caller) if name not in known]
+async def _models_of(runtime: Runtime, upstream: UpstreamSettings, caller: Caller, headers: Headers) -> list[Entry]:
+    """What an upstream lists, in OpenAI's shape; what the configuration names where it lists nothing in time."""
+    listed: list[Entry] = []
+    config = runtime.config
+    # A client's own key is for the upstream that its requests go to, and nobody else sees it.
+    if upstream.kind == "openai" and (not upstream.passes_key or upstream is next(iter(config.upstreams.values()))):
+        with contextlib.suppress(TimeoutError, ProxyError, StreamBroken, ValueError, RecursionError):
+            listed = await asyncio.wait_for(_asked(runtime, upstream, caller, headers), PATIENCE)
+    known = {entry["id"] for entry in listed}
+    return listed + [_entry(upstream, name) for name in _named(config, caller) if name not in known]
 
-    async def _asked(
-        self, upstream: UpstreamSettings, caller: Caller, headers: Sequence[tuple[bytes, bytes]]
-    ) -> list[Entry]:
-        sent = [(name, value) for name, value in headers if name not in NOT_ASKED_WITH]
-        if upstream.credential == "x-api-key" and not any(name == VERSION[0] for name, _ in sent):
-            sent.append(VERSION)
-        destination = by_weir(upstream, caller, path=MODELS_PATH, model="")
-        answer = await self._runtime.upstreams.send(destination, method="GET", headers=sent, body=None)
-        try:
-            body = await answer.read(MOST_BODY)
-        finally:
-            answer.close()
-        value = json.loads(body) if answer.status == 200 else None
-        data = value.get("data") if isinstance(value, dict) else None
-        entries = [each for each in data or () if isinstance(each, dict) and isinstance(each.get("id"), str)]
-        return [{**_entry(upstream, each["id"]), **each} for each in entries]
+
+async def _asked(runtime: Runtime, upstream: UpstreamSettings, caller: Caller, headers: Headers) -> list[Entry]:
+    sent = [(name, value) for name, value in headers if name not in NOT_ASKED_WITH]
+    if upstream.credential == "x-api-key" and not any(name == VERSION[0] for name, _ in sent):
+        sent.append(VERSION)
+    destination = by_weir(upstream, caller, path=MODELS_PATH, model="")
+    answer = await runtime.upstreams.send(destination, method="GET", headers=sent, body=None)
+    try:
+        body = await answer.read(MAX_BODY)
+    finally:
+        answer.close()
+    value = json.loads(body) if answer.status == 200 else None
+    data = value.get("data") if isinstance(value, dict) else None
+    entries = [each for each in data or () if isinstance(each, dict) and isinstance(each.get("id"), str)]
+    return [{**_entry(upstream, each["id"]), **each} for each in entries]
 
 
 def _named(config: Config, caller: Caller) -> Iterable[str]:
