@@ -12,16 +12,17 @@ from typing import Any
 
 from starlette.routing import Route, Router
 
-from proxy.admission import Admission
+from proxy.access.admission import Admission
+from proxy.access.caller import Caller
+from proxy.access.guesses import Guesses
+from proxy.access.keys import Keyring
 from proxy.alerts import Alerts
-from proxy.caller import Caller
 from proxy.config import Config, UpstreamSettings
 from proxy.config.reload import WATCH_EVERY, Reload, changes, reloading
 from proxy.conversation import Conversations
 from proxy.errors import NotFound, UpgradeRequired
 from proxy.evaluation import OnlineEvaluation
 from proxy.exchange import ROUTE
-from proxy.guesses import Guesses
 from proxy.health import HealthBook
 from proxy.hooks import Hooks, Plugin
 from proxy.http.api import Api
@@ -29,7 +30,6 @@ from proxy.http.health import Health
 from proxy.http.management import Management
 from proxy.http.respond import counted, respond_error
 from proxy.intake import Receive
-from proxy.keys import Keyring
 from proxy.models import ModelLimitsResolver, ModelRegistry
 from proxy.models.learned import LearnedLimits
 from proxy.models.probe import Fetch, Probe

@@ -9,9 +9,9 @@ from typing import Self
 
 from policies import Effect, Failed, Reply, Summarize
 from policies.effects import Compare, Trim
-from proxy.caller import Caller
+from proxy.access.caller import Caller
+from proxy.access.destination import CHAT_PATH, Destination, by_weir
 from proxy.config import Config
-from proxy.destination import CHAT_PATH, Destination, by_weir
 from proxy.errors import UpstreamUnreachable
 from proxy.perform import Performer
 from proxy.similarity import by_shingles

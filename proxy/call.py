@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from policies import ContextSettings, Mode
+from proxy.access.caller import Caller
+from proxy.access.destination import Destination
 from proxy.attempts import Attempts, learn_from_error
-from proxy.caller import Caller
-from proxy.destination import Destination
 from proxy.errors import (
     ContextLengthExceeded,
     InvalidRequest,

@@ -14,9 +14,9 @@ from policies.growth import zones_for
 from policies.ledger import DROPPING
 from policies.pressure import read_pressure
 from policies.trend import lift
-from proxy.caller import Caller
+from proxy.access.caller import Caller
+from proxy.access.destination import Destination
 from proxy.config import UpstreamSettings
-from proxy.destination import Destination
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.evictions import CUT
 from proxy.heard import Listener

@@ -1,8 +1,8 @@
 """What is remembered of a request that was relayed and not recognised: one row, and what it took in the metrics."""
 
 from policies import ContextSettings
+from proxy.access.caller import Caller
 from proxy.caching import cost_of, prices_of
-from proxy.caller import Caller
 from proxy.metering import TENANT_SHOWN
 from proxy.runtime import Runtime
 from proxy.store.records import RelayedRow

@@ -11,9 +11,9 @@ from policies.advise import Prices
 from policies.effects import Compare, Embed, Trim, Vectors
 from policies.fidelity import JUDGE
 from policies.fidelity import PROMPTS as EVALUATING
+from proxy.access.caller import Caller
+from proxy.access.destination import CHAT_PATH, EMBEDDINGS_PATH, Destination, by_weir
 from proxy.caching import prices_of
-from proxy.caller import Caller
-from proxy.destination import CHAT_PATH, EMBEDDINGS_PATH, Destination, by_weir
 from proxy.errors import UpstreamUnreachable
 from proxy.outcome import address_of, provider_of
 from proxy.perform import Performer

@@ -6,19 +6,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies import ContextSettings, Mode
-from proxy.admission import Admission
+from proxy.access.admission import Admission
+from proxy.access.browsers import refuse_spending_pages
+from proxy.access.caller import Caller
+from proxy.access.guesses import Guesses
+from proxy.access.keys import Keyring, credentials_in, presented
 from proxy.alerts import Alerts
-from proxy.browsers import refuse_spending_pages
-from proxy.caller import Caller
 from proxy.config import Config, ConfigError
 from proxy.config.reload import SetPolicy, read_policy, with_set_policies
 from proxy.custom import CustomFunctions
 from proxy.errors import InvalidAPIKey, ProxyError
 from proxy.evaluation import OnlineEvaluation
-from proxy.guesses import Guesses
 from proxy.health import HealthBook
 from proxy.hooks import Hooks
-from proxy.keys import Keyring, credentials_in, presented
 from proxy.models import ModelLimitsResolver, ModelRegistry
 from proxy.planning import Planner
 from proxy.preparation import Preparation

@@ -9,9 +9,9 @@ from typing import TypeVar
 import click
 
 from policies.clipping import TEXT_OF
+from proxy.access.keys import Keyring
 from proxy.cli import Failure
 from proxy.config import Config, masked_url
-from proxy.keys import Keyring
 from proxy.store import Store, StoreError
 from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow, Original, RemovedRow
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from proxy.access.keys import create_secret, key_digest
 from proxy.cli import Failure
 from proxy.cli.config import config_option, console, json_option, loaded, print_json
 from proxy.config import Config, Flags, masked_url
 from proxy.config.file import nearest
-from proxy.keys import create_secret, key_digest
 from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
 

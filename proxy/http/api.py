@@ -3,7 +3,7 @@
 from collections.abc import MutableMapping
 from typing import Any
 
-from proxy.destination import route_of
+from proxy.access.destination import route_of
 from proxy.errors import MethodNotAllowed, NotFound
 from proxy.exchange import Exchange
 from proxy.http.models import answer_models

@@ -9,15 +9,15 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 from urllib.parse import unquote
 
-from proxy.browsers import refuse_foreign_pages
-from proxy.caller import Caller
+from proxy.access.browsers import refuse_foreign_pages
+from proxy.access.caller import Caller
+from proxy.access.keys import credentials_in, presented, same_secret
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
 from proxy.http.asked import ManagementAnswer, ManagementRequest, as_json, query_of
 from proxy.http.openapi import document
 from proxy.http.respond import respond, respond_error
 from proxy.http.table import PREFIX, ROUTES, ManagementRoute
 from proxy.intake import ClientGone, Receive
-from proxy.keys import credentials_in, presented, same_secret
 from proxy.relay import Send
 from proxy.runtime import Runtime
 from proxy.store import StaleVersion, StoreError

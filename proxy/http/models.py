@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
-from proxy.caller import Caller
+from proxy.access.caller import Caller
+from proxy.access.destination import MODELS_PATH, Route, by_weir, for_models
 from proxy.config import Config, UpstreamSettings
-from proxy.destination import MODELS_PATH, Route, by_weir, for_models
 from proxy.errors import NotFound, ProxyError
 from proxy.http.passthrough import relay_untouched
 from proxy.http.respond import Headers, respond_error, respond_json

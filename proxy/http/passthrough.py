@@ -9,9 +9,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.browsers import without_grants
-from proxy.caller import Caller
-from proxy.destination import Destination, Route, admit, for_models, for_relay, is_decided_by_model, unread
+from proxy.access.browsers import without_grants
+from proxy.access.caller import Caller
+from proxy.access.destination import Destination, Route, admit, for_models, for_relay, is_decided_by_model, unread
 from proxy.errors import LoopDetected, ProxyError, RequestTooLarge
 from proxy.http.respond import respond_error
 from proxy.intake import ClientGone, Receive, declared_length, read_held, while_connected

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from policies import Budget, ContextSettings, divide
 from policies.settings import amount
 from policies.tokens import Calibration
-from proxy.caller import Caller
+from proxy.access.caller import Caller
 from proxy.config import UpstreamSettings
 from proxy.models.facts import ModelFacts, ModelRegistry, limited
 from proxy.models.learned import LearnedLimits

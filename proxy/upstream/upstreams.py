@@ -5,9 +5,9 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
-from proxy.caller import Caller
+from proxy.access.caller import Caller
+from proxy.access.destination import CHAT_PATH, Destination
 from proxy.config import UpstreamSettings
-from proxy.destination import CHAT_PATH, Destination
 from proxy.errors import UpstreamUnreachable
 from proxy.upstream.client import Client, StreamBroken, Target, credential_field
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from starlette.routing import Route as Served
 
+from proxy.access.destination import _NAMING, CHAT, Destination, Route, route_of
 from proxy.app import create_app
 from proxy.config import load_config
-from proxy.destination import _NAMING, CHAT, Destination, Route, route_of
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.upstream.upstreams import Upstreams
 
@@ -32,7 +32,7 @@ def calls(name: str) -> dict[str, list[ast.Call]]:
 
 @pytest.mark.requirement("P7", "S.7")
 def test_one_module_makes_destinations_and_nothing_is_sent_without_one() -> None:
-    assert set(calls("Destination")) == {"proxy/destination.py"}
+    assert set(calls("Destination")) == {"proxy/access/destination.py"}
     asked = {name: inspect.signature(getattr(Upstreams, name), eval_str=True) for name in ("send", "post")}
     for signature in asked.values():
         assert [each.annotation for each in signature.parameters.values()][1] is Destination

@@ -11,11 +11,11 @@ import aiohttp
 import openai
 import pytest
 
-from proxy.admission import Admission
-from proxy.caller import Caller
+from proxy.access.admission import Admission
+from proxy.access.caller import Caller
+from proxy.access.guesses import FORGET, LONGEST, MINUTE, MOST_ADDRESSES, MOST_WRONG, Guesses
 from proxy.config import Limits
 from proxy.errors import Busy, InvalidAPIKey, RateLimited
-from proxy.guesses import FORGET, LONGEST, MINUTE, MOST_ADDRESSES, MOST_WRONG, Guesses
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, opening, weir
@@ -135,7 +135,7 @@ def test_by_default_no_key_can_take_more_than_half() -> None:
 
 @pytest.mark.requirement("S.14")
 async def test_bytes_wait_for_room_and_are_refused_where_none_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.admission.PATIENCE", 0.05)
+    monkeypatch.setattr("proxy.access.admission.PATIENCE", 0.05)
     admission = Admission(Limits(bytes_in_flight=100, bytes_in_flight_per_key=60))
     one, two, other, last = (admission.enter(Caller(tenant=t)) for t in "aabc")
     await one.hold(50)
@@ -145,7 +145,7 @@ async def test_bytes_wait_for_room_and_are_refused_where_none_comes(monkeypatch:
     await other.hold(50)
     with pytest.raises(Busy):
         await last.hold(1)
-    monkeypatch.setattr("proxy.admission.PATIENCE", 30.0)
+    monkeypatch.setattr("proxy.access.admission.PATIENCE", 30.0)
     waiting = asyncio.create_task(two.hold(60))
     await asyncio.sleep(0)
     assert not waiting.done()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from policies.settings import ContextSettings
-from proxy.caller import Caller
+from proxy.access.caller import Caller
 from proxy.config import ModelRule, Prices, UpstreamSettings
 from proxy.models import ModelFacts, ModelLimitsResolver, ModelRegistry
 from proxy.models.facts import read_table, table_path

@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from policies.effects import Alike, Compare, Failed
+from proxy.access.destination import EMBEDDINGS_PATH, by_weir
 from proxy.app import running
 from proxy.config import Flags, load_config
-from proxy.destination import EMBEDDINGS_PATH, by_weir
 from proxy.errors import UpstreamUnreachable
 from proxy.server import serve
 from proxy.similarity import LONGEST, LONGEST_EMBEDDED, MOST_CHARS, by_shingles, by_vectors

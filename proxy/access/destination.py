@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import parse_qsl, quote, unquote
 
-from proxy.caller import Caller
+from proxy.access.caller import Caller
 from proxy.config import Config, UpstreamSettings
 from proxy.errors import Forbidden, InvalidRequest
 from proxy.wire.chat import ChatRequest, parse_chat

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from proxy.caller import Caller
+from proxy.access.caller import Caller
 from proxy.config import KeySettings
 from proxy.errors import InvalidAPIKey
 from proxy.store.records import KeyRow

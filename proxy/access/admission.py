@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Self
 
-from proxy.caller import Caller
+from proxy.access.caller import Caller
 from proxy.config import Limits
 from proxy.errors import Busy, RateLimited
 
