@@ -230,6 +230,5 @@ def _to(config: Config, caller: Caller, route: Route, model: str) -> Destination
 
 
 def _path(upstream: UpstreamSettings, path: str, model: str) -> str:
-    """The path as the upstream has it."""
     named = upstream.has_deployments and model and path.removeprefix("/") in _NAMING
     return f"/deployments/{quote(model, safe='')}{path}" if named else path

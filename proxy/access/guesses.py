@@ -9,11 +9,11 @@ from ipaddress import IPv6Address, ip_address
 
 from proxy.errors import ProxyError, RateLimited
 
-MOST_WRONG = 10
+MAX_WRONG = 10
 MINUTE = 60.0
 FORGET = 600.0
-SHORTEST, LONGEST = 2.0, 300.0
-MOST_ADDRESSES = 4_096
+MIN_SECONDS, MAX_SECONDS = 2.0, 300.0
+MAX_ADDRESSES = 4_096
 SITE = 64  # bits of an IPv6 address: what lies behind them is one customer's
 REASONS = (("missing",), ("unknown",), ("held_off",))
 
@@ -61,16 +61,16 @@ class Guesses:
         if guesser is None or now - guesser.last > FORGET:
             guesser = _Guesser(since=now, last=now)
         self._guessers[site] = guesser
-        if len(self._guessers) > MOST_ADDRESSES:
+        if len(self._guessers) > MAX_ADDRESSES:
             self._guessers.popitem(last=False)
         guesser.last = now
         if now >= guesser.until:
             if not guesser.seconds and now - guesser.since > MINUTE:
                 guesser.since, guesser.wrong = now, 0
             guesser.wrong += 1
-            if guesser.wrong <= MOST_WRONG:
+            if guesser.wrong <= MAX_WRONG:
                 return 0
-            guesser.seconds = min(LONGEST, max(SHORTEST, 2 * guesser.seconds))
+            guesser.seconds = min(MAX_SECONDS, max(MIN_SECONDS, 2 * guesser.seconds))
             guesser.until = now + guesser.seconds
         return math.ceil(guesser.until - now)
 

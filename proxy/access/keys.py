@@ -18,7 +18,7 @@ from proxy.store.records import KeyRow
 PREFIX = "weir-sk-"
 _REMEMBERED = 4096
 _CREDENTIAL_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})
-_LONGEST = 1024
+_MAX_LEN = 1024
 _TENANT_DIGITS = 32
 _ALL = frozenset({"policy", "mode", "relay"})
 
@@ -121,7 +121,7 @@ class Keyring:
         caller = self._callers.get(credential)
         if caller is None:
             caller = self._identified(credential)
-            if len(credential) <= _LONGEST:
+            if len(credential) <= _MAX_LEN:
                 if len(self._callers) >= _REMEMBERED:
                     del self._callers[next(iter(self._callers))]
                 self._callers[credential] = caller

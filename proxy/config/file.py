@@ -27,11 +27,11 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^}$]|\$(?!\{))*+))?\}")
 _TAG_BOOL = "tag:yaml.org,2002:bool"  # YAML 1.1 also reads on, off, yes and no as one; here they are words
 _TAG_TIME = "tag:yaml.org,2002:timestamp"
-DEEPEST = 32
-_LARGEST = 2**20
-_MOST_READ = 4 * _LARGEST  # characters once every alias stands for what it means, each value counting as 16 at least
-_OF_A_VALUE = 16
-_LONGEST_NUMBER = 64
+MAX_DEPTH = 32
+_MAX_SIZE = 2**20
+_MAX_READ = 4 * _MAX_SIZE  # characters once every alias stands for what it means, each value counting as 16 at least
+_MIN_PER_VALUE = 16
+_MAX_NUMBER_LEN = 64
 _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 
 
@@ -102,7 +102,7 @@ def read_document(path: Path, *, env: Mapping[str, str]) -> Document:
     """The file's data and places; ConfigError if it cannot be read, is no YAML, or names an unset variable."""
     try:
         with path.open("rb") as file:
-            text = file.read(_LARGEST + 1).decode("utf-8")
+            text = file.read(_MAX_SIZE + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "not UTF-8"
         raise ConfigError(f"{path}: cannot be read: {reason}") from fault
@@ -111,7 +111,7 @@ def read_document(path: Path, *, env: Mapping[str, str]) -> Document:
 
 def parse_document(text: str, *, name: str, env: Mapping[str, str]) -> Document:
     """The data and places of one YAML text, called ``name`` in every message."""
-    if len(text) > _LARGEST:
+    if len(text) > _MAX_SIZE:
         raise ConfigError(f"{name}: larger than 1 MiB")
     try:
         _judge(text, name)
@@ -146,22 +146,22 @@ def _judge(text: str, name: str) -> None:
     for event in yaml.parse(text, Loader=_LOADER):
         before, anchor = read, getattr(event, "anchor", None)
         if isinstance(event, yaml.CollectionStartEvent):
-            if len(open_) > DEEPEST:
-                raise _refused(name, event, f"nested more than {DEEPEST} levels deep")
+            if len(open_) > MAX_DEPTH:
+                raise _refused(name, event, f"nested more than {MAX_DEPTH} levels deep")
             open_.append((anchor, read))
-            read += _OF_A_VALUE
+            read += _MIN_PER_VALUE
             continue
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_.pop()
         elif isinstance(event, yaml.ScalarEvent):
-            read += _OF_A_VALUE + len(event.value)
+            read += _MIN_PER_VALUE + len(event.value)
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == each for each, _ in open_):
                 raise _refused(name, event, f"*{anchor} stands within itself")
             read += sizes.get(anchor or "", 0)
         if anchor is not None and not isinstance(event, yaml.AliasEvent):
             sizes[anchor] = read - before
-        if read > _MOST_READ:
+        if read > _MAX_READ:
             raise _refused(name, event, "too much to read, with what its aliases stand for")
 
 
@@ -181,7 +181,7 @@ class _Reader:
         self.problems: list[str] = []
 
     def value(self, node: yaml.Node, path: KeyPath) -> object:
-        if len(path) > DEEPEST:
+        if len(path) > MAX_DEPTH:
             raise ConfigError(f"{self._name}:{node.start_mark.line + 1}: {dotted(path[:3])}…: nested too deeply")
         if path:
             self.places.setdefault(path, self._at(node))
@@ -216,7 +216,7 @@ class _Reader:
         if node.tag == _TAG_TIME or (node.tag == _TAG_BOOL and text.lower() not in {"true", "false"}):
             return text
         try:
-            if node.tag in _NUMBERS and len(text) > _LONGEST_NUMBER:
+            if node.tag in _NUMBERS and len(text) > _MAX_NUMBER_LEN:
                 raise ValueError(text)  # noqa: TRY301 - 1:0:0:0… is one, and takes quadratic time
             return typing.cast("object", self._scalars.construct_object(node))
         except (yaml.YAMLError, ValueError):

@@ -320,7 +320,6 @@ class _Import:
             self._put(("buckets", name, key), value)
 
     def _of_a_layer(self, path: KeyPath, value: object) -> None:
-        """One value of a layer in a list of them."""
         layer, at = self.listed.setdefault(path[:-1], {"layer": ""}), _OF_A_LAYER[str(path[-1])]
         if path[-1] == "strategy":
             if str(value) not in _LAYERS:

@@ -19,8 +19,8 @@ from proxy.tokenizer import check_estimator
 Found = Iterator[tuple[KeyPath, str]]
 Judgement = Callable[[float], bool]
 
-LEAST_HEADROOM = 0.05
-MOST_PLANNED = 0.90
+MIN_HEADROOM = 0.05
+MAX_PLANNED = 0.90
 USUAL_SHARES: Mapping[str, tuple[float, float]] = {
     "system": (0.05, 0.10),
     "tools": (0.10, 0.20),
@@ -30,9 +30,9 @@ USUAL_SHARES: Mapping[str, tuple[float, float]] = {
 }
 """Shares of the window that budgets by bucket usually give; what is outside is worth a second look."""
 
-LARGEST_RESULT = 25_000
-LONGEST_STREAK = 100
-MOST_PERCENT = 100
+MAX_RESULT = 25_000
+MAX_STREAK = 100
+MAX_PERCENT = 100
 _RESERVED = "working"
 _NAMES = (*BUCKETS, _RESERVED)
 _ACTIONS: Mapping[str, frozenset[str]] = {
@@ -44,7 +44,7 @@ _SHARE: tuple[Judgement, str] = (lambda value: 0 <= value <= 1), "should be a sh
 _PART: tuple[Judgement, str] = (lambda value: 0 < value <= 1), "should be a share above 0 to 1"
 _AMOUNT: tuple[Judgement, str] = (lambda value: 0 <= value < math.inf), "should not be negative"
 _POSITIVE: tuple[Judgement, str] = (lambda value: value > 0), "should be above 0"
-_COUNT: tuple[Judgement, str] = (lambda value: 0 < value <= LONGEST_STREAK), f"should be from 1 to {LONGEST_STREAK}"
+_COUNT: tuple[Judgement, str] = (lambda value: 0 < value <= MAX_STREAK), f"should be from 1 to {MAX_STREAK}"
 _WINDOWS = ("window", "window_per_output", "designed_for", "rot_soft_tokens", "image_tokens", "cache_ttl")
 _STREAKS = ("utilization_requests", "eviction_window", "compressions", "compactions", "compaction_window", "loop")
 _NUMBERS: tuple[tuple[str, tuple[str, ...], Judgement, str], ...] = (
@@ -98,7 +98,7 @@ def grave(settings: ContextSettings) -> Found:
     if settings.mode is Mode.OFF:
         return
     headroom = _headroom(settings)
-    if headroom is not None and headroom < LEAST_HEADROOM:
+    if headroom is not None and headroom < MIN_HEADROOM:
         yield ("headroom",), f"headroom {headroom:.1%} < 5%: an estimate that is off by more overflows"
 
 
@@ -146,7 +146,7 @@ def _headroom(settings: ContextSettings) -> float | None:
 
 def _looks_like_percent(amount: float) -> str | None:
     """What is wrong with an amount of so few tokens that a percentage was meant."""
-    return f"{amount:g} are tokens; a share is written as {amount / 100:g}" if 1 <= amount <= MOST_PERCENT else None
+    return f"{amount:g} are tokens; a share is written as {amount / 100:g}" if 1 <= amount <= MAX_PERCENT else None
 
 
 def _number_faults(settings: ContextSettings) -> Found:
@@ -266,7 +266,7 @@ def _scope_faults(scope: str, buckets: Mapping[str, Bucket]) -> Found:
 def _share_cautions(settings: ContextSettings) -> Found:
     shares = shares_of(settings)
     total = sum(shares.values())
-    if total > MOST_PLANNED + _ROUNDING:
+    if total > MAX_PLANNED + _ROUNDING:
         yield ("buckets",), f"buckets take {total:.2%} of the window, usually at most 90%: the rest is headroom"
     if settings.enforce != "bucket":
         return
@@ -301,7 +301,7 @@ def _layer_cautions(settings: ContextSettings) -> Found:
         if settings.layers:
             yield ("cascade",), "no layer ever runs where when_full is reject"
         return
-    if settings.ingest.cap > LARGEST_RESULT:
+    if settings.ingest.cap > MAX_RESULT:
         yield ("ingest", "cap"), f"a single result may have {settings.ingest.cap:,} tokens: one can fill the window"
     kinds = {layer.strategy for layer in settings.layers} - _BESIDE
     actions = {bucket.on_overflow for bucket in settings.buckets.values()} - {"track", "warn", "reject"}

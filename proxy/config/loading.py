@@ -162,7 +162,6 @@ def _with_keys(document: Document, env: Mapping[str, str]) -> Document:
 
 
 def _single_upstream(env: Mapping[str, str], flags: Flags) -> tuple[str, str] | None:
-    """Where the one upstream was named, and its address."""
     if flags.upstream:
         return "--upstream", flags.upstream
     return ("WEIR_UPSTREAM", env["WEIR_UPSTREAM"]) if env.get("WEIR_UPSTREAM") else None
@@ -265,7 +264,6 @@ def _upstream_faults(at: KeyPath, upstream: UpstreamSettings) -> Iterator[tuple[
 
 
 def _is_address(url: str) -> bool:
-    """Whether requests can be sent there."""
     try:
         parts = urlsplit(url)
         return parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0

@@ -131,7 +131,6 @@ def _stamped(directory: Path) -> tuple[Path, Stamps]:
 
 @functools.lru_cache(maxsize=4)
 def _read_presets(directory: Path, stamps: Stamps) -> Mapping[str, Document]:
-    """The same as long as no file changes."""
     files = {path.stem: read_document(path, env={}) for path, _, _ in stamps}
     if DEFAULT_PRESET not in files:
         raise ConfigError(f"{directory}: no preset {DEFAULT_PRESET}; the installation is not complete")
@@ -140,7 +139,6 @@ def _read_presets(directory: Path, stamps: Stamps) -> Mapping[str, Document]:
 
 @functools.lru_cache(maxsize=4)
 def _made_presets(directory: Path, stamps: Stamps) -> Mapping[str, ContextSettings]:
-    """The same as long as no file changes."""
     documents = _read_presets(directory, stamps)
     made = {name: policy_from(name, documents[name], presets={name: Document(name="")}) for name in documents}
     return MappingProxyType(made)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from policies import ContextSettings
 from proxy.config import Config, ConfigError, environment
-from proxy.config.file import DEEPEST, parse_document, read_document
+from proxy.config.file import MAX_DEPTH, parse_document, read_document
 from proxy.config.presets import policy_from, preset_directory, preset_documents, preset_policies
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, digest_of
 from proxy.wire.raw import nests_beyond
@@ -49,7 +49,7 @@ def read_policy(name: str, text: str) -> Mapping[str, object]:
         data = json.loads(text)
         if not isinstance(data, dict):
             raise ConfigError(f"{name}: should be a mapping of keys to values")
-        if not nests_beyond(text.encode(), DEEPEST):
+        if not nests_beyond(text.encode(), MAX_DEPTH):
             return data
     return parse_document(text, name=name, env={}).data
 

@@ -151,7 +151,6 @@ async def rollback(asked: ManagementRequest) -> RolledBack:
 
 
 async def _versions(asked: ManagementRequest, row: ConversationRow) -> list[CheckpointRow]:
-    """Every version of a conversation's checkpoint, oldest first."""
     return [each for each in await asked.store.checkpoints(row) if each.body]
 
 

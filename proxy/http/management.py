@@ -113,7 +113,6 @@ def _of_method(method: str, found: Found) -> tuple[ManagementRoute, Mapping[str,
 
 
 def _methods(found: Found) -> tuple[str, ...]:
-    """The methods that a path answers."""
     there = [route.method for route, _ in found]
     return (*there, *(["HEAD"] if "GET" in there else []), "OPTIONS")
 

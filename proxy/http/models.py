@@ -56,7 +56,6 @@ async def answer_models(
 
 
 async def _own(runtime: Runtime, caller: Caller, headers: Headers, route: Route) -> Entry | None:
-    """What Weir answers itself, None where an upstream's own answer will do."""
     config = runtime.config
     upstreams = tuple(config.upstreams.values())
     if route.model:

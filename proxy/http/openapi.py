@@ -22,6 +22,7 @@ from proxy.http.table import PREFIX, ROUTES, ManagementRoute
 from proxy.store.chain import AuditType
 from proxy.store.usage import By
 
+IN_BYTES = frozenset({"pages", "text"})  # kinds of answers whose cursor counts bytes
 REF = "#/components/schemas/{name}"
 JSON = "application/json"
 YAML = "application/yaml"
@@ -53,9 +54,6 @@ IN_PATH: Mapping[str, tuple[Schema, str]] = MappingProxyType(
         "name": ({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}, "The name of a policy."),
     }
 )
-NOT_A_NUMBER = frozenset({"blobs/{ref}", "conversations/{id}/checkpoints/{version}/source"})
-"""Routes whose cursor is a number of bytes."""
-
 PAGE_HEADERS: Mapping[str, tuple[Schema, str]] = MappingProxyType(
     {
         "x-weir-size": ({"type": "integer", "minimum": 0}, "Bytes of the whole."),
@@ -185,7 +183,7 @@ def _query_parameters(route: ManagementRoute) -> list[Schema]:
         if name == "limit":
             schema: Schema = {"type": "integer", "minimum": 1, "default": route.rows}
             said = f"How many rows; at most {route.most} are given."
-        elif name == "cursor" and route.pattern in NOT_A_NUMBER:
+        elif name == "cursor" and route.kind in IN_BYTES:
             schema = {"type": "integer", "minimum": 0, "maximum": 10**MAX_DIGITS - 1, "default": 0}
             said = "Where the page begins, in bytes."
         else:
@@ -198,7 +196,7 @@ def _answer(route: ManagementRoute, status: int, known: Mapping[int, Schema]) ->
     said = {200: "What was asked for.", 201: "It was made.", 202: "It was noted."}[status]
     if route.kind == "markdown":
         return {"description": said, "content": {"text/markdown": {"schema": {"type": "string"}}}}
-    if route.kind in {"pages", "text"}:
+    if route.kind in IN_BYTES:
         headers = {
             name: {"schema": schema, "description": text, "required": name != "x-weir-cursor"}
             for name, (schema, text) in PAGE_HEADERS.items()
@@ -221,7 +219,6 @@ def _body(route: ManagementRoute, known: Mapping[int, Schema]) -> Schema:
 
 
 def _faults_of(route: ManagementRoute) -> list[int]:
-    """The statuses of errors that a route may answer with."""
     if route.asker == "anyone":
         return [400, 403]
     found = [400, 401, 403, 404, 429, 500]

@@ -219,7 +219,6 @@ def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destinatio
 
 
 def _is_plain_json(answer: Answer) -> bool:
-    """Whether an answer is JSON that nobody has compressed."""
     named = {name.lower(): value for name, value in answer.headers}
     return named.get(b"content-type", b"").startswith(b"application/json") and b"content-encoding" not in named
 
@@ -264,7 +263,6 @@ def _model_in(body: bytes) -> str:
 
 
 async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:
-    """The request's body as it arrives."""
     size = 0
     while True:
         message = await receive()

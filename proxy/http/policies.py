@@ -167,7 +167,6 @@ def _origin(runtime: Runtime, name: str) -> Origin:
 
 
 def _row(runtime: Runtime, name: str, presets: Mapping[str, Document]) -> dict[str, Any]:
-    """The fields of a policy in the list."""
     given, settings = runtime.set_policies.get(name), runtime.config.policy(name)
     document = presets.get(name, Document(name=name))
     if given is not None and given.body is not None:

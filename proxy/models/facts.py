@@ -62,9 +62,9 @@ _FAMILIES: tuple[tuple[str, int, int | None, int | None], ...] = (
 _DATE = re.compile(r"(?:[-@](?:\d{4}-\d{2}-\d{2}|20\d{6}|latest))+$")
 _ROUTE = re.compile(r":(?:free|nitro|floor|online|exacto|beta)$")  # OpenRouter's variants with the same window
 _TUNED = re.compile(r"^ft:([^:]+):.*$")
-_WARNED = 1000
-_REMEMBERED = 4096
-_LONGEST_NAME = 512
+_MAX_WARNED = 1000
+_MAX_REMEMBERED = 4096
+_MAX_NAME_LEN = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +164,11 @@ class ModelRegistry:
     def known(self, model: str) -> ModelFacts:
         """What the table says about a name: exact, then without prefix, date or route, then its family."""
         found = self._found.get(model)
-        if found is None and len(model) > _LONGEST_NAME:
+        if found is None and len(model) > _MAX_NAME_LEN:
             return ModelFacts()
         if found is None:
             found = self._looked_up(model)
-            if len(self._found) >= _REMEMBERED:
+            if len(self._found) >= _MAX_REMEMBERED:
                 del self._found[next(iter(self._found))]
             self._found[model] = found
         return found
@@ -221,7 +221,7 @@ class ModelRegistry:
         longest = max_tokens if max_tokens and max_tokens > 0 else facts.max_output
         if longest is None:
             return facts
-        if model not in self._warned and len(self._warned) < _WARNED:
+        if model not in self._warned and len(self._warned) < _MAX_WARNED:
             self._warned.add(model)
             logger.warning("no window known for model %r: assuming 4 x %d output tokens", model[:200], longest)
         return dataclasses.replace(facts, window=4 * longest, source="last_resort")

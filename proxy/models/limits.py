@@ -27,8 +27,8 @@ from proxy.store.records import CalibrationRow, LimitRow
 
 log = logging.getLogger("weir.windows")
 
-MOST_SCOPES = 10_000
-SMALLEST_SAMPLE = 400  # under it a template's fixed preamble outweighs the text
+MAX_SCOPES = 10_000
+MIN_SAMPLE = 400  # under it a template's fixed preamble outweighs the text
 LAST_RESORT_FLOOR = 16_384
 HELD_FOR = 2.0
 STEP = 0.01  # by which a ratio moves at least: half of the margin that is kept for such errors anyway
@@ -159,7 +159,7 @@ class ModelLimitsResolver:
         limits = await self._resolve(
             model, settings=settings, upstream=upstream, caller=caller, max_tokens=max_tokens, exact=exact
         )
-        if len(self._held) >= MOST_SCOPES:
+        if len(self._held) >= MAX_SCOPES:
             self._held.clear()
         self._held[key] = _Held(limits, settings, self._revision, now + HELD_FOR)
         return limits
@@ -226,7 +226,7 @@ class ModelLimitsResolver:
 
     def mark_strict(self, scope: str) -> None:
         """Remember that the upstream refuses a request whose prompt and ``max_tokens`` together exceed the window."""
-        if len(self._strict) < MOST_SCOPES and scope not in self._strict:
+        if len(self._strict) < MAX_SCOPES and scope not in self._strict:
             self._strict.add(scope)
             self._save_soon(scope)
 
@@ -261,10 +261,10 @@ class ModelLimitsResolver:
         """
         used = self._calibrations.get(scope) or Calibration()
         before = self._observed.get(scope, used)
-        if estimated < SMALLEST_SAMPLE:
+        if estimated < MIN_SAMPLE:
             return used
         after = self._observed[scope] = before.observe(estimated, reported)
-        if after.is_drifting and not before.is_drifting and len(self._drifts) < MOST_SCOPES:
+        if after.is_drifting and not before.is_drifting and len(self._drifts) < MAX_SCOPES:
             self._drifts[scope] = Drift(used.apply(estimated), reported)
         moved = abs(after.ratio / used.ratio - 1.0) > STEP
         if moved or after.is_calibrated != used.is_calibrated or after.samples == 1:
@@ -272,7 +272,7 @@ class ModelLimitsResolver:
             self._calibrations.move_to_end(scope)
             self._revision += 1
             self._save_soon(scope)
-        if len(self._calibrations) > MOST_SCOPES:
+        if len(self._calibrations) > MAX_SCOPES:
             forgotten, _ = self._calibrations.popitem(last=False)
             self._observed.pop(forgotten, None)
         return after

@@ -17,7 +17,7 @@ from proxy.models.facts import ModelFacts, sensible_tokens
 
 PATIENCE = 2.0
 GOOD_FOR = 600.0
-MOST_BODY = 4 * 1024 * 1024
+MAX_BODY = 4 * 1024 * 1024
 
 Fetch = Callable[[str, str, bytes | None], Awaitable[tuple[int, bytes]]]
 
@@ -87,7 +87,7 @@ async def _json(fetch: Fetch, url: str, body: bytes | None = None) -> Any:
     """The JSON at ``url``, None for anything else: a probe that fails is no event."""
     try:
         status, content = await asyncio.wait_for(fetch("POST" if body else "GET", url, body), PATIENCE)
-        return json.loads(content[:MOST_BODY]) if status == 200 else None
+        return json.loads(content[:MAX_BODY]) if status == 200 else None
     except Exception:  # noqa: BLE001 - whatever an unknown server does to this question must not matter
         return None
 
