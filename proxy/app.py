@@ -26,7 +26,7 @@ from proxy.exchange import ROUTE
 from proxy.health import HealthBook
 from proxy.hooks import Hooks, Plugin
 from proxy.http.api import Api
-from proxy.http.health import Health
+from proxy.http.health import HealthRoutes
 from proxy.http.management import Management
 from proxy.http.respond import counted, respond_error
 from proxy.intake import Receive
@@ -121,7 +121,7 @@ class App:
             self._served.update(
                 chat=api.chat,
                 api=api,
-                health=Health(runtime),
+                health=HealthRoutes(runtime),
                 management=Management(runtime),
             )
             async with reloading(_reload(runtime, self._reload)):

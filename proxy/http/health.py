@@ -21,7 +21,7 @@ PATIENCE = 2.0
 READING = ("GET", "HEAD")
 
 
-class Health:
+class HealthRoutes:
     """The ASGI application of the three routes."""
 
     def __init__(self, runtime: Runtime) -> None:
