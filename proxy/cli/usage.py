@@ -13,7 +13,7 @@ from proxy.cli.conversations_read import key_names, reading, store_option
 from proxy.cli.conversations_show import key_name, plain_table, tame
 from proxy.config import Flags
 from proxy.errors import InvalidRequest
-from proxy.http.asked import moment_in
+from proxy.http.request import moment_in
 from proxy.http.usage import taken, taken_by
 from proxy.store import Store
 from proxy.store.records import UsageRow

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from policies.health import Category, HealthTrend, Level, Snapshot, trend_of
-from proxy.http.asked import ManagementRequest, page
+from proxy.http.request import ManagementRequest, page
 from proxy.http.shape import Count, Moment, Page, Shape, Share
 from proxy.store.records import AlertRow, ConversationRow
 

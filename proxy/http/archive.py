@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 from policies.clipping import TEXT_OF
 from policies.ledger import EditKind
 from proxy.errors import InvalidRequest, NotFound
-from proxy.http.asked import MAX_DIGITS, ManagementAnswer, ManagementRequest, gone, page, page_from
+from proxy.http.request import MAX_DIGITS, ManagementAnswer, ManagementRequest, gone, page, page_from
 from proxy.http.respond import JSON
 from proxy.http.shape import Count, Moment, Page, Ref, Shape, Tokens
 from proxy.store.records import RemovedRow

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from proxy.http.asked import ManagementRequest, cursor_of, page
+from proxy.http.request import ManagementRequest, cursor_of, page
 from proxy.http.shape import Count, Digest, Moment, Page, Ref, Shape, Tokens
 from proxy.store import AuditRow
 from proxy.store.chain import AuditType

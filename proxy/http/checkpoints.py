@@ -8,7 +8,7 @@ from msgspec import Meta
 from policies.checkpoint import Checkpoint, InvalidCheckpoint
 from proxy.errors import NotFound
 from proxy.http.archive import READ, array_of, cursor_in, page_of_bytes
-from proxy.http.asked import ManagementAnswer, ManagementRequest, page_of_whole
+from proxy.http.request import ManagementAnswer, ManagementRequest, page_of_whole
 from proxy.http.shape import Count, Moment, Page, Shape, Share
 from proxy.store import NoSuchVersion
 from proxy.store.records import CheckpointRow, ConversationRow

@@ -6,7 +6,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from policies.notes import CATEGORIES, IMPORTANCE, Note, category_of
 from proxy.errors import InvalidRequest, NotFound
-from proxy.http.asked import ManagementAnswer, ManagementRequest, as_json, page_of_whole
+from proxy.http.request import ManagementAnswer, ManagementRequest, as_json, page_of_whole
 from proxy.http.shape import Digest, Moment, Page, Shape
 from proxy.store.records import NoteRow
 

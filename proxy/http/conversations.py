@@ -8,7 +8,7 @@ from msgspec import Meta
 from policies.burn import BucketLine, bucket_report, turns_remaining
 from policies.pressure import STATUSES
 from proxy.caching import shown
-from proxy.http.asked import ManagementRequest, cursor_of, page
+from proxy.http.request import ManagementRequest, cursor_of, page
 from proxy.http.shape import Count, Digest, Dollars, Moment, Page, Shape, Share, Tokens
 from proxy.store.records import ConversationRow, ExchangeRow
 

@@ -13,8 +13,8 @@ from proxy.access.browsers import refuse_foreign_pages
 from proxy.access.caller import Caller
 from proxy.access.keys import credentials_in, presented, same_secret
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
-from proxy.http.asked import ManagementAnswer, ManagementRequest, as_json, query_of
 from proxy.http.openapi import document
+from proxy.http.request import ManagementAnswer, ManagementRequest, as_json, query_of
 from proxy.http.respond import respond, respond_error
 from proxy.http.table import PREFIX, ROUTES, ManagementRoute
 from proxy.intake import ClientGone, Receive

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from proxy.http.asked import MAX_BODY, MAX_DIGITS
+from proxy.http.request import MAX_BODY, MAX_DIGITS
 from proxy.http.shape import Error
 from proxy.http.table import PREFIX, ROUTES, ManagementRoute
 from proxy.store.chain import AuditType

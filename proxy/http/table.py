@@ -8,7 +8,7 @@ import msgspec
 
 from policies.health import KEPT
 from proxy.http import alerts, archive, audit, checkpoints, control, conversations, policies, usage
-from proxy.http.asked import MAX_ROWS, ManagementAnswer, ManagementRequest
+from proxy.http.request import MAX_ROWS, ManagementAnswer, ManagementRequest
 from proxy.http.shape import Page
 
 PREFIX = "/weir/"

@@ -5,7 +5,7 @@ from typing import Annotated, Any, get_args
 
 from msgspec import Meta
 
-from proxy.http.asked import ManagementRequest, page_from
+from proxy.http.request import ManagementRequest, page_from
 from proxy.http.shape import Count, Dollars, Moment, Shape, Tokens
 from proxy.store.records import UsageRow
 from proxy.store.usage import ADDED, By
