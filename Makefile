@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test check demo rows lock lock-diff audit bench clean
+.PHONY: run test soak check demo rows lock lock-diff audit bench clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: requirements.lock pyproject.toml
@@ -23,8 +23,11 @@ demo: $(VENV)/.installed  ## a recorded agent run, without and with Weir
 	$(BIN)/weir demo
 
 test: export PYTHONDONTWRITEBYTECODE =  # else every worker, and every process that a test starts, compiles everything anew
-test: $(VENV)/.installed-dev  ## every test, in as many processes as there are cores, four at most
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+test: $(VENV)/.installed-dev  ## every test, in a process more than there are cores, four at most
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+soak: export WEIR_SOAK = 1
+soak: test  ## every test, with more kills, examples and minutes than an ordinary run has time for
 
 check: $(VENV)/.installed-dev  ## linters, types, import contracts, docs
 	$(BIN)/python -m pip check -q

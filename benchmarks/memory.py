@@ -41,7 +41,7 @@ from policies.settings import Layer, Summaries
 from policies.text.segments import Readings
 from proxy.app import create_app
 from proxy.config import Flags, load_config
-from proxy.perform import Returned, step
+from proxy.effects.perform import Returned, step
 from proxy.rehearsal import Conditions, Script
 from proxy.rehearsal.facts import Retention, judge
 from proxy.server import serve

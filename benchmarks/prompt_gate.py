@@ -20,7 +20,7 @@ from pathlib import Path
 from policies.effects import Answers, Failed, Flow, Reply, Summarize, Summary, Together
 from policies.fidelity import ANSWER, JUDGE, Dimension, Fidelity, Question, Terms, Verdict, evaluate
 from policies.fidelity import PROMPTS as EVALUATING
-from policies.summaries import PROMPTS, Line, Prompt, Written, condense
+from policies.summary import PROMPTS, Line, Prompt, Written, condense
 from policies.tokens import CHARS4
 
 ROOT = Path(__file__).resolve().parent.parent

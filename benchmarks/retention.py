@@ -12,11 +12,13 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import multiprocessing
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from benchmarks.facts import Case, Limit, altered, case_of, counted, displaced, 
 from benchmarks.served import Ask, Chat, Override, play, size, tokens, written
 from benchmarks.sets import SETS, load
 from policies.advise import PROVIDERS, request_cost
+from policies.text import extract
 
 PLANS: Mapping[str, tuple[float, ...]] = {
     "tau_airline": (3_000, 2_000, 1_800),
@@ -47,12 +50,30 @@ WAYS = ("fresh", "growing")
 SWEEP = (0.7, 1.0, 1.5, 2.2)
 PRICES = PROVIDERS["anthropic"]
 STANDARD = "balanced"
-CASCADE = ({"layer": "ingest_cap"}, {"layer": "dedupe"}, {"layer": "evict", "min_savings": 0.1, "must_reach": 0.5})
+CASCADE = ({"layer": "ingest_cap"}, {"layer": "dedupe"})
 SIGNALS: Mapping[str, Override] = {
     str(each["layer"]): {"cascade": [*(other for other in CASCADE if other is not each), {"layer": "compact"}]}
     for each in CASCADE
 }
-"""What ``--ablate`` switches off: by name keys of a policy that stand above those of ``balanced``."""
+"""Layers that ``--ablate`` switches off: by name keys of a policy that stand above those of ``balanced``."""
+WEIGHTS: Mapping[str, Mapping[str, object]] = {
+    "alone": {"ALONE": 1.0},
+    "asked": {"ASKED": 1.0},
+    "brevity": {"BRIEFLY": 1e-9},
+    "call": {"CALL": 0.6},
+    "correction": {"CORRECTION": 0},
+    "few": {"MAX_FEW": 1.0},
+    "identifier": {"IDENTIFIER": 1.0},
+    "link": {"LINK": math.inf},
+    "name": {"NAME": 1.0},
+    "question": {"QUESTION": 1.0},
+    "reason": {"REASON": 0.2},
+    "repeated": {"REPEATED": 1.0},
+    "reused": {"REUSED": 0.0},
+    "speaker": {"SPEAKERS": {}, "OTHER_SPEAKER": 1.0},
+    "used": {"USED": 1.0, "LIKE_USED": 1.0},
+}
+"""Signals of the extract that ``--ablate`` switches off: by name constants of it, neutral."""
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "facts": ("facts", "d"),
     "in_window": ("window", ".1%"),
@@ -84,6 +105,7 @@ class Plan:
     way: str
     variant: str = STANDARD
     override: Override = field(default_factory=dict)
+    weights: Mapping[str, object] = field(default_factory=dict)
     forced: bool = False
 
     @property
@@ -119,7 +141,8 @@ def measure(plan: Plan) -> Row:
     start = time.monotonic()
     cases, growing = list(plan.cases()), plan.way == "growing"
     conversations = [(case.messages, case.asks(growing=growing), case.window) for case in cases]
-    sent = asyncio.run(play(conversations, growing=growing, override=plan.override))
+    with weighing(plan.weights):
+        sent = asyncio.run(play(conversations, growing=growing, override=plan.override))
     played = list(zip(cases, sent, strict=True))
     missing: list[str] = []
     changed = [(case.name, *quote) for case, each in played for quote in altered(each.values(), case.messages)]
@@ -134,6 +157,19 @@ def measure(plan: Plan) -> Row:
         "seconds": time.monotonic() - start,
     }
     return Row(plan=plan, figures=figures, missing=missing, changed=[": ".join(each) for each in changed])
+
+
+@contextmanager
+def weighing(weights: Mapping[str, object]) -> Iterator[None]:
+    """Has the extract weigh otherwise meanwhile: the server is in this process."""
+    before = {name: getattr(extract, name) for name in weights}
+    try:
+        for name, value in weights.items():
+            setattr(extract, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(extract, name, value)
 
 
 def looked_up(played: Played, missing: list[str]) -> dict[str, float]:
@@ -267,12 +303,15 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
         (folder / f"{name.replace(' ', '-').replace(':', '-')}.svg").write_text(curve(name, chart), encoding="utf-8")
 
 
-def variants_of(files: Sequence[str], ablated: Sequence[str] | None) -> dict[str, Override]:
+def variants_of(
+    files: Sequence[str], ablated: Sequence[str] | None
+) -> dict[str, tuple[Override, Mapping[str, object]]]:
     """The candidates by name: ``balanced``, the files (``NAME=PATH``), the signals to switch off; no name is all."""
     named = dict(each.partition("=")[::2] for each in files)
     chosen = {name: yaml.safe_load(Path(path).read_text(encoding="utf-8")) for name, path in named.items()}
-    off = () if ablated is None else ablated or SIGNALS
-    return {STANDARD: {}, **chosen, **{f"without {name}": SIGNALS[name] for name in off}}
+    off = () if ablated is None else ablated or (*SIGNALS, *WEIGHTS)
+    without = {f"without {name}": (SIGNALS.get(name, {}), WEIGHTS.get(name, {})) for name in off}
+    return {STANDARD: ({}, {}), **{name: (policy, {}) for name, policy in chosen.items()}, **without}
 
 
 def values(row: Row) -> dict[str, object]:
@@ -293,7 +332,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--misses", action="store_true", help="list missing facts and altered quotes")
     parser.add_argument("--variant", action="append", default=[], help="NAME=PATH of YAML that stands above balanced")
-    parser.add_argument("--ablate", nargs="*", choices=sorted(SIGNALS), help="what each signal adds; all for no name")
+    signals = sorted((*SIGNALS, *WEIGHTS))
+    parser.add_argument("--ablate", nargs="*", choices=signals, help="what each signal adds; all for no name")
     parser.add_argument("--pareto", type=Path, help="a folder for curves of what is kept against tokens sent")
     given = parser.parse_args(arguments)
     plans = plans_of(given.data, name=given.name, budget=given.budget, way=given.way)
@@ -301,7 +341,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         swept = (replace(p, limit=(p.limit[0], round(p.limit[1] * f, 2)), forced=True) for p in plans for f in SWEEP)
         plans = list({plan.place: plan for plan in swept}.values())
     variants = variants_of(given.variant, given.ablate)
-    rows = run([replace(p, variant=v, override=o) for p in plans for v, o in variants.items()], given.workers)
+    rows = run(
+        [replace(p, variant=v, override=o, weights=w) for p in plans for v, (o, w) in variants.items()], given.workers
+    )
     if given.pareto:
         draw(rows, given.pareto)
     lines = [*table(rows), *(() if given.ablate is None else losses(rows))]

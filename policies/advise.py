@@ -2,14 +2,12 @@
 
 ::
 
-    P  prompt tokens now        P' prompt after a compaction      k  leading tokens that a compaction leaves as they are
-    H  trigger   L  low water   u  tokens added per turn          s  tokens of the summary    D  tokens it replaces
+    H  trigger   L  low water   u  tokens added per turn   s  tokens of the summary
+    k  leading tokens that a batch leaves as they are
     i, r, w, o  price of a token as input, read from the cache, written to it, and as output
-    warm turn = r * P + w * u           cold turn = w * P                          the cache's entry had expired
-    C0        = (i_s or r_s) * D + o_s * s + (w - r) * (P' - k)                    one compaction
-    saving    = (P - P') * (h * r + (1 - h) * w)                                   per later turn, h: share of warm ones
-    f(H, L)   = r * (H + L) / 2 + w * u + i_s * u + u * R / (H - L),   R = (w - r) * (L - k) + o_s * s
-    H* - L    = sqrt(2 * u * R / r)                                                where df/dH = 0
+    f(H, L) = r * (H + L) / 2 + w * u + i_s * u + u * R / (H - L)    the mean cost of a turn, all turns warm
+    R       = (w - r) * (L - k) + o_s * s                            what each batch costs
+    H* - L  = sqrt(2 * u * R / r)                                    where df/dH = 0
 
 df/dL > 0 for every L: money says to compact as deep as fidelity allows. Fidelity is the counterweight, so that
 :func:`advise` never goes below what was simulated without loss. Nothing here changes a policy by itself.
@@ -81,47 +79,6 @@ def request_cost(prices: Prices, *, tokens: int, cached: int) -> float:
     return (prices.cache_read * read + prices.cache_write * (tokens - read)) * prices.factor(tokens)
 
 
-def compaction_cost(
-    prices: Prices,
-    *,
-    dropped: int,
-    after: int,
-    kept: int,
-    summary: int = 0,
-    summarizer: Prices | None = None,
-    cached: bool = False,
-) -> float:
-    """C0 of the module's formula: what one compaction to ``after`` tokens costs once.
-
-    ``summarizer`` reads ``dropped`` tokens at its input price, or from the cache if it goes on with the same
-    prompt (``cached``), and writes ``summary``; None is a summary made by code, which costs nothing to write.
-    """
-    rewritten = (prices.cache_write - prices.cache_read) * (after - kept)
-    if summarizer is None:
-        return rewritten
-    reading = summarizer.cache_read if cached else summarizer.input
-    return reading * dropped + summarizer.output * summary + rewritten
-
-
-def saving_per_turn(prices: Prices, *, before: int, after: int, warm: float = 1.0) -> float:
-    """What each later turn saves after a compaction, ``warm`` being the share of turns that find the cache."""
-    return (before - after) * (warm * prices.cache_read + (1 - warm) * prices.cache_write)
-
-
-def break_even_turns(cost: float, saving: float) -> float:
-    """N* = C0 / saving: the turns after which a compaction has paid; infinite where nothing is saved."""
-    return cost / saving if saving > 0 else math.inf
-
-
-def edit_break_even_turns(prices: Prices, *, saved: int, rewritten: int) -> float:
-    """Turns until the removal of ``saved`` tokens in mid-history pays for the ``rewritten`` tokens behind it.
-
-    C0 without a summary over the warm saving: why single edits wait for a batch.
-    """
-    cost = (prices.cache_write - prices.cache_read) * rewritten
-    return break_even_turns(cost, saving_per_turn(prices, before=saved, after=0))
-
-
 def batch_cost(prices: Prices, *, target: int, kept: int, summary: int = 0, summarizer: Prices | None = None) -> float:
     """R of the module's formula: what each batch costs whatever its size, at least 0."""
     writing = summarizer.output * summary if summarizer is not None else 0.0
@@ -138,20 +95,6 @@ def best_trigger(prices: Prices, *, growth: float, target: int, batch: float) ->
         raise ValueError("reading from the cache is free: cost gives no reason to compact")
     best = target + round(math.sqrt(2 * growth * batch / prices.cache_read))
     return best if prices.cliff is None else min(best, prices.cliff.above)
-
-
-def holding_cost(prices: Prices, *, growth: float, trigger: int, target: int, batch: float) -> float:
-    """The part of f(H, L) that the trigger decides: r(H + L)/2 + uR/(H - L) per turn, all turns warm."""
-    return prices.cache_read * (trigger + target) / 2 + growth * batch / (trigger - target)
-
-
-def mean_cost_per_turn(
-    prices: Prices, *, growth: float, trigger: int, target: int, batch: float, summarizer: Prices | None = None
-) -> float:
-    """f(H, L) of the module's formula: the mean cost of a turn between two batches, all turns warm."""
-    reading = summarizer.input if summarizer is not None else 0.0
-    held = holding_cost(prices, growth=growth, trigger=trigger, target=target, batch=batch)
-    return held + (prices.cache_write + reading) * growth
 
 
 ADVISED_FROM = 128_000

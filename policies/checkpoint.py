@@ -10,12 +10,13 @@ from policies.clipping import clip_middle
 from policies.errors import PolicyError
 from policies.tokens import TokenCounter
 
-DONE_SHOWN = 10
-REMAINING_SHOWN = 10
-DECISIONS_SHOWN = 5
+__all__ = ["Checkpoint", "Identifier", "InvalidCheckpoint", "Status", "Subtask", "TaskDecision"]
+
+MAX_SUBTASKS_SHOWN = 10
+MAX_DECISIONS_SHOWN = 5
 GOAL_SHARE = 0.5
 """What a goal may take of a new window's text where the rest of the state needs the other half."""
-SMALLEST_GOAL = 24
+MIN_GOAL = 24
 SAID = "Said by the user (a later line stands above an earlier one)"
 COUNTED = frozenset({"Open issues", SAID, "Success criteria"})
 """Sections of which a new window is told how many lines it does not see."""
@@ -46,12 +47,17 @@ class Subtask:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TaskDecision:
     """What was decided, why, and what was decided against."""
 
     text: str
     rationale: str = ""
     alternatives: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        why = f" (because {self.rationale})" if self.rationale else ""
+        against = f" [not: {'; '.join(self.alternatives)}]" if self.alternatives else ""
+        return f"{self.text}{why}{against}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,7 @@ class Identifier:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Validity:
     """What validation found; a checkpoint with errors is not injected."""
 
     errors: tuple[str, ...] = ()
@@ -72,7 +78,6 @@ class Verdict:
 
     @property
     def valid(self) -> bool:
-        """True without errors."""
         return not self.errors
 
 
@@ -91,7 +96,7 @@ class Checkpoint:
     success_criteria: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     subtasks: tuple[Subtask, ...] = ()
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[TaskDecision, ...] = ()
     open_issues: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     learnings: tuple[str, ...] = ()
@@ -123,28 +128,24 @@ class Checkpoint:
         """Whether this state may stand in place of ``other``: a higher version, and no earlier window."""
         return other is None or (self.version > other.version and self.window_id >= other.window_id)
 
-    def validate(self, *, after: "Checkpoint | None" = None) -> Verdict:
+    def validate(self, *, after: "Checkpoint | None" = None) -> Validity:
         """Errors (no goal, a version or window below 1, not newer than the state ``after``) and warnings."""
-        errors: list[str] = []
-        if not self.goal.strip():
-            errors.append("no goal")
-        if self.window_id < 1:
-            errors.append(f"window_id {self.window_id} is below 1")
-        if self.version < 1:
-            errors.append(f"version {self.version} is below 1")
-        if not self.is_newer(after) and after is not None:
-            errors.append(
-                f"stale: window {self.window_id}, version {self.version} does not follow "
-                f"window {after.window_id}, version {after.version}"
-            )
-        warnings: list[str] = []
-        if self.with_status(Status.PLANNED) and not self.with_status(Status.IN_PROGRESS):
-            warnings.append("subtasks remain but none is in progress")
-        if len(self.with_status(Status.IN_PROGRESS)) > 1:
-            warnings.append("more than one subtask is in progress")
-        if len(set(self.constraints)) != len(self.constraints):
-            warnings.append("a constraint stands twice")
-        return Verdict(tuple(errors), tuple(warnings))
+        running = self.with_status(Status.IN_PROGRESS)
+        follows = "" if after is None else f"window {after.window_id}, version {after.version}"
+        errors = {
+            "no goal": not self.goal.strip(),
+            f"window_id {self.window_id} is below 1": self.window_id < 1,
+            f"version {self.version} is below 1": self.version < 1,
+            f"stale: window {self.window_id}, version {self.version} does not follow {follows}": (
+                not self.is_newer(after)
+            ),
+        }
+        warnings = {
+            "subtasks remain but none is in progress": bool(self.with_status(Status.PLANNED)) and not running,
+            "more than one subtask is in progress": len(running) > 1,
+            "a constraint stands twice": len(set(self.constraints)) != len(self.constraints),
+        }
+        return Validity(tuple(e for e, holds in errors.items() if holds), tuple(w for w, h in warnings.items() if h))
 
     def to_json(self) -> str:
         """This checkpoint as one JSON object, keys in the order of the fields."""
@@ -167,8 +168,8 @@ class Checkpoint:
 
     def sections(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Headed lines by priority, critical first; empty sections are left out."""
-        done = self.with_status(Status.DONE)[-DONE_SHOWN:]
-        planned = self.with_status(Status.PLANNED)[:REMAINING_SHOWN]
+        done = self.with_status(Status.DONE)[-MAX_SUBTASKS_SHOWN:]
+        planned = self.with_status(Status.PLANNED)[:MAX_SUBTASKS_SHOWN]
         stamp = f" (as of {self.saved_at})" if self.saved_at else ""
         every = (
             ("Goal", (self.goal,) if self.goal else ()),
@@ -178,7 +179,7 @@ class Checkpoint:
             ("Open issues", self.open_issues),
             ("TODO (not done)", tuple(f"TODO: {s.text}" for s in planned)),
             ("Done", tuple(f"{s.text} (not verified)" if s.told else s.text for s in done)),
-            ("Decisions", tuple(_decided(d) for d in self.decisions[-DECISIONS_SHOWN:])),
+            ("Decisions", tuple(map(str, self.decisions[-MAX_DECISIONS_SHOWN:]))),
             (f"Environment{stamp}", (*self.environment, VERIFY) if self.environment else ()),
             ("Learnings", self.learnings),
             ("Notes", self.notes),
@@ -208,7 +209,7 @@ class Checkpoint:
         number is said; a constraint that the goal says already is not said twice.
         """
         stamp = f", saved {self.saved_at}" if self.saved_at else ""
-        page = _Page(counter, max_tokens)
+        page = _BootstrapPage(counter, max_tokens)
         header = f"Resuming from checkpoint: window {self.window_id}, version {self.version}{stamp}. {VERIFY}"
         if not page.add(header):
             return ""
@@ -260,11 +261,11 @@ class Checkpoint:
         return sum(v in page for v in wanted) / len(wanted)
 
 
-class _Page:
+class _BootstrapPage:
     """Lines under headings within a budget; the tokens of the pieces are added up, the whole is counted at the end."""
 
     def __init__(self, counter: TokenCounter, max_tokens: int) -> None:
-        self._counter = counter
+        self.counter = counter
         self._most = max_tokens
         self._used = 0
         self._held = 0
@@ -272,7 +273,6 @@ class _Page:
 
     @property
     def left(self) -> int:
-        """Tokens that are free."""
         return self._most - self._used - self._held
 
     def hold(self, title: str, number: int) -> None:
@@ -280,25 +280,16 @@ class _Page:
         self._held = self.cost(title, _unseen(number, title)) if number else 0
 
     def cost(self, title: str, line: str) -> int:
-        """Tokens of a heading with a line."""
-        return self._counter.count(f"\n{title}:\n- {line}")
+        return self.counter.count(f"\n{title}:\n- {line}")
 
     def add(self, piece: str, *, reserve: int = 0) -> bool:
         """Whether the piece fits beside ``reserve`` tokens; it is then written."""
-        tokens = self._counter.count(piece) + (1 if self._pieces else 0)
+        tokens = self.counter.count(piece) + (1 if self._pieces else 0)
         if tokens + reserve > self.left:
             return False
         self._used += tokens
         self._pieces.append(piece)
         return True
-
-    def count(self, text: str) -> int:
-        """Tokens of a text."""
-        return self._counter.count(text)
-
-    def clip(self, text: str, most: int, *, ref: str) -> str:
-        """The text within ``most`` tokens, its middle left out where it is longer, with the ref of the whole."""
-        return clip_middle(text, most, counter=self._counter, ref=ref)
 
     def write(self, title: str, lines: Sequence[str]) -> bool:
         """Writes a heading with as many lines as fit, and how many do not of what is :data:`COUNTED`; False if any."""
@@ -321,15 +312,17 @@ class _Page:
 
     def text(self) -> str:
         """All pieces, the last ones left out where the whole counts more than its parts did."""
-        while self._pieces and self._counter.count("".join(self._pieces)) > self._most:
+        while self._pieces and self.counter.count("".join(self._pieces)) > self._most:
             self._pieces.pop()
         return "".join(self._pieces)
 
 
-def _fitted(goal: str, most: int, *, page: _Page, ref: str) -> str:
+def _fitted(goal: str, most: int, *, page: _BootstrapPage, ref: str) -> str:
     """The goal within ``most`` tokens of the page and within what is free, its heading included."""
     room = min(most, page.left) - page.cost("Goal", "") - 1
-    return goal if page.count(goal) <= room else page.clip(goal, max(room, SMALLEST_GOAL), ref=ref)
+    if page.counter.count(goal) <= room:
+        return goal
+    return clip_middle(goal, max(room, MIN_GOAL), counter=page.counter, ref=ref)
 
 
 def _unseen(number: int, title: str) -> str:
@@ -347,15 +340,7 @@ def _subtask_changes(old: Sequence[Subtask], new: Sequence[Subtask]) -> dict[str
 
 def _line(value: object) -> str:
     """One entry of a list as the audit names it."""
-    if isinstance(value, Decision):
-        return _decided(value)
     return value.value if isinstance(value, Identifier) else str(value)
-
-
-def _decided(decision: Decision) -> str:
-    why = f" (because {decision.rationale})" if decision.rationale else ""
-    against = f" [not: {'; '.join(decision.alternatives)}]" if decision.alternatives else ""
-    return f"{decision.text}{why}{against}"
 
 
 def _read(name: str, value: object) -> object:
@@ -382,11 +367,11 @@ def _read(name: str, value: object) -> object:
     return tuple(_text(v) for v in value)
 
 
-def _decision(value: Mapping[str, object]) -> Decision:
+def _decision(value: Mapping[str, object]) -> TaskDecision:
     against = value.get("alternatives", ())
     if not isinstance(against, Sequence) or isinstance(against, str):
         raise TypeError("alternatives is not a list")
-    return Decision(_text(value["text"]), _text(value.get("rationale", "")), tuple(_text(v) for v in against))
+    return TaskDecision(_text(value["text"]), _text(value.get("rationale", "")), tuple(_text(v) for v in against))
 
 
 def _object(value: object) -> Mapping[str, object]:

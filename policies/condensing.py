@@ -22,21 +22,21 @@ from policies.flows import together
 from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind
 from policies.messages import ToolCall
 from policies.pieces import Piece
-from policies.summaries import Line, condense
-from policies.summaries.judge import REPAIRABLE
+from policies.summary import Line, condense
+from policies.summary.prompts import REASONS
 from policies.text.gist import clip, shorten
 
 LARGEST_SHARE = 0.9
 """The share of what stands there now from which on a shorter text is not worth it (requirement A0.78; ours)."""
 MOST_ASKED = 32
 """Questions that one run of a layer asks at most: a request waits for them."""
-LONGEST_TASK = 400
+MAX_TASK = 400
 """Tokens of what the user said last that go with a reading."""
-LONGEST_CALL = 1_000
+MAX_CALL_LEN = 1_000
 """Characters of the call that go with it."""
-MOST_ROUNDS = 4
+MAX_ROUNDS = 4
 """Times that one run of a layer asks again because what it was told did not suffice."""
-FAULTS = REPAIRABLE | {"refusal", "reasoning_only", "tool_call", "unsupported", "no_room", "nothing"}
+FAULTS = REASONS.keys() | {"refusal", "reasoning_only", "tool_call", "unsupported", "no_room", "nothing"}
 """Failures of one answer; any other is one of whoever is asked, who is then asked no more."""
 NO_SUMMARIZER = "no_summarizer"
 TOO_LITTLE = "not_smaller"
@@ -108,7 +108,7 @@ def condense_each(draft: Draft, bounds: Bounds, jobs: Sequence[Job], *, plain: C
     asking, asked, rounds = may_ask(bounds), 0, 0
     waiting = [*jobs]
     failures: list[str] = []
-    while not asking or rounds < MOST_ROUNDS:
+    while not asking or rounds < MAX_ROUNDS:
         rounds += 1
         batch, waiting = _enough(draft, bounds, waiting, most=MOST_ASKED - asked if asking else len(waiting))
         if not batch:
@@ -246,6 +246,6 @@ def _task(bounds: Bounds, call: ToolCall | None) -> str:
     """What a result was asked for: the newest words of the user, and the call."""
     current = bounds.protection.current
     asked = "" if current is None else bounds.transcript.read(current).text
-    asked = clip(asked, max_tokens=LONGEST_TASK, counter=bounds.counter)
+    asked = clip(asked, max_tokens=MAX_TASK, counter=bounds.counter)
     called = f"{call.name} {call.arguments}" if call else ""
-    return "\n".join(part for part in (asked, shorten(called, LONGEST_CALL)) if part.strip())
+    return "\n".join(part for part in (asked, shorten(called, MAX_CALL_LEN)) if part.strip())

@@ -13,9 +13,9 @@ from policies.effects import Flow
 from policies.ledger import Cut
 from policies.pieces import Piece
 from policies.sources import lines_of, sources_of
-from policies.summaries import Proposal, condense
+from policies.summary import Proposal, condense
 
-SMALLEST_ROOM = 2_000
+MIN_ROOM = 2_000
 CACHED_PRICE = 0.1
 QUESTION = 400
 """About what the instruction takes, tokens."""
@@ -60,7 +60,7 @@ def _holds(covers: int, prefix: bytes, chain: Sequence[bytes], most: int) -> boo
 def may_ask(bounds: Bounds) -> bool:
     """Whether the policy has a model that writes summaries, and a window in which one is worth its tokens."""
     settings = bounds.settings
-    return settings.summarizer is not None and bounds.shape.note > 0 and bounds.room >= SMALLEST_ROOM
+    return settings.summarizer is not None and bounds.shape.note > 0 and bounds.room >= MIN_ROOM
 
 
 def tell(bounds: Bounds, gone: Sequence[int], *, before: Told, key: str) -> Flow[Told]:

@@ -1,53 +1,62 @@
-"""Notes on a conversation: what its own tools and fenced blocks say, what a model says of it, and how they are shown.
+"""Notes on a conversation, and its lists of what is to do: as its tools and people write them, as a model takes them.
 
-A note has to be of use to somebody who has read nothing else: what, where, under which conditions, which cause.
+A note has to be of use to somebody who has read nothing else: what, where, under which conditions, which cause. Tools
+differ in how they give a list: ``todos: [{content, status}]``, ``plan: [{step, status}]``, ``todoList: [{title,
+status}]``, items with a flag ``done``, or one text of Markdown checkboxes; some send only what changed (``merge``). An
+unknown status is *planned*: what nobody said was done is not.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.checkpoint import Status, Subtask
+from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.text.gist import shorten
 from policies.text.literals import names_something, normal
 from policies.text.segments import Source, parse
-from policies.todos import DOING, bullets_in, calls_in, items_in_text, list_in_call
 from policies.tokens import TokenCounter
+
+__all__ = [
+    "CATEGORIES",
+    "IMPORTANCE",
+    "Note",
+    "bounded",
+    "category_of",
+    "flaw",
+    "importance_of",
+    "is_due",
+    "notes_in",
+    "read_notes",
+    "render_notes",
+    "subtasks_of",
+]
 
 CATEGORIES = ("task_progress", "decisions", "bugs", "constraints", "learnings", "misc")
 IMPORTANCE = ("critical", "high", "normal")
-SMALLEST_REST = 50
+MIN_REST = 50
 """With fewer tokens left no further note is tried."""
-LONGEST = 600
+MAX_NOTE_LEN = 600
 FROM_TOOL, FROM_FENCE, FROM_MODEL = "tool", "fence", "model"
-_CATEGORY_OF: Mapping[str, str] = {
-    **{c: c for c in CATEGORIES},
-    "progress": "task_progress",
-    "task": "task_progress",
-    "todo": "task_progress",
-    "status": "task_progress",
-    "decision": "decisions",
-    "adr": "decisions",
-    "bug": "bugs",
-    "issue": "bugs",
-    "issues": "bugs",
-    "error": "bugs",
-    "constraint": "constraints",
-    "rule": "constraints",
-    "preference": "constraints",
-    "learning": "learnings",
-    "lesson": "learnings",
-    "insight": "learnings",
+_ALSO = {
+    "task_progress": "progress task todo status",
+    "decisions": "decision adr",
+    "bugs": "bug issue issues error",
+    "constraints": "constraint rule preference",
+    "learnings": "learning lesson insight",
+    "misc": "",
 }
+_CATEGORY_OF = {word: category for category, words in _ALSO.items() for word in (category, *words.split())}
 _FENCED = re.compile(
     r"^[ \t]{0,3}```[ \t]*([A-Za-z]{2,20})\b([^\n`]{0,120})\n([\s\S]{0,8000}?)^[ \t]{0,3}```", re.MULTILINE
 )
-_BULLET = re.compile(r"\A\s*(?:[-*•+]|\d{1,3}[.)])\s+")
+_BEFORE_NOTE = re.compile(r"\A\s*(?:[-*•+]|\d{1,3}[.)])\s+")
 _SAYS = ("text", "note", "content", "body", "message", "value", "memory", "entry", "description", "fact")
 _TITLED = ("title", "key", "name", "subject")
 _FILED = ("category", "type", "kind", "tag", "section")
 _RANKED = ("importance", "priority", "level", "severity")
+_IN_WORDS = {Status.IN_PROGRESS: "doing", Status.PLANNED: "TODO", Status.DONE: "done"}
 _LIST = re.compile(r"\A(?:TODO|doing|done): ")
 _KEY = re.compile(r"\A([^:\n]{2,40}):\s")
 
@@ -84,20 +93,19 @@ def is_due(tools: NoteTaking, *, turns: int) -> bool:
 def notes_in(sources: Sequence[Source], tools: NoteTaking) -> tuple[Note, ...]:
     """The notes of these messages in order: note tools, the newest list of what is to do, fenced blocks."""
     found: list[Note] = []
-    for _, call in calls_in(sources, tools):
-        made = list_in_call(call.arguments)
+    for _, call in _calls_in(sources, tools):
+        made = _list_in_call(call.arguments)
         found += [_list_note(made.subtasks, FROM_TOOL)] if made is not None else _in_call(call.arguments)
     for source in sources:
         if source.role == "assistant" and not source.is_result and "```" in source.text:
             found += _in_fences(source.text, tools)
-    return tuple(current(found))
+    return tuple(_current(found))
 
 
 def _list_note(subtasks: Sequence[Subtask], source: str) -> Note:
     """A list of subtasks as one note: what is in progress first, what is done last."""
     ranked = sorted(subtasks, key=lambda s: (s.status is Status.DONE, s.status is Status.PLANNED))
-    words = {Status.IN_PROGRESS: DOING, Status.PLANNED: "TODO", Status.DONE: "done"}
-    text = "; ".join(f"{words[s.status]}: {s.text}" for s in ranked)
+    text = "; ".join(f"{_IN_WORDS[s.status]}: {s.text}" for s in ranked)
     return Note("task_progress", "high", text, source)
 
 
@@ -106,8 +114,7 @@ def _in_call(arguments: str) -> list[Note]:
     raw = parse(arguments)
     if not isinstance(raw, Mapping):
         return []
-    said = _first(raw, _SAYS)
-    titled = _first(raw, _TITLED)
+    said, titled = _first(raw, _SAYS), _first(raw, _TITLED)
     text = f"{titled}: {said}" if titled and said and titled not in said else said or titled
     if not text:
         return []
@@ -115,11 +122,7 @@ def _in_call(arguments: str) -> list[Note]:
 
 
 def _first(raw: Mapping[str, object], names: Sequence[str]) -> str:
-    for name in names:
-        value = raw.get(name)
-        if isinstance(value, str) and value.strip():
-            return value.strip()
-    return ""
+    return next((v.strip() for n in names if isinstance(v := raw.get(n), str) and v.strip()), "")
 
 
 def _in_fences(text: str, tools: NoteTaking) -> Iterator[Note]:
@@ -129,12 +132,12 @@ def _in_fences(text: str, tools: NoteTaking) -> Iterator[Note]:
         word, options, body = match.group(1).lower(), match.group(2), match.group(3).strip()
         if word not in wanted or not body:
             continue
-        subtasks = items_in_text(body, bare=True) or (bullets_in(body) if word.startswith("todo") else ())
+        subtasks = _boxes_in(body, bare=True) or (_bullets_in(body) if word.startswith("todo") else ())
         lines = read_notes(body)
         if subtasks:
             yield _list_note(subtasks, FROM_FENCE)
         elif lines:
-            yield from (Note(n.category, n.importance, n.text, FROM_FENCE) for n in lines)
+            yield from (replace(note, source=FROM_FENCE) for note in lines)
         else:
             words = re.findall(r"[A-Za-z_-]+", options)
             category = next((c for w in words if (c := category_of(w)) != "misc"), category_of(word))
@@ -143,14 +146,14 @@ def _in_fences(text: str, tools: NoteTaking) -> Iterator[Note]:
 
 
 def _one_line(text: str) -> str:
-    return shorten(" ".join(text.split()), LONGEST)
+    return shorten(" ".join(text.split()), MAX_NOTE_LEN)
 
 
 def read_notes(text: str) -> tuple[Note, ...]:
     """The notes in a model's lines ``category | importance | text``; other lines are left out."""
     found: list[Note] = []
     for line in text.splitlines():
-        cells = [c.strip() for c in _BULLET.sub("", line).strip().strip("|").split("|", 2)]
+        cells = [c.strip() for c in _BEFORE_NOTE.sub("", line).strip().strip("|").split("|", 2)]
         if len(cells) == 2 and category_of(cells[0]) != "misc":
             cells.insert(1, "normal")
         if len(cells) < 3 or not re.fullmatch(r"[A-Za-z][\w -]{0,30}", cells[0]):
@@ -169,12 +172,10 @@ def flaw(note: Note) -> str:
     """
     if not note.text.strip():
         return "empty"
-    if note.category == "constraints":
-        return ""
-    return "" if names_something(note.text) else "no identifier"
+    return "" if note.category == "constraints" or names_something(note.text) else "no identifier"
 
 
-def current(notes: Sequence[Note]) -> list[Note]:
+def _current(notes: Sequence[Note]) -> list[Note]:
     """The notes that still hold, in order: of those with the same key or the same words the newest, one list."""
     newest: dict[tuple[str, str], Note] = {}
     for note in notes:
@@ -198,13 +199,13 @@ def render_notes(notes: Sequence[Note], *, max_tokens: int, counter: TokenCounte
 
     Critical notes have room before all others; within a category the more important come first, then the newer.
     """
-    held = current(notes)
+    held = _current(notes)
     order = sorted(range(len(held)), key=lambda i: (_place(held[i]), _rank(held[i]), -i))
     chosen: list[int] = []
     left = max_tokens
     headed: set[int] = set()
     for i in sorted(order, key=lambda i: _rank(held[i]) > 0):
-        if left < SMALLEST_REST:
+        if left < MIN_REST:
             break
         place = _place(held[i])
         cost = counter.count(f"{_shown(held[i])}\n") + 1
@@ -213,10 +214,8 @@ def render_notes(notes: Sequence[Note], *, max_tokens: int, counter: TokenCounte
             left -= cost
             chosen.append(i)
             headed.add(place)
-    text = _page([held[i] for i in order if i in chosen])
-    while chosen and counter.count(text) > max_tokens:
+    while counter.count(text := _page([held[i] for i in order if i in chosen])) > max_tokens and chosen:
         chosen.pop()
-        text = _page([held[i] for i in order if i in chosen])
     return text
 
 
@@ -231,7 +230,7 @@ def _page(notes: Sequence[Note]) -> str:
 
 
 def _place(note: Note) -> int:
-    return CATEGORIES.index(note.category if note.category in CATEGORIES else category_of(note.category))
+    return CATEGORIES.index(category_of(note.category))
 
 
 def _rank(note: Note) -> int:
@@ -245,3 +244,173 @@ def _heading(place: int) -> str:
 def _shown(note: Note) -> str:
     marked = f"({note.importance.lower()}) " if _rank(note) < len(IMPORTANCE) - 1 else ""
     return f"- {marked}{' '.join(note.text.split())}"
+
+
+MAX_SUBTASK_LEN = 200
+MAX_ITEMS = 100
+MAX_DONE = 20
+"""Subtasks that are done and kept, the newest."""
+_LISTS = ("todos", "plan", "items", "tasks", "todoList", "todo_list", "steps", "subtasks", "checklist", "list")
+_TEXTS = ("content", "step", "title", "text", "task", "description", "name", "subject", "item", "todo", "label")
+_FLAGS = ("done", "completed", "complete", "checked", "finished")
+_STATUS = {
+    **dict.fromkeys(("completed", "complete", "done", "finished", "closed", "resolved", "x", "success"), Status.DONE),
+    **dict.fromkeys(
+        ("in_progress", "inprogress", "doing", "active", "current", "started", "running", "wip", "working"),
+        Status.IN_PROGRESS,
+    ),
+}
+_DROPPED = frozenset({"cancelled", "canceled", "deleted", "removed", "skipped", "abandoned", "obsolete"})
+_BOX = re.compile(r"^[ \t]{0,12}((?:[-*+•]|\d{1,3}[.)])[ \t]+)?\[([ xX~>/-])\][ \t]+(\S.{0,400})$", re.MULTILINE)
+_BULLET = re.compile(r"^[ \t]{0,12}(?:[-*+•]|\d{1,3}[.)])[ \t]+(\S.{0,400})$", re.MULTILINE)
+_LAST_NAME = re.compile(r"(?:__|[./:])")
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One entry as a list gives it: its id, its words and status; either may be missing where only changes come."""
+
+    key: str
+    text: str
+    status: Status | None
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _TodoList:
+    """A list as one call gives it; ``merges`` is whether it only changes what stood before."""
+
+    items: tuple[_Item, ...]
+    merges: bool = False
+
+    @property
+    def subtasks(self) -> tuple[Subtask, ...]:
+        return tuple(Subtask(i.text, i.status or Status.PLANNED) for i in self.items if i.text and not i.dropped)
+
+
+def subtasks_of(sources: Sequence[Source], tools: NoteTaking, *, known: Sequence[Subtask] = ()) -> tuple[Subtask, ...]:
+    """The subtasks as the newest lists of these messages leave them, where ``known`` is how they stood before.
+
+    A tool's list is the single truth: what it leaves out is gone, unless it is done. A list of checkboxes in a
+    text only changes and adds.
+    """
+    board = {normal(s.text): s for s in known}
+    names: dict[str, str] = {}
+    called = [(position, _list_in_call(call.arguments)) for position, call in _calls_in(sources, tools)]
+    lists = [(position, made) for position, made in called if made is not None]
+    for source in sources:
+        while lists and lists[0][0] == source.position:
+            board = _posted(board, lists.pop(0)[1], names)
+        if source.role in {"user", "assistant"} and not source.is_result:
+            for subtask in _boxes_in(source.text):
+                board[normal(subtask.text)] = subtask
+    return bounded(tuple(board.values()))
+
+
+def bounded(subtasks: Sequence[Subtask]) -> tuple[Subtask, ...]:
+    """The subtasks without the oldest that are done, where those are too many."""
+    done = [s for s in subtasks if s.status is Status.DONE]
+    old = {id(s) for s in done[:-MAX_DONE]}
+    return tuple(s for s in subtasks if id(s) not in old)
+
+
+def _posted(board: dict[str, Subtask], given: _TodoList, names: dict[str, str]) -> dict[str, Subtask]:
+    """The board after a call; ``names`` are the words of entries by their ids."""
+    names |= {item.key: item.text for item in given.items if item.key and item.text}
+    new = dict(board) if given.merges else {k: s for k, s in board.items() if s.status is Status.DONE}
+    if not given.merges:
+        for item in given.items:
+            new.pop(normal(item.text), None)
+    for item in given.items:
+        text = item.text or names.get(item.key, "")
+        key = normal(text)
+        old = board.get(key)
+        if item.dropped:
+            new.pop(key, None)
+        elif text:
+            new[key] = Subtask(text, item.status or (old.status if old else Status.PLANNED))
+    return new
+
+
+def _takes_notes(name: str, tools: NoteTaking) -> bool:
+    """Whether a tool is one of the policy's, by its name alone or behind a server's (``mcp__desk__save_note``)."""
+    names = {n.lower() for n in tools.tools}
+    return name.lower() in names or _LAST_NAME.split(name)[-1].lower() in names
+
+
+def _calls_in(sources: Sequence[Source], tools: NoteTaking) -> Iterator[tuple[int, ToolCall]]:
+    """The calls of the policy's tools with their positions in order, each once, whether seen as call or as result."""
+    told: set[tuple[str, str]] = set()
+    for source in sources:
+        for call in source.calls:
+            if _takes_notes(call.name, tools):
+                told.add((call.name, call.arguments))
+                yield source.position, call
+        if source.tool and (source.tool, source.arguments) not in told and _takes_notes(source.tool, tools):
+            yield source.position, ToolCall("", source.tool, source.arguments)
+
+
+def _list_in_call(arguments: str) -> _TodoList | None:
+    raw = parse(arguments)
+    merges = isinstance(raw, Mapping) and (raw.get("merge") is True or raw.get("operation") in ("update", "merge"))
+    for value in _candidates(raw):
+        if isinstance(value, str):
+            items = [_Item("", s.text, s.status) for s in _boxes_in(value, bare=True)]
+        elif isinstance(value, Sequence):
+            items = [item for entry in value[:MAX_ITEMS] if (item := _item(entry)) is not None]
+        else:
+            continue
+        if items:
+            return _TodoList(tuple(items), merges)
+    return None
+
+
+def _candidates(raw: object) -> Iterator[object]:
+    if isinstance(raw, Mapping):
+        yield from [raw[name] for name in _LISTS if name in raw]
+        yield from (v for v in raw.values() if isinstance(v, list) and any(isinstance(e, Mapping) for e in v))
+    elif isinstance(raw, list):
+        yield raw
+
+
+def _item(entry: object) -> _Item | None:
+    if isinstance(entry, str):
+        boxed = _boxes_in(entry, bare=True)
+        text, status = (boxed[0].text, boxed[0].status) if boxed else (_subtask_line(entry), None)
+        return _Item("", text, status) if text else None
+    if not isinstance(entry, Mapping):
+        return None
+    text = next((v for n in _TEXTS if isinstance(v := entry.get(n), str) and v.strip()), "")
+    key = entry.get("id", "")
+    key = str(key) if isinstance(key, str | int) else ""
+    word = next((v for n in ("status", "state") if isinstance(v := entry.get(n), str)), "")
+    word = re.sub(r"[\s-]+", "_", word.strip().lower())
+    flag = next((v for n in _FLAGS if isinstance(v := entry.get(n), bool)), None)
+    status = _STATUS.get(word, Status.PLANNED) if word else None
+    if not word and flag is not None:
+        status = Status.DONE if flag else Status.PLANNED
+    if not text and not (key and status):
+        return None
+    return _Item(key, _subtask_line(text), status, word in _DROPPED)
+
+
+def _boxes_in(text: str, *, bare: bool = False) -> tuple[Subtask, ...]:
+    """The Markdown checkboxes of a text: ``[ ]`` planned, ``[x]`` done, ``[-]``, ``[~]`` and ``[>]`` in progress.
+
+    Without ``bare`` only those behind a bullet: programs mark lines of their logs with boxes too.
+    """
+    if "[" not in text:
+        return ()
+    found = [(mark, words) for bullet, mark, words in _BOX.findall(text) if bullet or bare]
+    marks = {"x": Status.DONE, "X": Status.DONE, " ": Status.PLANNED}
+    return tuple(
+        Subtask(_subtask_line(words), marks.get(mark, Status.IN_PROGRESS)) for mark, words in found[:MAX_ITEMS]
+    )
+
+
+def _bullets_in(text: str) -> tuple[Subtask, ...]:
+    return tuple(Subtask(_subtask_line(words)) for words in _BULLET.findall(text)[:MAX_ITEMS])
+
+
+def _subtask_line(text: str) -> str:
+    return shorten(" ".join(text.split()), MAX_SUBTASK_LEN)

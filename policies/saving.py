@@ -15,9 +15,8 @@ from policies.notes import Note, flaw, is_due, notes_in, read_notes, render_note
 from policies.replay import Known
 from policies.settings import ContextSettings
 from policies.sources import lines_of, sources_of
-from policies.state import read_state
-from policies.state.milestones import milestone
-from policies.summaries import condense, normal_text
+from policies.state import milestone, read_state
+from policies.summary import condense, normal_text
 from policies.text.extract import extract
 from policies.text.segments import Readings, Source
 from policies.tokens import TokenCounter

@@ -32,7 +32,7 @@ class Shape:
     """Where a batch starts and where it ends in a window of ``window`` tokens (None: in any, or far above the others).
 
     ``trigger`` is a share of U = W - R - H. ``low_water``, ``extract``, ``tail`` and ``note`` are shares of
-    room = trigger - fixed. The extract may take up to ``said`` where it is the user's words that fill it;
+    room = trigger - fixed.
     ``extract_max`` caps it in tokens. A ``note`` of 0 asks no model.
     """
 
@@ -41,14 +41,13 @@ class Shape:
     low_water: float
     extract: float
     tail: float
-    said: float = 0.0
     note: float = 0.04
     extract_max: int = 64_000
 
     def toward(self, other: "Shape", share: float) -> "Shape":
         """The shape that lies so far on the way to another one."""
         mixed = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("trigger", "low_water", "extract", "tail", "said", "note", "extract_max"):
+        for name in ("trigger", "low_water", "extract", "tail", "note", "extract_max"):
             here, there = getattr(self, name), getattr(other, name)
             mixed[name] = type(here)(here + share * (there - here))
         return Shape(**mixed)
@@ -59,10 +58,10 @@ FAR = 4
 BALANCED_SHAPES: tuple[Shape, ...] = (
     Shape(window=2_048, trigger=1.0, low_water=1.0, extract=1.0, tail=0.06, note=0.0),
     Shape(window=4_096, trigger=0.97, low_water=0.77, extract=0.67, tail=0.18, note=0.0),
-    Shape(window=8_192, trigger=0.97, low_water=0.46, extract=0.40, tail=0.12, said=0.48),
-    Shape(window=32_768, trigger=0.92, low_water=0.42, extract=0.36, tail=0.14, said=0.50),
-    Shape(window=120_000, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16, said=0.30),
-    Shape(window=None, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16, said=0.30),
+    Shape(window=8_192, trigger=0.97, low_water=0.49, extract=0.43, tail=0.12),
+    Shape(window=32_768, trigger=0.92, low_water=0.42, extract=0.36, tail=0.14),
+    Shape(window=120_000, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16),
+    Shape(window=None, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16),
 )
 
 

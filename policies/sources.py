@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from policies.messages import ToolCall, Transcript
-from policies.summaries import Line
+from policies.summary import Line
 from policies.text.segments import Source
 
 

@@ -20,11 +20,12 @@ from proxy.alerts import Alerts
 from proxy.config import Config, UpstreamSettings
 from proxy.config.reload import WATCH_EVERY, Reload, changes, reloading
 from proxy.conversation import Conversations
+from proxy.effects.hooks import Hooks, Plugin
+from proxy.effects.summarizer import Summarizer
 from proxy.errors import NotFound, UpgradeRequired
 from proxy.evaluation import OnlineEvaluation
 from proxy.exchange import ROUTE
 from proxy.health import HealthBook
-from proxy.hooks import Hooks, Plugin
 from proxy.http.api import Api
 from proxy.http.health import HealthRoutes
 from proxy.http.management import Management
@@ -37,10 +38,8 @@ from proxy.planning import Planner
 from proxy.preparation import Preparation
 from proxy.relay import Send
 from proxy.runtime import Runtime
-from proxy.settle import Settler
 from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
-from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import ABOUT, About, Metrics, Telemetry
 from proxy.telemetry.instruments import FIDELITY, HEALTH, STORE_WAITING, TASKS, UNAUTHORISED, WINDOWS_LEARNED
 from proxy.timekeeping import Timekeeper
@@ -48,7 +47,7 @@ from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
 from proxy.upstream.upstreams import Provider, Upstreams
-from proxy.watched_store import WatchedStore
+from proxy.write_behind import WriteBehindQueue
 
 log = logging.getLogger("weir")
 
@@ -213,8 +212,7 @@ async def running(
         clock=clock,
         steady=timekeeper.steady,
     )
-    if store is not None:
-        runtime.take_policies(await store.policies())
+    runtime.take_policies(await store.policies())
     runtime.hooks = calls
     calls.start()
     runtime.settler.start()
@@ -233,9 +231,8 @@ async def running(
         await runtime.upstreams.close()
         await runtime.settler.close()
         await runtime.windows.save()
-        if store is not None:
-            await _keep_time(store, timekeeper)
-            await store.close()
+        await _keep_time(store, timekeeper)
+        await store.close()
         if tokenizer is None:
             runtime.tokenizer.close()
         await asyncio.to_thread(telemetry.metrics.leave)
@@ -243,7 +240,7 @@ async def running(
 
 async def _open_store(config: Config, metrics: Metrics) -> Store:
     """The store. Raises StoreError if it cannot be used: a Weir that would forget everything does not start."""
-    store = await WatchedStore.open(
+    store = await Store.open(
         config.store.url,
         content=config.store.content,
         shared=config.listen.workers > 1,
@@ -258,7 +255,7 @@ async def _open_store(config: Config, metrics: Metrics) -> Store:
 
 async def _assemble(
     config: Config,
-    store: Store | None,
+    store: Store,
     *,
     telemetry: Telemetry,
     tokenizer: Tokenizer | None,
@@ -266,8 +263,8 @@ async def _assemble(
     clock: Callable[[], float],
     steady: Callable[[], float],
 ) -> Runtime:
-    secret = await store.secret() if store is not None else secrets.token_bytes(32)
-    rows = await store.list_keys() if store is not None else []
+    secret = await store.secret()
+    rows = await store.list_keys()
     instance = blake2b(secret, digest_size=6, person=b"weir-via").hexdigest()
     client = Client(instance=instance)
     upstreams = Upstreams(client, providers)
@@ -276,11 +273,10 @@ async def _assemble(
     tokenizer = tokenizer or Tokenizer(estimators=installed_estimators())
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
     alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock)
-    shares = store is not None and store.shared
-    settler = Settler(
-        store, degraded=telemetry.metrics.degraded, stored=alerts.tell_stored if shares else lambda _: None
+    settler = WriteBehindQueue(
+        store, degraded=telemetry.metrics.degraded, stored=alerts.tell_stored if store.shared else lambda _: None
     )
-    limits = LearnedLimits(await store.limits() if store is not None else ())
+    limits = LearnedLimits(await store.limits())
     windows = ModelLimitsResolver(
         registry,
         limits,
@@ -289,9 +285,9 @@ async def _assemble(
         clock=steady,
         store=store,
     )
-    windows.restore(await store.calibrations() if store is not None else [])
+    windows.restore(await store.calibrations())
     conversations = Conversations(store, clock=clock)
-    if shares:
+    if store.shared:
         settler.overtaken = conversations.distrust
     planner = Planner(
         transcripts=Transcripts(most=config.limits.messages, depth=config.limits.depth),
@@ -315,7 +311,7 @@ async def _assemble(
         preparation=Preparation(planner, store, happened=telemetry.metrics.preparation),
         evaluation=evaluation,
         health=health,
-        summarizer=Summarizer(store=store, book=store if shares else None),
+        summarizer=Summarizer(store=store, book=store if store.shared else None),
         upstreams=upstreams,
         store=store,
         settler=settler,
@@ -366,8 +362,6 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
         await asyncio.to_thread(runtime.telemetry.metrics.leave)
         timekeeper.look()
         store = runtime.store
-        if store is None:
-            continue
         try:
             await store.ping()
             if store.reopened != reopened:
@@ -408,8 +402,6 @@ async def _keep_time(store: Store, timekeeper: Timekeeper) -> None:
 
 async def _audit_changes(runtime: Runtime, before: Config) -> None:
     """Say in the audit what is in force now and was not before."""
-    if runtime.store is None:
-        return
     try:
         await runtime.store.note_changes([*changes(before, runtime.config, at=runtime.planner.clock())])
     except StoreError as error:
@@ -425,7 +417,7 @@ def _reload(runtime: Runtime, read: Callable[[], Config] | None) -> Reload | Non
         rows: list[KeyRow] | None = []
         before = runtime.config
         try:
-            rows = await runtime.store.list_keys() if runtime.store is not None else []
+            rows = await runtime.store.list_keys()
         except StoreError:
             rows = None  # the keys are read again in a moment
         runtime.adopt(fresh)

@@ -7,16 +7,14 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from policies import Effect, Failed, Reply, Summarize
-from policies.effects import Compare, Trim
+from policies import Failed, Summarize, Summary
 from proxy.access.caller import Caller
 from proxy.access.destination import CHAT_PATH, Destination, by_weir
 from proxy.config import Config
+from proxy.effects.allowance import Spent
+from proxy.effects.perform import EffectHandler
+from proxy.effects.summarizer import MAX_ANSWER, Summarizer, SummarizerTerms
 from proxy.errors import UpstreamUnreachable
-from proxy.perform import Performer
-from proxy.similarity import by_shingles
-from proxy.summaries.spent import Spent
-from proxy.summaries.summarizer import MOST_ANSWER, Summarizer, Terms
 from proxy.upstream.client import Client, StreamBroken
 from proxy.upstream.providers import providers_for
 from proxy.upstream.upstreams import Upstreams, own_headers
@@ -28,7 +26,7 @@ TENANT = "0" * 32
 UNLIMITED = 1 << 60
 
 
-class Models:
+class Models(EffectHandler):
     """Answers effects by real models; ``spent`` adds up what that took, ``failures`` how often what went wrong.
 
     ``default`` is asked for what no purpose in ``by_purpose`` names, ``at_once`` questions at a time and each for so
@@ -68,16 +66,13 @@ class Models:
         if self._upstreams is not None:
             await self._upstreams.close()
 
-    async def __call__(self, effect: Effect) -> Reply:
-        """The reply to one effect."""
-        return await Performer(self._summarize, self._compare, self._trim)(effect)
-
-    async def _summarize(self, effect: Summarize) -> Reply:
+    async def summarize(self, effect: Summarize) -> Summary | Failed:
+        """What the model of a purpose writes."""
         if effect.standing:
             return Failed("not_in_place")
         model = self._by_purpose.get(effect.purpose, self._default)
         upstream = self._config.upstream(model)
-        terms = Terms(
+        terms = SummarizerTerms(
             tenant=TENANT, upstream=upstream.name, model=model, seconds=self._seconds, tokens_per_hour=self._tokens
         )
         destination = by_weir(upstream, self._caller, path=CHAT_PATH, model=model)
@@ -96,15 +91,8 @@ class Models:
         headers = own_headers(destination)
         answer = await self._upstreams.send(destination, method="POST", headers=headers, body=body)
         try:
-            return answer.status, await answer.read(MOST_ANSWER)
+            return answer.status, await answer.read(MAX_ANSWER)
         except StreamBroken as error:
             raise UpstreamUnreachable(str(error)) from None
         finally:
             answer.close()
-
-    async def _compare(self, effect: Compare) -> Reply:
-        return by_shingles(effect)
-
-    async def _trim(self, effect: Trim) -> Reply:
-        del effect
-        return Failed("rehearsal")

@@ -21,7 +21,7 @@ from policies import EditKind
 from policies.advise import Prices
 from policies.messages import count_occurrences
 from proxy.conversation import Prefix
-from proxy.evictions import CUT
+from proxy.effects.evictions import CUT
 from proxy.models import ModelFacts
 from proxy.planning import Planned
 from proxy.prices import price_list

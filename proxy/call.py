@@ -8,11 +8,12 @@ from policies import ContextSettings, Mode
 from proxy.access.caller import Caller
 from proxy.access.destination import Destination
 from proxy.attempts import Attempts, learn_from_error
+from proxy.effects.allowance import Patience
+from proxy.effects.hooks import Overflow, Turn, new_results
 from proxy.errors import (
     ContextLengthExceeded,
     InvalidRequest,
 )
-from proxy.hooks import Overflow, Turn, new_results
 from proxy.outcome import Outcome, evicted_count
 from proxy.planning import Job, Planned
 from proxy.recall.rounds import Rounds
@@ -21,7 +22,6 @@ from proxy.relay import Received
 from proxy.replies import Replies, summarizer_input
 from proxy.runtime import Runtime
 from proxy.stages import stage_of, strategy_of
-from proxy.summaries.patience import Patience
 from proxy.telemetry import Plan
 from proxy.telemetry.spans import NULL_SPAN
 from proxy.tokenizer import TextCounter

@@ -235,9 +235,9 @@ class Conversations:
     against the store on every request.
     """
 
-    def __init__(self, store: Store | None, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
         self._store = store
-        self._shared = store is not None and store.shared
+        self._shared = store.shared
         self._clock = clock
         self._ends: OrderedDict[bytes, tuple[str, bool]] = OrderedDict()
         self._threads: OrderedDict[str, Thread] = OrderedDict()
@@ -262,19 +262,18 @@ class Conversations:
         found = self._in_memory(chain, messages)
         tried = _tried(doors, chain, opening, found, name)
         mine = self._behind_doors(tried, chain, messages, found) if self._has_resumed else None
-        if self._store is not None:
-            strays = found is None or found.length < min(found.thread.branch.longest, len(chain))
-            if self._shared or (mine is None and answered and strays):
-                try:
-                    found = await self._in_store(tenant, chain, found)
-                except StoreError:
-                    if mine is None:
-                        raise
-            tried = _tried(doors, chain, opening, found, name)
-            if self._shared and mine is not None:  # what was not known in the open may be another's
-                mine = self._behind_doors(tried, chain, messages, found)
-            if mine is None or self._shared:
-                mine = await self._behind_stored_doors(tenant, tried, chain, opening, found, mine)
+        strays = found is None or found.length < min(found.thread.branch.longest, len(chain))
+        if self._shared or (mine is None and answered and strays):
+            try:
+                found = await self._in_store(tenant, chain, found)
+            except StoreError:
+                if mine is None:
+                    raise
+        tried = _tried(doors, chain, opening, found, name)
+        if self._shared and mine is not None:  # what was not known in the open may be another's
+            mine = self._behind_doors(tried, chain, messages, found)
+        if mine is None or self._shared:
+            mine = await self._behind_stored_doors(tenant, tried, chain, opening, found, mine)
         found = mine or found
         if resumes is not None and not answered and not (found is not None and found.is_repeat(chain)):
             found = await self._resume(tenant, name, resumes) or found
@@ -330,7 +329,7 @@ class Conversations:
         ``answers`` are the hashes after each answer to it, once they are given. Where nobody else writes the store,
         what is written after the answer is early enough. Raises StoreError.
         """
-        if self._store is None or not self._shared:
+        if not self._shared:
             return
         thread = recognised.thread
         branch, chain = thread.branch, transcript.chain
@@ -355,15 +354,13 @@ class Conversations:
 
     async def reload(self, thread: Thread) -> None:
         """Bring a thread up to what the store holds after another process has changed it."""
-        if self._store is None:
-            return
         branch = await self._store.branch(thread.branch.tenant, thread.branch.branch)
         if branch is not None:
             thread.refresh(replace(branch, longest=thread.branch.longest))
 
     async def restate(self, thread: Thread) -> None:
         """Have the store know of a thread what memory does, where it knows less. Raises StoreError."""
-        if self._store is not None and thread.branch.version > 0:
+        if thread.branch.version > 0:
             known = thread.known
             edits = tuple(known.edits.values())
             await self._store.restate(thread.branch, edits=edits, cuts=known.cuts, at=self._clock())
@@ -378,12 +375,11 @@ class Conversations:
         """Have the next request of a conversation do what an operator asks (``compact``). Raises StoreError."""
         for thread in self._threads_of(conversation):
             thread.known = replace(thread.known, wanted=what)
-        if self._store is not None and (branch := await self._store.newest_branch(conversation)) is not None:
+        if (branch := await self._store.newest_branch(conversation)) is not None:
             await self._store.want(conversation.tenant, branch, what, self._clock())
 
     async def rollback(self, conversation: ConversationRow, version: int) -> int:
         """Have a conversation be as it was at ``version``; the new version. Raises StoreError, NoSuchVersion."""
-        assert self._store is not None  # noqa: S101 - whoever has a row has a store
         new = await self._store.rollback(conversation, version=version, at=self._clock())
         for thread in self._threads_of(conversation):
             async with thread.lock:
@@ -393,7 +389,6 @@ class Conversations:
     async def pin(self, conversation: ConversationRow, ref: str) -> bool:
         """Have a removed message come back and stay; False if none has that ref. Raises StoreError."""
         store = self._store
-        assert store is not None  # noqa: S101 - whoever has a row has a store
         branch_id = await store.newest_branch(conversation)
         if branch_id is None or all(row.ref != ref for row in await store.removed(conversation, limit=MOST_REMOVED)):
             return False
@@ -419,7 +414,6 @@ class Conversations:
     async def close(self, conversation: ConversationRow) -> float:
         """Archive a conversation: its newest state is its last version; when that was. Raises StoreError."""
         store, at = self._store, self._clock()
-        assert store is not None  # noqa: S101 - whoever has a row has a store
         found = await store.latest_checkpoint(conversation.tenant, conversation.id)
         branch = None if found is None else await store.branch(conversation.tenant, found[1].branch)
         if found is not None and branch is not None:
@@ -520,8 +514,6 @@ class Conversations:
 
     async def _resume(self, tenant: str, name: str | None, resumes: str) -> Recognised | None:
         """A new thread that goes on from the newest checkpoint of the conversation it ``resumes``, if it has one."""
-        if self._store is None:
-            return None
         try:
             found = await self._store.latest_checkpoint(tenant, resumes)
         except StoreError as error:
@@ -534,7 +526,6 @@ class Conversations:
         return begun
 
     async def _in_store(self, tenant: str, chain: Sequence[bytes], found: Recognised | None) -> Recognised | None:
-        assert self._store is not None  # noqa: S101 - the caller looked
         try:
             branch = await self._store.find(tenant, chain)
             if self._shared and found is not None and await self._is_deleted(found.thread, branch):
@@ -556,7 +547,7 @@ class Conversations:
         own = thread.branch
         if not thread.stored or (instead is not None and instead.branch == own.branch):
             return False
-        if self._store is None or await self._store.branch(own.tenant, own.branch) is not None:
+        if await self._store.branch(own.tenant, own.branch) is not None:
             return False
         self._threads.pop(own.branch, None)
         self._names.pop((own.tenant, own.name), None)
@@ -609,8 +600,6 @@ class Conversations:
 
     async def _store_fork(self, parent: Branch, branch: Branch, known: Known) -> Branch:
         """The branch as stored; as it is in memory where the store cannot be written."""
-        if self._store is None:
-            return branch
         try:
             stored = await self._store.fork(
                 parent,
@@ -627,7 +616,7 @@ class Conversations:
 
     async def _conversation_named(self, tenant: str, name: str) -> str | None:
         known = self._names.get((tenant, name))
-        if known is not None or self._store is None:
+        if known is not None:
             return known
         try:
             return await self._store.named(tenant, name)

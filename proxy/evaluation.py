@@ -16,6 +16,7 @@ from policies import Decision
 from policies.fidelity import (
     ANSWER,
     JUDGE,
+    Contexts,
     Coverage,
     Dimension,
     Fidelity,
@@ -26,15 +27,14 @@ from policies.fidelity import (
     evaluate,
     questions_for,
 )
-from policies.fidelity.contexts import Contexts
-from proxy.background import Background
+from proxy.effects.background import Background
+from proxy.effects.perform import drive, step
 from proxy.models import ModelLimits
-from proxy.perform import Returned, drive, step
 from proxy.planning import Job, Paid, Planned
-from proxy.settle import Settler
 from proxy.store import Store, StoreError
 from proxy.telemetry import Trace, names
 from proxy.transcripts import Reading
+from proxy.write_behind import WriteBehindQueue
 
 log = logging.getLogger("weir.evaluation")
 
@@ -80,8 +80,8 @@ class OnlineEvaluation:
 
     def __init__(
         self,
-        store: Store | None,
-        settler: Settler,
+        store: Store,
+        settler: WriteBehindQueue,
         *,
         rate: Callable[[str, str, float], object],
         clock: Callable[[], float] = time.time,
@@ -151,10 +151,9 @@ class OnlineEvaluation:
                 self.scores[(settings.name, dimension)] = value
         if (score := fidelity.score()) is not None:
             self._rate(work.tenant, work.conversation, score)
-        if self._store is not None:
-            await self._settler.flush()  # the row of the exchange has to be there
-            facts = facts_of(fidelity, coverage, contexts.ratio, spent=work.ask.spent.asked)
-            await self._store.evaluated(work.tenant, work.request, facts | PROMPTS_USED, self._clock())
+        await self._settler.flush()  # the row of the exchange has to be there
+        facts = facts_of(fidelity, coverage, contexts.ratio, spent=work.ask.spent.asked)
+        await self._store.evaluated(work.tenant, work.request, facts | PROMPTS_USED, self._clock())
 
     async def _asked(self, work: _Work, contexts: Contexts) -> Fidelity:
         settings, limit = work.job.settings, work.belief.budget.hard_limit
@@ -169,8 +168,7 @@ class OnlineEvaluation:
             by_schema=settings.summaries.by_schema,
         )
         flow = evaluate(contexts.original, contexts.compacted, questions=questions, terms=terms)
-        now = await asyncio.to_thread(step, flow)
-        return now.value if isinstance(now, Returned) else await drive(flow, now, work.ask)
+        return await drive(flow, await asyncio.to_thread(step, flow), work.ask)
 
 
 def facts_of(

@@ -32,9 +32,8 @@ from proxy.heard import Listener
 from proxy.intake import ClientGone, Receive, read_held, while_connected
 from proxy.outcome import Outcome
 from proxy.planning import Planned
-from proxy.recall.rounds import Rounds
+from proxy.recall.rounds import Rounds, follow_whole
 from proxy.recall.streaming import Relaying
-from proxy.recall.whole import follow_whole
 from proxy.recalling import Recalling
 from proxy.relay import Cut, Received, Send, is_readable, relay_stream, relay_whole
 from proxy.runtime import Runtime

@@ -13,11 +13,12 @@ from policies.buckets import raw_buckets
 from policies.calls import Run
 from policies.growth import Limits
 from policies.health import Checkup, Health, HealthRules, Sample, Snapshot, check
+from policies.ledger import EditKind
 from proxy.conversation import Thread
 from proxy.planning import Planned
 
-MOST = 20_000
-MOST_READ = 500
+MAX_CONVERSATIONS = 20_000
+MAX_READ = 500
 ROOMY = "green"
 
 Key = tuple[str, str]
@@ -32,7 +33,7 @@ class _Entry(NamedTuple):
 class HealthBook:
     """The health of the conversations that this process has served lately."""
 
-    def __init__(self, *, most: int = MOST) -> None:
+    def __init__(self, *, most: int = MAX_CONVERSATIONS) -> None:
         self._most = most
         self._known: OrderedDict[Key, _Entry] = OrderedDict()
 
@@ -75,7 +76,7 @@ class HealthBook:
 
     def read(self) -> dict[tuple[str, ...], float]:
         """Each metric's mean over the 500 conversations that were served last; none that nobody has measured."""
-        newest = [known.snapshot for known in islice(reversed(self._known.values()), MOST_READ)]
+        newest = [known.snapshot for known in islice(reversed(self._known.values()), MAX_READ)]
         found: dict[tuple[str, ...], float] = {}
         for name in METRICS:
             values = [value for each in newest if (value := getattr(each, name)) is not None]
@@ -165,7 +166,8 @@ def _spike(decision: Decision, planned: Planned, settings: ContextSettings, limi
 def _requests_left(decision: Decision | None, settings: ContextSettings, *, limits: Limits, used: int) -> float | None:
     """Requests until the window overflows at the conversation's velocity; 0 for one that does not fit.
 
-    None where nothing grows, and where a layer acts before: below the trigger of a policy that manages.
+    None where nothing grows, and where a layer acts before: below the trigger of a policy that manages, but for what
+    was brought back.
     """
     budget = limits.budget
     room = budget.window - budget.reserve - used
@@ -174,7 +176,10 @@ def _requests_left(decision: Decision | None, settings: ContextSettings, *, limi
     if room < 0:
         return 0.0
     manages = not settings.observes and settings.when_full == "manage"
-    if decision is None or (manages and decision.raw_after <= limits.trigger):
+    if decision is None:
+        return None
+    brought_back = sum(report.after - report.before for report in decision.trail if report.layer == EditKind.RECALL)
+    if manages and decision.raw_after - brought_back <= limits.trigger:
         return None
     speed = None if decision.reading is None else decision.reading.velocity_tokens_per_turn
     return room / speed if speed is not None and speed > 0 else None

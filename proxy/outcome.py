@@ -17,13 +17,13 @@ from policies.trend import lift
 from proxy.access.caller import Caller
 from proxy.access.destination import Destination
 from proxy.config import UpstreamSettings
+from proxy.effects.allowance import Spent
+from proxy.effects.evictions import CUT
+from proxy.effects.hooks import Turn
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.evictions import CUT
 from proxy.heard import Listener
-from proxy.hooks import Turn
 from proxy.planning import Job, Planned
 from proxy.recall.rounds import Recalled
-from proxy.summaries.spent import Spent
 from proxy.tap import Tap, Usage, together
 from proxy.telemetry import Attempt, Trace, provider_name
 from proxy.upstream.ending import Ending, ending_of, is_cut_short

@@ -41,19 +41,16 @@ from policies.messages import ToolDefinition
 from policies.trend import Trend
 from policies.turns import last_user
 from proxy.conversation import UNKNOWN, Conversations, Recognised, Thread
+from proxy.effects.allowance import Patience, Spent
+from proxy.effects.evictions import asked_again, evicted_calls, evictions_of
+from proxy.effects.perform import Ask, Returned, drive, step
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.evictions import asked_again, evicted_calls, evictions_of
 from proxy.models import ModelLimits
-from proxy.perform import Ask, Returned, drive, step
-from proxy.recall.automatic import elsewhere
-from proxy.recall.likeness import by_likeness
-from proxy.settle import Settler
+from proxy.recall.archive import by_likeness, elsewhere
 from proxy.shared_readings import SharedReadings
 from proxy.stages import figures_of
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
-from proxy.summaries.patience import Patience
-from proxy.summaries.spent import Spent
 from proxy.telemetry import ABOUT, Trace
 from proxy.tokenizer import TextCounter
 from proxy.transcripts import Reading, Transcripts
@@ -67,6 +64,7 @@ from proxy.wire.chat import (
 )
 from proxy.wire.markers import breakpoint_for
 from proxy.wire.raw import read_value
+from proxy.write_behind import WriteBehindQueue
 
 log = logging.getLogger("weir.planning")
 
@@ -122,8 +120,8 @@ class Planner:
 
     transcripts: Transcripts
     conversations: Conversations
-    store: Store | None
-    settler: Settler
+    store: Store
+    settler: WriteBehindQueue
     clock: Callable[[], float] = time.time
     readings: SharedReadings = field(default_factory=SharedReadings)
     pages: Pages = field(default_factory=Pages)
@@ -135,7 +133,7 @@ class Planner:
 
         Raises ContextLengthExceeded if nothing that may be forwarded fits; ``planned`` then says how full it was.
         """
-        if self.store is None or self.settler.failing:
+        if self.settler.failing:
             planned.degraded.append("store")
         try:
             await self._identify(job, planned)
@@ -205,7 +203,7 @@ class Planner:
             planned.degraded.append("store")
             planned.recognised = self.conversations.begin(job.tenant, transcript.chain, name=job.name)
         thread = planned.recognised.thread
-        if job.is_refused_state(thread, transcript) and self.store is not None:
+        if job.is_refused_state(thread, transcript):
             planned.degraded.append("resume")
         planned.listens = self.conversations.listens(thread, transcript)
         if (about := ABOUT.get()) is not None:
@@ -237,7 +235,7 @@ class Planner:
         assert planned.reading and planned.recognised  # noqa: S101, PT018 - set by _identify
         thread, transcript = planned.recognised.thread, planned.reading.transcript
         current, model = last_user(transcript.messages), job.settings.recall.embeddings
-        if not job.settings.recall.auto or self.store is None or not thread.known.triggered or current is None:
+        if not job.settings.recall.auto or not thread.known.triggered or current is None:
             return ()
         if current - transcript.head < planned.recognised.length or (job.name is None and model is None):
             return ()
@@ -257,7 +255,7 @@ class Planner:
 
     async def _take_notes(self, thread: Thread) -> None:
         """Have the conversation's stored notes at hand, once a process."""
-        if self.store is None or thread.has_notes:
+        if thread.has_notes:
             return
         with contextlib.suppress(StoreError):
             rows = await self.store.notes(thread.branch.tenant, thread.branch.conversation)
@@ -348,7 +346,7 @@ class Planner:
             keep=keep,
             request=request,
         )
-        if self.store is None or self.settler.failing:
+        if self.settler.failing:
             return None
         try:
             version = await self.store.commit(change)
@@ -385,14 +383,13 @@ class Planner:
         )
         thread.evicted |= evicted_calls(evictions, thread.branch.branch)
         version = change.expected + 1
-        if self.store is not None and self.settler.failing:
+        if self.settler.failing:
             planned.degraded.append("store")
             self.settler.keep(change)
             self._apply(thread, change)
             return True
         try:
-            if self.store is not None:
-                version = await self.store.commit(change)
+            version = await self.store.commit(change)
         except StaleVersion as stale:
             if stale.current < change.expected:
                 await self.conversations.restate(thread)
@@ -450,7 +447,7 @@ class Planner:
 class _Turn:
     """At its end other processes may have a summary of the thread's conversation written, if this one has taken it."""
 
-    store: Store | None
+    store: Store
     thread: Thread
     taken: bool = False
 
@@ -459,7 +456,7 @@ class _Turn:
 
         Nobody waits for them for more than so many seconds.
         """
-        if self.store is None or not self.store.shared or self.taken:
+        if not self.store.shared or self.taken:
             return
         branch = self.thread.branch
         with contextlib.suppress(StoreError):
@@ -476,7 +473,7 @@ class _Turn:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self.store is not None and self.taken:
+        if self.taken:
             with contextlib.suppress(StoreError):  # it ends by itself
                 await self.store.release(self.thread.branch.tenant, self.thread.branch.branch)
 

@@ -27,10 +27,10 @@ from policies import (
 from policies.effects import Embed, Save, Vectors
 from policies.ledger import Prepared
 from policies.notes import Note
-from proxy.background import Background
 from proxy.conversation import Recognised, Thread
+from proxy.effects.background import Background
+from proxy.effects.perform import Ask, drive, step
 from proxy.models import ModelLimits
-from proxy.perform import Ask, Returned, drive, step
 from proxy.planning import CLAIMED, Job, Planned, Planner
 from proxy.store import Store, StoreError
 from proxy.store.records import NoteRow
@@ -80,7 +80,7 @@ class Work:
 class Preparation:
     """What one process does after its answers; ``happened`` is told what became of each summary that it prepared."""
 
-    def __init__(self, planner: Planner, store: Store | None, *, happened: Callable[[str], None]) -> None:
+    def __init__(self, planner: Planner, store: Store, *, happened: Callable[[str], None]) -> None:
         self._planner = planner
         self._store = store
         self._happened = happened
@@ -148,7 +148,7 @@ class Preparation:
 
     async def _read(self, work: Work) -> None:
         """Take the notes that the new messages hold, and see whether they are a milestone."""
-        if not work.read or self._store is None:
+        if not work.read:
             return
         thread, settings = work.thread, work.job.settings
         known = work.recognised.known()
@@ -167,7 +167,7 @@ class Preparation:
                 await self._save_state(work, "milestone")
 
     async def _keep_notes(self, thread: Thread, notes: tuple[Note, ...]) -> None:
-        if not notes or self._store is None:
+        if not notes:
             return
         at, branch = self._planner.clock(), thread.branch
         rows = [NoteRow.of(note, at=at) for note in notes]
@@ -218,7 +218,7 @@ class Preparation:
     async def _embed(self, work: Work) -> None:
         """Keep vectors of what was taken out of the window, where the policy names a model for them."""
         model, branch = work.job.settings.recall.embeddings, work.thread.branch
-        if model is None or not work.embed or self._store is None:
+        if model is None or not work.embed:
             return
         texts = await self._store.lacking_vectors(branch.tenant, branch.conversation, model, limit=MOST_EMBEDDED)
         if not texts:
@@ -235,7 +235,7 @@ class Preparation:
         if len(work.reading.transcript.chain) < thread.failed * GROWN:
             return  # what the model said of nearly the same history was of no use
         branch = thread.branch
-        if self._store is None or not self._store.shared:
+        if not self._store.shared:
             await self._prepare_now(work)
         elif await self._store.claim(branch.tenant, branch.branch, CLAIMED):
             try:
@@ -263,7 +263,7 @@ class Preparation:
         finally:
             thread.preparing.set()
             thread.preparing = None
-        if prepared is not None and thread.known.prepared is prepared and self._store is not None:
+        if prepared is not None and thread.known.prepared is prepared:
             await self._planner.settler.flush()  # what waits for a branch needs the branch to be stored
             await self._store.prepare(thread.branch.tenant, thread.branch.branch, prepared)
 
@@ -278,8 +278,7 @@ class Preparation:
 
 async def _asked(flow: Flow[T], ask: Ask) -> T:
     """What a flow returns, every step of it off the event loop."""
-    now = await asyncio.to_thread(step, flow)
-    return now.value if isinstance(now, Returned) else await drive(flow, now, ask)
+    return await drive(flow, await asyncio.to_thread(step, flow), ask)
 
 
 def _still_needed(thread: Thread, prepared: Prepared) -> bool:

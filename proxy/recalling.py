@@ -7,8 +7,8 @@ from proxy.attempts import Attempts
 from proxy.metering import count_call
 from proxy.planning import Job, Planned
 from proxy.recall.archive import Archive
-from proxy.recall.offer import Offer, offer_for, with_tool
 from proxy.recall.rounds import Rounds
+from proxy.recall.tool import Offer, offer_for, with_tool
 from proxy.relay import Received
 from proxy.runtime import Runtime
 from proxy.tap import Tap, Usage
@@ -16,8 +16,8 @@ from proxy.upstream.overflow import Verdict
 
 REFUSALS = frozenset({400, 404, 405, 422, 501})
 WORDS = (b"tool", b"function")
-LONGEST_ERROR = 16 * 1024
-MOST_SCOPES = 1_000
+MAX_ERROR_LEN = 16 * 1024
+MAX_SCOPES = 1_000
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Recalling:
     def _note_refusal(self, planned: Planned) -> None:
         """Remember that the upstream took the request only without the tool."""
         self.offer = None
-        if planned.belief is not None and len(self.runtime.without_tools) < MOST_SCOPES:
+        if planned.belief is not None and len(self.runtime.without_tools) < MAX_SCOPES:
             self.runtime.without_tools.add(planned.belief.scope)
 
     def rounds(self, body: bytes) -> Rounds | None:
@@ -147,5 +147,5 @@ def refuses_tools(received: Received) -> bool:
     """Whether an answer is an error that may be about the tool."""
     if received.body is None or received.answer.status not in REFUSALS:
         return False
-    said = received.body[:LONGEST_ERROR].lower()
+    said = received.body[:MAX_ERROR_LEN].lower()
     return any(word in said for word in WORDS)

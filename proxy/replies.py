@@ -1,12 +1,11 @@
 """What a flow is told: summaries and likeness by real models, what an operator's own function leaves."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
-from policies import ContextSettings, Effect, Failed, Reply, Summarize
+from policies import ContextSettings, Failed, Reply, Summarize, Summary
 from policies.advise import Prices
 from policies.effects import Compare, Embed, Trim, Vectors
 from policies.fidelity import JUDGE
@@ -14,14 +13,13 @@ from policies.fidelity import PROMPTS as EVALUATING
 from proxy.access.caller import Caller
 from proxy.access.destination import CHAT_PATH, EMBEDDINGS_PATH, Destination, by_weir
 from proxy.caching import prices_of
+from proxy.effects.allowance import Patience, Spent
+from proxy.effects.likeness import MAX_EMBEDDED_LEN, PATIENCE, by_vectors, embed
+from proxy.effects.perform import EffectHandler
+from proxy.effects.summarizer import MAX_ANSWER, Compose, SummarizerTerms, SummaryResult
 from proxy.errors import UpstreamUnreachable
 from proxy.outcome import address_of, provider_of
-from proxy.perform import Performer
 from proxy.runtime import Runtime
-from proxy.similarity import LONGEST_EMBEDDED, PATIENCE, by_shingles, by_vectors, embed
-from proxy.summaries.patience import Patience
-from proxy.summaries.spent import Spent
-from proxy.summaries.summarizer import MOST_ANSWER, Compose, Terms, Told
 from proxy.tap import Usage
 from proxy.telemetry import NULL_TRACE, Trace
 from proxy.telemetry.spans import NullSpan, SummarizerSpan
@@ -41,7 +39,7 @@ IN_ALL = 2
 
 
 @dataclass(slots=True)
-class Replies:
+class Replies(EffectHandler):
     """Replies to the effects that planning one request asks for, at the caller's expense.
 
     ``patience`` is that of the client whose request is open, None where it was answered. ``pruned`` are the tools that
@@ -59,13 +57,7 @@ class Replies:
     clock: Callable[[], float] = time.monotonic
     _until: float | None = None
 
-    async def __call__(self, effect: Effect) -> Reply:
-        """The reply to one effect."""
-        if isinstance(effect, Embed):
-            return await self._embed(effect)
-        return await Performer(self._summarize, self._compare, self._trim)(effect)
-
-    async def _summarize(self, effect: Summarize) -> Reply:
+    async def summarize(self, effect: Summarize) -> Summary | Failed:
         """Have the summariser write; the request's own model and upstream where the policy says ``same``."""
         runtime, purpose = self.runtime, effect.purpose
         model = self.model_for(purpose)
@@ -80,7 +72,7 @@ class Replies:
             return Failed("timeout")
         upstream = runtime.config.upstream(model)
         destination = by_weir(upstream, self.caller, path=CHAT_PATH, model=model)
-        terms = Terms(
+        terms = SummarizerTerms(
             tenant=self.caller.tenant,
             upstream=upstream.name,
             model=model,
@@ -139,7 +131,7 @@ class Replies:
         answer = await self.runtime.upstreams.send(destination, method="POST", headers=headers, body=body)
         try:
             span.arrived(answer.status)
-            said = await answer.read(MOST_ANSWER)
+            said = await answer.read(MAX_ANSWER)
         except StreamBroken as error:
             raise UpstreamUnreachable(str(error)) from None
         finally:
@@ -150,7 +142,7 @@ class Replies:
     def _prices(self, model: str) -> Prices | None:
         return prices_of(model, self.runtime.registry.facts(model, settings=self.settings))
 
-    def _count(self, told: Told, terms: Terms, dollars: float | None) -> None:
+    def _count(self, told: SummaryResult, terms: SummarizerTerms, dollars: float | None) -> None:
         """Add a reply to what this request spent, and to the metrics."""
         usage, metrics = told.usage or Usage(), self.runtime.telemetry.metrics
         asked, answered, cached = usage.prompt or 0, usage.completion or 0, usage.cached or 0
@@ -181,17 +173,17 @@ class Replies:
                 reasoning=usage.reasoning,
             )
 
-    async def _compare(self, effect: Compare) -> Reply:
+    async def compare(self, effect: Compare) -> Reply:
         """How alike texts are, by the embeddings model that the policy names and waits for, else by their shingles."""
         waits = PATIENCE if self.patience is None else min(PATIENCE, self.patience.left())
         if effect.model is None or waits <= 0:
-            return await asyncio.to_thread(by_shingles, effect)
+            return await EffectHandler.compare(self, effect)
         send = self._post_embeddings(effect.model)
         return await by_vectors(effect, model=effect.model, send=send, patience=waits)
 
-    async def _embed(self, effect: Embed) -> Reply:
+    async def embed(self, effect: Embed) -> Reply:
         """The vectors of texts."""
-        texts = [text[:LONGEST_EMBEDDED] for text in effect.texts]
+        texts = [text[:MAX_EMBEDDED_LEN] for text in effect.texts]
         send = self._post_embeddings(effect.model)
         found = await embed(texts, model=effect.model, send=send, patience=effect.seconds)
         return found if isinstance(found, Failed) else Vectors(tuple(tuple(row) for row in found))
@@ -201,7 +193,7 @@ class Replies:
         destination = by_weir(upstream, self.caller, path=EMBEDDINGS_PATH, model=model)
         return partial(self.runtime.upstreams.post, destination)
 
-    async def _trim(self, effect: Trim) -> Reply:
+    async def trim(self, effect: Trim) -> Reply:
         """What an operator's function leaves of the request's messages."""
         raws = self.request.messages or ()
         return await self.runtime.custom.trim(effect, [read_message(raws[i]) for i in effect.indices])

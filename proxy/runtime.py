@@ -14,21 +14,21 @@ from proxy.access.keys import Keyring, credentials_in, presented
 from proxy.alerts import Alerts
 from proxy.config import Config, ConfigError
 from proxy.config.reload import SetPolicy, read_policy, with_set_policies
-from proxy.custom import CustomFunctions
+from proxy.custom.functions import CustomFunctions
+from proxy.effects.hooks import Hooks
+from proxy.effects.summarizer import Summarizer
 from proxy.errors import InvalidAPIKey, ProxyError
 from proxy.evaluation import OnlineEvaluation
 from proxy.health import HealthBook
-from proxy.hooks import Hooks
 from proxy.models import ModelLimitsResolver, ModelRegistry
 from proxy.planning import Planner
 from proxy.preparation import Preparation
-from proxy.settle import Settler
 from proxy.store import Store
 from proxy.store.records import PolicyRow
-from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import Telemetry
 from proxy.tokenizer import Tokenizer
 from proxy.upstream.upstreams import Upstreams
+from proxy.write_behind import WriteBehindQueue
 
 
 @dataclass(slots=True)
@@ -49,8 +49,8 @@ class Runtime:
     evaluation: OnlineEvaluation
     summarizer: Summarizer
     upstreams: Upstreams
-    store: Store | None
-    settler: Settler
+    store: Store
+    settler: WriteBehindQueue
     telemetry: Telemetry
     alerts: Alerts
     instance: str

@@ -13,9 +13,9 @@ from policies.growth import STATUS, Event
 from policies.health import Checkup
 from proxy.alerts import Notice
 from proxy.caching import CacheUse, follow
+from proxy.effects.hooks import TurnEnd
 from proxy.exchange_rows import row_of
 from proxy.health import sample_of
-from proxy.hooks import TurnEnd
 from proxy.metering import TENANT_SHOWN, count_exchange
 from proxy.outcome import Outcome, Sent, evicted_count, evictions_alone
 from proxy.planning import Planned
@@ -128,7 +128,7 @@ def _check_up(runtime: Runtime, outcome: Outcome, sent: Sent | None, *, at: floa
             value=round(alert.value, 4),
             threshold=alert.limit,
         )
-        if runtime.store is None or not runtime.store.shared:
+        if not runtime.store.shared:
             branch = thread.branch
             notice = Notice(
                 alert=alert, tenant=branch.tenant, conversation=branch.name, policy=settings.name, request=outcome.id

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from policies import ContextSettings, Decision
-from policies.summaries import PROMPTS
+from policies.summary import PROMPTS
 
 MOST_CONDENSED = 40
 MOST_LAYERS = 32

@@ -11,11 +11,22 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 
-from proxy.store import migrations
+from proxy.store import schema
+from tests.forked import forked_processes
 from tests.postgres import Missing, Postgres, postgres_server
 
 settings.register_profile("weir", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weir")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores, four at most: a test often waits for a process that it has started."""
+    return min(4, len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that wait longest for something real come first: no worker is left alone with them at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("real") is None)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,24 +45,30 @@ def authorities_read_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def migrations_run_once() -> Iterator[None]:
-    """An empty SQLite database gets the schema that the migrations made of the first one: suites open thousands."""
-    made: list[tuple[str, tuple[Any, ...]]] = []
-    upgrade = migrations.upgrade
+def processes_are_forked() -> Iterator[None]:
+    """A ``python -m proxy`` that a test starts is forked from one that has imported everything."""
+    with forked_processes():
+        yield
 
-    @functools.wraps(upgrade)
+
+@pytest.fixture(scope="session", autouse=True)
+def schema_made_once() -> Iterator[None]:
+    """An empty SQLite database gets the schema that was made in the first one: suites open thousands."""
+    made: list[tuple[str, tuple[Any, ...]]] = []
+    make = schema.make
+
+    @functools.wraps(make)
     def copied(connection: sa.Connection) -> None:
-        if connection.dialect.name != "sqlite" or connection.exec_driver_sql("SELECT * FROM sqlite_master").first():
-            upgrade(connection)
-        elif not made:
-            upgrade(connection)
+        if connection.dialect.name != "sqlite" or not made:
+            make(connection)
+        if connection.dialect.name == "sqlite" and not made:
             made.extend(_whole(connection))
-        else:
+        elif connection.dialect.name == "sqlite":
             for statement, values in made:
                 connection.exec_driver_sql(statement, values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(migrations, "upgrade", copied)
+        patch.setattr(schema, "make", copied)
         yield
 
 

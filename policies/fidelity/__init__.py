@@ -4,18 +4,17 @@ Two measures stand side by side. Coverage needs no model: which facts, identifie
 and which can be fetched back. Fidelity asks a model the same questions of both and has each pair of answers judged.
 """
 
-from policies.fidelity.asking import Terms, evaluate
-from policies.fidelity.contexts import Contexts, contexts_of
-from policies.fidelity.coverage import Coverage, Share, coverage_of
-from policies.fidelity.prompts import ANSWER, JUDGE, PROMPTS, PROPOSE
-from policies.fidelity.questions import FEWEST, MOST, Dimension, Question, questions_for
+from policies.fidelity.asking import ANSWER, JUDGE, PROMPTS, PROPOSE, Terms, evaluate
+from policies.fidelity.coverage import Contexts, Coverage, Share, contexts_of, coverage_of
+from policies.fidelity.questions import MAX_QUESTIONS, MIN_QUESTIONS, MINIMUM, Dimension, Question, questions_for
 from policies.fidelity.verdicts import Fidelity, Judged, Verdict, read_verdict
 
 __all__ = [
     "ANSWER",
-    "FEWEST",
     "JUDGE",
-    "MOST",
+    "MAX_QUESTIONS",
+    "MINIMUM",
+    "MIN_QUESTIONS",
     "PROMPTS",
     "PROPOSE",
     "Contexts",

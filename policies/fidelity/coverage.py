@@ -1,20 +1,77 @@
-"""How much of what a conversation needs stands in its compacted context, looked up without a model."""
+"""How much of what a conversation needs stands in its compacted context, looked up without a model.
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+The two contexts that are compared are what the client sent, and what went up in its place; both without the head.
+"""
 
-from policies.fidelity.contexts import Contexts, compacted_text
-from policies.fidelity.questions import LONGEST_VALUE, SHORTEST_VALUE, used_values
-from policies.messages import ToolCall
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from policies.fidelity.questions import MAX_VALUE_LEN, MIN_VALUE_LEN, used_values
+from policies.ledger import EditKind
+from policies.messages import ToolCall, Transcript
+from policies.pieces import Piece
 from policies.settings import NoteTaking
+from policies.sources import lines_of, sources_of
 from policies.state import read_state
-from policies.summaries import normal_text
+from policies.summary import Line, normal_text
+from policies.summary.check import places
 from policies.text.literals import literals
 from policies.text.segments import Source
+from policies.turns import answered_calls, units
 
-MOST_MISSING = 40
-MOST_LOOKED = 200
-MOST_READ = 20_000
+MAX_MISSING = 40
+MAX_LOOKED = 200
+MAX_READ = 20_000
+NOTES = "notes on earlier messages"
+RECALLED = "recalled earlier message"
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """A conversation whole and compacted, as who said what.
+
+    ``sources`` are the messages of the whole one, ``tokens_before`` and ``tokens_after`` what the two contexts take.
+    """
+
+    sources: tuple[Source, ...]
+    compacted: tuple[Line, ...]
+    tokens_before: int = 0
+    tokens_after: int = 0
+
+    @property
+    def original(self) -> tuple[Line, ...]:
+        """The whole conversation."""
+        return tuple(lines_of(self.sources))
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times smaller the compacted context is; None where either is empty."""
+        return self.tokens_before / self.tokens_after if self.tokens_before and self.tokens_after else None
+
+
+def contexts_of(transcript: Transcript, pieces: Sequence[Piece]) -> Contexts:
+    """The contexts of a request as it came and as it was planned."""
+    head = transcript.head
+    calls = answered_calls(transcript, units(transcript.messages, head))
+    indices = range(head, len(transcript.messages))
+    whole = sources_of(transcript, indices, calls)
+    by_index = dict(zip(indices, whole, strict=True))
+    lines: list[Line] = []
+    tokens = 0
+    for piece in pieces:
+        if piece.index is not None and piece.index < head:
+            continue
+        tokens += piece.tokens
+        lines += _lines_of(piece, by_index)
+    before = sum(transcript.messages[i].tokens for i in indices)
+    return Contexts(tuple(whole), tuple(lines), before, tokens)
+
+
+def _lines_of(piece: Piece, by_index: Mapping[int, Source]) -> list[Line]:
+    if piece.index is None:
+        return [Line(RECALLED if piece.kind is EditKind.RECALL else NOTES, piece.text or "")]
+    source = by_index[piece.index]
+    return lines_of([source if piece.text is None else replace(source, text=piece.text)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +107,14 @@ class Coverage:
     facts: Share = Share()
     identifiers: Share = Share()
     rules: Share = Share()
-    missing: tuple[str, ...] = field(default=())
+    missing: tuple[str, ...] = ()
 
     def __add__(self, other: "Coverage") -> "Coverage":
         return Coverage(
             self.facts + other.facts,
             self.identifiers + other.identifiers,
             self.rules + other.rules,
-            (*self.missing, *other.missing)[:MOST_MISSING],
+            (*self.missing, *other.missing)[:MAX_MISSING],
         )
 
     @property
@@ -83,8 +140,8 @@ def coverage_of(
 
     Only what stands in the whole context is wanted. ``archived`` is the text of originals that can be fetched back.
     """
-    kept = normal_text(compacted_text(contexts))
-    whole = normal_text("\n".join(line.text for line in contexts.original))
+    kept = _text_of(contexts.compacted)
+    whole = _text_of(contexts.original)
     archive = f"{kept}\n{normal_text(archived)}"
     missing: list[str] = []
 
@@ -103,7 +160,7 @@ def coverage_of(
     others = [(v,) for v in named if v.lower() not in known and _stand((v,), whole)]
     rules = [(rule,) for rule in read_state(contexts.sources, goal="", tools=tools).constraints]
     found = Coverage(share(wanted), share(others), share(rules))
-    return Coverage(found.facts, found.identifiers, found.rules, tuple(missing[:MOST_MISSING]))
+    return Coverage(found.facts, found.identifiers, found.rules, tuple(missing[:MAX_MISSING]))
 
 
 def _identifiers(sources: Sequence[Source], later: Sequence[ToolCall]) -> list[str]:
@@ -111,9 +168,13 @@ def _identifiers(sources: Sequence[Source], later: Sequence[ToolCall]) -> list[s
     found = dict.fromkeys(v for values in used_values(sources, later).values() for v in values)
     for source in sources:
         if source.is_users:
-            named = literals(source.text[:MOST_READ])
-            found.update(dict.fromkeys(v for v in named if SHORTEST_VALUE <= len(v) <= LONGEST_VALUE))
+            named = literals(source.text[:MAX_READ])
+            found.update(dict.fromkeys(v for v in named if MIN_VALUE_LEN <= len(v) <= MAX_VALUE_LEN))
     return list(found)
+
+
+def _text_of(lines: Sequence[Line]) -> str:
+    return normal_text("\n".join(line.text for line in lines))
 
 
 def _stand(values: Sequence[str], text: str) -> bool:
@@ -122,16 +183,9 @@ def _stand(values: Sequence[str], text: str) -> bool:
 
 
 def _stands(value: str, text: str) -> bool:
-    if not value:
-        return True
-    at = text.find(value)
-    for _ in range(MOST_LOOKED):
-        if at < 0:
-            return False
+    def is_whole(at: int) -> bool:
         end = at + len(value)
         before = at > 0 and value[0].isalnum() and text[at - 1].isalnum()
-        after = end < len(text) and value[-1].isalnum() and text[end].isalnum()
-        if not before and not after:
-            return True
-        at = text.find(value, at + 1)
-    return False
+        return not before and not (end < len(text) and value[-1].isalnum() and text[end].isalnum())
+
+    return not value or any(map(is_whole, places(text, value, most=MAX_LOOKED)))

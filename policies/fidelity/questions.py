@@ -18,12 +18,12 @@ from policies.text.gist import shorten
 from policies.text.literals import literals
 from policies.text.segments import Source, parse, sentences, structured
 
-FEWEST, MOST = 4, 20
-LONGEST_QUOTE = 240
-LONGEST_VALUE = 120
-SHORTEST_VALUE = 4
-MOST_VALUES = 4
-MOST_CALLS = 400
+MIN_QUESTIONS, MAX_QUESTIONS = 4, 20
+MAX_QUOTE_LEN = 240
+MAX_VALUE_LEN = 120
+MIN_VALUE_LEN = 4
+MAX_VALUES = 4
+MAX_CALLS = 400
 BEGINNING = 12
 """Characters of a sentence by which it is asked for."""
 GAP = "____"
@@ -81,7 +81,7 @@ def questions_for(
     found = dict.fromkeys(MINIMUM)
     texts = {q.text.lower() for q in MINIMUM}
     for question in _in_turns(kinds):
-        if len(found) >= min(max(count, FEWEST), MOST):
+        if len(found) >= min(max(count, MIN_QUESTIONS), MAX_QUESTIONS):
             break
         if question.text.lower() not in texts:
             texts.add(question.text.lower())
@@ -93,7 +93,7 @@ def proposed(text: str) -> Iterator[Question]:
     """The questions in a model's reply: lines that end in a question mark."""
     for line in text.splitlines():
         said = harmless(line).strip().lstrip("-*0123456789.) \t")
-        if said.endswith("?") and 10 < len(said) <= LONGEST_QUOTE:
+        if said.endswith("?") and 10 < len(said) <= MAX_QUOTE_LEN:
             yield Question(said, _dimension(said), "model")
 
 
@@ -131,7 +131,7 @@ def _recorded(sources: Sequence[Source], values: Sequence[str]) -> Iterator[Ques
 def _sentences(source: Source) -> tuple[str, ...]:
     if source.is_result or source.role not in {"user", "assistant"}:
         return ()
-    return tuple(s for s in sentences(source.text) if len(s) <= LONGEST_QUOTE)
+    return tuple(s for s in sentences(source.text) if len(s) <= MAX_QUOTE_LEN)
 
 
 def used_values(sources: Sequence[Source], later: Sequence[ToolCall] = ()) -> dict[tuple[str, str], list[str]]:
@@ -140,10 +140,10 @@ def used_values(sources: Sequence[Source], later: Sequence[ToolCall] = ()) -> di
     end = max((s.position for s in sources), default=0) + 1
     made = [(s.position, call) for s in sources for call in s.calls]
     said = [(s.position, s.text) for s in sources]
-    for position, call in reversed([*made, *((end, call) for call in later)][-MOST_CALLS:]):
+    for position, call in reversed([*made, *((end, call) for call in later)][-MAX_CALLS:]):
         document = parse(call.arguments)
         for value, _, key, _ in structured(document) if document is not None else ():
-            if not key.strip() or not SHORTEST_VALUE <= len(value) <= LONGEST_VALUE or not _names(value):
+            if not key.strip() or not MIN_VALUE_LEN <= len(value) <= MAX_VALUE_LEN or not _names(value):
                 continue
             if any(value in text for at, text in said if at < position):
                 found.setdefault((call.name, key), {})[value] = None
@@ -158,7 +158,7 @@ def _names(value: str) -> bool:
 def _arguments(sources: Sequence[Source], later: Sequence[ToolCall]) -> Iterator[Question]:
     for (tool, key), values in used_values(sources, later).items():
         text = f"Which {_quoted(key)} did the conversation name that the tool {_quoted(tool)} needs? Name each of them."
-        yield Question(text, Dimension.FACTS, "identifier", tuple(values[:MOST_VALUES]))
+        yield Question(text, Dimension.FACTS, "identifier", tuple(values[:MAX_VALUES]))
 
 
 def _rules(state: Checkpoint) -> Iterator[Question]:
@@ -170,7 +170,7 @@ def _decisions(state: Checkpoint) -> Iterator[Question]:
     for decision in reversed(state.decisions):
         if decision.rationale:
             text = f"Why was this decided: {_quoted(decision.text)}?"
-            yield Question(text, Dimension.DECISIONS, "decision", literals(decision.rationale)[:MOST_VALUES])
+            yield Question(text, Dimension.DECISIONS, "decision", literals(decision.rationale)[:MAX_VALUES])
         else:
             yield _about(
                 decision.text, Dimension.DECISIONS, "decision", "What was decided in the words that begin with"
@@ -180,7 +180,7 @@ def _decisions(state: Checkpoint) -> Iterator[Question]:
 def _about(said: str, dimension: Dimension, origin: str, asking: str) -> Question:
     """A question for the value that a sentence names, else for how it goes on."""
     value = max(literals(said), key=len, default="")
-    if value and len(said) <= LONGEST_QUOTE and value != said:
+    if value and len(said) <= MAX_QUOTE_LEN and value != said:
         return _gap(said, value, dimension, origin)
     return Question(f"{asking} {_quoted(shorten(said, max(BEGINNING, len(said) // 3)))}?", dimension, origin)
 
@@ -202,4 +202,4 @@ def _gap(sentence: str, value: str, dimension: Dimension, origin: str) -> Questi
 
 
 def _quoted(text: str) -> str:
-    return f"\u00ab{shorten(' '.join(harmless(text).split()), LONGEST_QUOTE)}\u00bb"
+    return f"\u00ab{shorten(' '.join(harmless(text).split()), MAX_QUOTE_LEN)}\u00bb"

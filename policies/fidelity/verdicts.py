@@ -7,14 +7,13 @@ What is unknown counts neither for nor against, and how often that was is part o
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from policies.effects import Failed, Reply, Summary
 from policies.fidelity.questions import Dimension, Question
 
-LONGEST_READ = 4_000
+MAX_READ_LEN = 4_000
 _THOUGHT = re.compile(r"\A\s*<think(?:ing)?>[\s\S]{0,200000}?</think(?:ing)?>", re.IGNORECASE)
 _WORD = re.compile(r"(?:not\s{1,3}yes|yes|no|unknown)(?![\w'\u2019-])")
 _EDGES = " \t\r\n\"'`*_.,:;!#>(){}[]\u201c\u201d\u2018\u2019"
@@ -35,7 +34,7 @@ def read_verdict(reply: Reply) -> tuple[Verdict, str]:
         return Verdict.UNKNOWN, reply.reason
     if not isinstance(reply, Summary) or reply.tool_calls:
         return Verdict.UNKNOWN, "unreadable"
-    text = _THOUGHT.sub("", reply.text, count=1)[:LONGEST_READ].strip().lower()
+    text = _THOUGHT.sub("", reply.text, count=1)[:MAX_READ_LEN].strip().lower()
     if (document := text.strip("` \n").removeprefix("json").lstrip()).startswith("{"):
         return _in_json(document)
     said = text.lstrip(_EDGES)
@@ -92,24 +91,12 @@ class Fidelity:
         return sum(j.verdict is verdict and dimension in (None, j.question.dimension) for j in self.judged)
 
     def score(self, dimension: Dimension | None = None) -> float | None:
-        """The share of consistent answers among those that were judged; None where none was."""
-        return ratio_of(self.count(Verdict.YES, dimension), self.count(Verdict.NO, dimension))
+        """The share of consistent answers among those that were judged; None of none: that is no success."""
+        kept = self.count(Verdict.YES, dimension)
+        judged = kept + self.count(Verdict.NO, dimension)
+        return kept / judged if judged else None
 
     @property
     def unknown(self) -> dict[str, int]:
         """Why questions were not decided, and how many for each reason."""
         return dict(Counter(j.why for j in self.judged if j.verdict is Verdict.UNKNOWN))
-
-
-def ratio_of(consistent: int, inconsistent: int) -> float | None:
-    """Consistent over both, None of none: what was not judged is no success."""
-    total = consistent + inconsistent
-    return consistent / total if total else None
-
-
-def total(all_of: Iterable[Fidelity]) -> Fidelity:
-    """The verdicts on several compactions together."""
-    result = Fidelity()
-    for each in all_of:
-        result = result + each
-    return result

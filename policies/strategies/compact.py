@@ -33,8 +33,6 @@ CUT_STEP = 2 / 3
 """What a newest step that has to be cut may take of the room beside the summary, or low water: the rest is for the
 next one."""
 SMALLEST_STEP = 200
-GROWTH = 1_500
-"""Tokens beside the user's words and the tail after a batch: some steps, so that the next one is not at once."""
 LEAST_EXTRACT = 0.4
 """What of its share the summary has where the newest step alone fills what a batch should leave."""
 
@@ -65,11 +63,11 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
         readings=bounds.readings,
     )
     lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
-    beside = _summary_overhead(draft, bounds) + _cost(lists, bounds)
+    before = told_before(bounds, most=start - head)
+    beside = _summary_overhead(draft, bounds) + _cost(lists, bounds) + _cost(before.text, bounds)
     made = extract(
         sources,
         max_tokens=max(0, budget - beside),
-        max_said=max(0, _said_budget(bounds, share) - beside),
         counter=bounds.counter,
         goal=_goal(bounds),
         asked=asked,
@@ -77,7 +75,7 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
         readings=bounds.readings,
     )
     state = replace(state, identifiers=made.identifiers)
-    told, version = yield from _told(gone, bounds, state, covers=start - head, share=share)
+    told, version = yield from _told(gone, bounds, state, before, covers=start - head, share=share)
     text = "\n".join(part for part in (lists, made.text) if part)
     cut = _cut(draft, bounds, start=start, gone=gone, extracted=text, told=told, version=version)
     checkpoint = merge_states(state, told.proposal, material=occurs_in(sources))
@@ -89,13 +87,13 @@ def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
 
 
 def _told(
-    gone: list[int], bounds: Bounds, checkpoint: Checkpoint, *, covers: int, share: float
+    gone: list[int], bounds: Bounds, checkpoint: Checkpoint, before: Told, *, covers: int, share: float
 ) -> Flow[tuple[Told, int]]:
     """The model's summary, and the version of the batch; the state is saved before a model is asked.
 
     Where nobody may wait for a model it is the note that was there before; the next one is taken in at the next batch.
     """
-    before, version = told_before(bounds, most=covers), bounds.known.next_version
+    version = bounds.known.next_version
     waits = bounds.settings.summaries.wait > 0
     if share < 1 or not waits or not may_ask(bounds) or before.origin == "prepared":
         return before, version
@@ -112,12 +110,6 @@ def _extract_budget(draft: Draft, bounds: Bounds, start: int, share: float) -> i
     tail = sum(p.tokens for p in draft.pieces if p.index is not None and p.index >= start and p.index not in kept)
     left = share * bounds.shape.low_water * bounds.room - tail
     return min(int(min(most, max(left, LEAST_EXTRACT * most))), bounds.shape.extract_max)
-
-
-def _said_budget(bounds: Bounds, share: float) -> int:
-    """Tokens of the summary where it is the user's words that fill it; some stay free, however small the room."""
-    shape, room = bounds.shape, bounds.room
-    return min(int(share * min(shape.said * room, (1 - shape.tail) * room - GROWTH)), shape.extract_max)
 
 
 def _summary_overhead(draft: Draft, bounds: Bounds) -> int:

@@ -25,7 +25,7 @@ from policies.ledger import SHORTENED, EditKind
 from policies.messages import ToolCall
 from policies.pieces import Piece
 from policies.scoring.blocks import step_numbers
-from policies.summaries import Line
+from policies.summary import Line
 from policies.text.gist import gist
 
 L1_UNTIL = 5

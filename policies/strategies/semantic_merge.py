@@ -19,7 +19,7 @@ from policies.ledger import Edit, EditKind
 from policies.messages import ToolCall
 from policies.scoring.duplication import THRESHOLD, Group, Merge, Output, candidate_groups, merge
 from policies.standins import standin
-from policies.summaries import Line, Written, condense
+from policies.summary import Line, Written, condense
 
 LEAST_WORDS = 48
 """Tokens that a model has for a group of results at the least."""

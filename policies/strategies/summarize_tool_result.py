@@ -15,7 +15,7 @@ from policies.ledger import EditKind
 from policies.messages import ToolCall
 from policies.pieces import Piece
 from policies.scoring.blocks import step_numbers
-from policies.summaries import Line
+from policies.summary import Line
 from policies.text.gist import gist
 
 OVER = 500

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
 
 from policies.checkpoint import Identifier
-from policies.text.segments import NUMBER, Reading, Readings, Segment, Source, is_identifier, is_question, terms_of
+from policies.text.segments import Reading, Readings, Segment, Source, is_identifier, is_question, terms_of
 from policies.tokens import TokenCounter
 
 SPEAKERS = {"user": 1.0, "assistant": 0.2, "tool": 0.6}
@@ -25,10 +25,7 @@ REASON = 1.0
 CALL = 0.5
 ALONE = 4.0
 """How much more an identifier is worth alone than within what it stands in: it costs little."""
-IDENTIFIER = 4.0
-NUMBER_SAID = 2.0
-NUMBER_IN_RESULT = 0.1
-"""Bare numbers of tool results would crowd everything else out."""
+IDENTIFIER = 3.0
 NAME = 1.5
 USED = 1.5
 """A later call asked for it; ``LIKE_USED``: for something of the same shape."""
@@ -108,7 +105,7 @@ class Weights:
         self._asked = frozenset(map(_stem, asked))
         self._shapes = {shape(term) for term in used if is_identifier(term)}
         self._most = len(documents) + 2
-        self._known: tuple[dict[str, float], dict[str, float]] = ({}, {})
+        self._known: dict[str, float] = {}
 
     @classmethod
     def over(cls, readings: Sequence[Reading], *, asked: Iterable[str] = ()) -> "Weights":
@@ -118,15 +115,15 @@ class Weights:
         used = empty.union(*(r.asked for r in readings))
         return cls([r.terms for r in readings], used=used, names=names - plain, asked=asked)
 
-    def of(self, terms: Sequence[str], *, result: bool) -> tuple[float, ...]:
-        """The weights of the terms; a bare number tells little in a tool's result."""
-        known = self._known[result]
+    def of(self, terms: Sequence[str]) -> tuple[float, ...]:
+        """The weights of the terms."""
+        known = self._known
         for term in terms:
             if term not in known:
-                known[term] = self._weigh(term, result=result) * (ASKED if _stem(term) in self._asked else 1.0)
+                known[term] = self._weigh(term) * (ASKED if _stem(term) in self._asked else 1.0)
         return tuple([known[term] for term in terms])
 
-    def _weigh(self, term: str, *, result: bool) -> float:
+    def _weigh(self, term: str) -> float:
         used = term in self._used
         if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):  # said again, it is needed: rarity is no measure
             asked = USED if used else LIKE_USED if shape(term) in self._shapes else 1.0
@@ -135,8 +132,6 @@ class Weights:
             again = 1 + REUSED * min(self._in[term] - 1, MAX_REUSED)
             return math.log(self._most) * IDENTIFIER * again * asked
         weight = math.log(self._most / max(1, self._in[term])) * (USED if used else 1.0)
-        if NUMBER.match(term):
-            return weight * (NUMBER_IN_RESULT if result else NUMBER_SAID)
         return weight * NAME if term in self._names else weight
 
 
@@ -158,7 +153,6 @@ def extract(
     *,
     max_tokens: int,
     counter: TokenCounter,
-    max_said: int = 0,
     goal: str = "",
     asked: str = "",
     visible: Sequence[str] = (),
@@ -166,26 +160,20 @@ def extract(
 ) -> Extract:
     """What is kept of ``sources`` within ``max_tokens``, beside what the ``visible`` texts say already.
 
-    Up to ``max_said`` tokens may be filled by what the user said beyond that. ``goal`` is a statement of the user that
-    stands before all of them: what was said about it later comes first. ``asked`` is what the user says now: what it
-    names is wanted.
+    ``goal`` is a statement of the user that stands before all of them: what was said about it later comes first.
+    ``asked`` is what the user says now: what it names is wanted.
     """
     reader = Readings() if readings is None else readings
     sources = (Source(-1, "user", goal), *sources)
-    most = max(max_tokens, max_said)
     items = candidates(sources, [reader.of(source) for source in sources], room=max_tokens, asked=asked)
     link(items, sources)
     shown = [term for text in visible for term in terms_of(text)]
-    ranked = choose(items, int(SPARE * most), shown=shown, seen=[n for n, i in enumerate(items) if i.source == 0])
+    ranked = choose(items, int(SPARE * max_tokens), shown=shown, seen=[n for n, i in enumerate(items) if i.source == 0])
 
     def write(chosen: Sequence[int]) -> str:
         return render(sources, items, chosen)
 
     best = fitted(ranked, write, max_tokens=max_tokens, counter=counter)
-    if most > max_tokens:
-        taken = frozenset(best.chosen)
-        said = [g for g in ranked if taken.issuperset(g) or all(sources[items[n].source].is_users for n in g)]
-        best = fitted(said, write, max_tokens=most, counter=counter)
     return replace(best, identifiers=_identifiers(sources, items, frozenset(best.chosen)))
 
 
@@ -232,7 +220,7 @@ def candidates(sources: Sequence[Source], read: Sequence[Reading], *, room: int 
             if low in alone:
                 alone[low].source = i
                 continue
-            weighed = weights.of((low,), result=True)
+            weighed = weights.of((low,))
             alone[low] = Item(i, LAST, Segment(word, (low,), " "), weighed, ALONE, rate * len(word) + 2)
     return [*items, *alone.values()]
 
@@ -255,7 +243,7 @@ def _of_segments(i: int, source: Source, reading: Reading, weights: Weights, rat
         if segment.key:
             cost += rate * len(segment.key) / 2 - LABEL + 1
             factor *= ALONE if is_alone(segment) else 1.0
-        yield Item(i, place, segment, weights.of(segment.terms, result=result or called), factor, cost)
+        yield Item(i, place, segment, weights.of(segment.terms), factor, cost)
 
 
 def is_alone(segment: Segment) -> bool:
@@ -300,7 +288,7 @@ def link(items: Sequence[Item], sources: Sequence[Source]) -> None:
         enough = LINK * sum([weight[stem] for stem in stems[n]])
         about = [other for other, share in taken_up.items() if share >= enough]
         items[n].later = (*([max(about)] if about else ()), *corrections.get(items[n].source, ()))
-    said_in = {(items[n].source, term): items[n].later for n in spoken for term in items[n].segment.terms}
+    said_in = {(i.source, term): i.later for i in map(items.__getitem__, spoken) if i.later for term in i.segment.terms}
     for item in items:
         if item.place == LAST:
             item.later = said_in.get((item.source, item.segment.terms[0]), ())

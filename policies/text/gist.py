@@ -56,7 +56,7 @@ def _items(text: str, role: str) -> list[Item]:
             source=0,
             place=place,
             segment=segment,
-            weights=weights.of(segment.terms, result=role == "tool"),
+            weights=weights.of(segment.terms),
             factor=(REPORTED if role == "tool" and reports_error(f"{segment.key} {segment.text}") else 1.0)
             * (2.0 if is_alone(segment) else 1.0),
             cost=len(segment.text) / 4 + len(segment.key) / 8 + 1,

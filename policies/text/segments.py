@@ -20,7 +20,9 @@ from policies.messages import ToolCall
 
 _SOLID = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 """Thai, Lao, Burmese, Khmer, Kana and Han: written without blanks."""
-WORD = re.compile(rf"[^\W_{_SOLID}]+(?:[-./:@'\u2019_]+[^\W_{_SOLID}]+)*|[{_SOLID}]+")
+_GROUPED = r"\+?\d{1,4}(?:[ \u00a0]\d{2,5}){2,5}(?!\w)"
+"""A number written in groups, as of a telephone or an account, is one word."""
+WORD = re.compile(rf"{_GROUPED}|[^\W_{_SOLID}]+(?:[-./:@'\u2019_]+[^\W_{_SOLID}]+)*|[{_SOLID}]+")
 _IS_SOLID = re.compile(rf"[{_SOLID}]")
 _TELLING = re.compile(r"\w")
 MAX_READ = 240_000
@@ -173,14 +175,17 @@ class Reading:
             asked = list(structured(document, record=-1)) if document is not None else []
             self.segments.extend(asked)
             for segment in asked:
-                self._identify(segment.key)
+                self._identify(segment.key, WORD.findall(segment.key))
         self.terms = frozenset().union(*(s.terms for s in self.segments), {s.key.lower() for s in self.segments})
-        for segment in self.segments:
-            if not segment.key:
-                self._identify(segment.text)
 
     def _said(self, sentence: str) -> Segment:
         words = WORD.findall(sentence)
+        self._identify(sentence, words)
+        if sentence.isascii() or not _IS_SOLID.search(sentence):
+            terms = [word.lower() for word in words]
+            self.plain.update(set(words).intersection(terms))
+            self.names.update(set(terms[1:]).difference(words))
+            return Segment(sentence, tuple(dict.fromkeys(terms)))
         found: dict[str, None] = {}
         for n, word in enumerate(words):
             if not word.isascii() and _IS_SOLID.match(word):
@@ -196,10 +201,13 @@ class Reading:
 
     def _lines(self, text: str) -> Iterator[Segment]:
         for line in pieces(line.strip() for line in text.splitlines() if _TELLING.search(line)):
+            self._identify(line, WORD.findall(line))
             yield Segment(line, terms_of(line))
 
-    def _identify(self, text: str) -> None:
-        for word in WORD.findall(text):
+    def _identify(self, text: str, words: Iterable[str]) -> None:
+        if not _MARKED.search(text):
+            return
+        for word in words:
             if len(word) > 4 and not word.isdigit() and is_identifier(word):
                 self.identifiers[word.lower()] = word
 
@@ -207,8 +215,9 @@ class Reading:
 _DATE = re.compile(r"\d+[-/.]\d+[-/.]\d+\Z")
 _LETTER = re.compile(r"[^\W\d_]")
 _DIGIT = re.compile(r"\d")
-_JOINT = re.compile(r"[_@/]")
-NUMBER = re.compile(r"[\d.,:/-]+\Z")
+_JOINT = re.compile(r"[_@/\s]")
+_MARKED = re.compile(r"[\d_@/]")
+"""What every identifier has one of."""
 
 
 def is_identifier(word: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from policies import ContextSettings, Effect, Reply
-from policies.fidelity import ANSWER, FEWEST, JUDGE, MOST, PROPOSE, Terms
+from policies.fidelity import ANSWER, JUDGE, MAX_QUESTIONS, MIN_QUESTIONS, PROPOSE, Terms
 from proxy.asking import AT_ONCE, SECONDS, Models
 from proxy.cli.config import config_option, console, json_option, loaded, print_json
 from proxy.cli.conversations_read import checkpoints_of, found, opened_to_read, store_option
@@ -69,7 +69,7 @@ class _Asked:
 @click.option("--model-window", type=click.IntRange(min=1024), help="What the models read at once, tokens.")
 @click.option(
     "--questions",
-    type=click.IntRange(FEWEST, MOST),
+    type=click.IntRange(MIN_QUESTIONS, MAX_QUESTIONS),
     default=DEFAULT_QUESTIONS,
     show_default=True,
     help="Asked of each.",

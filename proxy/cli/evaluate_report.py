@@ -6,10 +6,9 @@ from dataclasses import asdict, dataclass, field
 from rich.table import Table
 
 from policies.fidelity import PROMPTS, Coverage, Dimension, Fidelity, Share, Verdict
-from policies.fidelity.verdicts import total
+from proxy.effects.allowance import Spent
 from proxy.evaluation import facts_of
 from proxy.rehearsal.judging import Evaluated
-from proxy.summaries.spent import Spent
 
 TOO_AGGRESSIVE = 0.75
 """Fidelity under which a compaction takes too much (requirement A0.122)."""
@@ -43,7 +42,7 @@ class Report:
     @property
     def fidelity(self) -> Fidelity:
         """All verdicts."""
-        return total(each.fidelity for _, each in self.done)
+        return sum((each.fidelity for _, each in self.done), Fidelity())
 
     @property
     def coverage(self) -> Coverage:

@@ -25,7 +25,7 @@ from proxy.app import create_app
 from proxy.cli import Failure
 from proxy.cli.config import config_option, loaded
 from proxy.config import Config, Flags, Handed, environment, hand_down, handed_down, load_config, masked_url, secrets_of
-from proxy.hooks import Hooks, Plugin
+from proxy.effects.hooks import Hooks, Plugin
 from proxy.protocol import App, ServerLimits
 from proxy.server import run
 from proxy.simulator.serving import run_simulator

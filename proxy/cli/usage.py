@@ -16,8 +16,8 @@ from proxy.errors import InvalidRequest
 from proxy.http.request import moment_in
 from proxy.http.usage import taken, taken_by
 from proxy.store import Store
+from proxy.store.exchanges import By
 from proxy.store.records import UsageRow
-from proxy.store.usage import By
 
 
 @click.command()

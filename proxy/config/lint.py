@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from policies.budget import BUCKETS
-from policies.fidelity import FEWEST, MOST
+from policies.fidelity import MAX_QUESTIONS, MIN_QUESTIONS
 from policies.settings import Bucket, ContextSettings, Layer, Mode, Shape
 from proxy.config.file import KeyPath, nearest
 from proxy.config.layers import ASKING, LAYERS, parameters_of
-from proxy.custom import check_custom
+from proxy.custom.functions import check_custom
 from proxy.tokenizer import check_estimator
 
 Found = Iterator[tuple[KeyPath, str]]
@@ -45,6 +45,10 @@ _PART: tuple[Judgement, str] = (lambda value: 0 < value <= 1), "should be a shar
 _AMOUNT: tuple[Judgement, str] = (lambda value: 0 <= value < math.inf), "should not be negative"
 _POSITIVE: tuple[Judgement, str] = (lambda value: value > 0), "should be above 0"
 _COUNT: tuple[Judgement, str] = (lambda value: 0 < value <= MAX_STREAK), f"should be from 1 to {MAX_STREAK}"
+_ASKED: tuple[Judgement, str] = (
+    (lambda value: MIN_QUESTIONS <= value <= MAX_QUESTIONS),
+    f"should be {MIN_QUESTIONS} to {MAX_QUESTIONS}",
+)
 _WINDOWS = ("window", "window_per_output", "designed_for", "rot_soft_tokens", "image_tokens", "cache_ttl")
 _STREAKS = ("utilization_requests", "eviction_window", "compressions", "compactions", "compaction_window", "loop")
 _NUMBERS: tuple[tuple[str, tuple[str, ...], Judgement, str], ...] = (
@@ -52,7 +56,12 @@ _NUMBERS: tuple[tuple[str, tuple[str, ...], Judgement, str], ...] = (
     ("", ("reserve", "headroom", "reserve_floor", "note_min", "note_max", "placeholder_tokens"), *_AMOUNT),
     ("", _WINDOWS, *_POSITIVE),
     ("evaluate", ("sample",), *_SHARE),
-    ("evaluate", ("questions",), lambda value: FEWEST <= value <= MOST, f"should be {FEWEST} to {MOST}"),
+    (
+        "evaluate",
+        ("questions",),
+        lambda value: MIN_QUESTIONS <= value <= MAX_QUESTIONS,
+        f"should be {MIN_QUESTIONS} to {MAX_QUESTIONS}",
+    ),
     ("", ("cold_at",), *_PART),
     ("ingest", ("cap", "sub_agent_cap"), lambda value: value >= 1, "should be above 0"),
     ("ingest", ("share",), *_PART),

@@ -179,8 +179,8 @@ async def _original(asked: ManagementRequest, tenant: str, ref: str) -> bytes:
     waiting = asked.runtime.settler.original(tenant, ref)
     if waiting is not None:
         return waiting
-    store = asked.runtime.store
-    if store is not None and len(ref) <= MAX_REF_LEN and ref.isprintable():
+    store = asked.store
+    if len(ref) <= MAX_REF_LEN and ref.isprintable():
         original = await store.original(tenant, ref)
         if original is not None:
             return original.body

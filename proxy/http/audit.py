@@ -8,8 +8,8 @@ from proxy.http.request import ManagementRequest, cursor_of, page
 from proxy.http.shape import Count, Digest, Moment, Page, Ref, Shape, Tokens
 from proxy.store import AuditRow
 from proxy.store.chain import AuditType
-from proxy.store.paging import Place
 from proxy.store.records import EvictionRow
+from proxy.store.transaction import Place
 
 ENDED = (0, "", 0, 0)
 """The place in a list of evictions that has come to its end before the list beside it."""

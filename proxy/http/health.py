@@ -58,11 +58,8 @@ class HealthRoutes:
         await respond_json(send, state, status=200 if ready else 503)
 
     async def _store(self) -> str:
-        store = self._runtime.store
-        if store is None:
-            return "memory only"
         try:
-            await store.ping()
+            await self._runtime.store.ping()
         except StoreError as error:
             return f"unavailable: {type(error).__name__}"
         return "failing" if self._runtime.settler.failing else "ok"

@@ -20,7 +20,7 @@ from proxy.http.request import MAX_BODY, MAX_DIGITS
 from proxy.http.shape import Error
 from proxy.http.table import PREFIX, ROUTES, ManagementRoute
 from proxy.store.chain import AuditType
-from proxy.store.usage import By
+from proxy.store.exchanges import By
 
 IN_BYTES = frozenset({"pages", "text"})  # kinds of answers whose cursor counts bytes
 REF = "#/components/schemas/{name}"

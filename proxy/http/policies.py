@@ -128,8 +128,7 @@ async def delete(asked: ManagementRequest) -> DeletedPolicy:
         text = f"The file's policy {name} would hold again, and is not valid: {'; '.join(error.problems)}"
         raise InvalidRequest(text, weir={"problems": list(error.problems)}) from None
     try:
-        if runtime.store is not None:
-            await runtime.store.delete_policy(name, runtime.planner.clock())
+        await runtime.store.delete_policy(name, runtime.planner.clock())
     except StoreError as error:
         runtime.logger.error("policy %s could not be removed from the database: %s", name, error)
         raise ProxyError("The database cannot be written now: the policy still holds.") from None
@@ -149,8 +148,6 @@ def _read(config: Config, name: str, text: str) -> Mapping[str, object]:
 
 async def _keep(runtime: Runtime, policy: SetPolicy) -> Literal["database", "memory"]:
     """Where the policy is kept: in the database, or only in memory while that fails."""
-    if runtime.store is None:
-        return "memory"
     try:
         await runtime.store.save_policy(policy.name, policy.text, policy.at)
     except StoreError as error:

@@ -7,8 +7,8 @@ from msgspec import Meta
 
 from proxy.http.request import ManagementRequest, page_from
 from proxy.http.shape import Count, Dollars, Moment, Shape, Tokens
+from proxy.store.exchanges import ADDED, By
 from proxy.store.records import UsageRow
-from proxy.store.usage import ADDED, By
 
 DAYS = 30
 DAY = 86_400.0

@@ -1,4 +1,7 @@
-"""What the model is told: passages that match, or a text page by page, within the room that is left. Pure.
+"""What a query is about among the removed texts, and what the model is told of them. Pure.
+
+A text that has all words of the query stands before one that has some; then counts how rare these are among the
+texts that were found, identifiers twice; then how near to the newest message the text stood.
 
 What was recalled is data: each text stands inside a fence that it cannot close, under a line that says whose words
 they are, and nothing in it can pass for a role. A page is the text letter by letter, so that the pages
@@ -7,20 +10,144 @@ they are escaped.
 """
 
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from policies import TokenCounter
 from policies.clipping import cut_line
 from policies.summary import defang, fence, harmless
-from proxy.recall.ranking import LONGEST_TOKEN, Match, Term, passages
+
+MAX_TERMS = 32
+IDENTIFIER_WEIGHT = 2.0
+WORTH_SHOWING = 0.4  # of the best text's score
+MAX_SEGMENT_LEN = 320  # characters
+MAX_TOKEN_LEN = 12  # characters, on the average of any text worth reading
+MAX_READ = 2_000_000  # characters of one text
+GAP = "[…]"
+
+_WORD = re.compile(r"\S+")
+_EDGES = "\"'`\u201c\u201d\u2018\u2019.,;:!?()[]{}<>*|"
+_SCRIPTS_WITHOUT_BLANKS = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f]{2,}")
+_SEGMENT = re.compile(rf"[^\n]{{1,{MAX_SEGMENT_LEN}}}(?:\n+|(?<=\s)|\Z)|[^\n]{{1,{MAX_SEGMENT_LEN}}}\n*|\n+")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A word or identifier of a query, and where it stands in a text: at the beginning of a word, in any case."""
+
+    text: str
+    weight: float
+    pattern: re.Pattern[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What one text has of a query: the places of the terms that are in it, and how that ranks."""
+
+    index: int
+    found: frozenset[int]
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Passages:
+    """The parts of a text that are shown; ``start`` is the byte of its UTF-8 form at which the first one begins."""
+
+    text: str
+    tokens: int
+    start: int
+    whole: bool
+
+
+def terms_of(query: str) -> tuple[Term, ...]:
+    """The terms of a query: its words, in scripts without blanks the pairs of neighbouring characters."""
+    words = list(dict.fromkeys(w for m in _WORD.finditer(query) if (w := m.group().strip(_EDGES).casefold())))
+    telling = [w for w in words if len(w) > 1 or not w.isascii()] or words
+    found: list[Term] = []
+    for word in telling:
+        runs = _SCRIPTS_WITHOUT_BLANKS.findall(word)
+        pairs = [run[i : i + 2] for run in runs for i in range(len(run) - 1)] if runs else [word]
+        weight = IDENTIFIER_WEIGHT if _is_identifier(word) else 1.0
+        found += (Term(part, weight, _pattern(part)) for part in dict.fromkeys(pairs))
+    return tuple(found[:MAX_TERMS])
+
+
+def _is_identifier(word: str) -> bool:
+    return any(c.isdigit() for c in word) or any(c in word for c in "_/.@#")
+
+
+def _pattern(word: str) -> re.Pattern[str]:
+    edge = r"(?<![^\W_])" if word[0].isalnum() and not _SCRIPTS_WITHOUT_BLANKS.match(word) else ""
+    return re.compile(edge + re.escape(word), re.IGNORECASE)
+
+
+def rank(terms: Sequence[Term], texts: Sequence[str]) -> list[Hit]:
+    """The texts (oldest first) that have a term in them, best first, without those that have only common ones."""
+    found = [frozenset(n for n, t in enumerate(terms) if t.pattern.search(text[:MAX_READ])) for text in texts]
+    known = sum(bool(each) for each in found)
+    rarity = [math.log(1 + known / (0.5 + sum(n in each for each in found))) for n in range(len(terms))]
+    hits = [
+        Hit(index, each, round(sum(terms[n].weight * rarity[n] for n in each), 4))
+        for index, each in enumerate(found)
+        if each
+    ]
+    enough = WORTH_SHOWING * max((hit.score for hit in hits), default=0.0)
+    hits = [hit for hit in hits if hit.score >= enough]
+    return sorted(hits, key=lambda m: (len(m.found) == len(terms), m.score, m.index), reverse=True)
+
+
+def passages(text: str, terms: Sequence[Term], *, most: int, count: Callable[[str], int]) -> Passages:
+    """What a text says around the terms, in at most ``most`` tokens; all of it where that is no more."""
+    whole = count(text) if len(text) <= most * MAX_TOKEN_LEN else most + 1
+    if whole <= most:
+        return Passages(text, whole, 0, whole=True)
+    segments = [m.group() for m in _SEGMENT.finditer(text[:MAX_READ])]
+    scores = [sum(t.weight for t in terms if t.pattern.search(each)) for each in segments]
+    chosen: set[int] = set()
+    left = most - 2 * count(GAP)
+    for place in sorted(range(len(segments)), key=lambda n: (-scores[n], n)):
+        if scores[place] <= 0 and chosen:
+            break
+        for near in (place, place + 1, place - 1):
+            if 0 <= near < len(segments) and near not in chosen:
+                cost = count(segments[near]) + (1 if {near - 1, near + 1} & chosen else 2 + count(GAP))
+                if cost <= left:
+                    chosen.add(near)
+                    left -= cost
+    if not chosen:
+        cut = _beginning(segments[0] if segments else text, left, count)
+        return Passages(cut, count(cut), 0, whole=False)
+    shown, start = _joined(segments, sorted(chosen))
+    return Passages(shown, count(shown), start, whole=False)
+
+
+def _joined(segments: Sequence[str], chosen: Sequence[int]) -> tuple[str, int]:
+    parts: list[str] = []
+    for place in chosen:
+        if place - 1 not in chosen:
+            parts.append(f"{GAP} " if not parts or parts[-1].endswith("\n") else f"\n{GAP} ")
+        parts.append(segments[place])
+    if chosen[0] == 0:
+        del parts[0]
+    tail = "" if chosen[-1] == len(segments) - 1 else f"\n{GAP}"
+    before = sum(len(each.encode("utf-8", "surrogatepass")) for each in segments[: chosen[0]])
+    return "".join(parts).rstrip() + tail, before
+
+
+def _beginning(text: str, most: int, count: Callable[[str], int]) -> str:
+    kept = len(text)
+    while kept > 0 and count(text[:kept]) > most:
+        kept = int(kept * 0.8)
+    return text[:kept]
+
 
 FLOOR = 250
 """Tokens of room under which no text is shown."""
-SMALLEST_SHARE = 120
-MOST_SHOWN = 8
-MOST_LISTED = 10
+MIN_SHARE = 120
+MAX_SHOWN = 8
+MAX_LISTED = 10
 NOTICE_TOKENS = 90
 LAST = "[recall: this was the last call that is answered here; go on with what is known.]"
 REFUSED = "[recall: no further call is answered in this turn; answer with what is known.]"
@@ -51,7 +178,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RecallAnswer:
     """The content of a tool result: its tokens, and how many texts it brings back."""
 
     text: str
@@ -60,29 +187,29 @@ class Told:
 
 
 def tell_found(
-    pasts: Sequence[Past], matches: Sequence[Match], terms: Sequence[Term], *, room: int, counter: TokenCounter
-) -> Told:
+    pasts: Sequence[Past], hits: Sequence[Hit], terms: Sequence[Term], *, room: int, counter: TokenCounter
+) -> RecallAnswer:
     """The texts that match, best first, in at most ``room`` tokens; the notice of what is left out comes first."""
-    if not matches:
+    if not hits:
         return _told(NOTHING, counter)
     if room < FLOOR:
-        return _without_room([pasts[m.index] for m in matches], counter)
+        return _without_room([pasts[m.index] for m in hits], counter)
     while True:
-        told = _tell(pasts, matches, terms, room, counter)
+        told = _tell(pasts, hits, terms, room, counter)
         if told.tokens <= room or told.hits == 0:
             return told
         room -= max(16, told.tokens - room)
 
 
 def _tell(
-    pasts: Sequence[Past], matches: Sequence[Match], terms: Sequence[Term], room: int, counter: TokenCounter
-) -> Told:
+    pasts: Sequence[Past], hits: Sequence[Hit], terms: Sequence[Term], room: int, counter: TokenCounter
+) -> RecallAnswer:
     left, shown, parts, rest = room - NOTICE_TOKENS, list[str](), 0, list[Past]()
-    for number, match in enumerate(matches):
-        past = pasts[match.index]
+    for number, hit in enumerate(hits):
+        past = pasts[hit.index]
         frame = counter.count(fenced(past, "", ", shown in part, read on from byte 100000")) + 4
-        share = min(left, max(SMALLEST_SHARE + frame, left // 2 if number + 1 < len(matches) else left))
-        if len(shown) >= MOST_SHOWN or share - frame < SMALLEST_SHARE // 2:
+        share = min(left, max(MIN_SHARE + frame, left // 2 if number + 1 < len(hits) else left))
+        if len(shown) >= MAX_SHOWN or share - frame < MIN_SHARE // 2:
             rest.append(past)
             continue
         found = passages(past.text, terms, most=share - frame, count=counter.count)
@@ -104,15 +231,15 @@ def _notice(shown: int, parts: int, rest: Sequence[Past]) -> str:
 
 
 def _listed(pasts: Sequence[Past]) -> str:
-    more = f" and {len(pasts) - MOST_LISTED} more" if len(pasts) > MOST_LISTED else ""
-    return ", ".join(past.ref for past in pasts[:MOST_LISTED]) + more
+    more = f" and {len(pasts) - MAX_LISTED} more" if len(pasts) > MAX_LISTED else ""
+    return ", ".join(past.ref for past in pasts[:MAX_LISTED]) + more
 
 
-def _without_room(pasts: Sequence[Past], counter: TokenCounter) -> Told:
+def _without_room(pasts: Sequence[Past], counter: TokenCounter) -> RecallAnswer:
     return _told(f"[recall: found, but there is no room for text in this request: {_listed(pasts)}.]", counter)
 
 
-def tell_page(past: Past, cursor: int, *, room: int, counter: TokenCounter) -> Told:
+def tell_page(past: Past, cursor: int, *, room: int, counter: TokenCounter) -> RecallAnswer:
     """One page of a text from byte ``cursor`` of its UTF-8 form on, in at most ``room`` tokens.
 
     The first line is the JSON of what is left (``next_cursor``), where something is.
@@ -126,7 +253,7 @@ def tell_page(past: Past, cursor: int, *, room: int, counter: TokenCounter) -> T
     if room < FLOOR:
         return _without_room([past], counter)
     text = data[start:].decode("utf-8", "surrogatepass")
-    kept = min(len(text), room * LONGEST_TOKEN)
+    kept = min(len(text), room * MAX_TOKEN_LEN)
     while True:
         page = text[:kept]
         stop = start + len(page.encode("utf-8", "surrogatepass"))
@@ -160,10 +287,10 @@ def fenced(past: Past, text: str, note: str, *, ready: bool = False) -> str:
     return f"<{tag}>\n{body}\n</{tag}>"
 
 
-def _told(text: str, counter: TokenCounter, *, hits: int = 0) -> Told:
-    return Told(text, counter.count(text), hits)
+def _told(text: str, counter: TokenCounter, *, hits: int = 0) -> RecallAnswer:
+    return RecallAnswer(text, counter.count(text), hits)
 
 
-def tell_problem(problem: str, counter: TokenCounter) -> Told:
+def tell_problem(problem: str, counter: TokenCounter) -> RecallAnswer:
     """What the model is told of a call that cannot be answered."""
     return _told(f"[recall: {problem} Arguments: query (text) or ref (12 hex digits), cursor (a byte).]", counter)

@@ -1,4 +1,4 @@
-"""What is out of the window of one conversation, by words and by ref.
+"""What is out of the window of one conversation, by words, by likeness and by ref.
 
 Most of it is in the request itself: clients send their whole history again. So that is looked through first, which
 needs no store and finds nobody else's texts; the store has what the client no longer sends.
@@ -6,36 +6,60 @@ needs no store and finds nobody else's texts; the store has what the client no l
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from policies import Cut, Edit, EditKind, Piece, Transcript
-from policies.effects import Alike, Compare
+from policies import Cut, Edit, EditKind, Elsewhere, Piece, Transcript
+from policies.effects import Alike, Compare, Embed, Vectors
 from policies.messages import Body
-from proxy.perform import Ask
-from proxy.recall.answering import Past
-from proxy.recall.likeness import LIKE, by_likeness
-from proxy.recall.ranking import Match, Term, passages, rank, terms_of
-from proxy.settle import Settler
+from proxy.effects.perform import Ask
+from proxy.recall.answering import Hit, Past, Term, passages, rank, terms_of
 from proxy.store import Original, Store, StoreError
 from proxy.wire.chat import body_of, read_message
+from proxy.write_behind import WriteBehindQueue
+
+FindAlike = Callable[[str], Awaitable[Sequence[tuple[Original, float]]]]
 
 log = logging.getLogger("weir.recall")
 
-MOST_STORED = 50
-MOST_COMPARED = 50
+MAX_NEAR = 8
+PATIENCE = 2.0
+"""Seconds that a request waits for the vector of its question."""
+LIKE = 0.45
+"""Least cosine of a text that is meant although no words plainly say so."""
+
+
+def by_likeness(store: Store, tenant: str, conversation: str, model: str | None, ask: Ask | None) -> FindAlike | None:
+    """What gives the removed texts that are most like a text, each with its cosine; None where nothing can."""
+    if model is None or ask is None:
+        return None
+
+    async def alike(text: str) -> Sequence[tuple[Original, float]]:
+        try:
+            reply = await ask(Embed((text,), model, seconds=PATIENCE))
+            if isinstance(reply, Vectors):
+                return await store.nearest(tenant, conversation, model, reply.rows[0], limit=MAX_NEAR)
+        except StoreError as error:
+            log.warning("the archive cannot be searched by likeness: %s", error)
+        return ()
+
+    return alike
+
+
+MAX_STORED = 50
+MAX_COMPARED = 50
 COMPARED_CHARS = 4  # for each token of a passage
 COMPARED_TOKENS = 400
 AS_IT_CAME = frozenset({EditKind.RECALL, EditKind.PIN})
-SHORTENED_ARGUMENTS = 80
+MAX_ARGUMENTS_LEN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Hits:
+class SearchResult:
     """What a query found: the texts, oldest first, and those that match, best first."""
 
     pasts: tuple[Past, ...]
-    matches: tuple[Match, ...]
+    hits: tuple[Hit, ...]
     terms: tuple[Term, ...]
 
 
@@ -53,23 +77,23 @@ class Archive:
     cuts: Sequence[Cut]
     tenant: str
     conversation: str
-    store: Store | None
-    settler: Settler
+    store: Store
+    settler: WriteBehindQueue
     ask: Ask | None = None
     model: str | None = None
     embeddings: str | None = None
 
-    async def find(self, query: str) -> Hits:
+    async def find(self, query: str) -> SearchResult:
         """The removed texts that have words of the query in them."""
         terms = terms_of(query)
         here = await asyncio.to_thread(lambda: [self._past(i) for i in self._gone()])
         elsewhere = await self._stored(query, terms, known={past.ref for past in here})
         pasts = (*elsewhere, *here)
-        matches = await asyncio.to_thread(rank, terms, [past.text for past in pasts])
-        pasts, matches = await self._and_alike(query, pasts, matches)
+        hits = await asyncio.to_thread(rank, terms, [past.text for past in pasts])
+        pasts, hits = await self._and_alike(query, pasts, hits)
         if self.model is not None and self.ask is not None:
-            matches = await self._compared(query, terms, pasts, matches)
-        return Hits(pasts, tuple(matches), terms)
+            hits = await self._compared(query, terms, pasts, hits)
+        return SearchResult(pasts, tuple(hits), terms)
 
     async def read(self, ref: str) -> Past | None:
         """The text of this ref, or of all that a summary of this ref covers; None where this conversation has none."""
@@ -110,31 +134,29 @@ class Archive:
             if message.answers in self.transcript.messages[earlier].call_ids:
                 calls = self.transcript.read(earlier).calls
                 call = next((c for c in calls if c.id == message.answers), None)
-                return f"result of {call.name}({call.arguments[:SHORTENED_ARGUMENTS]})" if call else "a tool's result"
+                return f"result of {call.name}({call.arguments[:MAX_ARGUMENTS_LEN]})" if call else "a tool's result"
         return f"result of {body.name}" if body.name else "a tool's result"
 
     async def _stored(self, query: str, terms: Sequence[Term], known: set[str]) -> list[Past]:
         """Texts of this conversation that the client no longer sends, by the archive's full-text search."""
-        if self.store is None:
-            return []
         known = known | {message.ref for message in self.transcript.messages}
         wanted = dict.fromkeys((query, " ".join(t.text for t in terms if t.weight > 1)))
         found: dict[str, Original] = {}
         try:
             for each in filter(None, wanted):
-                hits = await self.store.search(self.tenant, each, limit=MOST_STORED, conversation=self.conversation)
+                hits = await self.store.search(self.tenant, each, limit=MAX_STORED, conversation=self.conversation)
                 found |= {original.ref: original for original in hits if original.ref not in known}
         except StoreError as error:
             log.warning("the archive cannot be searched, only what the client sends is: %s", error)
         return [_past_of(original) for original in found.values()]
 
     async def _and_alike(
-        self, query: str, pasts: tuple[Past, ...], matches: list[Match]
-    ) -> tuple[tuple[Past, ...], list[Match]]:
+        self, query: str, pasts: tuple[Past, ...], hits: list[Hit]
+    ) -> tuple[tuple[Past, ...], list[Hit]]:
         """The same with the texts behind them that the query's vector is near to, where vectors are kept."""
         alike = by_likeness(self.store, self.tenant, self.conversation, self.embeddings, self.ask)
         near = await alike(query) if alike is not None else ()
-        seen, places = {match.index for match in matches}, {past.ref: n for n, past in enumerate(pasts)}
+        seen, places = {hit.index for hit in hits}, {past.ref: n for n, past in enumerate(pasts)}
         for original, score in near:
             if score < LIKE:
                 break
@@ -142,25 +164,23 @@ class Archive:
                 places[original.ref] = len(pasts)
                 pasts = (*pasts, _past_of(original))
             if (place := places[original.ref]) not in seen:
-                matches = [*matches, Match(place, frozenset(), 0.0)]
+                hits = [*hits, Hit(place, frozenset(), 0.0)]
                 seen.add(place)
-        return pasts, matches
+        return pasts, hits
 
-    async def _compared(
-        self, query: str, terms: Sequence[Term], pasts: Sequence[Past], matches: list[Match]
-    ) -> list[Match]:
-        """The best matches, filled up with the newest texts, in the order of their likeness; as they were if none."""
+    async def _compared(self, query: str, terms: Sequence[Term], pasts: Sequence[Past], hits: list[Hit]) -> list[Hit]:
+        """The best hits, filled up with the newest texts, in the order of their likeness; as they were if none."""
         assert self.ask is not None  # noqa: S101 - the caller looked
-        seen = {match.index for match in matches}
+        seen = {hit.index for hit in hits}
         newest = (n for n in range(len(pasts) - 1, -1, -1) if n not in seen)
-        filled = [*matches, *(Match(n, frozenset(), 0.0) for n in newest)][:MOST_COMPARED]
-        texts = (query, *(_excerpt(pasts[match.index].text, terms) for match in filled))
+        filled = [*hits, *(Hit(n, frozenset(), 0.0) for n in newest)][:MAX_COMPARED]
+        texts = (query, *(_excerpt(pasts[hit.index].text, terms) for hit in filled))
         pairs = tuple((0, n) for n in range(1, len(texts)))
         reply = await self.ask(Compare(texts, pairs, self.model))
         if not isinstance(reply, Alike) or not any(reply.scores):
-            return matches
+            return hits
         order = sorted(range(len(filled)), key=lambda n: -reply.scores[n])
-        return [filled[n] for n in order] + matches[MOST_COMPARED:]
+        return [filled[n] for n in order] + hits[MAX_COMPARED:]
 
     async def _covered(self, cut: Cut) -> Past | None:
         """All that a cut covers, as one text; from the request where that still begins with it."""
@@ -171,15 +191,13 @@ class Archive:
             lines = [(self.transcript.messages[i].role, said(self.transcript.read(i))) for i in places]
             tokens = sum(self.transcript.messages[i].tokens for i in places)
             return _joined(cut.ref, lines, tokens)
-        if self.store is None:
-            return None
         originals = await self.store.covered(self.tenant, cut.ref)
         lines = [(o.role, _text_of(o.body)) for o in originals]
         return _joined(cut.ref, lines, sum(o.tokens for o in originals)) if originals else None
 
     async def _holds(self, ref: str) -> bool:
         """Whether a ref that the request does not show was removed from this conversation."""
-        if self.store is None or len(ref) != 12 or not ref.isalnum():
+        if len(ref) != 12 or not ref.isalnum():
             return False
         for cut in self.cuts:
             if any(o.ref == ref for o in await self.store.covered(self.tenant, cut.ref)):
@@ -188,7 +206,7 @@ class Archive:
         if original is None:
             return False
         telling = " ".join(original.text.split()[:12])
-        hits = await self.store.search(self.tenant, telling, limit=MOST_STORED, conversation=self.conversation)
+        hits = await self.store.search(self.tenant, telling, limit=MAX_STORED, conversation=self.conversation)
         return any(o.ref == ref for o in hits)
 
     async def _original(self, ref: str) -> Past | None:
@@ -196,7 +214,7 @@ class Archive:
         if waiting is not None:
             value = read_message(waiting)
             return Past(ref, _role_in_words(str(value.get("role", ""))), 0, said(body_of(value)))
-        original = await self.store.original(self.tenant, ref) if self.store is not None else None
+        original = await self.store.original(self.tenant, ref)
         return None if original is None else _past_of(original)
 
 
@@ -226,3 +244,42 @@ def _joined(ref: str, lines: Sequence[tuple[str, str]], tokens: int) -> Past:
 def _excerpt(text: str, terms: Sequence[Term]) -> str:
     """The part of a text that the terms stand in, of a length that any model for embeddings reads."""
     return passages(text, terms, most=COMPARED_TOKENS, count=lambda part: len(part) // COMPARED_CHARS + 1).text
+
+
+MAX_MESSAGE_LEN = 8_000  # characters of the newest message that are read
+MAX_FOUND = 40
+MAX_ALIKE = 3
+DEFINITION = "tool_definition"
+
+
+async def elsewhere(
+    store: Store,
+    tenant: str,
+    conversation: str,
+    text: str,
+    *,
+    known: Collection[str] = (),
+    alike: FindAlike | None = None,
+) -> tuple[Elsewhere, ...]:
+    """Originals of a conversation (by id) that have words of ``text`` and whose refs are not ``known``, and those whose
+    vectors are most like it. Raises StoreError.
+
+    Most clients send their whole history: then there are none of the first kind, and nothing is searched for.
+    """
+    text = text[-MAX_MESSAGE_LEN:]
+    near = [each for each, score in await alike(text) if score >= LIKE] if alike is not None else []
+    found = {each.ref: _of(each) for each in reversed(await _unsent(store, tenant, conversation, text, known))}
+    return tuple((found | {each.ref: _of(each, alike=True) for each in near[:MAX_ALIKE]}).values())
+
+
+async def _unsent(
+    store: Store, tenant: str, conversation: str, text: str, known: Collection[str]
+) -> Sequence[Original]:
+    if (await store.held(tenant, conversation)).issubset(known):
+        return ()
+    hits = await store.search(tenant, text, limit=MAX_FOUND, conversation=conversation)
+    return [each for each in hits if each.ref not in known and each.role != DEFINITION]
+
+
+def _of(original: Original, *, alike: bool = False) -> Elsewhere:
+    return Elsewhere(original.ref, original.role, original.text, alike)

@@ -14,9 +14,11 @@ were no such tool. What a client can mend by waiting (429, 5xx) it is told.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
+
+import msgspec
 
 from policies import TokenCounter
 from proxy.counting import count_message
@@ -25,17 +27,16 @@ from proxy.recall.answering import (
     REFUSED,
     UNKNOWN,
     Past,
-    Told,
+    RecallAnswer,
     tell_found,
     tell_page,
     tell_problem,
 )
-from proxy.recall.archive import Archive, Hits
-from proxy.recall.calls import RecallCall, Turn
-from proxy.recall.offer import Offer, with_more_messages
+from proxy.recall.archive import Archive, SearchResult
+from proxy.recall.tool import Offer, RecallCall, RecallTurn, turn_of, with_more_messages, without_calls
 from proxy.relay import Received
 from proxy.store import StoreError
-from proxy.tap import Tap
+from proxy.tap import Tap, read_completion
 from proxy.upstream.overflow import Verdict
 from proxy.wire.raw import write_value
 
@@ -44,7 +45,7 @@ NOT_OURS = frozenset({401, 402, 403, 408, 409, 425, 429})
 
 AskAgain = Callable[[bytes], Awaitable[tuple[Received, Verdict]]]
 Ended = Callable[[Received, Tap | None], None]
-"""Told of each answer that another round follows, with what the upstream said of itself in it."""
+"""RecallAnswer of each answer that another round follows, with what the upstream said of itself in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +83,17 @@ class Rounds:
     over: bool = False
     recalled: list[Recalled] = field(default_factory=list)
     _sent: list[bytes] = field(default_factory=list)
-    _turn: Turn | None = None
-    _found: list[Hits | Past | None] = field(default_factory=list)
+    _turn: RecallTurn | None = None
+    _found: list[SearchResult | Past | None] = field(default_factory=list)
     _share: int = 0
-    _told: list[Told] = field(default_factory=list)
+    _told: list[RecallAnswer] = field(default_factory=list)
 
     @property
     def may_go_on(self) -> bool:
         """Whether a call that comes now is answered, or at least refused in words."""
         return not self.over and self.number <= self.most
 
-    async def after(self, turn: Turn) -> bytes:
+    async def after(self, turn: RecallTurn) -> bytes:
         """The next request: the one before, the turn, and the answers to its calls."""
         self._keep()
         self.number += 1
@@ -112,7 +113,7 @@ class Rounds:
         self._keep()
         self.over = True
 
-    async def _look(self, call: RecallCall) -> Hits | Past | None:
+    async def _look(self, call: RecallCall) -> SearchResult | Past | None:
         if call.problem or self.number > self.most:
             return None
         try:
@@ -125,20 +126,20 @@ class Rounds:
         self._told = await asyncio.to_thread(self._tell, self._turn)
         return with_more_messages(self.body, [*self._sent, *self._messages()])
 
-    def _tell(self, turn: Turn) -> list[Told]:
+    def _tell(self, turn: RecallTurn) -> list[RecallAnswer]:
         overhead = count_message(turn.message, self.counter, model=self.model)
         room = int(min(self.room - overhead, self.max_tokens * len(turn.calls)) * SHARES[self._share])
-        told: list[Told] = []
+        told: list[RecallAnswer] = []
         for number, (call, found) in enumerate(zip(turn.calls, self._found, strict=True)):
             share = min(self.max_tokens, room // (len(turn.calls) - number))
             told.append(self._tell_one(call, found, share))
             room -= told[-1].tokens
         return told
 
-    def _tell_one(self, call: RecallCall, found: Hits | Past | None, room: int) -> Told:
+    def _tell_one(self, call: RecallCall, found: SearchResult | Past | None, room: int) -> RecallAnswer:
         """The answer to one call, in at most ``room`` tokens as far as it has text in it."""
         if self.number > self.most:
-            return Told(REFUSED, self.counter.count(REFUSED))
+            return RecallAnswer(REFUSED, self.counter.count(REFUSED))
         last = f"\n{LAST}" if self.number == self.most else ""
         room -= self.counter.count(last) + 4 if last else 4
         if call.problem:
@@ -146,11 +147,11 @@ class Rounds:
         elif isinstance(found, Past):
             told = tell_page(found, call.cursor, room=room, counter=self.counter)
         elif found is not None:
-            told = tell_found(found.pasts, found.matches, found.terms, room=room, counter=self.counter)
+            told = tell_found(found.pasts, found.hits, found.terms, room=room, counter=self.counter)
         else:
-            told = Told(UNKNOWN, self.counter.count(UNKNOWN))
+            told = RecallAnswer(UNKNOWN, self.counter.count(UNKNOWN))
         text = told.text + last
-        return Told(text, self.counter.count(text), told.hits)
+        return RecallAnswer(text, self.counter.count(text), told.hits)
 
     def _messages(self) -> list[bytes]:
         assert self._turn is not None  # noqa: S101 - the caller has set it
@@ -179,7 +180,7 @@ def _hash(call: RecallCall) -> str:
     return blake2b((call.ref or call.query).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-async def next_answer(rounds: Rounds, turn: Turn, ask: AskAgain) -> Received:
+async def next_answer(rounds: Rounds, turn: RecallTurn, ask: AskAgain) -> Received:
     """The answer to the next round. Raises ProxyError where the upstream cannot be asked."""
     body: bytes | None = await rounds.after(turn)
     while body is not None:
@@ -211,3 +212,66 @@ def added_up(usage: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> d
 
 def _sum(name: str, values: Sequence[Mapping[str, Any]]) -> int:
     return sum(value for each in values if isinstance(value := each.get(name), int))
+
+
+JOINED = ("content", "reasoning_content", "reasoning")
+
+
+async def follow_whole(
+    received: Received, rounds: Rounds, ask: AskAgain, ended: Ended, *, joins: bool = True
+) -> Received:
+    """The answer to relay once the model has what it recalled; the same one where it recalled nothing.
+
+    ``joins`` puts what the model said before its calls in front of what it says in the end.
+    """
+    before: list[Mapping[str, Any]] = []
+    turn = None
+    while (value := _completion(received, rounds.offer.name)) is not None:
+        message = value["choices"][0]["message"]
+        turn = turn_of(message, rounds.offer.name)
+        if turn is None or not rounds.may_go_on:
+            break
+        before.append(value)
+        received.answer.close()
+        ended(received, received.seen)
+        received = await next_answer(rounds, turn, ask)
+    rounds.finish()
+    value = _completion(received, "")
+    if value is None or not (before or turn):
+        return received
+    written = write_value(_final(value, before, rounds.offer.name, joins=joins))
+    return replace(received, body=written, seen=read_completion(written), rewritten=True)
+
+
+def _completion(received: Received, name: str) -> dict[str, Any] | None:
+    """A completion that has ``name`` in it; None for anything else."""
+    body = received.body
+    if body is None or received.answer.status >= 400 or not received.answer.ended or name.encode() not in body:
+        return None
+    try:
+        value = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return None
+    choices = value.get("choices") if isinstance(value, dict) else None
+    first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    return value if isinstance(first, dict) and isinstance(first.get("message"), dict) else None
+
+
+def _final(value: dict[str, Any], before: list[Mapping[str, Any]], name: str, *, joins: bool) -> dict[str, Any]:
+    """The last completion as the client sees it: without calls of the tool, with the words and tokens of all rounds."""
+    choice = dict(value["choices"][0])
+    said = dict(choice["message"])
+    message = without_calls(said, name)
+    if "tool_calls" in said and "tool_calls" not in message and choice.get("finish_reason") == "tool_calls":
+        choice["finish_reason"] = "stop"
+        message["content"] = message.get("content") or ""
+    for key in JOINED if joins else ():
+        earlier = [each["choices"][0]["message"].get(key) for each in before]
+        texts = [text for text in (*earlier, message.get(key)) if isinstance(text, str) and text.strip()]
+        if len(texts) > 1 or (texts and not message.get(key)):
+            message[key] = "\n\n".join(texts)
+    final = {**value, "choices": [{**choice, "message": message}]}
+    usages = [each["usage"] for each in before if isinstance(each.get("usage"), dict)]
+    if usages and isinstance(value.get("usage"), dict):
+        final["usage"] = added_up(value["usage"], usages)
+    return final

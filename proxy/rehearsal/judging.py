@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from policies.fidelity import Coverage, Fidelity, Terms, coverage_of, evaluate, questions_for
 from policies.settings import NoteTaking
-from proxy.perform import Ask, Returned, drive, step
+from proxy.effects.perform import Ask, drive, step
 from proxy.rehearsal.compactions import Compaction
 
 
@@ -31,6 +31,4 @@ async def judge_compaction(
         contexts.sources, count=count, later=compaction.later, recorded=compaction.recorded, tools=tools
     )
     flow = evaluate(contexts.original, contexts.compacted, questions=questions, terms=terms)
-    now = step(flow)
-    fidelity = now.value if isinstance(now, Returned) else await drive(flow, now, ask)
-    return Evaluated(compaction, coverage, fidelity)
+    return Evaluated(compaction, coverage, await drive(flow, step(flow), ask))

@@ -32,8 +32,8 @@ from policies import (
 )
 from policies.effects import Together
 from policies.tokens import Calibration
+from proxy.effects.perform import Returned, step
 from proxy.models import ModelFacts
-from proxy.perform import Returned, step
 from proxy.rehearsal.script import Script
 from proxy.rehearsal.tally import WHOLE, Refusal
 from proxy.tokenizer import TextCounter

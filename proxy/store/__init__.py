@@ -5,30 +5,21 @@ Each method is one transaction, or one consistent read; a task that is cancelled
 half of a transaction (it may leave a whole one). Errors are the :class:`StoreError` tree.
 """
 
+import importlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Literal, NamedTuple, Self
+from typing import Self
 
 import sqlalchemy as sa
 
-from policies.ledger import Cut, Edit
-from proxy.store import (
-    archive,
-    audit,
-    conversations,
-    documents,
-    evictions,
-    exchanges,
-    keys,
-    learned,
-    ledger,
-    maintenance,
-    summaries,
-    vectors,
-)
+from proxy.store import archive, configuration, exchanges, health, maintenance, verification
+from proxy.store import audit as audit_
+from proxy.store import checkpoints as checkpoints_
+from proxy.store import conversations as conversations_
+from proxy.store import evictions as evictions_
+from proxy.store import notes as notes_
 from proxy.store.chain import AuditEvent, AuditRow, AuditType
-from proxy.store.engine import Database, open_database
 from proxy.store.errors import (
     CorruptStore,
     NameTaken,
@@ -38,8 +29,7 @@ from proxy.store.errors import (
     StoreError,
     StoreUnavailable,
 )
-from proxy.store.kept import Content, Kept
-from proxy.store.paging import Place
+from proxy.store.postgres_url import SCHEMES
 from proxy.store.records import (
     AlertRow,
     Arrival,
@@ -62,31 +52,19 @@ from proxy.store.records import (
     UsageRow,
 )
 from proxy.store.schema import HEAD
-from proxy.store.sqlite import SqliteDatabase
-from proxy.store.verification import Broken, Progress, Verified, verify
+from proxy.store.sqlite import Mode, SqliteDatabase
+from proxy.store.transaction import Content, Database, Transactions, reading, timed, writing
+from proxy.store.verification import Audited, Broken, Verified
 
 BUSY_TIMEOUT = 5.0
 CONNECTIONS = 4
 ROOM = 0.9  # of the largest size, when a database was made smaller
 
 
-class Audited(NamedTuple):
-    """What was found in the chains of the audit, and which of the triggers that guard its table are not there."""
+class Store(Transactions):
+    """The database of one Weir: what can be read of it and written to it, noun by noun."""
 
-    chains: list[Verified]
-    unguarded: list[str]
-
-
-class Store(Kept):
-    """The database of one Weir.
-
-    ``journal`` is ``wal``, ``delete``, ``memory`` or ``server``; ``notices`` is what to say loudly at start;
-    ``damaged`` counts the rows seen so far whose content was not what had been written.
-    """
-
-    def __init__(self, database: Database, *, content: Content) -> None:
-        super().__init__(database, content=content)
-        self._secret: bytes | None = None
+    _secret: bytes | None = None
 
     @classmethod
     async def open(
@@ -115,14 +93,17 @@ class Store(Kept):
                 statement either.
             connections: to a database server, at most.
         """
-        mode: Literal["server", "worker", "visitor", "reader"] = "worker" if shared else "server"
+        mode: Mode = "worker" if shared else "server"
         mode = "reader" if read_only else "visitor" if visitor else mode
-        database = await open_database(url, mode=mode, patience=busy_timeout, connections=connections)
-        return cls(database, content=content)
+        return cls(await _opened(url, mode=mode, patience=busy_timeout, connections=connections), content=content)
 
     async def close(self) -> None:
         """Finish what has begun and close the database."""
         await self._database.close()
+
+    async def ping(self) -> None:
+        """Return if the database can be written (read-only stores: read) now, else raise :class:`StoreError`."""
+        await self._database.ping()
 
     @property
     def schema(self) -> str:
@@ -130,78 +111,97 @@ class Store(Kept):
         return HEAD
 
     @property
+    def shared(self) -> bool:
+        """Whether other servers may write the same conversations."""
+        return self._database.shared
+
+    @property
+    def keeps_content(self) -> bool:
+        """Whether what is said may be stored."""
+        return self._full
+
+    @property
+    def damaged(self) -> int:
+        """How many different rows were found damaged and treated as absent."""
+        return len(self._damaged)
+
+    @property
     def reopened(self) -> int:
         """How often another file was opened in the place of one that was deleted or replaced."""
-        return self._database.opened if isinstance(self._database, SqliteDatabase) else 0
+        return self._database.opened
 
-    async def ping(self) -> None:
-        """Return if the database can be written (read-only stores: read) now, else raise :class:`StoreError`."""
-        await self._database.ping()
+    find = timed("find")(reading(conversations_.find))
+    branch = timed("branch")(reading(conversations_.branch))
+    named = reading(conversations_.named)
+    newest_branch = reading(checkpoints_.newest_branch)
+    commit = timed("commit")(writing(conversations_.commit))
+    fork = timed("fork")(writing(conversations_.fork))
+    restate = writing(conversations_.restate)
+    prepare = writing(conversations_.prepare)
+    claim = writing(conversations_.claim)
+    release = writing(conversations_.release)
+    want = writing(conversations_.want)
+    rollback = writing(conversations_.rollback)
+
+    conversations = reading(conversations_.listed)
+    conversation = reading(conversations_.one)
+    close_conversation = writing(conversations_.close_conversation)
+    export = reading(maintenance.export)
+
+    checkpoints = reading(checkpoints_.listed)
+    checkpoint_at = reading(checkpoints_.at_version)
+    latest_checkpoint = timed("latest_checkpoint")(reading(conversations_.latest_checkpoint))
+    notes = timed("notes")(reading(notes_.all_notes))
+    add_notes = writing(notes_.add_notes)
+    summary = timed("summary")(reading(notes_.summary))
+    keep_summary = writing(notes_.keep_summary)
+    reserve = writing(notes_.reserve)
+    correct = writing(notes_.correct)
+
+    original = timed("original")(reading(archive.original))
+    covered = timed("covered")(reading(archive.covered))
+    held = reading(archive.held)
+    lacking_vectors = reading(archive.lacking_vectors)
+    add_vectors = writing(archive.add_vectors)
+    nearest = reading(archive.nearest)
+    removed = reading(evictions_.removed)
+    removed_after = reading(evictions_.removed_after)
+    evictions = reading(evictions_.listed)
+    eviction_sums = reading(evictions_.sums)
+
+    arrive = timed("arrive")(writing(exchanges.arrive))
+    timeline = reading(exchanges.timeline)
+    annotate = writing(exchanges.annotate)
+    evaluated = writing(exchanges.evaluated)
+    snapshots = reading(health.snapshots)
+    alerts = reading(health.alerts_of)
+    open_alerts = reading(health.open_alerts)
+
+    audit = reading(audit_.listed)
+    audited_tenants = reading(audit_.tenants)
+    verify = reading(verification.verify)
+    add_key = writing(configuration.add_key)
+    list_keys = reading(configuration.list_keys)
+    revoke_key = writing(configuration.revoke_key)
+    save_policy = writing(configuration.save_policy)
+    delete_policy = writing(configuration.delete_policy)
+    policies = reading(configuration.all_policies)
+    note_changes = writing(configuration.note_changes)
+    limits = reading(configuration.all_limits)
+    calibrations = reading(configuration.all_calibrations)
+    learn = writing(configuration.learn)
+    kept_time = reading(configuration.kept_time)
+    keep_time = writing(configuration.keep_time)
 
     async def secret(self) -> bytes:
         """The 32 bytes that credentials are hashed with (HMAC); made once per database."""
         if self._secret is None:
-            found = await self._database.read(keys.stored_secret)
-            self._secret = found if found is not None else await self._database.write(keys.secret)
-            if isinstance(self._database, SqliteDatabase):
-                self._database.seed = partial(keys.keep_secret, value=self._secret)
+            found = await self._read(configuration.stored_secret)
+            self._secret = found if found is not None else await self._write(configuration.make_secret)
+            self._database.seed = partial(configuration.keep_secret, value=self._secret)
         return self._secret
 
-    async def find(self, tenant: str, chain: Sequence[bytes]) -> Branch | None:
-        """The branch with the longest stored prefix of ``chain`` (``chain[j]``: hash over ``j + 1`` messages).
-
-        ``length`` is how many messages matched, ``longest`` how many the branch has ever had; ties go to the newest.
-        """
-        return await self._database.read(lambda c: conversations.find(c, tenant, chain, self._damage))
-
-    async def named(self, tenant: str, name: str) -> str | None:
-        """The internal id of the tenant's conversation with this label."""
-        return await self._database.read(lambda c: conversations.named(c, tenant, name))
-
-    async def branch(self, tenant: str, branch_id: str) -> Branch | None:
-        """The branch with this id; ``length`` is 0."""
-        return await self._database.read(lambda c: conversations.branch(c, tenant, branch_id, self._damage))
-
-    async def commit(self, change: Change) -> int:
-        """The branch's new version, once everything in ``change`` is durable; :class:`StaleVersion` stores nothing."""
-        return await self._database.write(lambda c: conversations.commit(c, change, full=self._full))
-
-    async def fork(
-        self,
-        parent: Branch,
-        *,
-        branch: str,
-        keep_edits: Sequence[Edit],
-        keep_cuts: Sequence[Cut],
-        at: float,
-        length: int | None = None,
-    ) -> Branch:
-        """The new branch, with these edits and cuts of its parent; its version goes on from the parent's.
-
-        It starts with the parent's newest checkpoint of at most ``length`` messages after the head (None: any).
-        """
-        work = partial(
-            conversations.fork,
-            parent=parent,
-            branch=branch,
-            keep_edits=keep_edits,
-            keep_cuts=keep_cuts,
-            at=at,
-            length=length,
-            damage=self._damage,
-            full=self._full,
-        )
-        return await self._database.write(work)
-
-    async def arrive(self, arrival: Arrival) -> str:
-        """Have other servers find a request's branch from now on; the id that its conversation has."""
-        return await self._database.write(lambda c: exchanges.arrive(c, arrival))
-
-    async def restate(self, branch: Branch, *, edits: Sequence[Edit], cuts: Sequence[Cut], at: float) -> None:
-        """Have the store know of a branch what memory does, where it knows less: its file is not the one it was."""
-        work = partial(conversations.restate, known=branch, edits=edits, cuts=cuts, at=at, full=self._full)
-        await self._database.write(work)
-
+    @timed("record")
     async def record(self, rows: Sequence[ExchangeRow | RelayedRow]) -> Sequence[ExchangeRow]:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
 
@@ -212,48 +212,12 @@ class Store(Kept):
         """
         if not rows:
             return ()
-        stored = await self._database.write(lambda c: exchanges.record(c, rows, shared=self.shared))
+        stored = await self._write(lambda tx: exchanges.record(tx, rows, shared=self.shared))
         await self._index()
         await self._database.tend()
         return stored
 
-    async def annotate(self, tenant: str, exchange: str, facts: Mapping[str, object]) -> bool:
-        """Add facts to the detail of an exchange that was recorded; False where it is not there."""
-        return await self._database.write(lambda c: exchanges.annotate(c, tenant, exchange, facts))
-
-    async def evaluated(self, tenant: str, exchange: str, fidelity: Mapping[str, object], at: float) -> bool:
-        """Keep what the evaluation of an exchange's summary came to; False where the exchange is not there."""
-        return await self._database.write(lambda c: exchanges.evaluated(c, tenant, exchange, fidelity, at))
-
-    async def note_changes(self, changes: Sequence[AuditEvent]) -> None:
-        """Audit what a configuration that was read anew changed; what was told last of the same thing is not repeated.
-
-        Every worker reads the same file.
-        """
-        if changes:
-            await self._database.write(lambda c: documents.note_changes(c, changes))
-
-    async def original(self, tenant: str, ref: str) -> Original | None:
-        """The removed message with this ref; None if unknown, damaged, or kept as a digest only."""
-        found = await self._database.read(lambda c: archive.original(c, tenant, ref, self._damage))
-        await self._quarantine()
-        return found
-
-    async def covered(self, tenant: str, ref: str) -> list[Original]:
-        """What the cut with this ref covers, in order, as far as it is there."""
-
-        def work(connection: sa.Connection) -> list[Original]:
-            refs = ledger.covered_refs(connection, tenant, ref)
-            return archive.originals_of(connection, tenant, refs, self._damage)
-
-        found = await self._database.read(work)
-        await self._quarantine()
-        return found
-
-    async def held(self, tenant: str, conversation: str) -> set[str]:
-        """The refs of all that was removed from a conversation (by id)."""
-        return await self._database.read(lambda c: set(c.scalars(archive.held_by(tenant, conversation))))
-
+    @timed("search")
     async def search(
         self, tenant: str, text: str, *, limit: int = 20, conversation: str | None = None
     ) -> list[Original]:
@@ -262,183 +226,26 @@ class Store(Kept):
         With the id of a ``conversation`` only those that were removed from it.
         """
         await self._index()
-        work = partial(
-            archive.search, tenant=tenant, text=text, limit=limit, conversation=conversation, damage=self._damage
-        )
-        found = await self._database.read(work)
-        await self._quarantine()
-        return found
+        return await self._read(lambda tx: archive.search(tx, tenant, text, limit=limit, conversation=conversation))
 
-    async def lacking_vectors(self, tenant: str, conversation: str, model: str, *, limit: int) -> dict[str, str]:
-        """The newest removed texts of a conversation (by id) that have no vector by this model, by ref."""
-        return await self._database.read(lambda c: vectors.lacking(c, tenant, conversation, model, limit))
+    async def usage(self, tenant: str | None, *, since: float, by: exchanges.By | None = None) -> list[UsageRow]:
+        """What the requests since then took, of a tenant's key or with None of each, the most tokens first.
 
-    async def add_vectors(self, tenant: str, model: str, given: Mapping[str, Sequence[float]]) -> None:
-        """Keep vectors of removed texts, by ref."""
-        await self._database.write(lambda c: vectors.add(c, tenant, model, given))
-
-    async def nearest(
-        self, tenant: str, conversation: str, model: str, wanted: Sequence[float], *, limit: int
-    ) -> list[tuple[Original, float]]:
-        """The removed texts of a conversation (by id) that are most like ``wanted``, each with its cosine."""
-
-        def work(connection: sa.Connection) -> list[tuple[Original, float]]:
-            near = vectors.nearest(connection, tenant, conversation, model, wanted, limit=limit)
-            found = archive.originals_of(connection, tenant, [ref for ref, _ in near], self._damage)
-            alike = dict(near)
-            return [(each, alike[each.ref]) for each in found]
-
-        result = await self._database.read(work)
-        await self._quarantine()
-        return result
-
-    async def conversations(
-        self, tenant: str | None, *, limit: int = 50, closed: bool | None = None, after: Place | None = None
-    ) -> list[ConversationRow]:
-        """The tenant's conversations, or with None everybody's, the one used last first.
-
-        ``closed`` leaves those that are, or are not; ``after`` those behind one of which this is ``updated``, ``id``
-        and ``tenant``.
+        It is read day by day, so that what requests have to look up in between does not wait for all of it.
         """
-        return await self._database.read(
-            lambda c: conversations.listed(c, tenant, limit=limit, closed=closed, after=after)
-        )
-
-    async def conversation(self, tenant: str | None, name_or_id: str) -> ConversationRow | None:
-        """One conversation by label or internal id."""
-        return await self._database.read(lambda c: conversations.one(c, tenant, name_or_id))
-
-    async def timeline(
-        self,
-        conversation: ConversationRow,
-        *,
-        limit: int = 200,
-        since: float | None = None,
-        after: Place | None = None,
-    ) -> list[ExchangeRow]:
-        """The newest ``limit`` exchanges of a conversation, oldest first.
-
-        ``since`` leaves those from then on, ``after`` those older than one of which this is ``at`` and ``id``.
-        """
-        return await self._database.read(
-            lambda c: exchanges.timeline(c, conversation, limit=limit, since=since, after=after)
-        )
-
-    async def evictions(
-        self,
-        tenant: str | None,
-        *,
-        conversation: ConversationRow | None = None,
-        policy: str | None = None,
-        asked_again: bool = False,
-        limit: int = 200,
-        after: Place | None = None,
-    ) -> list[EvictionRow]:
-        """What was evicted for a tenant, or with None for everybody, the newest first.
-
-        ``asked_again`` leaves only what was asked for again; ``policy`` is the name of the one that evicted it;
-        ``after`` leaves those behind one of which this is ``at``, ``branch``, ``version`` and ``position``.
-        """
-        work = partial(evictions.listed, tenant=tenant, of=conversation, policy=policy, asked_again=asked_again)
-        return await self._database.read(partial(work, limit=limit, after=after))
-
-    async def eviction_sums(
-        self, tenant: str | None, *, conversation: ConversationRow | None = None, policy: str | None = None
-    ) -> list[EvictionSum]:
-        """How much each layer took from each tool, and how much of it was asked for again, most tokens first."""
-        return await self._database.read(lambda c: evictions.sums(c, tenant, of=conversation, policy=policy))
-
-    async def audit(
-        self,
-        tenant: str | None,
-        *,
-        conversation: str | None = None,
-        kind: str | None = None,
-        limit: int = 200,
-        after: Place | None = None,
-    ) -> list[AuditRow]:
-        """The newest rows of a tenant's audit, or with None of everybody's, newest first.
-
-        ``conversation`` is the id of one, or the name that one had when it was deleted; ``kind`` one type of row;
-        ``after`` leaves those behind one of which this is ``seq``, with None for a tenant ``at``, ``tenant`` and
-        ``seq``.
-        """
-        return await self._database.read(
-            lambda c: audit.listed(c, tenant, conversation=conversation, kind=kind, limit=limit, after=after)
-        )
-
-    async def audited_tenants(self) -> list[str]:
-        """The tenants that have a chain in the audit; the empty one is the operator's."""
-        return await self._database.read(audit.tenants)
-
-    async def verify(
-        self, tenant: str | None = None, *, heads: Collection[bytes] = (), progress: Progress | None = None
-    ) -> Audited:
-        """Every chain of the audit, or a tenant's, walked to the first row that is wrong.
-
-        ``progress`` is called with rows done and rows in all, on the thread of the store.
-        """
-        return await self._database.read(
-            lambda c: Audited(verify(c, tenant, heads=heads, progress=progress), audit.missing_guards(c))
-        )
-
-    async def save_policy(self, name: str, document: str, at: float) -> None:
-        """Store a policy's document in place of the one of that name."""
-        row = PolicyRow(name=name, document=document, at=at)
-        await self._database.write(lambda c: documents.save_policy(c, row))
-
-    async def delete_policy(self, name: str, at: float | None = None) -> bool:
-        """Delete the policy that was saved under a name; whether there was one."""
-        now = time.time() if at is None else at
-        return await self._database.write(lambda c: documents.delete_policy(c, name, now))
-
-    async def policies(self) -> list[PolicyRow]:
-        """Every policy that was saved, by name."""
-        return await self._database.read(documents.all_policies)
+        rows: list[UsageRow] = []
+        for start, end in await self._read(lambda tx: exchanges.slices(tx, since)):
+            rows += await self._read(partial(exchanges.used, tenant=tenant, since=start, until=end, by=by))
+        return exchanges.added_up(rows)
 
     async def delete(self, conversation: ConversationRow, at: float | None = None) -> bool:
         """Delete a conversation and all that only it needed, the WAL's copy included; whether it was there.
 
         Its rows in the audit stay: they hold digests and numbers.
         """
-        now = time.time() if at is None else at
-        found = await self._database.write(lambda c: maintenance.delete(c, conversation, now))
+        found = await self._write(lambda tx: maintenance.delete(tx, conversation, at))
         await self._database.tend(force=True)
         return found
-
-    async def add_key(self, key: KeyRow) -> None:
-        """Store an API key; :class:`NameTaken` if the name is in use."""
-        await self._database.write(lambda c: keys.add_key(c, key))
-
-    async def list_keys(self) -> list[KeyRow]:
-        """Every API key, revoked ones included, oldest first."""
-        return await self._database.read(keys.list_keys)
-
-    async def revoke_key(self, name: str, at: float) -> bool:
-        """Revoke an API key; False if there is none of that name in force."""
-        return await self._database.write(lambda c: keys.revoke_key(c, name, at))
-
-    async def limits(self) -> list[LimitRow]:
-        """Every learned window, expired ones included."""
-        return await self._database.read(learned.all_limits)
-
-    async def calibrations(self) -> list[CalibrationRow]:
-        """Every calibration."""
-        return await self._database.read(learned.all_calibrations)
-
-    async def learn(self, *, calibrations: Sequence[CalibrationRow] = (), limits: Sequence[LimitRow] = ()) -> None:
-        """Store calibrations and learned windows in place of what their scopes had."""
-        if calibrations or limits:
-            await self._database.write(lambda c: learned.learn(c, calibrations, limits))
-
-    async def kept_time(self) -> tuple[float | None, float]:
-        """The time that was kept last, else that of the newest row, None for a new store; and for how long the clock
-        had been too far ahead of it then."""
-        return await self._database.read(maintenance.kept_time)
-
-    async def keep_time(self, believed: float, doubted: float) -> None:
-        """Keep what :meth:`kept_time` gives back."""
-        await self._database.write(lambda c: maintenance.keep_time(c, believed, doubted))
 
     async def prune(self, before: float, at: float | None = None) -> int:
         """Delete conversations last used, and exchanges and summaries made, before ``before``; how many rows.
@@ -448,13 +255,12 @@ class Store(Kept):
         """
         total, now = 0, time.time() if at is None else at
         conversations_of = partial(maintenance.prune_conversations, at=now)
-        steps = (maintenance.prune_exchanges, maintenance.prune_relayed)
-        for step in (conversations_of, *steps, summaries.prune_summaries):
-            while gone := await self._database.write(partial(step, before=before)):
+        for step in (conversations_of, *(partial(maintenance.prune, key=key) for key in maintenance.PRUNED)):
+            while gone := await self._write(partial(step, before=before)):
                 total += gone
                 await self._database.tend()
-        for work in (partial(audit.seal_one, before=before, at=now), audit.drop_sealed):
-            while await self._database.write(work):
+        for work in (partial(audit_.seal_one, before=before, at=now), audit_.drop_sealed):
+            while await self._write(work):
                 await self._database.tend()
         if total:
             await self._shrink()
@@ -466,40 +272,60 @@ class Store(Kept):
         Closed ones go first, then those that were used longest ago, a few at a time as in :meth:`prune`, until it
         takes a tenth less: making room costs as much for one as for many.
         """
-        total, used = 0, await self._database.read(maintenance.size)
+        total, used = 0, await self._read(maintenance.size)
         while used > (most if total == 0 else most * ROOM):
-            due = await self._database.read(maintenance.requests) * (1 - most * ROOM / used)
+            due = await self._read(maintenance.requests) * (1 - most * ROOM / used)
             fewer, gone, step = 0, 0, (1, 1)
             while step[0] and (fewer < due or gone == 0):
-                work = partial(maintenance.drop_oldest, before=before, at=at, most=due - fewer)
-                step = await self._database.write(work)
+                step = await self._write(partial(maintenance.drop_oldest, before=before, at=at, most=due - fewer))
                 gone, fewer = gone + step[0], fewer + step[1]
                 await self._database.tend()
             if not gone:
                 break
             total += gone
             await self._shrink()
-            used = await self._database.read(maintenance.size)
+            used = await self._read(maintenance.size)
         return total
-
-    async def _shrink(self) -> None:
-        """Take deleted words out of the index and give freed pages back, some at a time."""
-        begins = True
-        while await self._database.write(partial(archive.merge_words, begins=begins)):
-            begins = False
-            await self._database.tend()
-        if isinstance(self._database, SqliteDatabase):
-            while await self._database.shrink():
-                await self._database.tend()
 
     async def checkpoint(self) -> bool:
         """Bring the WAL into the database file if no visitor is there; whether that was done."""
         return await self._database.tend(force=True)
 
+    async def _shrink(self) -> None:
+        """Take deleted words out of the index and give freed pages back, some at a time."""
+        begins = True
+        while await self._write(partial(archive.merge_words, begins=begins)):
+            begins = False
+            await self._database.tend()
+        while await self._database.shrink():
+            await self._database.tend()
+
     async def _index(self) -> None:
-        if self._full and self._database.writable and await self._database.read(archive.unindexed):
-            while await self._database.write(archive.index_some):
+        if self._full and self._database.writable and await self._read(archive.unindexed):
+            while await self._write(archive.index_some):
                 pass
+
+
+async def _opened(url: str, *, mode: Mode, patience: float, connections: int) -> Database:
+    """The database behind ``url``, its schema at the newest version; SQLite and PostgreSQL are known."""
+    scheme = url.partition("://")[0]
+    if scheme in SCHEMES:
+        # Loaded by name: SQLAlchemy's asyncio package costs 120 ms and 8 MB that a SQLite user need not pay.
+        module = importlib.import_module("proxy.store.postgres")
+        database: Database = await module.PostgresDatabase.open(
+            url, mode=mode, patience=patience, connections=connections
+        )
+        return database
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError:
+        raise StoreError("the store's URL cannot be read", reason="url") from None
+    if parsed.get_backend_name() == "sqlite":
+        return await SqliteDatabase.open(parsed.database, mode=mode, patience=patience)
+    raise StoreError(
+        f"the store cannot be a {scheme} database: its URL begins with sqlite+aiosqlite:// or postgresql://",
+        reason="url",
+    )
 
 
 __all__ = [
@@ -526,6 +352,7 @@ __all__ = [
     "NoteRow",
     "Original",
     "PolicyRow",
+    "RelayedRow",
     "RemovedRow",
     "SchemaTooNew",
     "StaleVersion",

@@ -1,50 +1,55 @@
-"""The archive: every message that was removed or shortened, found by ref or by its words.
+"""The archive: every message that was removed or shortened, found by ref, by its words, or by what it is about.
 
 Words are indexed a little after the commit, off the path of the request: tokenizing them is most of a commit's time.
 A body is given back only if its SHA-256 is the one that was stored with it; a damaged row is set aside
-(``quarantined``) and counts as absent until the same message is archived again.
+(``quarantined``) and counts as absent until the same message is archived again. Vectors by an embeddings model are
+32-bit floats of length 1, compared one by one: a conversation has thousands of them at most.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from itertools import islice
-from typing import Any, TypeVar
+from operator import mul
+from typing import Any
 
 import sqlalchemy as sa
 
 from policies.text.words import SOLID, words
-from proxy.store.ledger import Damage
+from proxy.store.ledger import covered_refs
 from proxy.store.packing import Damaged, pack_message, unpack_message
-from proxy.store.postgres import aside
-from proxy.store.records import Original
-from proxy.store.tables import branches, keep_first, meta, originals, plain_text, removed
+from proxy.store.records import Change, Original
+from proxy.store.schema import (
+    branches,
+    keep_first,
+    meta,
+    of,
+    originals,
+    plain_text,
+    recorded,
+    removed,
+    same,
+    stored,
+    vectors,
+)
+from proxy.store.transaction import AT_ONCE, Rows, Transaction, chunks
 
-T = TypeVar("T")
-AT_ONCE = 500
-MOST_TERMS = 32
+MAX_TERMS = 32
 INDEXED_BYTES = 64 << 10
 MERGED_PAGES = 64
 MERGE = sa.text("INSERT INTO originals_fts (originals_fts, rank) VALUES ('merge', :pages)")
-MOST_WORDS = 200_000  # characters; PostgreSQL takes no more than 1 MB of them
+MAX_WORDS_LEN = 200_000  # characters; PostgreSQL takes no more than 1 MB of them
 INDEXED = sa.select(meta.c.number).where(meta.c.name == "indexed").scalar_subquery()
-TO_INDEX = sa.select(originals.c.id, originals.c.body).where(
-    originals.c.id > sa.bindparam("start"), originals.c.id <= sa.bindparam("stop"), originals.c.body.is_not(None)
-)
 INDEX = sa.text("INSERT INTO originals_fts (rowid, text) VALUES (:id, :text)")
-INDEXED_ONES = sa.select(originals.c.id, originals.c.body).where(
-    originals.c.tenant == sa.bindparam("tenant"),
-    originals.c.ref.in_(sa.bindparam("refs", expanding=True)),
-    originals.c.body.is_not(None),
-    originals.c.id <= INDEXED,
-)
 UNINDEX = sa.text("INSERT INTO originals_fts (originals_fts, rowid, text) VALUES ('delete', :id, :text)")
 SET_WORDS = sa.text("UPDATE originals SET words = to_tsvector('simple', :text) WHERE tenant = :tenant AND ref = :ref")
 KNOWN = sa.select(originals.c.ref, sa.or_(originals.c.quarantined, originals.c.body.is_(None)).label("lacking")).where(
-    originals.c.tenant == sa.bindparam("tenant"), originals.c.ref.in_(sa.bindparam("refs", expanding=True))
+    of(originals, "tenant"), originals.c.ref.in_(sa.bindparam("refs", expanding=True))
 )
 ADD = keep_first(originals)
 HOLD = keep_first(removed)
+ADD_VECTOR = keep_first(vectors)
 WORDS = sa.table("originals_fts", sa.column("rowid", sa.Integer))
 MATCH_SQLITE = (
     sa.select(originals.c.id)
@@ -59,109 +64,105 @@ MATCH_POSTGRESQL = (
 )
 
 
-def chunks(items: Iterable[T], size: int = AT_ONCE) -> Iterator[list[T]]:
-    """``items`` in lists of at most ``size``."""
-    iterator = iter(items)
-    while chunk := list(islice(iterator, size)):
-        yield chunk
+def original(tx: Transaction, tenant: str, ref: str) -> Original | None:
+    """The removed message with this ref; None if unknown, damaged, or kept as a digest only."""
+    return next(iter(_originals(tx, tenant, [ref])), None)
 
 
-def add_originals(
-    connection: sa.Connection,
-    *,
-    tenant: str,
-    branch: str,
-    given: Sequence[Original],
-    refs: Iterable[str],
-    at: float,
-    full: bool,
-) -> None:
-    """Archive what is not there yet, repair what is damaged, and note that ``branch`` needs it and ``refs``."""
-    by_ref = {original.ref: original for original in given}
-    for chunk in chunks(by_ref):
-        _add(connection, tenant, [by_ref[ref] for ref in chunk], at=at, full=full)
-    hold(connection, tenant=tenant, branch=branch, refs={*by_ref, *refs})
+def covered(tx: Transaction, tenant: str, ref: str) -> list[Original]:
+    """What the cut with this ref covers, in order, as far as it is there."""
+    return _originals(tx, tenant, covered_refs(tx, tenant, ref))
 
 
-def hold(connection: sa.Connection, *, tenant: str, branch: str, refs: Iterable[str]) -> None:
-    """Note that ``branch`` needs the originals with these refs."""
-    rows = [{"tenant": tenant, "branch": branch, "ref": ref} for ref in sorted(refs)]
-    if rows:
-        connection.execute(HOLD[connection.dialect.name], rows)
-
-
-def original(connection: sa.Connection, tenant: str, ref: str, damage: Damage) -> Original | None:
-    """The original with this ref; None if it is unknown, damaged, or kept as a digest only."""
-    return next(iter(_read(connection, tenant, [ref], damage).values()), None)
-
-
-def originals_of(connection: sa.Connection, tenant: str, refs: Sequence[str], damage: Damage) -> list[Original]:
-    """The originals with these refs, in order, without those that are absent."""
-    found: dict[str, Original] = {}
-    for chunk in chunks(dict.fromkeys(refs)):
-        found |= _read(connection, tenant, chunk, damage)
-    return [found[ref] for ref in refs if ref in found]
+def held(tx: Transaction, tenant: str, conversation: str) -> set[str]:
+    """The refs of all that was removed from a conversation (by id)."""
+    return set(tx.scalars(_held_by(tenant, conversation)))
 
 
 def search(
-    connection: sa.Connection, *, tenant: str, text: str, limit: int, conversation: str | None, damage: Damage
+    tx: Transaction, tenant: str, text: str, *, limit: int = 20, conversation: str | None = None
 ) -> list[Original]:
-    """Originals that hold all words of ``text``, else any of them, best first; nothing in ``text`` is an operator.
+    """Removed messages with all words of ``text``, else with any of them, best first; nothing in it is an operator.
 
-    With the id of a ``conversation`` only those that it needs.
+    With the id of a ``conversation`` only those that were removed from it.
     """
-    terms = list(dict.fromkeys(term for word in text.split() for term in _phrases(word)))[:MOST_TERMS]
+    terms = list(dict.fromkeys(term for word in text.split() for term in _phrases(word)))[:MAX_TERMS]
     for operator in ("AND", "OR")[: min(len(terms), 2)]:
-        query, words = _match(connection, tenant, terms, operator)
+        query, words = _match(tx, terms, operator)
+        query = query.where(originals.c.tenant == tenant, sa.not_(originals.c.quarantined))
         if conversation is not None:
-            query = query.where(originals.c.ref.in_(held_by(tenant, conversation)))
-        found = _found(connection, tenant, query.limit(limit), words, damage)
+            query = query.where(originals.c.ref.in_(_held_by(tenant, conversation)))
+        best = list(tx.scalars(query.limit(limit), {"query": words}))
+        theirs = sa.select(originals).where(originals.c.tenant == tenant, originals.c.id.in_(best))
+        rows = {row.id: row for row in tx.execute(theirs)}
+        found = [each for key in best if (each := _original(tx, rows[key])) is not None]
         if found:
             return found
     return []
 
 
-def _phrases(word: str) -> list[str]:
-    """A word of a query as it is indexed: a path's names have to follow one another, pairs of characters have not."""
-    found = words(word)
-    return found if SOLID.search(word) else [" ".join(found)] if found else []
-
-
-def held_by(tenant: str, conversation: str) -> sa.Select[str]:
-    """The refs of the originals that some branch of a conversation needs."""
-    return (
-        sa.select(removed.c.ref)
-        .join(branches, sa.and_(branches.c.tenant == removed.c.tenant, branches.c.branch == removed.c.branch))
-        .where(removed.c.tenant == tenant, branches.c.tenant == tenant, branches.c.conversation == conversation)
+def lacking_vectors(tx: Transaction, tenant: str, conversation: str, model: str, *, limit: int) -> dict[str, str]:
+    """The newest removed texts of a conversation (by id) that have no vector by this model, by ref."""
+    known = sa.select(vectors.c.ref).where(vectors.c.tenant == tenant, vectors.c.model == model)
+    query = (
+        sa.select(originals.c.ref, originals.c.body)
+        .where(originals.c.tenant == tenant, originals.c.body.is_not(None))
+        .where(originals.c.ref.in_(_held_by(tenant, conversation)), originals.c.ref.not_in(known))
+        .order_by(originals.c.id.desc())
+        .limit(limit)
     )
+    found: dict[str, str] = {}
+    for row in tx.execute(query):
+        with suppress(Damaged):
+            found[row.ref] = said(row.body)
+    return {ref: text for ref, text in found.items() if text}
 
 
-def quarantine(connection: sa.Connection, damaged: Iterable[tuple[str, str]]) -> None:
-    """Set the originals with these (tenant, ref) aside."""
-    for tenant, ref in damaged:
-        connection.execute(
-            sa.update(originals).where(originals.c.tenant == tenant, originals.c.ref == ref).values(quarantined=True)
-        )
+def add_vectors(tx: Transaction, tenant: str, model: str, given: Mapping[str, Sequence[float]]) -> None:
+    """Keep vectors of removed texts, by ref; those of texts that have gone meanwhile are left out."""
+    there = tx.scalars(sa.select(originals.c.ref).where(originals.c.tenant == tenant, originals.c.ref.in_(list(given))))
+    own = {"tenant": tenant, "model": model}
+    tx.many(ADD_VECTOR, [{**own, "ref": ref, "body": _unit(given[ref])} for ref in sorted(there)])
 
 
-def drop_unheld(connection: sa.Connection, tenant: str, refs: Iterable[str]) -> int:
-    """Delete those of ``refs`` that no branch needs any more, their words included; how many there were."""
-    gone = 0
+def nearest(
+    tx: Transaction, tenant: str, conversation: str, model: str, wanted: Sequence[float], *, limit: int
+) -> list[tuple[Original, float]]:
+    """The removed texts of a conversation (by id) that are most like ``wanted``, each with its cosine."""
+    query = sa.select(vectors.c.ref, vectors.c.body).where(
+        vectors.c.tenant == tenant, vectors.c.model == model, vectors.c.ref.in_(_held_by(tenant, conversation))
+    )
+    mine = array("f", _unit(wanted))
+    cosines: list[tuple[str, float]] = []
+    for row in tx.execute(query):
+        other = array("f", row.body)
+        if len(other) == len(mine):
+            cosines.append((row.ref, sum(map(mul, mine, other))))
+    near = dict(sorted(cosines, key=lambda each: -each[1])[:limit])
+    return [(each, near[each.ref]) for each in _originals(tx, tenant, list(near))]
+
+
+def add_originals(tx: Transaction, change: Change) -> None:
+    """Archive what is not there yet, repair what is damaged, and note that the branch needs all that is gone."""
+    by_ref = {original.ref: original for original in change.originals}
+    for refs in chunks(by_ref):
+        _add(tx, change.tenant, [by_ref[ref] for ref in refs], at=change.at)
+    hold(tx, change.tenant, change.branch, {*by_ref, *change.covered, *(edit.ref for edit in change.edits)})
+
+
+def hold(tx: Transaction, tenant: str, branch: str, refs: Iterable[str]) -> None:
+    """Note that ``branch`` needs the originals with these refs."""
+    tx.many(HOLD, [{"tenant": tenant, "branch": branch, "ref": ref} for ref in sorted(refs)])
+
+
+def drop_unheld(tx: Transaction, tenant: str, refs: Iterable[str]) -> None:
+    """Delete those of ``refs`` that no branch needs any more, their words included."""
     for chunk in chunks(refs):
-        held = connection.scalars(
-            sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.ref.in_(chunk)).distinct()
-        )
-        free = sorted(set(chunk) - set(held))
-        if not free:
-            continue
-        _unindex(connection, tenant, free)
-        gone += connection.execute(
-            sa.delete(originals).where(originals.c.tenant == tenant, originals.c.ref.in_(free))
-        ).rowcount
-    return gone
+        needed = tx.scalars(sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.ref.in_(chunk)))
+        _drop(tx, tenant, sorted(set(chunk) - set(needed)))
 
 
-def whole_body(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> bytes | None:
+def whole_body(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> bytes | None:
     """The body of a row of originals, None where it is kept as a digest only, or damaged."""
     if row.body is None:
         return None
@@ -169,22 +170,27 @@ def whole_body(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> bytes | None:
         body, _ = unpack_message(row.body)
         if sha256(body).digest() == row.sha:
             return body
-    damage("original", row.tenant, row.ref)
+    tx.damage("original", row.tenant, row.ref)
     return None
 
 
-def unindexed(connection: sa.Connection) -> bool:
+def said(packed: bytes) -> str:
+    """The text of an original by its stored body. Raises :class:`Damaged`."""
+    return unpack_message(packed)[1]
+
+
+def unindexed(tx: Transaction) -> bool:
     """Whether some originals cannot be found by their words yet."""
-    if connection.dialect.name != "sqlite":
+    if tx.dialect != "sqlite":
         return False
     newest = sa.select(sa.func.coalesce(sa.func.max(originals.c.id), 0)).scalar_subquery()
-    return bool(connection.execute(sa.select(newest > INDEXED)).scalar_one())
+    return bool(tx.execute(sa.select(newest > INDEXED)).scalar_one())
 
 
-def index_some(connection: sa.Connection) -> bool:
+def index_some(tx: Transaction) -> bool:
     """Index the words of the oldest originals that wait for it, about 64 KiB of them; whether more are waiting."""
-    start: int = connection.execute(sa.select(INDEXED)).scalar_one()
-    waiting = connection.execute(
+    start: int = tx.execute(sa.select(INDEXED)).scalar_one()
+    waiting = tx.execute(
         sa.select(originals.c.id, originals.c.size)
         .where(originals.c.id > start)
         .order_by(originals.c.id)
@@ -196,136 +202,121 @@ def index_some(connection: sa.Connection) -> bool:
             break
         stop, size = row.id, size + row.size
     if stop > start:
-        _words(connection, INDEX, connection.execute(TO_INDEX, {"start": start, "stop": stop}))
-        connection.execute(sa.update(meta).where(meta.c.name == "indexed").values(number=stop))
+        _index(tx, INDEX, originals.c.id > start, originals.c.id <= stop)
+        tx.execute(sa.update(meta).where(meta.c.name == "indexed").values(number=stop))
     return bool(waiting) and stop < waiting[-1].id
 
 
-def merge_words(connection: sa.Connection, *, begins: bool) -> bool:
+def merge_words(tx: Transaction, *, begins: bool) -> bool:
     """Merge some of the full-text index, where deleted words take as much room as others; whether there is more.
 
     A negative number of pages begins with all that there is (sqlite.org/fts5.html, "The 'merge' command").
     """
-    if connection.dialect.name != "sqlite":
+    if tx.dialect != "sqlite":
         return False
-    before: int = connection.exec_driver_sql("SELECT total_changes()").scalar_one()
-    connection.execute(MERGE, {"pages": -MERGED_PAGES if begins else MERGED_PAGES})
-    after: int = connection.exec_driver_sql("SELECT total_changes()").scalar_one()
+    changed = sa.text("SELECT total_changes()")
+    before: int = tx.execute(changed).scalar_one()
+    tx.execute(MERGE, {"pages": -MERGED_PAGES if begins else MERGED_PAGES})
+    after: int = tx.execute(changed).scalar_one()
     return after - before >= 2
 
 
-def forget_words(connection: sa.Connection) -> None:
+def forget_words(tx: Transaction) -> None:
     """Merge the full-text index, so that words of deleted originals are in it no more."""
-    if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql("INSERT INTO originals_fts (originals_fts) VALUES ('optimize')")
+    if tx.dialect == "sqlite":
+        tx.execute(sa.text("INSERT INTO originals_fts (originals_fts) VALUES ('optimize')"))
 
 
-def _add(connection: sa.Connection, tenant: str, given: list[Original], *, at: float, full: bool) -> None:
-    known = {
-        row.ref: row.lacking for row in connection.execute(KNOWN, {"tenant": tenant, "refs": [o.ref for o in given]})
-    }
-    lacking = [o.ref for o in given if full and known.get(o.ref)]
-    if lacking:
-        _drop(connection, tenant, lacking)
-    fresh = [o for o in given if o.ref not in known or o.ref in lacking]
+def _held_by(tenant: str, conversation: str) -> sa.Select[str]:
+    """The refs of the originals that some branch of a conversation needs."""
+    return (
+        sa.select(removed.c.ref)
+        .join(branches, same(branches, removed, "tenant", "branch"))
+        .where(removed.c.tenant == tenant, branches.c.tenant == tenant, branches.c.conversation == conversation)
+    )
+
+
+def _originals(tx: Transaction, tenant: str, refs: Sequence[str]) -> list[Original]:
+    """The originals with these refs, in order, without those that are absent."""
+    found: dict[str, Original | None] = {}
+    for chunk in chunks(dict.fromkeys(refs)):
+        mine = (originals.c.tenant == tenant, originals.c.ref.in_(chunk), sa.not_(originals.c.quarantined))
+        found |= {row.ref: _original(tx, row) for row in tx.execute(sa.select(originals).where(*mine))}
+    return [each for ref in refs if (each := found.get(ref)) is not None]
+
+
+def _original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> Original | None:
+    body = whole_body(tx, row)
+    return None if body is None else recorded(Original, originals, row, body=body, text=said(row.body))
+
+
+def _add(tx: Transaction, tenant: str, given: list[Original], *, at: float) -> None:
+    refs = [each.ref for each in given]
+    known = {row.ref: row.lacking for row in tx.execute(KNOWN, {"of_tenant": tenant, "refs": refs})}
+    lacking = [ref for ref in refs if tx.full and known.get(ref)]
+    _drop(tx, tenant, lacking)
+    fresh = [each for each in given if each.ref not in known or each.ref in lacking]
     if not fresh:
         return
-    texts = {o.ref: plain_text(o.text) for o in fresh}
-    rows = aside(
-        connection,
-        lambda: [
-            {
-                "tenant": tenant,
-                "ref": o.ref,
-                "role": o.role,
-                "tokens": o.tokens,
-                "size": len(o.body),
-                "sha": sha256(o.body).digest(),
-                "body": pack_message(o.body, texts[o.ref]) if full else None,
-                "at": at,
-                "quarantined": False,
-            }
-            for o in fresh
-        ],
-    )
-    connection.execute(ADD[connection.dialect.name], rows)
-    if full and connection.dialect.name == "postgresql":
-        found = {ref: indexed(text)[:MOST_WORDS] for ref, text in texts.items()}
-        connection.execute(SET_WORDS, [{"tenant": tenant, "ref": ref, "text": text} for ref, text in found.items()])
+    texts = {each.ref: plain_text(each.text) for each in fresh}
+
+    def packed() -> list[dict[str, Any]]:
+        return [
+            stored(
+                originals,
+                each,
+                tenant=tenant,
+                size=len(each.body),
+                sha=sha256(each.body).digest(),
+                body=pack_message(each.body, texts[each.ref]) if tx.full else None,
+                at=at,
+                quarantined=False,
+            )
+            for each in fresh
+        ]
+
+    tx.execute(ADD[tx.dialect], tx.aside(packed))
+    if tx.full and tx.dialect == "postgresql":
+        found = {ref: _indexed(text)[:MAX_WORDS_LEN] for ref, text in texts.items()}
+        tx.execute(SET_WORDS, [{"tenant": tenant, "ref": ref, "text": text} for ref, text in found.items()])
 
 
-def _unindex(connection: sa.Connection, tenant: str, refs: list[str]) -> None:
-    """Take the words of these originals out of the index, where it is SQLite's."""
-    if connection.dialect.name == "sqlite":
-        _words(connection, UNINDEX, connection.execute(INDEXED_ONES, {"tenant": tenant, "refs": refs}))
+def _drop(tx: Transaction, tenant: str, refs: list[str]) -> None:
+    if not refs:
+        return
+    mine = (originals.c.tenant == tenant, originals.c.ref.in_(refs))
+    if tx.dialect == "sqlite":
+        _index(tx, UNINDEX, *mine, originals.c.id <= INDEXED)
+    tx.execute(sa.delete(originals).where(*mine))
 
 
-def _words(connection: sa.Connection, statement: sa.TextClause, rows: Iterable[sa.Row[int, bytes]]) -> None:
-    """Execute ``statement`` with the words of each original that can be read."""
+def _index(tx: Transaction, statement: sa.TextClause, *which: sa.ColumnElement[bool]) -> None:
     found = []
-    for row in rows:
+    for row in tx.execute(sa.select(originals.c.id, originals.c.body).where(*which, originals.c.body.is_not(None))):
         with suppress(Damaged):
-            found.append({"id": row.id, "text": indexed(said(row.body))})
+            found.append({"id": row.id, "text": _indexed(said(row.body))})
     if found:
-        connection.execute(statement, found)
+        tx.execute(statement, found)
 
 
-def indexed(text: str) -> str:
+def _indexed(text: str) -> str:
     """A text as it is given to the full-text index: no database has to know where its language parts words."""
     return " ".join(words(text))
 
 
-def said(packed: bytes) -> str:
-    """The text of an original by its stored body. Raises :class:`Damaged`."""
-    return unpack_message(packed)[1]
+def _phrases(word: str) -> list[str]:
+    """A word of a query as it is indexed: a path's names have to follow one another, pairs of characters have not."""
+    found = words(word)
+    return found if SOLID.search(word) else [" ".join(found)] if found else []
 
 
-def _drop(connection: sa.Connection, tenant: str, refs: list[str]) -> None:
-    _unindex(connection, tenant, refs)
-    connection.execute(sa.delete(originals).where(originals.c.tenant == tenant, originals.c.ref.in_(refs)))
+def _match(tx: Transaction, terms: list[str], operator: str) -> tuple[Rows, str]:
+    quoted = ['"{}"'.format(term.replace('"', '""').replace("\0", " ")) for term in terms]
+    if tx.dialect == "sqlite":
+        return MATCH_SQLITE, f" {operator} ".join(quoted)
+    return MATCH_POSTGRESQL, (" or " if operator == "OR" else " ").join(quoted)
 
 
-def _read(connection: sa.Connection, tenant: str, refs: list[str], damage: Damage) -> dict[str, Original]:
-    rows = connection.execute(
-        sa.select(originals).where(
-            originals.c.tenant == tenant, originals.c.ref.in_(refs), sa.not_(originals.c.quarantined)
-        )
-    )
-    return {row.ref: found for row in rows if (found := _verified(row, damage)) is not None}
-
-
-def _verified(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> Original | None:
-    body = whole_body(row, damage)
-    if body is None:
-        return None
-    return Original(ref=row.ref, role=row.role, tokens=row.tokens, body=body, text=said(row.body))
-
-
-def _match(
-    connection: sa.Connection, tenant: str, terms: list[str], operator: str
-) -> tuple[sa.Select[*tuple[Any, ...]], str]:
-    if connection.dialect.name == "sqlite":
-        words = f" {operator} ".join(_quoted(term) for term in terms)
-        query = MATCH_SQLITE
-    else:
-        glue = " or " if operator == "OR" else " "
-        words, query = glue.join(_quoted(term) for term in terms), MATCH_POSTGRESQL
-    return query.where(originals.c.tenant == tenant, sa.not_(originals.c.quarantined)), words
-
-
-def _found(
-    connection: sa.Connection, tenant: str, query: sa.Select[*tuple[Any, ...]], words: str, damage: Damage
-) -> list[Original]:
-    best = list(connection.scalars(query, {"query": words}))
-    rows = {
-        row.id: row
-        for row in connection.execute(
-            sa.select(originals).where(originals.c.tenant == tenant, originals.c.id.in_(best))
-        )
-    }
-    return [found for key in best if (found := _verified(rows[key], damage)) is not None]
-
-
-def _quoted(term: str) -> str:
-    escaped = term.replace('"', '""').replace("\0", " ")
-    return f'"{escaped}"'
+def _unit(vector: Sequence[float]) -> bytes:
+    length = math.sqrt(math.fsum(x * x for x in vector)) or 1.0
+    return array("f", (x / length for x in vector)).tobytes()

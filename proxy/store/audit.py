@@ -1,103 +1,120 @@
-"""The audit: rows that are only ever added, each in the transaction that does what it tells of.
+"""The audit: rows that are only ever added, each in the transaction that does what it tells of, and what they say.
 
 The database itself refuses the rest: a row is inserted behind the last one or not at all, never updated, and deleted
-only once a later row seals it (triggers of the migration ``audit``). An append is the last thing that a transaction
+only once a later row seals it (triggers of :mod:`proxy.store.schema`). An append is the last thing that a transaction
 does, tenants in order, so that two of them never wait for each other; on PostgreSQL it holds a lock of the tenant's
-until the commit, on SQLite the transaction has the whole file.
+until the commit, on SQLite the transaction has the whole file. Events are counts, tokens, digests, and words of Weir's
+own.
 """
 
-from collections.abc import Sequence
-from hashlib import blake2b
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b, sha256
 
 import sqlalchemy as sa
 
-from proxy.store.bulk import run_many
-from proxy.store.chain import GENESIS, AuditEvent, AuditRow, AuditType, linked, name_digest
-from proxy.store.paging import Place, ordered
-from proxy.store.records import ConversationRow
-from proxy.store.tables import audit
+from policies.growth import Event
+from policies.health import Checkup
+from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
+from proxy.store.chain import GENESIS, OPERATOR, AuditEvent, AuditRow, AuditType, digest_of, linked, name_digest
+from proxy.store.records import Change, ConversationRow, EvictionRow, ExchangeRow, KeyRow, NoteRow, PolicyRow
+from proxy.store.schema import audit, of, recorded, stored
+from proxy.store.transaction import Place, Transaction, ordered
 
+CUT = "cut"
+MAX_REFS = 40
+REF_BYTES = 6
+REFUSED = "context_length_exceeded"
+COMPACT = "compact"
+OF_EVENT: Mapping[str, AuditType] = {
+    "hard_violation": AuditType.BUDGET_VIOLATION,
+    "soft_warning": AuditType.BUDGET_WARNING,
+    "burn_rate": AuditType.BUDGET_WARNING,
+    "headroom_hit": AuditType.BUDGET_WARNING,
+    "zone_change": AuditType.PRESSURE_CHANGE,
+    "velocity_spike": AuditType.PRESSURE_CHANGE,
+}
+"""Which row an event of the planner belongs to; others are not audited."""
 SEALED_AT_ONCE = 1_000
 GUARDS = frozenset({"audit_appends", "audit_never_changes", "audit_goes_sealed"})
-
-COLUMNS = tuple(column.name for column in audit.c)
-ADD = sa.insert(audit)
-MINE = audit.c.tenant == sa.bindparam("tenant")
+MINE = of(audit, "tenant")
 HEAD = sa.select(audit.c.seq, audit.c.hash).where(MINE).order_by(audit.c.seq.desc()).limit(1)
 LOCK = sa.select(sa.func.pg_advisory_xact_lock(sa.bindparam("key", type_=sa.BigInteger)))
-STARTS = sa.select(audit.c.tenant, sa.func.min(audit.c.seq).label("first")).group_by(audit.c.tenant)
+ADD = sa.insert(audit)
+STARTS = sa.select(audit.c.tenant, sa.func.min(audit.c.seq)).group_by(audit.c.tenant).order_by(audit.c.tenant)
+SEALS = sa.select(audit.c.tenant, sa.func.max(audit.c.sealed).label("sealed")).where(audit.c.sealed > 0)
+SEALS = SEALS.group_by(audit.c.tenant).order_by(audit.c.tenant)
 YOUNGEST = sa.select(audit.c.seq).where(MINE, audit.c.at >= sa.bindparam("before")).order_by(audit.c.seq).limit(1)
 WORTH_SEALING = sa.select(sa.func.count()).where(
     MINE, audit.c.seq < sa.bindparam("end"), audit.c.type != str(AuditType.SEAL)
 )
-ONE = sa.select(audit.c.prev, audit.c.hash).where(MINE, audit.c.seq == sa.bindparam("seq"))
-SEALS = sa.select(audit.c.tenant, sa.func.max(audit.c.sealed).label("sealed")).where(audit.c.sealed > 0)
-SEALS = SEALS.group_by(audit.c.tenant)
-FIRST = sa.select(sa.func.min(audit.c.seq)).where(MINE)
 DROP_SEALED = sa.delete(audit).where(MINE, audit.c.seq < sa.bindparam("end"))
+ONE = sa.select(audit.c.prev, audit.c.hash).where(of(audit, "tenant", "seq"))
 
 
-def append(connection: sa.Connection, events: Sequence[AuditEvent]) -> None:
+def append(tx: Transaction, events: Sequence[AuditEvent]) -> None:
     """Put events at the end of their tenants' chains, in order; without any nothing is asked of the database."""
-    if not events:
-        return
     for tenant in sorted({event.tenant for event in events}):
-        seq, prev = hold_head(connection, tenant)
+        seq, prev = hold_head(tx, tenant)
         rows = linked((event for event in events if event.tenant == tenant), seq=seq, prev=prev)
-        run_many(connection, ADD, [{name: getattr(row, name) for name in COLUMNS} for row in rows])
+        tx.many(ADD, [stored(audit, row) for row in rows])
+
+
+def hold_head(tx: Transaction, tenant: str) -> tuple[int, bytes]:
+    """The last row's number and hash, which nobody else can write behind until this transaction ends."""
+    if tx.dialect == "postgresql":
+        key = int.from_bytes(blake2b(b"weir audit " + tenant.encode(), digest_size=8).digest(), "big", signed=True)
+        tx.execute(LOCK, {"key": key})
+    row = tx.execute(HEAD, {"of_tenant": tenant}).first()
+    return (0, GENESIS) if row is None else (row.seq, bytes(row.hash))
 
 
 def listed(
-    connection: sa.Connection,
+    tx: Transaction,
     tenant: str | None,
     *,
-    conversation: str | None,
-    kind: str | None,
-    limit: int,
+    conversation: str | None = None,
+    kind: str | None = None,
+    limit: int = 200,
     after: Place | None = None,
 ) -> list[AuditRow]:
-    """The newest ``limit`` rows of a tenant, or with None of everybody, newest first.
+    """The newest rows of a tenant's audit, or with None of everybody's, newest first.
 
-    ``conversation`` is the id of one, or the name that one had when it was deleted; ``after`` leaves those behind
-    one of which this is ``seq``, with None for a tenant ``at``, ``tenant`` and ``seq``.
+    ``conversation`` is the id of one, or the name that one had when it was deleted; ``kind`` one type of row;
+    ``after`` leaves those behind one of which this is ``seq``, with None for a tenant ``at``, ``tenant`` and ``seq``.
     """
     query, order = sa.select(audit), [(audit.c.at, True), (audit.c.tenant, False), (audit.c.seq, True)]
     if tenant is not None:
         query, order = query.where(audit.c.tenant == tenant), order[2:]
     if conversation is not None:
-        ids = {(tenant, conversation), *_deleted_as(connection, tenant, conversation)}
-        query = query.where(audit.c.conversation.in_(sorted(each for _, each in ids)))
+        query = query.where(audit.c.conversation.in_([conversation, *_deleted_as(tx, tenant, conversation)]))
     if kind is not None:
         query = query.where(audit.c.type == kind)
-    query = ordered(query, order, after=after, limit=limit)
-    return [AuditRow(**row._mapping) for row in connection.execute(query)]  # noqa: SLF001 - SQLAlchemy's public name
+    rows = tx.execute(ordered(query, order, after=after, limit=limit))
+    return [recorded(AuditRow, audit, row) for row in rows]
 
 
-def tenants(connection: sa.Connection) -> list[str]:
-    """The tenants that have a chain."""
-    return [row.tenant for row in connection.execute(STARTS.order_by(audit.c.tenant))]
+def tenants(tx: Transaction) -> list[str]:
+    """The tenants that have a chain in the audit; the empty one is the operator's."""
+    return list(tx.scalars(STARTS))
 
 
-def of_conversation(connection: sa.Connection, of: ConversationRow, *, limit: int) -> list[AuditRow]:
-    """The newest ``limit`` rows about a conversation, newest first."""
-    return listed(connection, of.tenant, conversation=of.id, kind=None, limit=limit)
-
-
-def seal_one(connection: sa.Connection, before: float, at: float) -> bool:
+def seal_one(tx: Transaction, *, before: float, at: float) -> bool:
     """Seal the rows from before ``before`` at the start of one chain; False when no chain has any.
 
     The seal is a row like any other at the chain's end: which rows it stands for, and the hashes before and after.
     """
-    for tenant, first in connection.execute(STARTS.order_by(audit.c.tenant)).all():
-        end = connection.scalar(YOUNGEST, {"tenant": tenant, "before": before})
-        seq, _ = hold_head(connection, tenant)
-        end = seq + 1 if end is None else end
-        covered = connection.scalar(sa.select(sa.func.max(audit.c.sealed)).where(audit.c.tenant == tenant)) or 0
-        if end - 1 <= covered or not connection.scalar(WORTH_SEALING, {"tenant": tenant, "end": end}):
+    seals = {row.tenant: row.sealed for row in tx.execute(SEALS)}
+    for tenant, first in tx.execute(STARTS).all():
+        seq, _ = hold_head(tx, tenant)
+        sealed = seals.get(tenant, 0)
+        youngest = tx.scalar(YOUNGEST, {"of_tenant": tenant, "before": before})
+        end = seq + 1 if youngest is None else youngest
+        if end - 1 <= sealed or not tx.scalar(WORTH_SEALING, {"of_tenant": tenant, "end": end}):
             continue
-        start = max(first, covered + 1)
-        opening = connection.execute(ONE, {"tenant": tenant, "seq": start}).one()
-        last = connection.execute(ONE, {"tenant": tenant, "seq": end - 1}).one()
+        start = max(first, sealed + 1)
+        opening = tx.execute(ONE, {"of_tenant": tenant, "of_seq": start}).one()
+        last = tx.execute(ONE, {"of_tenant": tenant, "of_seq": end - 1}).one()
         facts = {
             "first": start,
             "last": end - 1,
@@ -106,49 +123,254 @@ def seal_one(connection: sa.Connection, before: float, at: float) -> bool:
             "after": last.hash,
             "older_than": before,
         }
-        append(connection, [AuditEvent(tenant=tenant, at=at, type=AuditType.SEAL, sealed=end - 1, facts=facts)])
+        append(tx, [AuditEvent(tenant=tenant, at=at, type=AuditType.SEAL, sealed=end - 1, facts=facts)])
         return True
     return False
 
 
-def drop_sealed(connection: sa.Connection) -> int:
+def drop_sealed(tx: Transaction) -> int:
     """Delete some rows that seals stand for; how many, 0 when none is left."""
-    for tenant, sealed in connection.execute(SEALS.order_by(audit.c.tenant)).all():
-        first = connection.scalar(FIRST, {"tenant": tenant})
+    for tenant, sealed in tx.execute(SEALS).all():
+        first = tx.scalar(sa.select(sa.func.min(audit.c.seq)).where(audit.c.tenant == tenant))
         if first is not None and first <= sealed:
             end = min(sealed + 1, first + SEALED_AT_ONCE)
-            return connection.execute(DROP_SEALED, {"tenant": tenant, "end": end}).rowcount
+            return tx.execute(DROP_SEALED, {"of_tenant": tenant, "end": end}).rowcount
     return 0
 
 
-def missing_guards(connection: sa.Connection) -> list[str]:
+def missing_guards(tx: Transaction) -> list[str]:
     """The names of the triggers that are not there, or switched off."""
-    guards = GUARDS
-    if connection.dialect.name == "sqlite":
-        found = connection.scalars(
-            sa.text("SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'audit'")
-        )
-    else:
+    guards, query = GUARDS, "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'audit'"
+    if tx.dialect == "postgresql":
         guards = GUARDS | {"audit_stays"}
-        found = connection.scalars(
-            sa.text("SELECT tgname FROM pg_trigger WHERE tgrelid = 'audit'::regclass AND tgenabled <> 'D'")
+        query = "SELECT tgname FROM pg_trigger WHERE tgrelid = 'audit'::regclass AND tgenabled <> 'D'"
+    return sorted(guards - set(tx.scalars(sa.text(query))))
+
+
+def of_change(change: Change, *, conversation: str, version: int | None) -> list[AuditEvent]:
+    """What a batch did: evicted, cut, saved, pinned. ``version`` is None for one that is not in the database."""
+    told: list[tuple[AuditType, dict[str, object]]] = []
+    figures = {name: value for name, value in change.figures.items() if name != "condensed"}
+    condensed = [each for each in _mappings(change.figures.get("condensed")) if each.get("strategy") != COMPACT]
+    gone = [row for row in change.evictions if row.kind != CUT]
+    edited = [edit for edit in change.edits if edit.kind not in ADDING]
+    if gone or edited:
+        told.append((AuditType.EVICTION, figures | _evicted(gone, change) | _each(condensed)))
+    if change.cut is not None:
+        told.append((_type_of(change.cut), figures | _cut(change.cut, change)))
+    if change.checkpoint is not None:
+        told.append((AuditType.SAVE, _saved(change)))
+    pinned = [edit.ref for edit in change.edits if edit.kind is EditKind.PIN]
+    if pinned:
+        told.append((AuditType.PIN, {"refs": pinned[:MAX_REFS]}))
+    return [
+        AuditEvent(
+            tenant=change.tenant,
+            at=change.at,
+            type=kind,
+            conversation=conversation,
+            branch=change.branch,
+            request=change.request,
+            facts={"version": version, "messages": change.length, **facts},
         )
-    return sorted(guards - set(found))
+        for kind, facts in told
+    ]
 
 
-def hold_head(connection: sa.Connection, tenant: str) -> tuple[int, bytes]:
-    """The last row's number and hash, which nobody else can write behind until this transaction ends."""
-    if connection.dialect.name == "postgresql":
-        key = int.from_bytes(blake2b(b"weir audit " + tenant.encode(), digest_size=8).digest(), "big", signed=True)
-        connection.execute(LOCK, {"key": key})
-    row = connection.execute(HEAD, {"tenant": tenant}).first()
-    return (0, GENESIS) if row is None else (row.seq, bytes(row.hash))
+def _type_of(cut: Cut) -> AuditType:
+    if cut.origin in WINDOWS:
+        return AuditType(cut.origin)
+    return AuditType.EVICTION if cut.origin in DROPPING else AuditType.COMPACTION
 
 
-def _deleted_as(connection: sa.Connection, tenant: str | None, name: str) -> list[tuple[str, str]]:
-    """The ids of conversations that had this name when they were deleted, each with its tenant."""
+def _evicted(rows: Sequence[EvictionRow], change: Change) -> dict[str, object]:
+    """The result of an eviction (requirements A0.43); ``rows`` is a digest of what the table of evictions says."""
+    edits = [edit for edit in change.edits if edit.kind not in ADDING]
+    if not rows:
+        refs, kinds = [edit.ref for edit in edits], Counter(str(edit.kind) for edit in edits)
+        return {"count": len(edits), "kinds": kinds, "refs": refs[:MAX_REFS]}
+    before, after = sum(row.tokens_before for row in rows), sum(row.tokens_after for row in rows)
+    return {
+        "count": len(rows),
+        "tokens_before": before,
+        "tokens_after": after,
+        "freed": before - after,
+        "remaining": rows[-1].tokens_remaining,
+        "placeholders": sum(1 for row in rows if row.tokens_after),
+        "policy": rows[-1].policy,
+        "kinds": Counter(row.kind for row in rows),
+        "layers": Counter(row.layer for row in rows),
+        "scorers": sorted({row.scorer for row in rows if row.scorer}),
+        "refs": [row.digest[:REF_BYTES].hex() for row in rows[:MAX_REFS]],
+        "rows": digest_of_evictions(rows),
+    }
+
+
+def digest_of_evictions(rows: Iterable[EvictionRow]) -> bytes:
+    """SHA-256 over what eviction rows say that is never changed in them."""
+    digest = sha256()
+    for row in rows:
+        tokens = f"{row.tokens_before} {row.tokens_after} {row.tokens_remaining}"
+        digest.update(f"{row.digest.hex()} {row.occurrence} {row.kind} {row.layer} {row.scorer} {tokens}\n".encode())
+    return digest.digest()
+
+
+def _cut(cut: Cut, change: Change) -> dict[str, object]:
+    """The result of a compression (requirements A0.72): figures and a digest, its text is in the table of cuts."""
+    rows = [row for row in change.evictions if row.kind == CUT]
+    told = next((e for e in _mappings(change.figures.get("condensed")) if e.get("strategy") == COMPACT), {})
+    before = sum(row.tokens_before for row in rows)
+    original = told.get("original_tokens", before)
+    found: dict[str, object] = {
+        "strategy": cut.layer,
+        "origin": cut.origin,
+        "cut": cut.version,
+        "covers": cut.covers,
+        "removed": len(change.covered),
+        "ref": cut.ref,
+        "tokens_before": before,
+        "summary_tokens": cut.tokens,
+        "original_tokens": original,
+        "compressed_tokens": cut.tokens,
+        "compression_ratio": round(original / cut.tokens, 2) if isinstance(original, int) and cut.tokens else None,
+        "content": digest_of(cut.text),
+        "fidelity": None,
+        "calls": told.get("calls", 0),
+        "prompt": told.get("purpose"),
+        "prompt_digest": told.get("prompt_digest"),
+        "failure": told.get("failure") or None,
+    }
+    if rows:
+        found |= {"policy": rows[-1].policy, "remaining": rows[-1].tokens_remaining, "rows": digest_of_evictions(rows)}
+    return found | ({"window": change.window_id} if cut.origin in WINDOWS else {})
+
+
+def _each(condensed: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """What was put in shorter words, message by message (requirements A0.72, A0.73), and the questions asked in all."""
+    if not condensed:
+        return {}
+    calls = sum(each["calls"] for each in condensed if isinstance(each.get("calls"), int))  # type: ignore[misc]
+    return {"condensed": list(condensed), "calls": calls}
+
+
+def _saved(change: Change) -> dict[str, object]:
+    body = (change.checkpoint or "").encode("utf-8", "surrogatepass")
+    return {"reason": change.reason, "window": change.window_id, "size": len(body), "content": sha256(body).digest()}
+
+
+def of_exchange(row: ExchangeRow, *, conversation: str) -> list[AuditEvent]:
+    """What a request said of budgets and pressure, and that it was refused: a row of each type at most."""
+    found: dict[AuditType, list[dict[str, object]]] = {}
+    for event in row.events:
+        kind = OF_EVENT.get(event.kind)
+        if kind is not None:
+            found.setdefault(kind, []).append(_event(event))
+    shared: dict[str, object] = {"messages": row.length, "policy": row.policy, "action": row.action}
+    if row.observed:
+        shared["observed"] = True
+    told = [(kind, shared | {"pressure": round(row.pressure, 4), "events": each}) for kind, each in found.items()]
+    if row.health is not None and (row.health.opened or row.health.closed):
+        told.append((AuditType.ALERT, shared | _alerts(row.health)))
+    if row.outcome == REFUSED or row.refusal:
+        if "bucket" in row.refusal and AuditType.BUDGET_VIOLATION not in found:
+            told.append((AuditType.BUDGET_VIOLATION, shared | {"events": [_over(row.refusal)]}))
+        told.append((AuditType.REFUSED, shared | {"status": row.status, "code": REFUSED, **row.refusal}))
+    return [
+        AuditEvent(
+            tenant=row.tenant,
+            at=row.at,
+            type=kind,
+            conversation=conversation,
+            branch=row.branch,
+            request=row.id,
+            facts=facts,
+        )
+        for kind, facts in told
+    ]
+
+
+def _alerts(checkup: Checkup) -> dict[str, object]:
+    """The episodes that began and those that ended with a request; what an alert says is not part of it."""
+    opened = [
+        {"kind": a.kind, "level": a.level, "class": a.category, "value": round(a.value, 4), "threshold": a.limit}
+        for a in checkup.opened
+    ]
+    return {"opened": opened, "closed": [{"kind": each.kind, "since": each.at} for each in checkup.closed]}
+
+
+def of_evaluation(
+    tenant: str, conversation: str, *, branch: str, request: str, at: float, facts: Mapping[str, object]
+) -> AuditEvent:
+    """What the evaluation of a request's summary came to: scores, null where nothing was judged, and what it took."""
+    kind = AuditType.EVALUATION
+    return AuditEvent(
+        tenant=tenant, at=at, type=kind, conversation=conversation, branch=branch, request=request, facts=facts
+    )
+
+
+def _event(event: Event) -> dict[str, object]:
+    facts = {name: value.replace(" ", "_") if isinstance(value, str) else value for name, value in event.facts.items()}
+    return {"kind": event.kind, **facts}
+
+
+def _over(refusal: Mapping[str, object]) -> dict[str, object]:
+    """A refused bucket in the words of a violation (requirements A0.87)."""
+    used, cap = refusal.get("used"), refusal.get("cap")
+    excess = used - cap if isinstance(used, int) and isinstance(cap, int) else None
+    facts = {"component": refusal.get("bucket"), "current": used, "limit": cap, "excess": excess}
+    return {"kind": "hard_violation", "allowed": False, "reason": "over_its_cap", **facts}
+
+
+def of_conversation(
+    of: ConversationRow, kind: AuditType, *, at: float, branch: str = "", facts: Mapping[str, object] | None = None
+) -> AuditEvent:
+    return AuditEvent(tenant=of.tenant, at=at, type=kind, conversation=of.id, branch=branch, facts=facts or {})
+
+
+def of_deletion(
+    tenant: str, conversation: str, *, name: str, at: float, reason: str, counts: Mapping[str, int]
+) -> AuditEvent:
+    """That a conversation was deleted for good: its name is kept as a digest."""
+    facts = {"reason": reason, "name": name_digest(tenant, name), **counts}
+    return AuditEvent(tenant=tenant, at=at, type=AuditType.DELETE, conversation=conversation, facts=facts)
+
+
+def of_notes(tenant: str, conversation: str, notes: Sequence[NoteRow]) -> AuditEvent:
+    """That notes were taken: how many, of what kind, from where."""
+    facts = {
+        "count": len(notes),
+        "categories": Counter(note.category for note in notes),
+        "sources": Counter(note.source for note in notes),
+        "ids": [note.id for note in notes[:MAX_REFS]],
+    }
+    at = max(note.at for note in notes)
+    return AuditEvent(tenant=tenant, at=at, type=AuditType.NOTE, conversation=conversation, facts=facts)
+
+
+def of_policy(row: PolicyRow | str, *, at: float) -> AuditEvent:
+    """That a policy was set over HTTP, or by its name that it was removed."""
+    facts: dict[str, object] = {"change": "removed", "policy": row}
+    if isinstance(row, PolicyRow):
+        facts = {"change": "set", "policy": row.name, "document": digest_of(row.document)}
+    return AuditEvent(tenant=OPERATOR, at=at, type=AuditType.POLICY_CHANGE, facts=facts)
+
+
+def of_key(key: KeyRow | str, *, at: float) -> AuditEvent:
+    """That a key was made, or by its name that it was revoked."""
+    facts: dict[str, object] = {"change": "revoked", "key": key}
+    if isinstance(key, KeyRow):
+        own = {"key": key.name, "policy": key.policy, "models": len(key.models), "allow": list(key.allow)}
+        facts = {"change": "created", "digest": key.digest, **own}
+    return AuditEvent(tenant=OPERATOR, at=at, type=AuditType.KEY_CHANGE, facts=facts)
+
+
+def _mappings(value: object) -> list[Mapping[str, object]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []
+
+
+def _deleted_as(tx: Transaction, tenant: str | None, name: str) -> list[str]:
+    """The ids of conversations that had this name when they were deleted."""
     query = sa.select(audit.c.tenant, audit.c.conversation, audit.c.facts).where(audit.c.type == str(AuditType.DELETE))
     if tenant is not None:
         query = query.where(audit.c.tenant == tenant)
-    rows = connection.execute(query)
-    return [(row.tenant, row.conversation) for row in rows if name_digest(row.tenant, name) in row.facts]
+    return [row.conversation for row in tx.execute(query) if name_digest(row.tenant, name) in row.facts]

@@ -22,8 +22,6 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=Fal
 
 
 class AuditType(StrEnum):
-    """What a row of the audit tells of."""
-
     EVICTION = "eviction"
     COMPACTION = "compaction"
     ROLLOVER = "rollover"
@@ -157,7 +155,6 @@ def _word(text: str) -> str:
 
 
 def digest_of(text: str) -> str:
-    """The SHA-256 of a text, hex."""
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

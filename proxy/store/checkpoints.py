@@ -5,7 +5,7 @@ Versions that a rollback has taken back stay as history, but nothing goes on fro
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -15,20 +15,20 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from proxy.store.ledger import Covering, Damage, cuts_of
+from proxy.store.ledger import cuts_of
 from proxy.store.packing import Damaged, pack_text, unpack_text
 from proxy.store.records import Change, CheckpointRow, ConversationRow
-from proxy.store.tables import OF_BRANCH, branches, checkpoints, cuts
+from proxy.store.schema import OF_BRANCH, branches, checkpoints, cuts, of, recorded, same, stored
+from proxy.store.transaction import Transaction
 
 Spans = Sequence[tuple[int, int]]
 
-ADD = sa.insert(checkpoints)
 # As text and without column types: it is read whenever a branch with edits is.
-NEWEST = sa.text(
+NEWEST_BODY = sa.text(
     "SELECT body, sha, length FROM checkpoints "
     "WHERE tenant = :tenant AND branch = :branch ORDER BY version DESC LIMIT 1"
 ).bindparams(*OF_BRANCH)
-MINE = sa.and_(checkpoints.c.tenant == sa.bindparam("tenant"), checkpoints.c.branch == sa.bindparam("branch"))
+MINE = of(checkpoints, "tenant", "branch")
 DROP_OLDER = sa.delete(checkpoints).where(
     MINE,
     checkpoints.c.version
@@ -39,28 +39,55 @@ DROP_OLDER = sa.delete(checkpoints).where(
     .offset(sa.bindparam("skipped"))
     .scalar_subquery(),
     checkpoints.c.version
-    != sa.select(sa.func.coalesce(sa.func.max(cuts.c.batch), 0))
-    .where(cuts.c.tenant == sa.bindparam("tenant"), cuts.c.branch == sa.bindparam("branch"))
-    .scalar_subquery(),
+    != sa.select(sa.func.coalesce(sa.func.max(cuts.c.batch), 0)).where(of(cuts, "tenant", "branch")).scalar_subquery(),
 )
-LINES = sa.select(branches.c.branch, branches.c.undone).where(
-    branches.c.tenant == sa.bindparam("tenant"), branches.c.conversation == sa.bindparam("conversation")
+LINES = (
+    sa.select(branches.c.branch, branches.c.version, branches.c.undone)
+    .where(of(branches, "tenant", "conversation"))
+    .order_by(branches.c.updated.desc(), branches.c.created.desc(), branches.c.branch)
 )
-LINES = LINES.order_by(branches.c.updated.desc(), branches.c.created.desc(), branches.c.branch)
+NEWEST = LINES.limit(1)
 
 
-def read_spans(text: str | None) -> Spans:
-    """The spans of versions that rollbacks have taken back, as a branch keeps them."""
-    return tuple((first, last) for first, last in json.loads(text)) if text else ()
+def newest_branch(tx: Transaction, conversation: ConversationRow) -> str | None:
+    """The branch of a conversation that was used last."""
+    found: str | None = tx.scalar(NEWEST, key_of(conversation))
+    return found
 
 
-def is_undone(version: int, undone: Spans) -> bool:
-    """Whether a rollback has taken this version back."""
-    return any(first <= version <= last for first, last in undone)
+def listed(tx: Transaction, conversation: ConversationRow) -> list[CheckpointRow]:
+    """Every checkpoint of a conversation, all branches, oldest first, each with its cut where it has one.
+
+    Within a branch it is the version that counts, whatever the clock said.
+    """
+    by_branch: dict[str, list[CheckpointRow]] = {}
+    for row in _rows(tx, conversation):
+        by_branch.setdefault(row.branch, []).append(row)
+    placed = [
+        (at, row)
+        for line in by_branch.values()
+        for at, row in zip(accumulate((row.at for row in line), max), line, strict=True)
+    ]
+    return [row for _, row in sorted(placed, key=itemgetter(0))]
 
 
-def add_checkpoint(connection: sa.Connection, change: Change, *, version: int, keep: int) -> None:
-    """Store the change's checkpoint as ``version``; of older ones the newest ``keep`` stay, and the newest cut's."""
+def at_version(tx: Transaction, conversation: ConversationRow, version: int) -> CheckpointRow | None:
+    """The checkpoint with this version, of the branch that was used last among those that have it."""
+    found = {row.branch: row for row in _rows(tx, conversation, checkpoints.c.version == version)}
+    return next((found[row.branch] for row in tx.execute(LINES, key_of(conversation)) if row.branch in found), None)
+
+
+def latest(tx: Transaction, conversation: ConversationRow) -> CheckpointRow | None:
+    """The newest whole checkpoint of the branch that was used last among those that have one."""
+    for line in tx.execute(LINES, key_of(conversation)).all():
+        row = newest_row(tx, conversation.tenant, line.branch, undone=read_spans(line.undone))
+        if row is not None:
+            return _with_cuts(tx, conversation, [row])[0]
+    return None
+
+
+def add_checkpoint(tx: Transaction, change: Change, *, version: int) -> None:
+    """Store the change's checkpoint as ``version``; of older ones its ``keep`` newest stay, and the newest cut's."""
     if change.checkpoint is None:
         return
     row = CheckpointRow(
@@ -72,57 +99,35 @@ def add_checkpoint(connection: sa.Connection, change: Change, *, version: int, k
         window_id=change.window_id,
         length=change.length,
     )
-    insert(connection, change.tenant, row)
-    prune_checkpoints(connection, change.tenant, change.branch, keep=keep)
+    insert(tx, change.tenant, row)
+    key = {"of_tenant": change.tenant, "of_branch": change.branch, "skipped": max(1, change.keep) - 1}
+    tx.execute(DROP_OLDER, key)
 
 
-def insert(connection: sa.Connection, tenant: str, row: CheckpointRow) -> None:
-    """Store one row, with the SHA-256 of its body."""
-    connection.execute(
-        ADD,
-        {
-            "tenant": tenant,
-            "branch": row.branch,
-            "version": row.version,
-            "at": row.at,
-            "reason": row.reason,
-            "window_id": row.window_id,
-            "length": row.length,
-            "body": pack_text(row.body),
-            "sha": _sha(row.body),
-        },
-    )
+def insert(tx: Transaction, tenant: str, row: CheckpointRow) -> None:
+    values = stored(checkpoints, row, tenant=tenant, body=pack_text(row.body), sha=_sha(row.body))
+    tx.execute(sa.insert(checkpoints), values)
 
 
-def prune_checkpoints(connection: sa.Connection, tenant: str, branch: str, *, keep: int) -> int:
-    """Delete a branch's checkpoints but the newest ``keep`` and the one of its newest cut; how many went."""
-    values = {"tenant": tenant, "branch": branch, "skipped": max(1, keep) - 1}
-    return connection.execute(DROP_OLDER, values).rowcount
-
-
-def newest_body(
-    connection: sa.Connection, tenant: str, branch: str, undone: str | None, damage: Damage
-) -> tuple[str | None, int]:
+def newest_body(tx: Transaction, tenant: str, branch: str, undone: str | None) -> tuple[str | None, int]:
     """The newest checkpoint of a branch that is whole and was not taken back (``undone``), and its length.
 
     None and 0 where there is none.
     """
     if undone is None:
-        row = connection.execute(NEWEST, {"tenant": tenant, "branch": branch}).first()
+        row = tx.execute(NEWEST_BODY, {"tenant": tenant, "branch": branch}).first()
         if row is None:
             return None, 0
-        body = _whole(row)
-        if body is not None:
+        if (body := _whole(row)) is not None:
             return body, row.length
-    found = newest_row(connection, tenant, branch, damage, undone=read_spans(undone))
+    found = newest_row(tx, tenant, branch, undone=read_spans(undone))
     return (None, 0) if found is None else (found.body, found.length)
 
 
 def newest_row(
-    connection: sa.Connection,
+    tx: Transaction,
     tenant: str,
     branch: str,
-    damage: Damage,
     *,
     undone: Spans = (),
     below: int | None = None,
@@ -134,84 +139,49 @@ def newest_row(
         query = query.where(checkpoints.c.version < below)
     if longest is not None:
         query = query.where(checkpoints.c.length <= longest)
-    for row in connection.execute(query.order_by(checkpoints.c.version.desc())):
-        found = None if is_undone(row.version, undone) else _checkpoint(row, damage)
+    for row in tx.execute(query.order_by(checkpoints.c.version.desc())):
+        found = None if is_undone(row.version, undone) else _checkpoint(tx, row)
         if found is not None:
             return found
     return None
 
 
-def listed(connection: sa.Connection, of: ConversationRow, damage: Damage) -> list[CheckpointRow]:
-    """The checkpoints of every branch of a conversation with their cuts, oldest first, without damaged ones.
-
-    Within a branch it is the version that counts, whatever the clock said.
-    """
-    by_branch: dict[str, list[CheckpointRow]] = {}
-    for row in _rows(connection, of, damage, version=None):
-        by_branch.setdefault(row.branch, []).append(row)
-    placed = [
-        (at, row)
-        for line in by_branch.values()
-        for at, row in zip(accumulate((row.at for row in line), max), line, strict=True)
-    ]
-    return [row for _, row in sorted(placed, key=itemgetter(0))]
+def read_spans(text: str | None) -> Spans:
+    """The spans of versions that rollbacks have taken back, as a branch keeps them."""
+    return tuple((first, last) for first, last in json.loads(text)) if text else ()
 
 
-def at_version(connection: sa.Connection, of: ConversationRow, version: int, damage: Damage) -> CheckpointRow | None:
-    """The checkpoint with this version, of the branch that was used last among those that have it."""
-    found = {row.branch: row for row in _rows(connection, of, damage, version=version)}
-    return next((found[branch] for branch, _ in _lines(connection, of) if branch in found), None)
+def is_undone(version: int, undone: Spans) -> bool:
+    return any(first <= version <= last for first, last in undone)
 
 
-def latest(connection: sa.Connection, of: ConversationRow, damage: Damage) -> CheckpointRow | None:
-    """The newest whole checkpoint of the branch that was used last among those that have one."""
-    for branch, undone in _lines(connection, of):
-        row = newest_row(connection, of.tenant, branch, damage, undone=undone)
-        if row is not None:
-            return _with_cut(row, cuts_of(connection, of, damage))
-    return None
+def key_of(conversation: ConversationRow) -> dict[str, str]:
+    return {"of_tenant": conversation.tenant, "of_conversation": conversation.id}
 
 
-def _lines(connection: sa.Connection, of: ConversationRow) -> list[tuple[str, Spans]]:
-    rows = connection.execute(LINES, {"tenant": of.tenant, "conversation": of.id})
-    return [(row.branch, read_spans(row.undone)) for row in rows]
-
-
-def _rows(
-    connection: sa.Connection, of: ConversationRow, damage: Damage, *, version: int | None
-) -> list[CheckpointRow]:
+def _rows(tx: Transaction, conversation: ConversationRow, *where: sa.ColumnElement[bool]) -> list[CheckpointRow]:
     query = (
         sa.select(checkpoints)
-        .join(branches, sa.and_(branches.c.tenant == checkpoints.c.tenant, branches.c.branch == checkpoints.c.branch))
-        .where(checkpoints.c.tenant == of.tenant, branches.c.conversation == of.id)
+        .join(branches, same(branches, checkpoints, "tenant", "branch"))
+        .where(checkpoints.c.tenant == conversation.tenant, branches.c.conversation == conversation.id, *where)
         .order_by(checkpoints.c.branch, checkpoints.c.version)
     )
-    if version is not None:
-        query = query.where(checkpoints.c.version == version)
-    known = cuts_of(connection, of, damage)
-    found = (_checkpoint(row, damage) for row in connection.execute(query))
-    return [_with_cut(row, known) for row in found if row is not None]
+    found = [_checkpoint(tx, row) for row in tx.execute(query)]
+    return _with_cuts(tx, conversation, [row for row in found if row is not None])
 
 
-def _checkpoint(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> CheckpointRow | None:
+def _with_cuts(tx: Transaction, conversation: ConversationRow, rows: list[CheckpointRow]) -> list[CheckpointRow]:
+    known = cuts_of(tx, conversation)
+    made = [(row, known.get((row.branch, row.version))) for row in rows]
+    return [row if its is None else replace(row, cut=its.cut, covered=its.covered) for row, its in made]
+
+
+def _checkpoint(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> CheckpointRow | None:
     body = _whole(row)
     if body is None:
-        damage("checkpoint", row.tenant, f"{row.branch} {row.version}")
+        tx.damage("checkpoint", row.tenant, f"{row.branch} {row.version}")
         return None
-    return CheckpointRow(
-        branch=row.branch,
-        version=row.version,
-        at=row.at,
-        body=body,
-        reason=row.reason,
-        window_id=row.window_id,
-        length=row.length,
-    )
-
-
-def _with_cut(row: CheckpointRow, known: Mapping[tuple[str, int], Covering]) -> CheckpointRow:
-    made = known.get((row.branch, row.version))
-    return row if made is None else replace(row, cut=made.cut, covered=made.covered)
+    return recorded(CheckpointRow, checkpoints, row, body=body)
 
 
 def _whole(row: sa.Row[*tuple[Any, ...]]) -> str | None:

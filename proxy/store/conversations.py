@@ -1,52 +1,52 @@
-"""Recognising a conversation by its chain, committing a batch of edits, forking, and what people list.
+"""Recognising a conversation by its chain, committing a batch of edits, forking, going back, and what people list.
 
 State is found by content: a chain hash is seeded with the tenant and covers every message up to it, so the row with
 the longest stored prefix is the conversation's state. A name only labels; where two first requests of one name race,
 both branches end up in the conversation that was stored first.
 """
 
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit, Prepared
 from policies.trend import Trend
-from proxy.store import audit_events, ledger
+from proxy.store import checkpoints, health, ledger
 from proxy.store.archive import add_originals, hold
-from proxy.store.audit import append
-from proxy.store.branches import read_prepared, write_prepared
-from proxy.store.bulk import run_many
-from proxy.store.chain import AuditType
-from proxy.store.checkpoints import add_checkpoint, insert, newest_body, newest_row, read_spans
-from proxy.store.errors import StaleVersion
+from proxy.store.audit import append, of_change, of_conversation
+from proxy.store.chain import AuditEvent, AuditType
+from proxy.store.checkpoints import NEWEST, is_undone, key_of, newest_row, read_spans
+from proxy.store.errors import NoSuchVersion, StaleVersion
 from proxy.store.evictions import add_evictions, load_evicted
-from proxy.store.ledger import Damage
-from proxy.store.paging import Place, ordered
-from proxy.store.records import Branch, Change, CheckpointRow, ConversationRow
-from proxy.store.tables import TENANT, ExactText, branches, chains, conversations, cuts, edits, keep_first, keep_last
+from proxy.store.records import Arrival, Branch, Change, CheckpointRow, ConversationRow, ExchangeRow
+from proxy.store.schema import (
+    OF_CONVERSATION,
+    OF_TENANT,
+    ExactText,
+    branches,
+    chains,
+    conversations,
+    cuts,
+    edits,
+    evictions,
+    keep_first,
+    keep_last,
+    of,
+    recorded,
+)
+from proxy.store.transaction import Place, Rows, Transaction, ordered
 
 FIRST_LOOK = 8
 LATER_LOOKS = 500
-
-OF_BRANCH = (
-    branches.c.tenant == conversations.c.tenant,
-    branches.c.conversation == conversations.c.id,
+MINE = of(branches, "tenant", "branch")
+BY_ID = (
+    sa.select(branches, conversations.c.name, conversations.c.health).join(conversations, OF_CONVERSATION).where(MINE)
 )
-HEADS = sa.select(
-    branches.c.branch,
-    branches.c.version,
-    branches.c.longest,
-    branches.c.conversation,
-    branches.c.trend,
-    branches.c.prepared,
-    branches.c.wanted,
-    branches.c.resumed,
-    branches.c.undone,
-    conversations.c.name,
-    conversations.c.health,
-).join(conversations, sa.and_(*OF_BRANCH))
 # All hashes travel as one value: SQLAlchemy spends ten times as long on 200 parameters as SQLite on 200 look-ups.
 LOOK = (
     sa.text(
@@ -57,49 +57,23 @@ LOOK = (
         "ORDER BY chains.length DESC, chains.at DESC LIMIT 1"
     )
     .bindparams(
-        sa.bindparam("tenant", type_=TENANT),
+        OF_TENANT,
         sa.bindparam("hashes", type_=sa.LargeBinary),
         sa.bindparam("width", type_=sa.Integer),
         sa.bindparam("size", type_=sa.Integer),
     )
     .columns(chains.c.branch, chains.c.length)
 )
-BY_ID = HEADS.where(branches.c.tenant == sa.bindparam("tenant"), branches.c.branch == sa.bindparam("branch"))
-NAMED = sa.select(conversations.c.id).where(
-    conversations.c.tenant == sa.bindparam("tenant"), conversations.c.name == sa.bindparam("name")
-)
+NAMED = sa.select(conversations.c.id).where(of(conversations, "tenant", "name"))
 ADD_BRANCH = keep_first(branches)
 ADD_CONVERSATION = keep_first(conversations)
 TOUCH_CHAIN = keep_last(chains, replaced=("at",))
 HOMES = sa.select(conversations.c.name, conversations.c.id).where(
-    conversations.c.tenant == sa.bindparam("tenant"), conversations.c.name.in_(sa.bindparam("names", expanding=True))
-)
-INHERIT = (
-    sa.update(branches)
-    .where(branches.c.tenant == sa.bindparam("t"), branches.c.branch == sa.bindparam("b"))
-    .values(undone=sa.bindparam("gone"), resumed=sa.bindparam("body"))
-)
-FORGET_EDITS, FORGET_CUTS = (
-    sa.delete(table).where(table.c.tenant == sa.bindparam("tenant"), table.c.branch == sa.bindparam("branch"))
-    for table in (edits, cuts)
-)
-SET_VERSION = (
-    sa.update(branches)
-    .where(branches.c.tenant == sa.bindparam("t"), branches.c.branch == sa.bindparam("b"))
-    .values(version=sa.bindparam("now"))
-)
-CLOSE = (
-    sa.update(conversations)
-    .where(conversations.c.tenant == sa.bindparam("t"), conversations.c.id == sa.bindparam("c"))
-    .values(closed=sa.bindparam("now"))
+    of(conversations, "tenant"), conversations.c.name.in_(sa.bindparam("names", expanding=True))
 )
 ADVANCE = (
     sa.update(branches)
-    .where(
-        branches.c.tenant == sa.bindparam("t"),
-        branches.c.branch == sa.bindparam("b"),
-        branches.c.version == sa.bindparam("expected"),
-    )
+    .where(of(branches, "tenant", "branch", "version"))
     .values(
         version=branches.c.version + 1,
         updated=sa.bindparam("now"),
@@ -111,110 +85,86 @@ ADVANCE = (
     )
     .returning(branches.c.conversation)
 )
+NOW: dict[str, sa.ColumnElement[float]] = {
+    "sqlite": (sa.func.julianday("now") - 2_440_587.5) * 86_400.0,
+    "postgresql": sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double),
+}
 
 
-def named(connection: sa.Connection, tenant: str, name: str) -> str | None:
-    """The internal id of the tenant's conversation with this label."""
-    return connection.scalar(NAMED, {"tenant": tenant, "name": name})
+def find(tx: Transaction, tenant: str, chain: Sequence[bytes]) -> Branch | None:
+    """The branch with the longest stored prefix of ``chain`` (``chain[j]``: hash over ``j + 1`` messages).
 
-
-def find(connection: sa.Connection, tenant: str, chain: Sequence[bytes], damage: Damage) -> Branch | None:
-    """The branch with the longest stored prefix of ``chain`` (hashes of one size), the newest one on a tie, loaded."""
+    ``length`` is how many messages matched, ``longest`` how many the branch has ever had; ties go to the newest.
+    """
     stop, size = len(chain), FIRST_LOOK
     while stop > 0:
         start = max(0, stop - size)
         hashes = b"".join(chain[start:stop])
         values = {"tenant": tenant, "hashes": hashes, "size": len(hashes), "width": len(hashes) // (stop - start)}
-        match = connection.execute(LOOK, values).first()
+        match = tx.execute(LOOK, values).first()
         if match is not None:
-            row = connection.execute(BY_ID, {"tenant": tenant, "branch": match.branch}).one()
-            return _branch(connection, tenant, row, length=match.length, damage=damage)
+            return _branch(tx, _row(tx, tenant, match.branch), length=match.length)
         stop, size = start, LATER_LOOKS
     return None
 
 
-def branch(connection: sa.Connection, tenant: str, branch_id: str, damage: Damage) -> Branch | None:
-    """The branch with this id, its edits and cuts loaded; ``length`` is 0."""
-    row = connection.execute(BY_ID, {"tenant": tenant, "branch": branch_id}).first()
-    return None if row is None else _branch(connection, tenant, row, length=0, damage=damage)
+def named(tx: Transaction, tenant: str, name: str) -> str | None:
+    """The internal id of the tenant's conversation with this label."""
+    return tx.scalar(NAMED, {"of_tenant": tenant, "of_name": name})
 
 
-def commit(connection: sa.Connection, change: Change, *, full: bool) -> int:
-    """The branch's new version after ``change`` is stored; :class:`StaleVersion` if it is not at ``expected``."""
+def branch(tx: Transaction, tenant: str, branch_id: str) -> Branch | None:
+    """The branch with this id; ``length`` is 0."""
+    return _branch(tx, _row(tx, tenant, branch_id), length=0)
+
+
+def commit(tx: Transaction, change: Change) -> int:
+    """The branch's new version, once everything in ``change`` is durable; :class:`StaleVersion` stores nothing."""
     if change.expected == 0:
-        open_branch(connection, change, parent=None)
-    advanced = connection.execute(
-        ADVANCE,
-        {
-            "t": change.tenant,
-            "b": change.branch,
-            "expected": change.expected,
-            "now": change.at,
-            "known": write_prepared(change.prepared) if change.prepared and change.cut else None,
-            "done": change.cut is not None or bool(change.edits),
-            "resumed_from": change.resumed if full else None,
-        },
-    ).first()
+        _open_branch(tx, change, change.branch, version=0, at=change.at)
+    own = {"of_tenant": change.tenant, "of_branch": change.branch}
+    told = {
+        "now": change.at,
+        "known": write_prepared(change.prepared) if change.prepared and change.cut else None,
+        "done": change.cut is not None or bool(change.edits),
+        "resumed_from": change.resumed if tx.full else None,
+    }
+    advanced = tx.execute(ADVANCE, own | told | {"of_version": change.expected}).first()
     if advanced is None:
-        row = connection.execute(BY_ID, {"tenant": change.tenant, "branch": change.branch}).first()
+        row = _row(tx, change.tenant, change.branch)
         raise StaleVersion(0 if row is None else row.version)
     version = change.expected + 1
-    if change.chain_end and change.length > 0:
-        tip = {"tenant": change.tenant, "hash": change.chain_end, "branch": change.branch}
-        run_many(connection, TOUCH_CHAIN[connection.dialect.name], [{**tip, "length": change.length, "at": change.at}])
-    ledger.add_edits(
-        connection, tenant=change.tenant, branch=change.branch, version=version, given=change.edits, full=full
-    )
-    ledger.add_cut(connection, change, batch=version, full=full)
-    if full:
-        add_checkpoint(connection, change, version=version, keep=change.keep)
-    add_evictions(connection, change, version=version)
-    add_originals(
-        connection,
-        tenant=change.tenant,
-        branch=change.branch,
-        given=change.originals,
-        refs={*change.covered, *(edit.ref for edit in change.edits)},
-        at=change.at,
-        full=full,
-    )
-    told = audit_events.of_change(change, conversation=advanced.conversation, version=version)
-    append(connection, (*told, *change.audited))
+    touch_chains(tx, [(change, [(change.chain_end, change.length)])])
+    ledger.add_edits(tx, change.tenant, change.branch, version, change.edits)
+    ledger.add_cut(tx, change, batch=version)
+    if tx.full:
+        checkpoints.add_checkpoint(tx, change, version=version)
+    add_evictions(tx, change, version=version)
+    add_originals(tx, change)
+    append(tx, (*of_change(change, conversation=advanced.conversation, version=version), *change.audited))
     return version
 
 
 def fork(
-    connection: sa.Connection,
-    *,
+    tx: Transaction,
     parent: Branch,
+    *,
     branch: str,
     keep_edits: Sequence[Edit],
     keep_cuts: Sequence[Cut],
     at: float,
-    length: int | None,
-    damage: Damage,
-    full: bool,
+    length: int | None = None,
 ) -> Branch:
-    """A new branch of the parent's conversation with these edits and cuts; its version goes on from the parent's.
+    """The new branch, with these edits and cuts of its parent; its version goes on from the parent's.
 
-    It goes on from the parent's newest checkpoint too, of those that were saved when the conversation had at most
-    ``length`` messages after the head.
+    It starts with the parent's newest checkpoint of at most ``length`` messages after the head (None: any).
     """
-    change = Change(
-        tenant=parent.tenant,
-        conversation=parent.conversation,
-        name=parent.name,
-        branch=branch,
-        expected=parent.version,
-        at=at,
-    )
     state = None
-    if open_branch(connection, change, parent=parent.branch):
-        ledger.copy_edits(connection, parent, target=branch, kept=keep_edits, full=full)
-        ledger.copy_cuts(connection, parent, target=branch, kept=keep_cuts, at=at, full=full)
-        state = _copy_state(connection, parent, target=branch, kept=keep_cuts, length=length, damage=damage)
-        refs = {edit.ref for edit in keep_edits} | ledger.refs_of_cuts(connection, tenant=parent.tenant, branch=branch)
-        hold(connection, tenant=parent.tenant, branch=branch, refs=refs)
+    if _open_branch(tx, parent, branch, version=parent.version, at=at, parent=parent.branch):
+        ledger.copy_edits(tx, parent, target=branch, kept=keep_edits)
+        ledger.copy_cuts(tx, parent, target=branch, kept=keep_cuts, at=at)
+        state = _copy_state(tx, parent, target=branch, kept=keep_cuts, length=length)
+        hold(tx, parent.tenant, branch, {e.ref for e in keep_edits} | ledger.refs_of_cuts(tx, parent.tenant, branch))
     return Branch(
         tenant=parent.tenant,
         conversation=parent.conversation,
@@ -231,166 +181,258 @@ def fork(
     )
 
 
-def restate(
-    connection: sa.Connection, *, known: Branch, edits: Sequence[Edit], cuts: Sequence[Cut], at: float, full: bool
-) -> None:
-    """Store a branch with all its edits and cuts as memory has it, unless what is stored is as new or newer."""
-    stored = connection.execute(BY_ID, {"tenant": known.tenant, "branch": known.branch}).first()
-    if stored is not None and stored.version >= known.version:
+def restate(tx: Transaction, branch: Branch, *, edits: Sequence[Edit], cuts: Sequence[Cut], at: float) -> None:
+    """Have the store know of a branch what memory does, where it knows less: its file is not the one it was."""
+    row = _row(tx, branch.tenant, branch.branch)
+    if row is not None and row.version >= branch.version:
         return
-    change = Change(
-        tenant=known.tenant,
-        conversation=known.conversation,
-        name=known.name,
-        branch=known.branch,
-        expected=known.version,
-        at=at,
-    )
-    open_branch(connection, change, parent=None)
-    mine = {"tenant": known.tenant, "branch": known.branch}
-    for statement in (FORGET_EDITS, FORGET_CUTS):
-        connection.execute(statement, mine)
-    connection.execute(SET_VERSION, {"t": known.tenant, "b": known.branch, "now": known.version})
-    ledger.copy_edits(connection, known, target=known.branch, kept=edits, full=full)
-    ledger.copy_cuts(connection, known, target=known.branch, kept=cuts, at=at, full=full)
-    hold(connection, tenant=known.tenant, branch=known.branch, refs={edit.ref for edit in edits})
+    _open_branch(tx, branch, branch.branch, version=branch.version, at=at)
+    forget_batches(tx, branch.tenant, branch.branch)
+    _set(tx, branch.tenant, branch.branch, version=branch.version)
+    ledger.copy_edits(tx, branch, target=branch.branch, kept=edits)
+    ledger.copy_cuts(tx, branch, target=branch.branch, kept=cuts, at=at)
+    hold(tx, branch.tenant, branch.branch, {edit.ref for edit in edits})
 
 
-def _copy_state(
-    connection: sa.Connection, parent: Branch, *, target: str, kept: Sequence[Cut], length: int | None, damage: Damage
-) -> CheckpointRow | None:
-    """The checkpoint that the fork goes on from, stored for it, with what the parent resumed and took back.
+def prepare(tx: Transaction, tenant: str, branch: str, prepared: Prepared | None) -> bool:
+    """Keep a summary for the branch's next batch, or None; whether the branch is stored yet."""
+    body = None if prepared is None or not tx.full else write_prepared(prepared)
+    return _set(tx, tenant, branch, prepared=body)
 
-    Where a cut does not fit the fork, the checkpoints since then tell of another future.
+
+def claim(tx: Transaction, tenant: str, branch: str, seconds: float) -> bool:
+    """Whether to have the branch's next summary written: no other server does, and none begins for so long.
+
+    It is the database's clock that counts.
     """
-    old = connection.execute(BY_ID, {"tenant": parent.tenant, "branch": parent.branch}).first()
-    if old is None:
-        return None
-    if old.undone is not None or old.resumed is not None:
-        values = {"t": parent.tenant, "b": target, "gone": old.undone, "body": old.resumed}
-        connection.execute(INHERIT, values)
-    row = newest_row(
-        connection,
-        parent.tenant,
-        parent.branch,
-        damage,
-        undone=read_spans(old.undone),
-        below=min([parent.version + 1, *ledger.batches_without(connection, parent, kept=kept)]),
-        longest=length,
-    )
-    if row is not None:
-        insert(connection, parent.tenant, replace(row, branch=target))
-    return row
+    now = NOW[tx.dialect]
+    free = sa.or_(branches.c.preparing.is_(None), branches.c.preparing < now)
+    return _set(tx, tenant, branch, free, preparing=now + sa.bindparam("seconds", seconds, type_=sa.Double))
 
 
-def open_branch(connection: sa.Connection, change: Change, *, parent: str | None) -> bool:
-    """Make sure that the change's conversation and branch exist; whether the branch is new."""
-    rows = [(change.tenant, change.conversation, change.name, "", change.at)]
-    home = open_conversations(connection, rows).get((change.tenant, change.name), change.conversation)
-    made = connection.execute(
-        ADD_BRANCH[connection.dialect.name],
-        {
-            "tenant": change.tenant,
-            "branch": change.branch,
-            "conversation": home,
-            "parent": parent,
-            "version": change.expected,
-            "longest": 0,
-            "created": change.at,
-            "updated": change.at,
-        },
-    )
-    return made.rowcount == 1
+def release(tx: Transaction, tenant: str, branch: str) -> None:
+    """Give back what was claimed."""
+    _set(tx, tenant, branch, preparing=None)
 
 
-def open_conversations(
-    connection: sa.Connection, rows: Sequence[tuple[str, str, str, str, float]]
-) -> dict[tuple[str, str], str]:
-    """Make sure that conversations of (tenant, id, name, model, time) exist; the id that every (tenant, name) has."""
-    known = {(tenant, conversation): row for row in rows for tenant, conversation in (row[:2],)}
-    run_many(
-        connection,
-        ADD_CONVERSATION[connection.dialect.name],
-        [
-            {
-                "tenant": tenant,
-                "id": conversation,
-                "name": name,
-                "created": at,
-                "updated": at,
-                "model": model,
-                "requests": 0,
-                "tokens_before": 0,
-                "tokens_after": 0,
-                "token_limit": 0,
-                "zone": "green",
-                "actions": "none",
-            }
-            for tenant, conversation, name, model, at in known.values()
-        ],
-    )
-    homes: dict[tuple[str, str], str] = {}
-    for tenant in {row[0] for row in rows}:
-        names = sorted({row[2] for row in rows if row[0] == tenant})
-        found = connection.execute(HOMES, {"tenant": tenant, "names": names})
-        homes |= {(tenant, name): home for name, home in found}
-    return homes
+def want(tx: Transaction, tenant: str, branch: str, what: str | None, at: float | None = None) -> bool:
+    """Ask something of the branch's next request, or nothing; whether the branch is stored yet."""
+    row = _row(tx, tenant, branch)
+    if row is None or not _set(tx, tenant, branch, wanted=what):
+        return False
+    at = time.time() if at is None else at
+    told = {"tenant": tenant, "at": at, "conversation": row.conversation, "branch": branch}
+    append(tx, [AuditEvent(**told, type=AuditType.WANT, facts={"what": what})])
+    return True
 
 
-def close(connection: sa.Connection, of: ConversationRow, at: float) -> bool:
-    """Mark a conversation as closed; whether it was there."""
-    found = connection.execute(CLOSE, {"t": of.tenant, "c": of.id, "now": at}).rowcount == 1
+def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at: float) -> int:
+    """The new head of the conversation's newest branch, which is again what it was at ``version`` (0: as it came).
+
+    Edits and cuts of later versions go; their originals stay. Raises :class:`NoSuchVersion`, or
+    :class:`StaleVersion` where somebody commits at the same time.
+    """
+    tenant, head = conversation.tenant, tx.execute(NEWEST.with_for_update(), key_of(conversation)).first()
+    undone = read_spans(None if head is None else head.undone)
+    if head is None or not 0 <= version <= head.version or is_undone(version, undone):
+        raise NoSuchVersion(f"the conversation cannot go back to version {version}", reason="version")
+    if version < head.version:
+        undone = (*undone, (version + 1, head.version))
+    new: dict[str, Any] = {"version": head.version + 1, "updated": at, "undone": json.dumps(undone)}
+    unmoved = branches.c.version == head.version
+    if not _set(tx, tenant, head.branch, unmoved, **new, prepared=None, wanted=None):
+        row = _row(tx, tenant, head.branch)
+        raise StaleVersion(0 if row is None else row.version)
+    state = newest_row(tx, tenant, head.branch, undone=undone)
+    forget_batches(tx, tenant, head.branch, above=version)
+    # What is back in the window cannot be asked for again: the audit keeps its row, but no call is looked for.
+    later = (evictions.c.tenant == tenant, evictions.c.branch == head.branch, evictions.c.version > version)
+    tx.execute(sa.update(evictions).where(*later).values(call_hash=b""))
+    if state is not None:
+        checkpoints.insert(tx, tenant, replace(state, version=head.version + 1, at=at, reason="rollback"))
+    facts = {"from": head.version, "to": version, "version": head.version + 1}
+    append(tx, [of_conversation(conversation, AuditType.ROLLBACK, at=at, branch=head.branch, facts=facts)])
+    return int(head.version) + 1
+
+
+def close_conversation(tx: Transaction, conversation: ConversationRow, at: float) -> bool:
+    """Mark a conversation as closed until its next exchange, its alerts too; whether it was there."""
+    health.close_all(tx, conversation.tenant, conversation.id, at)
+    mine = (conversations.c.tenant == conversation.tenant, conversations.c.id == conversation.id)
+    found = tx.execute(sa.update(conversations).where(*mine).values(closed=at)).rowcount == 1
     if found:
-        append(connection, [audit_events.of_conversation(of, AuditType.CLOSE, at=at)])
+        append(tx, [of_conversation(conversation, AuditType.CLOSE, at=at)])
     return found
 
 
 def listed(
-    connection: sa.Connection, tenant: str | None, *, limit: int, closed: bool | None = None, after: Place | None = None
+    tx: Transaction, tenant: str | None, *, limit: int = 50, closed: bool | None = None, after: Place | None = None
 ) -> list[ConversationRow]:
     """The tenant's conversations, or with None everybody's, the one used last first.
 
-    ``closed`` leaves those that are, or are not; ``after`` those behind one of which this is ``updated``, ``id`` and
-    ``tenant``.
+    ``closed`` leaves those that are, or are not; ``after`` those behind one of which this is ``updated``, ``id``
+    and ``tenant``.
     """
     query = _listing(tenant)
     if closed is not None:
         query = query.where(conversations.c.closed.is_not(None) if closed else conversations.c.closed.is_(None))
     columns = conversations.c
     order = ((columns.updated, True), (columns.id, False), (columns.tenant, False))
-    return [_row(row) for row in connection.execute(ordered(query, order, after=after, limit=limit))]
+    return [_conversation(row) for row in tx.execute(ordered(query, order, after=after, limit=limit))]
 
 
-def one(connection: sa.Connection, tenant: str | None, name_or_id: str) -> ConversationRow | None:
-    """The conversation with this label or internal id, the one used last where several tenants have it."""
-    query = (
-        _listing(tenant)
-        .where(sa.or_(conversations.c.name == name_or_id, conversations.c.id == name_or_id))
-        .order_by(conversations.c.updated.desc())
-        .limit(1)
-    )
-    row = connection.execute(query).first()
-    return None if row is None else _row(row)
+def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow | None:
+    """One conversation by label or internal id, the one used last where several tenants have it."""
+    named = sa.or_(conversations.c.name == name_or_id, conversations.c.id == name_or_id)
+    row = tx.execute(_listing(tenant).where(named).order_by(conversations.c.updated.desc()).limit(1)).first()
+    return None if row is None else _conversation(row)
 
 
-def _branch(
-    connection: sa.Connection, tenant: str, row: sa.Row[*tuple[Any, ...]], *, length: int, damage: Damage
-) -> Branch:
-    touched = row.version > 0
-    body, saved = newest_body(connection, tenant, row.branch, row.undone, damage) if touched else (None, 0)
+def latest_checkpoint(tx: Transaction, tenant: str, name_or_id: str) -> tuple[ConversationRow, CheckpointRow] | None:
+    """A conversation by label or id, and the newest whole checkpoint that was not taken back."""
+    conversation = one(tx, tenant, name_or_id)
+    found = None if conversation is None else checkpoints.latest(tx, conversation)
+    return None if conversation is None or found is None else (conversation, found)
+
+
+def open_conversations(tx: Transaction, rows: Sequence[tuple[str, str, str, str, float]]) -> dict[tuple[str, str], str]:
+    """Make sure that conversations of (tenant, id, name, model, time) exist; the id that every (tenant, name) has."""
+    known = {row[:2]: row for row in rows}
+    counts = {"requests": 0, "tokens_before": 0, "tokens_after": 0, "limit": 0, "zone": "green", "actions": "none"}
+    fresh = [
+        {"tenant": tenant, "id": conversation, "name": name, "created": at, "updated": at, "model": model, **counts}
+        for tenant, conversation, name, model, at in known.values()
+    ]
+    tx.many(ADD_CONVERSATION, fresh)
+    homes: dict[tuple[str, str], str] = {}
+    for tenant in {row[0] for row in rows}:
+        names = sorted({row[2] for row in rows if row[0] == tenant})
+        homes |= {(tenant, name): home for name, home in tx.execute(HOMES, {"of_tenant": tenant, "names": names})}
+    return homes
+
+
+def touch_chains(
+    tx: Transaction, found: Iterable[tuple[Change | Arrival | ExchangeRow, Iterable[tuple[bytes, int]]]]
+) -> None:
+    """Have branches found by hashes, each over so many messages."""
+    rows = {
+        (by.tenant, end, by.branch): {
+            "tenant": by.tenant,
+            "hash": end,
+            "branch": by.branch,
+            "length": length,
+            "at": by.at,
+        }
+        for by, ends in found
+        for end, length in ends
+        if end and length > 0
+    }
+    tx.many(TOUCH_CHAIN, [rows[key] for key in sorted(rows)])
+
+
+def forget_batches(tx: Transaction, tenant: str, branch: str, *, above: int = -1) -> None:
+    """Delete the edits and cuts of batches with a greater number."""
+    for table, batch in ((edits, edits.c.version), (cuts, cuts.c.batch)):
+        tx.execute(sa.delete(table).where(table.c.tenant == tenant, table.c.branch == branch, batch > above))
+
+
+def write_prepared(prepared: Prepared) -> str:
+    said = {
+        "covers": prepared.covers,
+        "prefix": prepared.prefix.hex(),
+        "text": prepared.text,
+        "proposal": prepared.proposal,
+        "purpose": prepared.purpose,
+        "calls": prepared.calls,
+    }
+    return json.dumps({**said, "sha": _sha(said)})
+
+
+def _read_prepared(text: str) -> Prepared | None:
+    """The prepared summary that was written, None if it is damaged."""
+    try:
+        said = json.loads(text) if text else None
+        if not isinstance(said, dict) or said.pop("sha", None) != _sha(said):
+            return None
+        return Prepared(**{**said, "prefix": bytes.fromhex(said["prefix"])})
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _sha(said: Mapping[str, object]) -> str:
+    return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _copy_state(
+    tx: Transaction, parent: Branch, *, target: str, kept: Sequence[Cut], length: int | None
+) -> CheckpointRow | None:
+    """The checkpoint that the fork goes on from, stored for it, with what the parent resumed and took back.
+
+    Where a cut does not fit the fork, the checkpoints since then tell of another future.
+    """
+    old = _row(tx, parent.tenant, parent.branch)
+    if old is None:
+        return None
+    if old.undone is not None or old.resumed is not None:
+        _set(tx, parent.tenant, target, undone=old.undone, resumed=old.resumed)
+    below = min([parent.version + 1, *ledger.batches_without(tx, parent, kept=kept)])
+    undone = read_spans(old.undone)
+    row = newest_row(tx, parent.tenant, parent.branch, undone=undone, below=below, longest=length)
+    if row is not None:
+        checkpoints.insert(tx, parent.tenant, replace(row, branch=target))
+    return row
+
+
+def _open_branch(
+    tx: Transaction, like: Branch | Change, branch: str, *, version: int, at: float, parent: str | None = None
+) -> bool:
+    """Make sure that a branch of the same conversation exists; whether it is new."""
+    homes = open_conversations(tx, [(like.tenant, like.conversation, like.name, "", at)])
+    row = {
+        "tenant": like.tenant,
+        "branch": branch,
+        "conversation": homes.get((like.tenant, like.name), like.conversation),
+        "parent": parent,
+        "version": version,
+        "longest": 0,
+        "created": at,
+        "updated": at,
+        "trend_at": 0.0,
+    }
+    return tx.is_new(ADD_BRANCH, row)
+
+
+def _set(tx: Transaction, tenant: str, branch: str, *where: sa.ColumnElement[bool], **values: Any) -> bool:
+    """Whether there is such a branch, whose columns are set."""
+    mine = (branches.c.tenant == tenant, branches.c.branch == branch)
+    return tx.execute(sa.update(branches).where(*mine, *where).values(**values)).rowcount == 1
+
+
+def _row(tx: Transaction, tenant: str, branch: str) -> sa.Row[*tuple[Any, ...]] | None:
+    return tx.execute(BY_ID, {"of_tenant": tenant, "of_branch": branch}).first()
+
+
+def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: int) -> Branch | None:
+    if row is None:
+        return None
+    tenant, is_touched = row.tenant, row.version > 0
+    body, saved = checkpoints.newest_body(tx, tenant, row.branch, row.undone) if is_touched else (None, 0)
+    prepared = None if row.prepared is None else _read_prepared(row.prepared)
+    if row.prepared is not None and prepared is None:
+        tx.damage("prepared", tenant, row.branch)
     return Branch(
         tenant=tenant,
         conversation=row.conversation,
         name=row.name,
         branch=row.branch,
         version=row.version,
-        edits=ledger.load_edits(connection, tenant, row.branch, damage) if touched else (),
-        cuts=ledger.load_cuts(connection, tenant, row.branch, damage) if touched else (),
+        edits=ledger.load_edits(tx, tenant, row.branch) if is_touched else (),
+        cuts=ledger.load_cuts(tx, tenant, row.branch) if is_touched else (),
         length=length,
         longest=row.longest,
         trend=None if row.trend is None else Trend.from_json(row.trend),
-        evicted=load_evicted(connection, tenant, row.branch) if touched else (),
-        prepared=None if row.prepared is None else _prepared(row, tenant, damage),
+        evicted=load_evicted(tx, tenant, row.branch) if is_touched else (),
+        prepared=prepared,
         wanted=row.wanted,
         resumed=row.resumed,
         checkpoint=body,
@@ -399,37 +441,12 @@ def _branch(
     )
 
 
-def _prepared(row: sa.Row[*tuple[Any, ...]], tenant: str, damage: Damage) -> Prepared | None:
-    prepared = read_prepared(row.prepared)
-    if prepared is None:
-        damage("prepared", tenant, row.branch)
-    return prepared
-
-
-def _listing(tenant: str | None) -> sa.Select[*tuple[Any, ...]]:
-    mine = sa.and_(*OF_BRANCH)
-    count = sa.select(sa.func.count()).select_from(branches).where(mine).scalar_subquery()
-    version = sa.select(sa.func.coalesce(sa.func.max(branches.c.version), 0)).where(mine).scalar_subquery()
-    query: sa.Select[*tuple[Any, ...]] = sa.select(conversations, count.label("branches"), version.label("version"))
+def _listing(tenant: str | None) -> Rows:
+    count = sa.select(sa.func.count()).select_from(branches).where(OF_CONVERSATION).scalar_subquery()
+    version = sa.select(sa.func.coalesce(sa.func.max(branches.c.version), 0)).where(OF_CONVERSATION).scalar_subquery()
+    query: Rows = sa.select(conversations, count.label("branches"), version.label("version"))
     return query if tenant is None else query.where(conversations.c.tenant == tenant)
 
 
-def _row(row: sa.Row[*tuple[Any, ...]]) -> ConversationRow:
-    return ConversationRow(
-        id=row.id,
-        name=row.name,
-        tenant=row.tenant,
-        created=row.created,
-        updated=row.updated,
-        model=row.model,
-        requests=row.requests,
-        branches=row.branches,
-        version=row.version,
-        tokens_before=row.tokens_before,
-        tokens_after=row.tokens_after,
-        limit=row.token_limit,
-        zone=row.zone,
-        actions=row.actions,
-        parent=row.parent,
-        closed=row.closed,
-    )
+def _conversation(row: sa.Row[*tuple[Any, ...]]) -> ConversationRow:
+    return recorded(ConversationRow, conversations, row, branches=row.branches, version=row.version)

@@ -118,12 +118,10 @@ def _is_drivers(error: Exception, cause: BaseException) -> bool:
 
 
 def _plain(error: BaseException) -> str:
-    """What an error says, on one line."""
     return " ".join(str(error).split())[:300]
 
 
 def is_disconnect(error: Exception) -> bool:
-    """Whether the connection itself was lost."""
     return isinstance(error, exc.DBAPIError) and error.connection_invalidated
 
 

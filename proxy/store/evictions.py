@@ -1,28 +1,38 @@
-"""What was evicted, for the audit: which call it answered, what it freed, and whether somebody asked for it again."""
+"""What was evicted: for the audit, and as the list of what is out of the window now.
 
-from collections.abc import Sequence
+A row says which call a message answered, what it freed, and whether somebody asked for it again.
+"""
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
 
 import sqlalchemy as sa
 
-from proxy.store.bulk import run_many
-from proxy.store.paging import Place, ordered
-from proxy.store.records import Change, ConversationRow, EvictionRow, EvictionSum, ExchangeRow
-from proxy.store.tables import OF_BRANCH, branches, conversations, evictions
-
-ADD = sa.insert(evictions)
-SAME_NAME = (
-    "digest",
-    "occurrence",
-    "kind",
-    "layer",
-    "policy",
-    "scorer",
-    "tool",
-    "call_hash",
-    "tokens_before",
-    "tokens_after",
-    "tokens_remaining",
+from policies.ledger import ADDING, EditKind
+from proxy.store.archive import said
+from proxy.store.checkpoints import newest_branch
+from proxy.store.ledger import Batched, cuts_of, load_batches
+from proxy.store.packing import Damaged
+from proxy.store.records import Change, ConversationRow, EvictionRow, EvictionSum, ExchangeRow, RemovedRow
+from proxy.store.schema import (
+    OF_BRANCH,
+    OF_CONVERSATION,
+    branches,
+    conversations,
+    evictions,
+    of,
+    originals,
+    recorded,
+    same,
+    stored,
 )
+from proxy.store.transaction import Place, Rows, Transaction, chunks, ordered
+
+EXCERPT = 2000
+ADD = sa.insert(evictions)
 # A fork inherits what its parents had evicted until it left them.
 EVICTED = (
     sa.text(
@@ -43,16 +53,10 @@ _OTHERS = evictions.alias()
 ASKED_AGAIN = (
     sa.update(evictions)
     .where(
-        evictions.c.tenant == sa.bindparam("t"),
-        evictions.c.branch == sa.bindparam("b"),
-        evictions.c.call_hash == sa.bindparam("call"),
+        of(evictions, "tenant", "branch", "call_hash"),
         evictions.c.version
         == sa.select(sa.func.max(_OTHERS.c.version))
-        .where(
-            _OTHERS.c.tenant == sa.bindparam("t"),
-            _OTHERS.c.branch == sa.bindparam("b"),
-            _OTHERS.c.call_hash == sa.bindparam("call"),
-        )
+        .where(of(_OTHERS, "tenant", "branch", "call_hash"))
         .scalar_subquery(),
     )
     .values(
@@ -62,129 +66,159 @@ ASKED_AGAIN = (
 )
 
 
-def add_evictions(connection: sa.Connection, change: Change, *, version: int) -> None:
-    """Store what the batch of ``version`` evicted."""
-    run_many(
-        connection,
-        ADD,
-        [
-            {name: getattr(row, name) for name in SAME_NAME}
-            | {
-                "tenant": change.tenant,
-                "branch": change.branch,
-                "version": version,
-                "position": position,
-                "at": change.at,
-                "asked_again_at": None,
-                "asked_again_count": 0,
-            }
-            for position, row in enumerate(change.evictions)
-        ],
-    )
+def add_evictions(tx: Transaction, change: Change, *, version: int) -> None:
+    own = {"tenant": change.tenant, "branch": change.branch, "version": version, "at": change.at}
+    tx.many(ADD, [stored(evictions, row, **own, position=n) for n, row in enumerate(change.evictions)])
 
 
-def load_evicted(connection: sa.Connection, tenant: str, branch: str) -> tuple[tuple[bytes, str], ...]:
+def load_evicted(tx: Transaction, tenant: str, branch: str) -> tuple[tuple[bytes, str], ...]:
     """The calls whose results this branch or one that it came from has evicted, and which branch that was."""
-    rows = connection.execute(EVICTED, {"tenant": tenant, "branch": branch})
-    return tuple((bytes(call), where) for call, where in rows)
+    return tuple((bytes(call), where) for call, where in tx.execute(EVICTED, {"tenant": tenant, "branch": branch}))
 
 
-def mark_asked_again(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
+def mark_asked_again(tx: Transaction, rows: Sequence[ExchangeRow]) -> None:
     """Note on the newest eviction of each call that these exchanges asked for it again."""
-    run_many(
-        connection,
-        ASKED_AGAIN,
-        [
-            {"t": row.tenant, "b": branch, "call": call, "now": row.at}
-            for row in rows
-            for branch, call in row.asked_again
-        ],
-    )
+    asked = [
+        {"of_tenant": row.tenant, "of_branch": branch, "of_call_hash": call, "now": row.at}
+        for row in rows
+        for branch, call in row.asked_again
+    ]
+    tx.many(ASKED_AGAIN, asked)
 
 
 def sums(
-    connection: sa.Connection, tenant: str | None, *, of: ConversationRow | None, policy: str | None
+    tx: Transaction, tenant: str | None, *, conversation: ConversationRow | None = None, policy: str | None = None
 ) -> list[EvictionSum]:
-    """What each layer took from each tool, the most tokens first."""
-    freed = sa.func.sum(evictions.c.tokens_before - evictions.c.tokens_after)
-    query = (
-        _asked(
-            sa.select(
-                evictions.c.layer,
-                evictions.c.tool,
-                sa.func.count().label("evicted"),
-                sa.func.count(evictions.c.asked_again_at).label("asked_again"),
-                sa.func.sum(evictions.c.tokens_before).label("tokens_before"),
-                sa.func.sum(evictions.c.tokens_after).label("tokens_after"),
-            ).select_from(evictions),
-            tenant,
-            of=of,
-            policy=policy,
-        )
-        .group_by(evictions.c.layer, evictions.c.tool)
-        .order_by(freed.desc(), evictions.c.layer, evictions.c.tool)
-    )
+    """How much each layer took from each tool, and how much of it was asked for again, most tokens first."""
+    columns = evictions.c
+    before, after = sa.func.sum(columns.tokens_before), sa.func.sum(columns.tokens_after)
+    query = sa.select(
+        columns.layer, columns.tool, sa.func.count(), sa.func.count(columns.asked_again_at), before, after
+    ).select_from(evictions)
+    query = _of(query, tenant, conversation, policy).group_by(columns.layer, columns.tool)
+    rows = tx.execute(query.order_by((before - after).desc(), columns.layer, columns.tool))
+    names = ("evicted", "asked_again", "tokens_before", "tokens_after")
     return [
-        EvictionSum(
-            layer=row.layer,
-            tool=row.tool,
-            evicted=int(row.evicted),
-            asked_again=int(row.asked_again),
-            tokens_before=int(row.tokens_before),
-            tokens_after=int(row.tokens_after),
-        )
-        for row in connection.execute(query)
+        EvictionSum(layer=layer, tool=tool, **dict(zip(names, map(int, counts), strict=True)))
+        for layer, tool, *counts in rows
     ]
 
 
 def listed(
-    connection: sa.Connection,
+    tx: Transaction,
     tenant: str | None,
     *,
-    of: ConversationRow | None,
-    policy: str | None,
-    asked_again: bool,
-    limit: int,
+    conversation: ConversationRow | None = None,
+    policy: str | None = None,
+    asked_again: bool = False,
+    limit: int = 200,
     after: Place | None = None,
 ) -> list[EvictionRow]:
-    """The newest ``limit`` evictions, newest first; with ``asked_again`` only those that were asked for again.
+    """What was evicted for a tenant, or with None for everybody, the newest first.
 
+    ``asked_again`` leaves only what was asked for again; ``policy`` is the name of the one that evicted it;
     ``after`` leaves those behind one of which this is ``at``, ``branch``, ``version`` and ``position``.
     """
-    query = _asked(sa.select(evictions, conversations.c.name), tenant, of=of, policy=policy)
+    query = _of(sa.select(evictions, conversations.c.name), tenant, conversation, policy)
     if asked_again:
         query = query.where(evictions.c.asked_again_at.is_not(None))
     columns = evictions.c
     order = ((columns.at, True), (columns.branch, False), (columns.version, True), (columns.position, False))
-    query = ordered(query, order, after=after, limit=limit)
-    return [
-        EvictionRow(
-            **{name: getattr(row, name) for name in SAME_NAME},
-            tenant=row.tenant,
-            conversation=row.name,
-            branch=row.branch,
-            version=row.version,
-            position=row.position,
-            at=row.at,
-            asked_again_at=row.asked_again_at,
-            asked_again_count=row.asked_again_count,
-        )
-        for row in connection.execute(query)
-    ]
+    rows = tx.execute(ordered(query, order, after=after, limit=limit))
+    return [recorded(EvictionRow, evictions, row, conversation=row.name) for row in rows]
 
 
-def _asked(
-    query: sa.Select[*tuple[object, ...]], tenant: str | None, *, of: ConversationRow | None, policy: str | None
-) -> sa.Select[*tuple[object, ...]]:
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """One message that is out, and its place among all that went in the same batch."""
+
+    row: RemovedRow
+    place: int
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """By batch, then by place: the clock may have been wrong."""
+        return (-self.row.version, -self.place)
+
+
+def removed(tx: Transaction, conversation: ConversationRow, *, limit: int = 500) -> list[RemovedRow]:
+    """What is out of the window of the conversation's newest branch, wholly or in part, newest first."""
+    return removed_after(tx, conversation, None, limit=limit) or []
+
+
+def removed_after(
+    tx: Transaction, conversation: ConversationRow, after: str | None, *, limit: int
+) -> list[RemovedRow] | None:
+    """The same behind the message with the ref ``after``; None where that one is not out of the window."""
+    branch = newest_branch(tx, conversation)
+    if branch is None:
+        return []
+    batches = load_batches(tx, conversation.tenant, branch, withheld=True)
+    pinned = {edit.ref for _, _, edit in batches if edit.kind is EditKind.PIN}
+    gone = _edited(tx, conversation.tenant, branch, batches, pinned)
+    for ref, each in _covered(tx, conversation, branch, pinned).items():
+        known = gone.get(ref)
+        gone[ref] = each if known is None else replace(each, row=replace(each.row, tool=known.row.tool))
+    rows = [each.row for each in sorted(gone.values(), key=lambda each: each.order)]
+    if after is not None:
+        places = [place for place, row in enumerate(rows) if row.ref == after]
+        if not places:
+            return None
+        rows = rows[places[0] + 1 :]
+    rows = rows[:limit]
+    known_originals: dict[str, sa.Row[*tuple[Any, ...]]] = {}
+    for refs in chunks(row.ref for row in rows):
+        query = sa.select(originals).where(originals.c.tenant == conversation.tenant, originals.c.ref.in_(refs))
+        known_originals |= {row.ref: row for row in tx.execute(query)}
+    return [_with_original(row, known_originals.get(row.ref)) for row in rows]
+
+
+def _of(query: Rows, tenant: str | None, conversation: ConversationRow | None, policy: str | None) -> Rows:
     """``query`` over evictions with their conversations, narrowed to what was asked about."""
-    query = query.join(
-        branches, sa.and_(branches.c.tenant == evictions.c.tenant, branches.c.branch == evictions.c.branch)
-    ).join(
-        conversations,
-        sa.and_(conversations.c.tenant == branches.c.tenant, conversations.c.id == branches.c.conversation),
-    )
+    query = query.join(branches, same(branches, evictions, "tenant", "branch")).join(conversations, OF_CONVERSATION)
     if tenant is not None:
         query = query.where(evictions.c.tenant == tenant)
-    if of is not None:
-        query = query.where(evictions.c.tenant == of.tenant, branches.c.conversation == of.id)
+    if conversation is not None:
+        query = query.where(evictions.c.tenant == conversation.tenant, branches.c.conversation == conversation.id)
     return query if policy is None else query.where(evictions.c.policy == policy)
+
+
+def _edited(
+    tx: Transaction, tenant: str, branch: str, batches: Iterable[Batched], pinned: AbstractSet[str]
+) -> dict[str, _Gone]:
+    known = tx.execute(sa.select(evictions).where(evictions.c.tenant == tenant, evictions.c.branch == branch))
+    facts = {(row.version, bytes(row.digest), row.occurrence): row for row in known}
+    gone: dict[str, _Gone] = {}
+    for batch, position, edit in batches:
+        if edit.kind in ADDING or not edit.ref or (edit.ref in pinned and edit.kind is not EditKind.CLIP):
+            continue
+        row = RemovedRow(ref=edit.ref, how=str(edit.kind), version=batch, at=0.0, kept=edit.tokens)
+        fact = facts.get((batch, *edit.key))
+        if fact is not None:
+            row = replace(row, at=fact.at, tool=fact.tool, tokens=fact.tokens_before, kept=fact.tokens_after)
+        gone[edit.ref] = _Gone(row, position)
+    return gone
+
+
+def _covered(tx: Transaction, conversation: ConversationRow, branch: str, pinned: AbstractSet[str]) -> dict[str, _Gone]:
+    """What the newest cut that hides nothing pinned stands for, each with the first cut that did."""
+    known = cuts_of(tx, conversation).items()
+    made = [each for (line, _), each in known if line == branch and pinned.isdisjoint(each.covered)]
+    inside = set(made[-1].covered) if made else set()
+    gone: dict[str, _Gone] = {}
+    for each in made:
+        for place, ref in enumerate(each.covered):
+            if ref in inside and ref not in gone:
+                row = RemovedRow(ref=ref, how=each.cut.layer, version=each.batch, at=each.at)
+                gone[ref] = _Gone(row, place)
+    return gone
+
+
+def _with_original(row: RemovedRow, original: sa.Row[*tuple[Any, ...]] | None) -> RemovedRow:
+    if original is None:
+        return row
+    text = ""
+    with suppress(Damaged):
+        text = said(original.body)[:EXCERPT] if original.body is not None and not original.quarantined else ""
+    tokens, at = row.tokens or original.tokens, row.at or original.at
+    return replace(row, role=original.role, tokens=tokens, text=text, at=at)

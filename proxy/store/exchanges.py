@@ -1,200 +1,223 @@
-"""Requests that went through: written in batches after their answers, with the chain ends that the next is known by."""
+"""Requests that went through: written in batches after their answers, with the chain ends that the next is known by.
 
+And what they add up to: which key's requests took how many tokens and dollars, by model, policy, day or conversation.
+"""
+
+import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from policies.trend import Trend
-from proxy.store.audit import append
-from proxy.store.audit_events import REFUSED, of_evaluation, of_exchange
-from proxy.store.bulk import run_many
-from proxy.store.conversations import TOUCH_CHAIN, open_conversations
+from proxy.store.audit import REFUSED, append, of_evaluation, of_exchange
+from proxy.store.conversations import open_conversations, touch_chains
 from proxy.store.evictions import mark_asked_again
 from proxy.store.health import add_checkups, follow_others, rate
-from proxy.store.paging import Place, ordered
-from proxy.store.records import Arrival, ConversationRow, ExchangeRow, RelayedRow
-from proxy.store.tables import branches, conversations, exchanges, keep_first, keep_last, plain_text, relayed
-
-SAME_NAME = (
-    "id",
-    "tenant",
-    "branch",
-    "parent",
-    "at",
-    "model",
-    "policy",
-    "chain_end",
-    "length",
-    "status",
-    "outcome",
-    "tokens_before",
-    "tokens_after",
-    "pressure",
-    "zone",
-    "actions",
-    "usage_prompt",
-    "usage_completion",
-    "usage_cached",
-    "overhead_ms",
-    "duration_ms",
-    "attempts",
-    "action",
-    "observed",
-    "evicted",
-    "strategy",
-    "pressure_before",
-    "velocity",
-    "turns_until_red",
+from proxy.store.records import Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
+from proxy.store.schema import (
+    branches,
+    conversations,
+    exchanges,
+    keep_first,
+    keep_last,
+    of,
+    recorded,
+    relayed,
+    same,
+    stored,
 )
+from proxy.store.transaction import Place, Transaction, ordered
+
+By = Literal["model", "policy", "day", "conversation"]
+DAY = 86_400
+FIGURES = tuple(each for each in fields(UsageRow) if each.name not in {"tenant", "group"})
+ADDED = tuple(each.name for each in FIGURES if each.name not in {"first", "last"})
 TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated", "trend_at"), newest={"trend": "trend_at"})
 ADD = sa.insert(exchanges)
 ADD_RELAYED = keep_first(relayed)
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 KNOWN = sa.select(exchanges.c.id).where(
-    exchanges.c.tenant == sa.bindparam("tenant"), exchanges.c.id.in_(sa.bindparam("ids", expanding=True))
+    of(exchanges, "tenant"), exchanges.c.id.in_(sa.bindparam("ids", expanding=True))
 )
+ONE = of(exchanges, "tenant", "id")
+SET_DETAIL = sa.update(exchanges).where(ONE).values(detail=sa.bindparam("told", type_=exchanges.c.detail.type))
 TOUCH = (
     sa.update(conversations)
-    .where(conversations.c.tenant == sa.bindparam("t"), conversations.c.id == sa.bindparam("c"))
+    .where(of(conversations, "tenant", "id"))
     .values(
         updated=sa.case(
             (conversations.c.updated > sa.bindparam("now"), conversations.c.updated), else_=sa.bindparam("now")
         ),
-        model=sa.bindparam("new_model"),
         requests=conversations.c.requests + sa.bindparam("more"),
-        tokens_before=sa.bindparam("new_tokens_before"),
-        tokens_after=sa.bindparam("new_tokens_after"),
-        token_limit=sa.bindparam("new_token_limit"),
-        zone=sa.bindparam("new_zone"),
-        actions=sa.bindparam("new_actions"),
-        parent=sa.func.coalesce(conversations.c.parent, sa.bindparam("part_of", type_=sa.Text)),
+        parent=sa.func.coalesce(conversations.c.parent, sa.bindparam("part_of", type_=conversations.c.parent.type)),
         closed=sa.case((conversations.c.closed < sa.bindparam("now"), None), else_=conversations.c.closed),
+        **{
+            name: sa.bindparam(f"new_{name}", type_=conversations.c[name].type)
+            for name in ("model", "tokens_before", "tokens_after", "limit", "zone", "actions")
+        },
     )
 )
 
 
-def arrive(connection: sa.Connection, arrival: Arrival) -> str:
-    """Have the next request find its branch by this one; the conversation's id, where others gave its name first."""
+def arrive(tx: Transaction, arrival: Arrival) -> str:
+    """Have other servers find a request's branch from now on; the id that its conversation has."""
     given = [(arrival.tenant, arrival.conversation, arrival.name, arrival.model, arrival.at)]
-    home = open_conversations(connection, given).get((arrival.tenant, arrival.name), arrival.conversation)
-    _touch_branches(connection, [arrival], {arrival.id: home})
-    tips = [
-        {"tenant": arrival.tenant, "hash": end, "branch": arrival.branch, "length": length, "at": arrival.at}
-        for end, length in arrival.ends
-    ]
-    run_many(connection, TOUCH_CHAIN[connection.dialect.name], tips)
+    home = open_conversations(tx, given).get((arrival.tenant, arrival.name), arrival.conversation)
+    _touch_branches(tx, [arrival], {arrival.id: home})
+    touch_chains(tx, [(arrival, arrival.ends)])
     return home
 
 
-def record(
-    connection: sa.Connection, batch: Sequence[ExchangeRow | RelayedRow], *, shared: bool = False
-) -> Sequence[ExchangeRow]:
+def record(tx: Transaction, batch: Sequence[ExchangeRow | RelayedRow], *, shared: bool = False) -> list[ExchangeRow]:
     """The exchanges of a batch that were stored; a row with an id that is there already is not counted twice.
 
     In a ``shared`` store their checkups are made anew, from what all servers know of a conversation.
     """
-    run_many(
-        connection, ADD_RELAYED[connection.dialect.name], [_relayed(r) for r in batch if isinstance(r, RelayedRow)]
-    )
-    rows = _new(connection, [row for row in batch if isinstance(row, ExchangeRow)])
+    tx.many(ADD_RELAYED, [stored(relayed, row) for row in batch if isinstance(row, RelayedRow)])
+    rows = _new(tx, [row for row in batch if isinstance(row, ExchangeRow)])
     if not rows:
         return rows
-    homes = open_conversations(connection, [(r.tenant, r.conversation, r.name, r.model, r.at) for r in rows])
+    homes = open_conversations(tx, [(r.tenant, r.conversation, r.name, r.model, r.at) for r in rows])
     home = {r.id: homes.get((r.tenant, r.name), r.conversation) for r in rows}
-    _touch_branches(connection, rows, home)
-    _touch_chains(connection, rows)
-    _touch_conversations(connection, rows, home)
-    mark_asked_again(connection, rows)
+    _touch_branches(tx, rows, home)
+    touch_chains(tx, [(row, row.ends or ((row.chain_end, row.length),)) for row in rows])
+    _touch_conversations(tx, rows, home)
+    mark_asked_again(tx, rows)
     if shared:
-        rows = follow_others(connection, rows, home)
-    add_checkups(connection, rows, home)
-    run_many(
-        connection,
-        ADD,
-        [
-            {name: getattr(row, name) for name in SAME_NAME}
-            | {
-                "conversation": home[row.id],
-                "token_limit": row.limit,
-                "detail": _ENCODER.encode(dict(row.detail)) if row.detail else "{}",
-                **_spent(row.detail),
-            }
-            for row in rows
-        ],
-    )
-    audited = [row for row in rows if row.events or row.refusal or row.outcome == REFUSED or _has_alerts(row)]
-    append(connection, [event for row in audited for event in of_exchange(row, conversation=home[row.id])])
+        rows = follow_others(tx, rows, home)
+    add_checkups(tx, rows, home)
+    tx.many(ADD, [_values(row, home[row.id]) for row in rows])
+    append(tx, [event for row in rows if _is_audited(row) for event in of_exchange(row, conversation=home[row.id])])
     return rows
 
 
-def _has_alerts(row: ExchangeRow) -> bool:
-    return row.health is not None and bool(row.health.opened or row.health.closed)
-
-
 def timeline(
-    connection: sa.Connection,
-    of: ConversationRow,
+    tx: Transaction,
+    conversation: ConversationRow,
     *,
-    limit: int,
+    limit: int = 200,
     since: float | None = None,
     after: Place | None = None,
 ) -> list[ExchangeRow]:
     """The newest ``limit`` exchanges of a conversation, oldest first.
 
-    ``since`` leaves those from then on, ``after`` those that are older than one of which this is ``at`` and ``id``.
+    ``since`` leaves those from then on, ``after`` those older than one of which this is ``at`` and ``id``.
     """
-    query = sa.select(exchanges).where(exchanges.c.tenant == of.tenant, exchanges.c.conversation == of.id)
+    mine = (exchanges.c.tenant == conversation.tenant, exchanges.c.conversation == conversation.id)
+    query = sa.select(exchanges).where(*mine)
     if since is not None:
         query = query.where(exchanges.c.at >= since)
     query = ordered(query, ((exchanges.c.at, True), (exchanges.c.id, True)), after=after, limit=limit)
-    found = [_exchange(row, of.name) for row in connection.execute(query)]
-    return found[::-1]
+    told = [(row, {"name": conversation.name, "detail": json.loads(row.detail)}) for row in tx.execute(query)]
+    return [recorded(ExchangeRow, exchanges, row, **more) for row, more in reversed(told)]
 
 
-def annotate(connection: sa.Connection, tenant: str, exchange: str, facts: Mapping[str, object]) -> bool:
-    """Whether facts could be added to the detail of an exchange that is stored."""
-    where = (exchanges.c.tenant == tenant, exchanges.c.id == exchange)
-    found = connection.scalar(sa.select(exchanges.c.detail).where(*where))
-    if found is None:
-        return False
-    detail = json.loads(found) | dict(facts)
-    connection.execute(sa.update(exchanges).where(*where).values(detail=_ENCODER.encode(detail)))
-    return True
+def annotate(tx: Transaction, tenant: str, exchange: str, facts: Mapping[str, object]) -> bool:
+    """Add facts to the detail of an exchange that was recorded; False where it is not there."""
+    key = {"of_tenant": tenant, "of_id": exchange}
+    found = tx.scalar(sa.select(exchanges.c.detail).where(ONE), key)
+    if found is not None:
+        tx.execute(SET_DETAIL, key | {"told": _ENCODER.encode(json.loads(found) | dict(facts))})
+    return found is not None
 
 
-def evaluated(connection: sa.Connection, tenant: str, exchange: str, fidelity: Mapping[str, object], at: float) -> bool:
-    """Whether what the evaluation of an exchange's summary came to could be added to it, with a row in the audit.
+def evaluated(tx: Transaction, tenant: str, exchange: str, fidelity: Mapping[str, object], at: float) -> bool:
+    """Keep what the evaluation of an exchange's summary came to; False where the exchange is not there.
 
     Where something was judged, the conversation's health has it from now on.
     """
-    where = (exchanges.c.tenant == tenant, exchanges.c.id == exchange)
-    home = connection.execute(sa.select(exchanges.c.conversation, exchanges.c.branch).where(*where)).first()
-    if home is None or not annotate(connection, tenant, exchange, {"fidelity": fidelity}):
+    key = {"of_tenant": tenant, "of_id": exchange}
+    home = tx.execute(sa.select(exchanges.c.conversation, exchanges.c.branch).where(ONE), key).first()
+    if home is None or not annotate(tx, tenant, exchange, {"fidelity": fidelity}):
         return False
     score = fidelity.get("score")
     if isinstance(score, float):
-        rate(connection, tenant, home.conversation, score)
-    append(
-        connection,
-        [of_evaluation(tenant, home.conversation, branch=home.branch, request=exchange, at=at, facts=fidelity)],
-    )
+        rate(tx, tenant, home.conversation, score)
+    append(tx, [of_evaluation(tenant, home.conversation, branch=home.branch, request=exchange, at=at, facts=fidelity)])
     return True
 
 
-def _new(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> list[ExchangeRow]:
+def slices(tx: Transaction, since: float) -> list[tuple[float, float]]:
+    """The time since then in days, from the oldest request to the newest, so that nobody waits long for one of them."""
+    asked = (sa.select(sa.func.min(t.c.at), sa.func.max(t.c.at)).where(t.c.at >= since) for t in (exchanges, relayed))
+    ends = [end for query in asked for end in tx.execute(query).one() if end is not None]
+    if not ends:
+        return []
+    first, last = min(ends), max(ends)
+    days = int((last - first) // DAY)
+    return [(first + DAY * n, first + DAY * (n + 1) if n < days else math.inf) for n in range(days + 1)]
+
+
+def used(tx: Transaction, tenant: str | None, *, since: float, until: float, by: By | None) -> list[UsageRow]:
+    """What the requests of a time took, of a tenant or with None of each.
+
+    A conversation that was deleted, and what is older than the store's retention, is not counted any more. Tokens are
+    those of requests that were answered with a status below 400; of what was only relayed those that were reported.
+    """
+    rows: list[UsageRow] = []
+    for table in (exchanges, relayed):
+        part = _part(by, tx.dialect, table)
+        shown = (sa.null() if part is None else part).label("part")
+        query = sa.select(table.c.tenant, *_sums(table), shown).where(table.c.at >= since)
+        if math.isfinite(until):
+            query = query.where(table.c.at < until)
+        if tenant is not None:
+            query = query.where(table.c.tenant == tenant)
+        if by == "conversation" and table is exchanges:
+            mine = sa.and_(same(conversations, table, "tenant"), conversations.c.id == table.c.conversation)
+            query = query.join(conversations, mine)
+        groups = [table.c.tenant] if part is None else [table.c.tenant, part]
+        rows += [_usage(row, by) for row in tx.execute(query.group_by(*groups))]
+    return rows
+
+
+def added_up(rows: Iterable[UsageRow]) -> list[UsageRow]:
+    """Rows of one tenant and one group added up, the most forwarded tokens first."""
+    sums: dict[tuple[str, str | None], UsageRow] = {}
+    for row in rows:
+        key = (row.tenant, row.group)
+        if (known := sums.get(key)) is not None:
+            counts: dict[str, Any] = {name: getattr(known, name) + getattr(row, name) for name in ADDED}
+            row = replace(known, **counts, first=min(known.first, row.first), last=max(known.last, row.last))
+        sums[key] = row
+    return sorted(sums.values(), key=lambda row: (-row.tokens_after, row.tenant, row.group or ""))
+
+
+def _new(tx: Transaction, rows: Sequence[ExchangeRow]) -> list[ExchangeRow]:
     unique = {(row.tenant, row.id): row for row in rows}
     known: set[tuple[str, str]] = set()
     for tenant in {row.tenant for row in rows}:
         ids = [row.id for row in rows if row.tenant == tenant]
-        found = connection.scalars(KNOWN, {"tenant": tenant, "ids": ids})
-        known |= {(tenant, found_id) for found_id in found}
+        known |= {(tenant, found) for found in tx.scalars(KNOWN, {"of_tenant": tenant, "ids": ids})}
     return [row for key, row in unique.items() if key not in known]
 
 
-def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow | Arrival], home: dict[str, str]) -> None:
+def _is_audited(row: ExchangeRow) -> bool:
+    has_alerts = row.health is not None and bool(row.health.opened or row.health.closed)
+    return bool(row.events or row.refusal or row.outcome == REFUSED or has_alerts)
+
+
+def _values(row: ExchangeRow, home: str) -> dict[str, object]:
+    """What is stored of an exchange; what is added up of its detail in columns of their own."""
+    detail: Mapping[str, Any] = row.detail
+    summaries = detail.get("summarizer", {})
+    return stored(
+        exchanges,
+        row,
+        conversation=home,
+        detail=_ENCODER.encode(dict(detail)) if detail else "{}",
+        cost=detail.get("cost"),
+        cost_saved=detail.get("cost_saved"),
+        summaries=summaries.get("asked", 0) + summaries.get("answered", 0) or None,
+        summaries_cost=summaries.get("dollars"),
+    )
+
+
+def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival], home: dict[str, str]) -> None:
     latest: dict[tuple[str, str], dict[str, object]] = {}
     longest: dict[tuple[str, str], int] = {}
     trends: dict[tuple[str, str], Trend] = {}
@@ -217,77 +240,80 @@ def _touch_branches(connection: sa.Connection, rows: Sequence[ExchangeRow | Arri
         }
     for key, trend in trends.items():
         latest[key] |= {"trend": trend.to_json(), "trend_at": trend.at or 0.0}
-    run_many(connection, TOUCH_BRANCH[connection.dialect.name], [latest[key] for key in sorted(latest)])
+    tx.many(TOUCH_BRANCH, [latest[key] for key in sorted(latest)])
 
 
-def _touch_chains(connection: sa.Connection, rows: Sequence[ExchangeRow]) -> None:
-    ends = {
-        (row.tenant, end, row.branch): {
-            "tenant": row.tenant,
-            "hash": end,
-            "branch": row.branch,
-            "length": length,
-            "at": row.at,
-        }
-        for row in rows
-        for end, length in row.ends or ((row.chain_end, row.length),)
-        if end and length > 0
-    }
-    run_many(connection, TOUCH_CHAIN[connection.dialect.name], [ends[key] for key in sorted(ends)])
-
-
-def _touch_conversations(connection: sa.Connection, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:
-    latest: dict[tuple[str, str], ExchangeRow] = {}
-    counts: dict[tuple[str, str], int] = {}
-    parents: dict[tuple[str, str], str] = {}
+def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:
+    of_each: dict[tuple[str, str], list[ExchangeRow]] = {}
     for row in rows:
-        key = (row.tenant, home[row.id])
-        counts[key] = counts.get(key, 0) + 1
-        latest[key] = row
-        if row.parent_conversation is not None:
-            parents.setdefault(key, plain_text(row.parent_conversation))
-    run_many(
-        connection,
-        TOUCH,
-        [
+        of_each.setdefault((row.tenant, home[row.id]), []).append(row)
+    given = []
+    for (tenant, conversation), its in sorted(of_each.items(), key=lambda each: each[0]):
+        last, parents = its[-1], (row.parent_conversation for row in its if row.parent_conversation is not None)
+        given.append(
             {
-                "t": key[0],
-                "c": key[1],
-                "now": latest[key].at,
-                "new_model": latest[key].model,
-                "more": counts[key],
-                "new_tokens_before": latest[key].tokens_before,
-                "new_tokens_after": latest[key].tokens_after,
-                "new_token_limit": latest[key].limit,
-                "new_zone": latest[key].zone,
-                "new_actions": latest[key].actions,
-                "part_of": parents.get(key),
+                "of_tenant": tenant,
+                "of_id": conversation,
+                "now": last.at,
+                "more": len(its),
+                "part_of": next(parents, None),
+                "new_model": last.model,
+                "new_tokens_before": last.tokens_before,
+                "new_tokens_after": last.tokens_after,
+                "new_limit": last.limit,
+                "new_zone": last.zone,
+                "new_actions": last.actions,
             }
-            for key in sorted(latest)
-        ],
-    )
+        )
+    tx.many(TOUCH, given)
 
 
-def _relayed(row: RelayedRow) -> dict[str, object]:
-    return asdict(row) | {"model": plain_text(row.model)}
-
-
-def _spent(detail: Mapping[str, Any]) -> dict[str, object]:
-    """What is added up of an exchange's detail."""
-    summaries = detail.get("summarizer", {})
-    return {
-        "cost": detail.get("cost"),
-        "cost_saved": detail.get("cost_saved"),
-        "summaries": summaries.get("asked", 0) + summaries.get("answered", 0) or None,
-        "summaries_cost": summaries.get("dollars"),
+def _sums(table: sa.Table) -> list[sa.Label[Any]]:
+    """What is added up of a table's rows, named as :class:`UsageRow` has it."""
+    is_managed = table is exchanges
+    answered = sa.and_(table.c.status >= 200, table.c.status < 400)
+    before = exchanges.c.tokens_before if is_managed else relayed.c.usage_prompt
+    forwarded = sa.case((exchanges.c.observed, before), else_=exchanges.c.tokens_after) if is_managed else before
+    nothing = sa.literal(0)
+    counted = {
+        "failed": _sum(sa.case((answered, 0), else_=1)),
+        "tokens_before": _sum(sa.case((answered, before), else_=0)),
+        "tokens_after": _sum(sa.case((answered, forwarded), else_=0)),
+        "prompt": _sum(table.c.usage_prompt),
+        "cached": _sum(table.c.usage_cached),
+        "completion": _sum(table.c.usage_completion),
+        "cost": _sum(table.c.cost),
+        "cost_saved": _sum(exchanges.c.cost_saved) if is_managed else nothing,
+        "summarizer_tokens": _sum(exchanges.c.summaries) if is_managed else nothing,
+        "summarizer_cost": _sum(exchanges.c.summaries_cost) if is_managed else nothing,
+        "requests": sa.func.count(),
+        "priced": sa.func.count(table.c.cost),
+        "first": sa.func.min(table.c.at),
+        "last": sa.func.max(table.c.at),
     }
+    return [value.label(name) for name, value in counted.items()]
 
 
-def _exchange(row: sa.Row[*tuple[Any, ...]], name: str) -> ExchangeRow:
-    return ExchangeRow(
-        **{name: getattr(row, name) for name in SAME_NAME},
-        conversation=row.conversation,
-        name=name,
-        limit=row.token_limit,
-        detail=json.loads(row.detail),
-    )
+def _sum(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.func.coalesce(sa.func.sum(value), 0)
+
+
+def _part(by: By | None, dialect: str, table: sa.Table) -> sa.ColumnElement[Any] | None:
+    """What rows are told apart by beside the tenant; a day is its number since 1970 in UTC."""
+    if by is None or (by == "conversation" and table is relayed):
+        return None
+    if by == "conversation":
+        return conversations.c.name
+    if by == "day":
+        days = table.c.at / DAY
+        return sa.cast(days if dialect == "sqlite" else sa.func.floor(days), sa.Integer)
+    return table.c[by]
+
+
+def _usage(row: sa.Row[*tuple[Any, ...]], by: By | None) -> UsageRow:
+    part = row.part
+    if by == "day":
+        part = dt.datetime.fromtimestamp(DAY * int(part), tz=dt.UTC).strftime("%Y-%m-%d")
+    found = row._mapping  # noqa: SLF001 - SQLAlchemy's public name
+    values: dict[str, Any] = {each.name: (float if each.type is float else int)(found[each.name]) for each in FIGURES}
+    return UsageRow(tenant=row.tenant, group=part, **values)

@@ -5,62 +5,37 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
-from policies.health import KEPT, Alert, Health, Snapshot, check
-from proxy.store.bulk import run_many
-from proxy.store.paging import Place, ordered
+from policies.health import KEPT, Health, Snapshot, check
 from proxy.store.records import AlertRow, ConversationRow, ExchangeRow
-from proxy.store.tables import alerts, conversations, health_snapshots, keep_first
+from proxy.store.schema import alerts, conversations, health_snapshots, keep_first, of, recorded
+from proxy.store.transaction import Place, Rows, Transaction, ordered
 
-MOST_ALERTS = 200
+MAX_ALERTS = 200
 """Episodes of one conversation that are kept, the newest ones."""
 
-SAME_NAME = ("tenant", "kind", "level", "category", "at", "value", "said", "closed")
 ADD_SNAPSHOT = keep_first(health_snapshots)
 ADD_ALERT = keep_first(alerts)
-SET_STATE = (
-    sa.update(conversations)
-    .where(conversations.c.tenant == sa.bindparam("t"), conversations.c.id == sa.bindparam("c"))
-    .values(health=sa.bindparam("state"))
-)
-STATE = sa.select(conversations.c.health).where(
-    conversations.c.tenant == sa.bindparam("t"), conversations.c.id == sa.bindparam("c")
-)
-CLOSE = (
-    sa.update(alerts)
-    .where(
-        alerts.c.tenant == sa.bindparam("t"),
-        alerts.c.conversation == sa.bindparam("c"),
-        alerts.c.at == sa.bindparam("since"),
-        alerts.c.kind == sa.bindparam("k"),
-        alerts.c.closed.is_(None),
-    )
-    .values(closed=sa.bindparam("now"))
-)
-
-CLOSE_ALL = (
-    sa.update(alerts)
-    .where(alerts.c.tenant == sa.bindparam("t"), alerts.c.conversation == sa.bindparam("c"), alerts.c.closed.is_(None))
-    .values(closed=sa.bindparam("now"))
-)
+MINE = of(conversations, "tenant", "id")
+STATE = sa.select(conversations.c.health).where(MINE)
+SET_STATE = sa.update(conversations).where(MINE).values(health=sa.bindparam("state"))
+CLOSE_ALL = sa.update(alerts).where(of(alerts, "tenant", "conversation"), alerts.c.closed.is_(None))
+CLOSE_ALL = CLOSE_ALL.values(closed=sa.bindparam("now"))
+CLOSE = CLOSE_ALL.where(of(alerts, "at", "kind"))
 
 
 def _oldest(table: sa.Table, most: int) -> sa.Delete:
     """A DELETE of all rows of one conversation but the newest ``most``."""
     newest = table.alias()
-    mine = (newest.c.tenant == sa.bindparam("t"), newest.c.conversation == sa.bindparam("c"))
-    border = sa.select(newest.c.at).where(*mine).order_by(newest.c.at.desc()).limit(1).offset(most)
-    return sa.delete(table).where(
-        table.c.tenant == sa.bindparam("t"),
-        table.c.conversation == sa.bindparam("c"),
-        table.c.at <= border.scalar_subquery(),
-    )
+    border = sa.select(newest.c.at).where(of(newest, "tenant", "conversation")).order_by(newest.c.at.desc())
+    border = border.limit(1).offset(most)
+    return sa.delete(table).where(of(table, "tenant", "conversation"), table.c.at <= border.scalar_subquery())
 
 
 PRUNE_SNAPSHOTS = _oldest(health_snapshots, KEPT)
-PRUNE_ALERTS = _oldest(alerts, MOST_ALERTS)
+PRUNE_ALERTS = _oldest(alerts, MAX_ALERTS)
 
 
-def follow_others(connection: sa.Connection, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> list[ExchangeRow]:
+def follow_others(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> list[ExchangeRow]:
     """The rows, each with what it makes of its conversation as other servers have left that.
 
     The conversations' rows are locked since this transaction has counted its requests in them.
@@ -71,132 +46,111 @@ def follow_others(connection: sa.Connection, rows: Sequence[ExchangeRow], home: 
         if row.health is not None and row.health.sample is not None and row.health.rules is not None:
             key = (row.tenant, home[row.id])
             if key not in known:
-                known[key] = Health.from_json(connection.scalar(STATE, {"t": key[0], "c": key[1]}) or "")
+                known[key] = _state(tx, *key)
             checkup = check(known[key], row.health.sample, row.health.rules)
             known[key], row = checkup.health, replace(row, health=checkup)
         followed.append(row)
     return followed
 
 
-def add_checkups(connection: sa.Connection, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> None:
+def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> None:
     """Store what a batch of exchanges made of their conversations' health; ``home`` has the conversation of each."""
     found = [((row.tenant, home[row.id]), row, row.health) for row in rows if row.health is not None]
-    if not found:
-        return
     states = {key: checkup.health for key, _, checkup in found}
     for key, row, checkup in found:
         if checkup.is_first:  # whatever is open of it is of somebody who is gone
-            close_all(connection, *key, row.at)
-    run_many(
-        connection,
-        ADD_SNAPSHOT[connection.dialect.name],
-        [{**_own(key), "id": row.id, **checkup.snapshot._asdict()} for key, row, checkup in found],
-    )
-    run_many(
-        connection,
-        ADD_ALERT[connection.dialect.name],
-        [_alert_values(key, alert) for key, _, checkup in found for alert in checkup.opened],
-    )
-    run_many(
-        connection,
-        CLOSE,
+            close_all(tx, *key, row.at)
+    tx.many(
+        ADD_SNAPSHOT,
         [
-            {"t": key[0], "c": key[1], "since": episode.at, "k": episode.kind, "now": row.at}
-            for key, row, checkup in found
-            for episode in checkup.closed
+            {"tenant": tenant, "conversation": conversation, "id": row.id, **checkup.snapshot._asdict()}
+            for (tenant, conversation), row, checkup in found
         ],
     )
-    values = [{"t": key[0], "c": key[1], "state": states[key].to_json()} for key in sorted(states)]
-    run_many(connection, SET_STATE, values)
-    for key in sorted(key for key, health in states.items() if health.requests > KEPT):
-        connection.execute(PRUNE_SNAPSHOTS, {"t": key[0], "c": key[1]})
-    for key in sorted({key for key, _, checkup in found if checkup.opened}):
-        connection.execute(PRUNE_ALERTS, {"t": key[0], "c": key[1]})
-
-
-def snapshots(connection: sa.Connection, of: ConversationRow, *, limit: int) -> list[Snapshot]:
-    """The newest ``limit`` snapshots of a conversation, oldest first."""
-    table = health_snapshots
-    query = (
-        sa.select(*(table.c[name] for name in Snapshot._fields))
-        .where(table.c.tenant == of.tenant, table.c.conversation == of.id)
-        .order_by(table.c.at.desc(), table.c.id.desc())
-        .limit(limit)
+    tx.many(
+        ADD_ALERT,
+        [
+            {
+                "tenant": tenant,
+                "conversation": conversation,
+                "at": alert.at,
+                "kind": alert.kind,
+                "level": alert.level,
+                "category": alert.category,
+                "value": alert.value,
+                "limit": alert.limit,
+                "said": alert.said,
+            }
+            for (tenant, conversation), _, checkup in found
+            for alert in checkup.opened
+        ],
     )
-    return [Snapshot(*row) for row in connection.execute(query)][::-1]
+    closed = [(_key(*key), row.at, episode) for key, row, checkup in found for episode in checkup.closed]
+    tx.many(CLOSE, [{**key, "of_at": each.at, "of_kind": each.kind, "now": at} for key, at, each in closed])
+    tx.many(SET_STATE, [_of_id(*key) | {"state": states[key].to_json()} for key in sorted(states)])
+    for key in sorted(key for key, health in states.items() if health.requests > KEPT):
+        tx.execute(PRUNE_SNAPSHOTS, _key(*key))
+    for key in sorted({key for key, _, checkup in found if checkup.opened}):
+        tx.execute(PRUNE_ALERTS, _key(*key))
 
 
-def alerts_of(connection: sa.Connection, of: ConversationRow, *, limit: int) -> list[AlertRow]:
-    """The newest ``limit`` alerts of a conversation, open and closed, the newest first."""
-    query = _listing().where(alerts.c.tenant == of.tenant, alerts.c.conversation == of.id)
-    return _listed(connection, query, limit)
+def snapshots(tx: Transaction, conversation: ConversationRow, *, limit: int = KEPT) -> list[Snapshot]:
+    """The newest ``limit`` snapshots of a conversation's health, of the 100 that are kept, oldest first."""
+    table = health_snapshots
+    query = sa.select(table).where(table.c.tenant == conversation.tenant, table.c.conversation == conversation.id)
+    rows = tx.execute(query.order_by(table.c.at.desc(), table.c.id.desc()).limit(limit))
+    return [recorded(Snapshot, table, row) for row in rows][::-1]
+
+
+def alerts_of(tx: Transaction, conversation: ConversationRow, *, limit: int = MAX_ALERTS) -> list[AlertRow]:
+    """The newest alerts of a conversation, open and closed, the newest first."""
+    query = _listing().where(alerts.c.tenant == conversation.tenant, alerts.c.conversation == conversation.id)
+    return _listed(tx, query, limit)
 
 
 def open_alerts(
-    connection: sa.Connection, tenant: str | None, *, limit: int, after: Place | None = None
-) -> list[AlertRow]:
-    """The newest ``limit`` open alerts of a tenant, or with None of everybody, the newest first.
+    tx: Transaction, tenant: str | None, *, limit: int = 200, after: Place | None = None
+) -> tuple[list[AlertRow], dict[str, int]]:
+    """The newest open alerts of a tenant, or with None of everybody, and how many there are by level.
 
     ``after`` leaves those behind one of which this is ``at``, ``kind``, ``tenant`` and the conversation's name.
     """
-    query = _listing().where(alerts.c.closed.is_(None))
-    return _listed(connection, query if tenant is None else query.where(alerts.c.tenant == tenant), limit, after)
+    are_open = alerts.c.closed.is_(None)
+    are_meant = are_open if tenant is None else sa.and_(are_open, alerts.c.tenant == tenant)
+    counted = tx.execute(sa.select(alerts.c.level, sa.func.count()).where(are_meant).group_by(alerts.c.level))
+    counts = {level: int(count) for level, count in counted}
+    return _listed(tx, _listing().where(are_meant), limit, after), counts
 
 
-def count_open(connection: sa.Connection, tenant: str | None) -> dict[str, int]:
-    """How many alerts of a tenant, or with None of everybody, are open, by level."""
-    query = sa.select(alerts.c.level, sa.func.count()).where(alerts.c.closed.is_(None)).group_by(alerts.c.level)
-    counted = connection.execute(query if tenant is None else query.where(alerts.c.tenant == tenant))
-    return {level: int(count) for level, count in counted}
-
-
-def rate(connection: sa.Connection, tenant: str, conversation: str, fidelity: float) -> None:
+def rate(tx: Transaction, tenant: str, conversation: str, fidelity: float) -> None:
     """Have an evaluated fidelity (0 to 1) hold from the conversation's next request on, in whichever process."""
-    where = (conversations.c.tenant == tenant, conversations.c.id == conversation)
-    health = Health.from_json(connection.scalar(sa.select(conversations.c.health).where(*where)) or "")
+    health = _state(tx, tenant, conversation)
     if health is not None:
-        state = health._replace(fidelity=fidelity).to_json()
-        connection.execute(SET_STATE, {"t": tenant, "c": conversation, "state": state})
+        tx.execute(SET_STATE, _of_id(tenant, conversation) | {"state": health._replace(fidelity=fidelity).to_json()})
 
 
-def close_all(connection: sa.Connection, tenant: str, conversation: str, at: float) -> None:
-    """Close every alert of a conversation that is open."""
-    connection.execute(CLOSE_ALL, {"t": tenant, "c": conversation, "now": at})
+def close_all(tx: Transaction, tenant: str, conversation: str, at: float) -> None:
+    tx.execute(CLOSE_ALL, _key(tenant, conversation) | {"now": at})
 
 
-def _own(key: tuple[str, str]) -> dict[str, object]:
-    return {"tenant": key[0], "conversation": key[1]}
+def _key(tenant: str, conversation: str) -> dict[str, object]:
+    return {"of_tenant": tenant, "of_conversation": conversation}
 
 
-def _alert_values(key: tuple[str, str], alert: Alert) -> dict[str, object]:
-    return {
-        **_own(key),
-        "at": alert.at,
-        "kind": alert.kind,
-        "level": alert.level,
-        "category": alert.category,
-        "value": alert.value,
-        "threshold": alert.limit,
-        "said": alert.said,
-        "closed": None,
-    }
+def _of_id(tenant: str, conversation: str) -> dict[str, object]:
+    return {"of_tenant": tenant, "of_id": conversation}
 
 
-def _listing() -> sa.Select[*tuple[object, ...]]:
+def _state(tx: Transaction, tenant: str, conversation: str) -> Health | None:
+    return Health.from_json(tx.scalar(STATE, _of_id(tenant, conversation)) or "")
+
+
+def _listing() -> Rows:
     mine = sa.and_(conversations.c.tenant == alerts.c.tenant, conversations.c.id == alerts.c.conversation)
     return sa.select(alerts, conversations.c.name).join(conversations, mine)
 
 
-def _listed(
-    connection: sa.Connection, query: sa.Select[*tuple[object, ...]], limit: int, after: Place | None = None
-) -> list[AlertRow]:
+def _listed(tx: Transaction, query: Rows, limit: int, after: Place | None = None) -> list[AlertRow]:
     order = ((alerts.c.at, True), (alerts.c.kind, False), (alerts.c.tenant, False), (conversations.c.name, False))
-    rows = connection.execute(ordered(query, order, after=after, limit=limit))
-    return [
-        AlertRow(
-            **{name: getattr(row, name) for name in SAME_NAME},
-            conversation=row.name,
-            limit=row.threshold,
-        )
-        for row in rows
-    ]
+    rows = tx.execute(ordered(query, order, after=after, limit=limit))
+    return [recorded(AlertRow, alerts, row, conversation=row.name) for row in rows]

@@ -1,25 +1,43 @@
-"""Deleting for good: what is past its retention, and what somebody asked to be deleted."""
+"""Whole conversations: all that is known of one, and deleting for good what is past its retention or unwanted."""
 
+import json
 import math
+import time
+from base64 import b64encode
 from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
-from proxy.store.archive import drop_unheld, forget_words
-from proxy.store.audit import append
-from proxy.store.audit_events import of_deletion
-from proxy.store.bulk import prune
+from proxy.store.archive import drop_unheld, forget_words, whole_body
+from proxy.store.audit import append, of_deletion
 from proxy.store.chain import AuditEvent
+from proxy.store.packing import Damaged, unpack_text
 from proxy.store.records import ConversationRow
-from proxy.store.tables import branches, conversations, exchanges, keep_last, meta, relayed, removed, summaries
+from proxy.store.schema import (
+    alerts,
+    audit,
+    branches,
+    chains,
+    checkpoints,
+    conversations,
+    cuts,
+    edits,
+    evictions,
+    exchanges,
+    health_snapshots,
+    notes,
+    originals,
+    relayed,
+    removed,
+    same,
+    summaries,
+)
+from proxy.store.transaction import Rows, Transaction
 
 CONVERSATIONS_AT_ONCE = 10
-KEEP_TIME = keep_last(meta, replaced=("number",))
-OLDEST = (
-    sa.select(conversations.c.tenant, conversations.c.id, conversations.c.name, conversations.c.requests)
-    .where(conversations.c.updated < sa.bindparam("before"))
-    .order_by(conversations.c.closed.is_(None), conversations.c.updated)
-)
+ROWS_AT_ONCE = 500
+PRUNED = (exchanges.c.id, relayed.c.id, summaries.c.key)
 STORED = sa.text(
     "SELECT (SELECT count(*) * 300 + coalesce(sum(pg_column_size(body) + pg_column_size(words)), 0) FROM originals)"
     " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM checkpoints)"
@@ -27,105 +45,145 @@ STORED = sa.text(
     " + (SELECT count(*) * 1200 FROM exchanges) + (SELECT count(*) * 600 FROM edits)"
     " + (SELECT count(*) * 500 FROM audit)"
 )
-TIME, DOUBTED = "time", "doubted"
+OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts)
+OF_BRANCHES = (edits, cuts, checkpoints, evictions, chains)
+JSON_TEXT = frozenset({"covered", "facts", "stays", "detail", "trend", "undone", "prepared", "health"})
+HIDDEN = frozenset({"tenant"})
 
 
-def kept_time(connection: sa.Connection) -> tuple[float | None, float]:
-    """The time that was kept last, else that of the newest row, and for how long the clock was ahead of it, seconds."""
-    kept = connection.execute(sa.select(meta.c.name, meta.c.number).where(meta.c.name.in_((TIME, DOUBTED))))
-    found = {row.name: float(row.number) for row in kept}
-    newest = found.get(TIME) or connection.scalar(sa.select(sa.func.max(conversations.c.updated)))
-    return newest, found.get(DOUBTED, 0.0)
+def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
+    """Everything that is known of a conversation as plain data: the rows of every table that speaks of it, by table.
+
+    Digests are hex, JSON columns are read, the bodies of originals are in base64.
+    """
+    tenant, its_id = conversation.tenant, conversation.id
+    mine = sa.and_(branches.c.tenant == tenant, branches.c.conversation == its_id)
+    own = sa.select(branches.c.branch).where(mine)
+    itself = sa.select(conversations).where(conversations.c.tenant == tenant, conversations.c.id == its_id)
+    found: dict[str, Any] = {
+        "conversation": next(iter(_rows(tx, itself)), None),
+        "branches": _rows(tx, sa.select(branches).where(mine).order_by(branches.c.created, branches.c.branch)),
+    }
+    for table in OF_CONVERSATION:
+        query = sa.select(table).where(table.c.tenant == tenant, table.c.conversation == its_id)
+        found[table.name] = _rows(tx, query.order_by(table.c.at, *table.primary_key.columns))
+    for table in OF_BRANCHES:
+        query = sa.select(table).where(table.c.tenant == tenant, table.c.branch.in_(own))
+        found[table.name] = _rows(tx, query.order_by(*table.primary_key.columns))
+    told = sa.select(audit).where(audit.c.tenant == tenant, audit.c.conversation == its_id)
+    found["audit"] = _rows(tx, told.order_by(audit.c.seq))
+    held = sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.branch.in_(own))
+    query = sa.select(originals).where(originals.c.tenant == tenant, originals.c.ref.in_(held))
+    found["originals"] = [_original(tx, row) for row in tx.execute(query.order_by(originals.c.id))]
+    return found
 
 
-def keep_time(connection: sa.Connection, believed: float, doubted: float) -> None:
-    """Keep what :func:`kept_time` gives back."""
-    rows = [{"name": DOUBTED, "number": int(doubted)}, {"name": TIME, "number": int(believed)}]
-    connection.execute(KEEP_TIME[connection.dialect.name], rows)
+def delete(tx: Transaction, conversation: ConversationRow, at: float | None = None) -> bool:
+    """Delete a conversation and all that only it needed; whether it was there.
+
+    Its rows in the audit stay: they hold digests and numbers.
+    """
+    which = (conversation.tenant, conversation.id, conversation.name, conversation.requests)
+    gone = _delete(tx, [which], at=time.time() if at is None else at, reason="asked")
+    if gone:  # what models wrote does not say of which conversation it is
+        tx.execute(sa.delete(summaries).where(summaries.c.tenant == conversation.tenant))
+    forget_words(tx)
+    append(tx, gone)
+    return bool(gone)
 
 
-def prune_conversations(connection: sa.Connection, before: float, at: float) -> int:
+def prune_conversations(tx: Transaction, *, before: float, at: float) -> int:
     """Delete some conversations that were last used before ``before``; how many, 0 when none is left."""
-    rows = connection.execute(
-        sa.select(conversations.c.tenant, conversations.c.id, conversations.c.name, conversations.c.requests)
-        .where(conversations.c.updated < before)
-        .order_by(conversations.c.updated)
-        .limit(CONVERSATIONS_AT_ONCE)
-    ).all()
-    found = [(row.tenant, row.id, row.name, row.requests) for row in rows]
-    append(connection, _delete(connection, found, at=at, reason="retention"))
+    rows = tx.execute(_oldest(before).limit(CONVERSATIONS_AT_ONCE)).all()
+    append(tx, _delete(tx, rows, at=at, reason="retention"))
     return len(rows)
 
 
-def size(connection: sa.Connection) -> int:
-    """Bytes that are in use: of the file without its free pages, of PostgreSQL what the large columns and rows take."""
-    if connection.dialect.name == "sqlite":
-        pages, free, each = (
-            connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return int((pages - free) * each)
-    # What PostgreSQL's files take says nothing: deleted rows leave room that is used again, not given back.
-    return int(connection.execute(STORED).scalar_one())
+def prune(tx: Transaction, key: sa.Column[Any], *, before: float) -> int:
+    """Delete some rows from before ``before``, by tenant and ``key``; how many, 0 when none is left."""
+    table = key.table
+    rows = tx.execute(sa.select(table.c.tenant, key).where(table.c.at < before).limit(ROWS_AT_ONCE)).all()
+    for tenant in {row.tenant for row in rows}:
+        keys = [found for its, found in rows if its == tenant]
+        tx.execute(sa.delete(table).where(table.c.tenant == tenant, key.in_(keys)))
+    return len(rows)
 
 
-def drop_oldest(connection: sa.Connection, before: float, at: float, most: float) -> tuple[int, int]:
+def drop_oldest(tx: Transaction, *, before: float, at: float, most: float) -> tuple[int, int]:
     """Delete a few conversations last used before ``before``, closed ones first; how many, and requests they had.
 
     At least one, and no more than need be if each had a single one of the ``most`` requests that are to go.
     """
     limit = max(1, min(CONVERSATIONS_AT_ONCE, math.ceil(most)))
-    rows = connection.execute(OLDEST.limit(limit), {"before": before}).all()
-    found = [(row.tenant, row.id, row.name, row.requests) for row in rows]
-    append(connection, _delete(connection, found, at=at, reason="size"))
+    rows = tx.execute(_oldest(before, conversations.c.closed.is_(None)).limit(limit)).all()
+    append(tx, _delete(tx, rows, at=at, reason="size"))
     return len(rows), sum(row.requests for row in rows)
 
 
-def requests(connection: sa.Connection) -> int:
-    """How many requests the stored conversations had."""
-    return int(connection.scalar(sa.select(sa.func.sum(conversations.c.requests))) or 0)
+def requests(tx: Transaction) -> int:
+    return int(tx.scalar(sa.select(sa.func.sum(conversations.c.requests))) or 0)
 
 
-def prune_exchanges(connection: sa.Connection, before: float) -> int:
-    """Delete some exchanges from before ``before``; how many, 0 when none is left."""
-    return prune(connection, exchanges.c.id, before)
+def size(tx: Transaction) -> int:
+    """Bytes that are in use: of the file without its free pages, of PostgreSQL what the large columns and rows take."""
+    if tx.dialect == "sqlite":
+        names = ("page_count", "freelist_count", "page_size")
+        pages, free, each = (tx.execute(sa.text(f"PRAGMA {name}")).scalar_one() for name in names)
+        return int((pages - free) * each)
+    # What PostgreSQL's files take says nothing: deleted rows leave room that is used again, not given back.
+    return int(tx.execute(STORED).scalar_one())
 
 
-def prune_relayed(connection: sa.Connection, before: float) -> int:
-    """Delete some relayed requests from before ``before``; how many, 0 when none is left."""
-    return prune(connection, relayed.c.id, before)
+def _oldest(before: float, *first: sa.ColumnElement[Any]) -> Rows:
+    columns = (conversations.c.tenant, conversations.c.id, conversations.c.name, conversations.c.requests)
+    query: Rows = sa.select(*columns).where(conversations.c.updated < before)
+    return query.order_by(*first, conversations.c.updated)
 
 
-def delete(connection: sa.Connection, conversation: ConversationRow, at: float) -> bool:
-    """Delete a conversation with all its branches, bodies and words; whether it was there."""
-    which = (conversation.tenant, conversation.id, conversation.name, conversation.requests)
-    gone = _delete(connection, [which], at=at, reason="asked")
-    if gone:  # what models wrote does not say of which conversation it is
-        connection.execute(sa.delete(summaries).where(summaries.c.tenant == conversation.tenant))
-    forget_words(connection)
-    append(connection, gone)
-    return bool(gone)
-
-
-def _delete(
-    connection: sa.Connection, which: Sequence[tuple[str, str, str, int]], *, at: float, reason: str
-) -> list[AuditEvent]:
+def _delete(tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reason: str) -> list[AuditEvent]:
     """Delete conversations (tenant, id, name, requests); what the audit is to say of those that were there."""
     gone: list[AuditEvent] = []
     for tenant, conversation, name, requests in which:
-        refs = list(
-            connection.scalars(
-                sa.select(removed.c.ref)
-                .join(branches, sa.and_(branches.c.tenant == removed.c.tenant, branches.c.branch == removed.c.branch))
-                .where(removed.c.tenant == tenant, branches.c.conversation == conversation)
-                .distinct()
-            )
-        )
-        there = connection.execute(
-            sa.delete(conversations).where(conversations.c.tenant == tenant, conversations.c.id == conversation)
-        ).rowcount
-        drop_unheld(connection, tenant, refs)
-        if there:
+        held = sa.select(removed.c.ref).join(branches, same(branches, removed, "tenant", "branch")).distinct()
+        refs = list(tx.scalars(held.where(removed.c.tenant == tenant, branches.c.conversation == conversation)))
+        mine = (conversations.c.tenant == tenant, conversations.c.id == conversation)
+        is_there = tx.execute(sa.delete(conversations).where(*mine)).rowcount
+        drop_unheld(tx, tenant, refs)
+        if is_there:
             counts = {"requests": requests, "removed": len(refs)}
             gone.append(of_deletion(tenant, conversation, name=name, at=at, reason=reason, counts=counts))
     return gone
+
+
+def _original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> dict[str, Any]:
+    body = whole_body(tx, row)
+    return {
+        "ref": row.ref,
+        "role": row.role,
+        "tokens": row.tokens,
+        "size": row.size,
+        "sha256": row.sha.hex(),
+        "at": row.at,
+        "body": None if body is None else b64encode(body).decode("ascii"),
+    }
+
+
+def _rows(tx: Transaction, query: Rows) -> list[dict[str, Any]]:
+    rows = tx.execute(query).mappings()
+    return [{name: _plain(name, value) for name, value in row.items() if name not in HIDDEN} for row in rows]
+
+
+def _plain(name: str, value: object) -> object:
+    if isinstance(value, bytes) and name == "body":
+        try:
+            return unpack_text(value)
+        except Damaged:
+            return None
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, str) and name in JSON_TEXT:
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value

@@ -1,86 +1,128 @@
-"""Notes on conversations: each is stored once, and a conversation has so many at most."""
+"""What is kept of texts beside a history: notes on conversations, and what models wrote, with the tokens it took.
+
+A note is stored once, and a conversation has so many at most. Summaries are found by the address of what a model was
+asked; they are bounded for every tenant, and pruned by age. Tokens are counted by the minute, of all servers together.
+"""
 
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any
 
 import sqlalchemy as sa
 
-from proxy.store.archive import chunks
-from proxy.store.audit import append
-from proxy.store.audit_events import of_notes
-from proxy.store.ledger import Damage
-from proxy.store.records import NoteRow
-from proxy.store.tables import conversations, keep_first, notes
+from proxy.store.audit import append, of_notes
+from proxy.store.records import NoteRow, SummaryRow
+from proxy.store.schema import conversations, keep_first, keep_last, notes, of, recorded, spending, stored, summaries
+from proxy.store.transaction import Transaction, chunks
 
-MOST_NOTES = 500
-ADD = keep_first(notes)
-MINE = sa.and_(notes.c.tenant == sa.bindparam("tenant"), notes.c.conversation == sa.bindparam("conversation"))
-ALL = sa.select(notes).where(MINE).order_by(notes.c.at, notes.c.id)
-HOME = sa.select(conversations.c.id).where(
-    conversations.c.tenant == sa.bindparam("tenant"), conversations.c.id == sa.bindparam("conversation")
-)
+MAX_NOTES = 500
+MAX_SUMMARIES = 20_000
+SUMMARIES_AT_ONCE = 500
+SLOT = 60.0
+SLOTS = 60
+MINE = of(notes, "tenant", "conversation")
+ADD_NOTE = keep_first(notes)
+HOME = sa.select(conversations.c.id).where(of(conversations, "tenant", "id"))
 COUNT = sa.select(sa.func.count()).select_from(notes).where(MINE)
 LEAST = sa.select(notes.c.id).where(MINE)
 LEAST = LEAST.order_by(sa.case((notes.c.importance == "critical", 1), else_=0), notes.c.at, notes.c.id)
+ALL_NOTES = sa.select(notes).where(MINE).order_by(notes.c.at, notes.c.id)
+SUMMARY = sa.select(summaries).where(of(summaries, "tenant", "key"))
+KEEP_SUMMARY = keep_last(summaries)
+SURPLUS = (
+    sa.select(summaries.c.key)
+    .where(of(summaries, "tenant"))
+    .order_by(summaries.c.at.desc(), summaries.c.key)
+    .limit(SUMMARIES_AT_ONCE)
+    .offset(MAX_SUMMARIES)
+)
+OPEN_SLOT = keep_last(spending, replaced=("tenant",))
+COUNT_TOKENS = sa.update(spending).where(of(spending, "tenant", "slot"))
+COUNT_TOKENS = COUNT_TOKENS.values(tokens=spending.c.tokens + sa.bindparam("more"))
 
 
-def add_notes(connection: sa.Connection, tenant: str, conversation: str, given: Sequence[NoteRow]) -> int:
-    """How many of ``given`` were new; 0 where there is no such conversation.
+def add_notes(tx: Transaction, tenant: str, conversation: str, given: Sequence[NoteRow]) -> int:
+    """How many of the notes on a conversation (its id) were new; 0 where there is no such conversation yet.
 
-    Beyond :data:`MOST_NOTES` the oldest go, those that are critical after all others.
+    0 also where nothing that is said may be stored. Beyond :data:`MAX_NOTES` the oldest go, those that are critical
+    after all others.
     """
-    key = {"tenant": tenant, "conversation": conversation}
-    if connection.scalar(HOME, key) is None:
+    key = {"of_tenant": tenant, "of_conversation": conversation}
+    if not given or not tx.full or tx.scalar(HOME, {"of_tenant": tenant, "of_id": conversation}) is None:
         return 0
-    rows = [
-        {
-            **key,
-            "id": note.id,
-            "at": note.at,
-            "category": note.category,
-            "importance": note.importance,
-            "source": note.source,
-            "text": note.text,
-            "sha": _sha(note),
-        }
-        for note in given
-    ]
-    made = [connection.execute(ADD[connection.dialect.name], row).rowcount == 1 for row in rows]
-    new = [note for note, is_new in zip(given, made, strict=True) if is_new]
-    surplus = connection.execute(COUNT, key).scalar_one() - MOST_NOTES if new else 0
+    own = {"tenant": tenant, "conversation": conversation}
+    new = [note for note in given if tx.is_new(ADD_NOTE, stored(notes, note, sha=_note_sha(note), **own))]
+    surplus = tx.execute(COUNT, key).scalar_one() - MAX_NOTES if new else 0
     if surplus > 0:
-        _drop(connection, tenant, conversation, list(connection.scalars(LEAST.limit(surplus), key)))
+        for ids in chunks(list(tx.scalars(LEAST.limit(surplus), key))):
+            tx.execute(sa.delete(notes).where(MINE, notes.c.id.in_(ids)), key)
     if new:
-        append(connection, [of_notes(tenant, conversation, new)])
+        append(tx, [of_notes(tenant, conversation, new)])
     return len(new)
 
 
-def all_notes(connection: sa.Connection, tenant: str, conversation: str, damage: Damage) -> list[NoteRow]:
-    """The notes of a conversation, oldest first, without damaged ones."""
-    rows = connection.execute(ALL, {"tenant": tenant, "conversation": conversation})
-    return [note for row in rows if (note := _note(row, damage)) is not None]
+def all_notes(tx: Transaction, tenant: str, conversation: str) -> list[NoteRow]:
+    """The notes on a conversation (its id), oldest first, without damaged ones."""
+    found: list[NoteRow] = []
+    for row in tx.execute(ALL_NOTES, {"of_tenant": tenant, "of_conversation": conversation}):
+        note = recorded(NoteRow, notes, row)
+        if _note_sha(note) == row.sha:
+            found.append(note)
+        else:
+            tx.damage("note", tenant, f"{conversation} {row.id.hex()}")
+    return found
 
 
-def _drop(connection: sa.Connection, tenant: str, conversation: str, ids: list[bytes]) -> None:
-    for chunk in chunks(ids):
-        connection.execute(
-            sa.delete(notes).where(
-                notes.c.tenant == tenant, notes.c.conversation == conversation, notes.c.id.in_(chunk)
-            )
-        )
-
-
-def _note(row: sa.Row[*tuple[Any, ...]], damage: Damage) -> NoteRow | None:
-    note = NoteRow(
-        id=row.id, at=row.at, category=row.category, importance=row.importance, source=row.source, text=row.text
-    )
-    if _sha(note) != row.sha:
-        damage("note", row.tenant, f"{row.conversation} {row.id.hex()}")
+def summary(tx: Transaction, tenant: str, key: bytes) -> SummaryRow | None:
+    """What a model wrote when it was asked this, None if it never was or the row is damaged."""
+    row = tx.execute(SUMMARY, {"of_tenant": tenant, "of_key": key}).first()
+    if row is None:
         return None
-    return note
+    found = recorded(SummaryRow, summaries, row)
+    if _summary_sha(found) != row.sha:
+        tx.damage("summary", tenant, key.hex())
+        return None
+    return found
 
 
-def _sha(note: NoteRow) -> bytes:
+def keep_summary(tx: Transaction, tenant: str, row: SummaryRow) -> None:
+    """Store what a model wrote in place of what its address had; nothing where what is said may not be stored.
+
+    Of a tenant's the newest :data:`MAX_SUMMARIES` stay.
+    """
+    if not tx.full:
+        return
+    tx.execute(KEEP_SUMMARY[tx.dialect], stored(summaries, row, tenant=tenant, sha=_summary_sha(row)))
+    surplus = list(tx.scalars(SURPLUS, {"of_tenant": tenant}))
+    if surplus:
+        tx.execute(sa.delete(summaries).where(summaries.c.tenant == tenant, summaries.c.key.in_(surplus)))
+
+
+def reserve(tx: Transaction, tenant: str, tokens: int, *, limit: int, at: float) -> int | None:
+    """The slot in which tokens for a tenant's summary are counted, of all servers together.
+
+    None where the last hour would then have more than ``limit``.
+    """
+    slot, mine = int(at // SLOT), spending.c.tenant == tenant
+    # the row is locked from here on: who asks at the same time waits, and then sees these tokens
+    tx.execute(OPEN_SLOT[tx.dialect], {"tenant": tenant, "slot": slot, "tokens": 0})
+    tx.execute(sa.delete(spending).where(mine, spending.c.slot < slot - SLOTS))
+    total = tx.scalar(sa.select(sa.func.coalesce(sa.func.sum(spending.c.tokens), 0)).where(mine))
+    if int(total or 0) + tokens > limit:
+        return None
+    correct(tx, tenant, slot, tokens)
+    return slot
+
+
+def correct(tx: Transaction, tenant: str, slot: int, more: int) -> None:
+    """Count ``more`` tokens where some were reserved, or fewer."""
+    if more:
+        tx.execute(COUNT_TOKENS, {"of_tenant": tenant, "of_slot": slot, "more": more})
+
+
+def _note_sha(note: NoteRow) -> bytes:
     facts = f" {note.category} {note.importance} {note.source} {note.text}".encode("utf-8", "surrogatepass")
     return sha256(note.id + facts).digest()
+
+
+def _summary_sha(row: SummaryRow) -> bytes:
+    return sha256(row.key + row.text.encode("utf-8", "surrogatepass")).digest()

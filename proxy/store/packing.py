@@ -7,7 +7,7 @@ import zlib
 
 import zstandard
 
-MOST = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
+MAX_SIZE = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
 SIZE = 4
 PACKED_WORDS = b"\1"
 # What is stored was packed with exactly this: another one needs another mark before what it packs.
@@ -49,7 +49,6 @@ class Damaged(ValueError):
 
 
 def pack(*parts: bytes) -> bytes:
-    """The parts as one frame."""
     sizes = b"".join(len(part).to_bytes(SIZE, "big") for part in parts)
     return zstandard.ZstdCompressor(level=6, dict_data=MESSAGES).compress(sizes + b"".join(parts))
 
@@ -57,7 +56,7 @@ def pack(*parts: bytes) -> bytes:
 def unpack(packed: bytes, *, parts: int) -> list[bytes]:
     """So many parts of what :func:`pack` made. Raises :class:`Damaged`."""
     try:
-        if not 0 <= zstandard.frame_content_size(packed) <= MOST:
+        if not 0 <= zstandard.frame_content_size(packed) <= MAX_SIZE:
             raise Damaged("the frame does not say its size")
         whole = zstandard.ZstdDecompressor(dict_data=MESSAGES).decompress(packed)
     except zstandard.ZstdError:
@@ -81,18 +80,16 @@ def unpack_words(packed: bytes) -> str:
     if not packed.startswith(PACKED_WORDS):
         return _text(packed)
     try:
-        return _text(zlib.decompressobj(-15, WORDS).decompress(packed[len(PACKED_WORDS) :], MOST))
+        return _text(zlib.decompressobj(-15, WORDS).decompress(packed[len(PACKED_WORDS) :], MAX_SIZE))
     except zlib.error:
         raise Damaged("the words are broken") from None
 
 
 def pack_text(text: str) -> bytes:
-    """A text as one frame, whatever code points it has."""
     return pack(text.encode("utf-8", "surrogatepass"))
 
 
 def unpack_text(packed: bytes) -> str:
-    """What :func:`pack_text` made. Raises :class:`Damaged`."""
     return _text(unpack(packed, parts=1)[0])
 
 
@@ -105,7 +102,6 @@ def pack_message(body: bytes, text: str) -> bytes:
 
 
 def unpack_message(packed: bytes) -> tuple[bytes, str]:
-    """What :func:`pack_message` was given. Raises :class:`Damaged`."""
     head, tail, said = unpack(packed, parts=3)
     text = _text(said)
     return (head + _escaped(text) + tail if tail else head), text

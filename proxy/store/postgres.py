@@ -22,6 +22,7 @@ from sqlalchemy.util import await_only
 from proxy.store.errors import StoreError, StoreUnavailable, is_disconnect, is_retried, translate
 from proxy.store.postgres_url import Address, address_of
 from proxy.store.schema import check, ensure
+from proxy.store.transaction import ASIDE
 
 T = TypeVar("T")
 ATTEMPTS = 3
@@ -52,6 +53,8 @@ class PostgresDatabase:
 
     journal = "server"
     shared = True
+    opened = 0
+    seed: Callable[[sa.Connection], None] | None = None
 
     def __init__(
         self,
@@ -112,11 +115,9 @@ class PostgresDatabase:
         return database
 
     async def ping(self) -> None:
-        """Return if the server answers."""
         await self.read(_one)
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """The result of ``work`` on one snapshot."""
         return await self._run(self._reading, work)
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
@@ -129,7 +130,9 @@ class PostgresDatabase:
         return await self._run(self._engine, work)
 
     async def tend(self, *, force: bool = False) -> bool:  # noqa: ARG002 - the server looks after itself
-        """Nothing to do; False."""
+        return False
+
+    async def shrink(self) -> bool:
         return False
 
     async def close(self) -> None:
@@ -249,7 +252,7 @@ def _whole(
 ) -> T:
     """One transaction, given up together with its connection once a statement has had no answer for ``patience``."""
     watch = _Watch(connection.connection.driver_connection, patience)
-    connection.info[_Watch] = watch
+    connection.info.update({_Watch: watch, ASIDE: watch.aside})
     try:
         transaction = connection.begin()
         try:
@@ -276,7 +279,8 @@ def _whole(
     finally:
         watch.stop()
         if not connection.invalidated:
-            connection.info.pop(_Watch, None)
+            for name in (_Watch, ASIDE):
+                connection.info.pop(name, None)
 
 
 class _Watch:
@@ -292,33 +296,25 @@ class _Watch:
         self._timer: asyncio.TimerHandle | None = None
 
     def renew(self) -> None:
-        """Begin to wait anew."""
         self.stop()
         if self._patience is not None:
             self._timer = asyncio.get_running_loop().call_later(self._patience, self._end)
 
     def stop(self) -> None:
-        """Wait no longer."""
         if self._timer is not None:
             self._timer.cancel()
+
+    def aside(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns, in a thread; until the next statement nothing is waited for."""
+        self.stop()
+        return await_only(asyncio.to_thread(work))
 
     def _end(self) -> None:
         self.has_ended = True
         self._driver.terminate()
 
 
-def aside(connection: sa.Connection, work: Callable[[], T]) -> T:
-    """What ``work`` returns, which takes long and asks no server: in a thread where transactions run on the loop."""
-    if connection.dialect.name != "postgresql":
-        return work()
-    watch = connection.info.get(_Watch)
-    if watch is not None:
-        watch.stop()  # until the next statement
-    return await_only(asyncio.to_thread(work))
-
-
 def _go_on(connection: sa.Connection, *_: object) -> None:
-    """Another statement begins."""
     watch = connection.info.get(_Watch)
     if watch is not None:
         watch.renew()

@@ -1,47 +1,516 @@
-"""Which schema a database has, and bringing it to the newest one.
+"""The tables, each column declared once, where SQLite and PostgreSQL differ, and which revision a database has.
 
-Alembic is loaded only when there is something to do: it costs 110 ms and 9 MB at every start otherwise.
+Every table that holds something of a conversation has ``tenant`` as the first column of its key, and every
+statement on it names the tenant. What people wrote is kept as exact UTF-8 bytes (:class:`ExactText`), because
+JSON may carry lone surrogates and NUL, which neither database takes as text.
+
+Columns that a record of :mod:`proxy.store.records` has as well are taken from its fields. A new database is made of
+these tables; migrations are for what is older. Alembic is loaded only where there is something to migrate: it costs
+110 ms and 9 MB at every start otherwise.
 """
 
 import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from types import MappingProxyType, NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
+from policies.health import Snapshot
+from policies.ledger import Cut, Edit
+from proxy.store import records
+from proxy.store.chain import AuditRow
 from proxy.store.errors import SchemaTooNew, StoreError
+from proxy.store.packing import Damaged, pack_words, unpack_words
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013")
+R = TypeVar("R")
+Upsert = Mapping[str, sa.Insert]
+"""An INSERT for every dialect by name."""
+REVISIONS = ("0013",)
 HEAD = REVISIONS[-1]
+NOTHING: Mapping[str, str] = MappingProxyType({})
+HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
+Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
-def revision(connection: sa.Connection) -> str | None:
-    """The schema's revision; None for an empty database."""
-    if not sa.inspect(connection).has_table("alembic_version"):
-        return None
-    found = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
-    return None if found is None else str(found)
+class ExactText(sa.types.TypeDecorator[str]):
+    """Text kept byte for byte, whatever code points it has."""
+
+    impl = sa.LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> bytes | None:  # noqa: ARG002 - signature
+        return None if value is None else value.encode("utf-8", "surrogatepass")
+
+    def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
+        return None if value is None else value.decode("utf-8", "surrogatepass")
 
 
-def ensure(connection: sa.Connection) -> tuple[str | None, str]:
-    """Bring the schema to the newest revision inside the caller's transaction: the one before and the one now."""
-    before = _known(revision(connection))
-    if before != HEAD:
+def plain_text(value: str) -> str:
+    """The text without NUL and lone surrogates, which no database takes as text."""
+    if value.isascii() and "\0" not in value:
+        return value
+    return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+class PlainText(sa.types.TypeDecorator[str]):
+    """Text that is searched or shown; what a database cannot take is replaced."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
+        return None if value is None else plain_text(value)
+
+
+class Id(sa.types.TypeDecorator[str]):
+    """An id of Weir's own: ``prefix`` and hex digits. SQLite keeps the bytes alone, and any other text as it is."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def __init__(self, prefix: str = "") -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
+        """The bytes that the digits stand for, where they give the same text back."""
+        if value is None or dialect.name != "sqlite":
+            return value
+        digits = value[len(self.prefix) :]
+        if not digits or not value.startswith(self.prefix) or not HEX(digits):
+            return value
+        return bytes.fromhex(digits)
+
+    def process_result_value(self, value: object, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
+        return self.shown(value)
+
+    def shown(self, stored: object) -> Any:
+        """The text as it was given; what no id can be as it is."""
+        return self.prefix + stored.hex() if isinstance(stored, bytes) else stored
+
+
+class Packed(sa.types.TypeDecorator[str]):
+    """Short text that Weir wrote, packed (:func:`proxy.store.packing.pack_words`)."""
+
+    impl = sa.LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> bytes | None:  # noqa: ARG002 - signature
+        return None if value is None else pack_words(value)
+
+    def process_result_value(self, value: object, dialect: sa.Dialect) -> str | None:  # noqa: ARG002 - signature
+        """The text as it was given; what somebody has put there instead as the text that it may be."""
+        if not isinstance(value, bytes):
+            return None if value is None else str(value)
+        try:
+            return unpack_words(value)
+        except Damaged:
+            return value.decode(errors="replace")
+
+
+TENANT, CONVERSATION, BRANCH, REQUEST = Id(), Id("conv-"), Id("br-"), Id("req_")
+OF_TENANT = sa.bindparam("tenant", type_=TENANT)
+OF_BRANCH = (OF_TENANT, sa.bindparam("branch", type_=BRANCH))
+"""What a statement in SQL text about a branch is given."""
+
+Kind = sa.types.TypeEngine[Any]
+BY_TYPE: Mapping[Any, Kind] = {
+    bool: sa.Boolean(),
+    bytes: sa.LargeBinary(),
+    float: sa.Double(),
+    int: sa.BigInteger(),
+    str: sa.Text(),
+}
+BY_NAME: dict[str, Kind] = {"tenant": TENANT, "conversation": CONVERSATION, "branch": BRANCH}
+BY_NAME |= dict.fromkeys(("model", "name", "role", "tool"), PlainText())
+BY_NAME |= dict.fromkeys(("kind", "level", "category"), sa.Text())
+BY_NAME |= dict.fromkeys(
+    (
+        *("version", "position", "occurrence", "length", "covers", "noted", "window_id", "status", "attempts"),
+        *("evicted", "requests", "samples", "seen", "asked_again_count"),
+    ),
+    sa.Integer(),
+)
+RENAMED = {"limit": "token_limit"}
+"""Fields whose column is called otherwise: the word is SQL's."""
+
+metadata = sa.MetaData()
+
+
+def _required(**kinds: Kind | type[Kind]) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind, nullable=False) for name, kind in kinds.items()]
+
+
+def _optional(**kinds: Kind | type[Kind]) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind) for name, kind in kinds.items()]
+
+
+def _fields(record: type, *, without: str = "", renamed: Mapping[str, str] = RENAMED, **kinds: Kind) -> list[Any]:
+    """The fields of a record as columns: of the given kind, else by their name, else by their type."""
+    columns = []
+    for name, hint in get_type_hints(record).items():
+        if name not in without.split():
+            said = [each for each in get_args(hint) if each is not NoneType] or [hint]
+            kind = kinds.get(name) or BY_NAME.get(name) or BY_TYPE[said[0]]
+            is_optional = NoneType in get_args(hint)
+            columns.append(sa.Column(renamed.get(name, name), kind, key=name, nullable=is_optional))
+    return columns
+
+
+def _table(name: str, key: str, *groups: list[Any], within: sa.Table | None = None, **options: Any) -> sa.Table:
+    """A table with a primary key; its rows go with the conversation or branch that they are ``within``."""
+    items = [item for group in groups for item in group]
+    if within is not None:
+        own = ("tenant", "conversation" if within.name == "conversations" else "branch")
+        theirs = [f"{within.name}.{column.name}" for column in within.primary_key]
+        items.append(sa.ForeignKeyConstraint(own, theirs, ondelete="CASCADE"))
+    return sa.Table(name, metadata, *items, sa.PrimaryKeyConstraint(*key.split()), **options)
+
+
+alembic_version = sa.Table(
+    "alembic_version",
+    metadata,
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
+
+meta = _table("meta", "name", _required(name=sa.Text), _optional(body=sa.LargeBinary, number=sa.BigInteger))
+
+conversations = _table(
+    "conversations",
+    "tenant id",
+    _fields(records.ConversationRow, without="branches version", id=CONVERSATION, parent=PlainText()),
+    _optional(health=sa.Text),
+    [
+        sa.Index("conversations_name", "tenant", "name", unique=True),
+        sa.Index("conversations_of_tenant", "tenant", "updated"),
+        sa.Index("conversations_updated", "updated"),
+    ],
+)
+
+branches = _table(
+    "branches",
+    "tenant branch",
+    _required(tenant=TENANT, branch=BRANCH, conversation=CONVERSATION, version=sa.Integer, longest=sa.Integer),
+    _required(created=sa.Double, updated=sa.Double, trend_at=sa.Double),
+    _optional(parent=BRANCH, trend=sa.Text, prepared=ExactText, wanted=sa.Text, resumed=ExactText),
+    _optional(undone=sa.Text, preparing=sa.Double),
+    [sa.Index("branches_of_conversation", "tenant", "conversation")],
+    within=conversations,
+)
+
+spending = _table("spending", "tenant slot", _required(tenant=TENANT, slot=sa.BigInteger, tokens=sa.BigInteger))
+
+chains = _table(
+    "chains",
+    "tenant hash branch",
+    _required(tenant=TENANT, hash=sa.LargeBinary, branch=BRANCH, length=sa.Integer, at=sa.Double),
+    [sa.Index("chains_of_branch", "tenant", "branch")],
+    within=branches,
+    sqlite_with_rowid=False,
+)
+
+edits = _table(
+    "edits",
+    "tenant branch version position",
+    _required(tenant=TENANT, branch=BRANCH, version=sa.Integer, position=sa.Integer, sha=sa.LargeBinary),
+    _fields(Edit, text=Packed()),
+    within=branches,
+    sqlite_with_rowid=False,
+)
+
+cuts = _table(
+    "cuts",
+    "tenant branch version",
+    _required(tenant=TENANT, branch=BRANCH, at=sa.Double, batch=sa.Integer, stays=sa.Text, covered=sa.Text),
+    _required(sha=sa.LargeBinary),
+    _fields(Cut, without="before after", text=ExactText(), narrative=ExactText()),
+    [sa.Index("cuts_ref", "tenant", "ref")],
+    within=branches,
+)
+
+checkpoints = _table(
+    "checkpoints",
+    "tenant branch version",
+    _required(tenant=TENANT, sha=sa.LargeBinary),
+    _fields(records.CheckpointRow, without="cut covered", body=sa.LargeBinary()),
+    within=branches,
+)
+
+notes = _table(
+    "notes",
+    "tenant conversation id",
+    _required(tenant=TENANT, conversation=CONVERSATION, sha=sa.LargeBinary),
+    _fields(records.NoteRow, text=ExactText()),
+    within=conversations,
+)
+
+summaries = _table(
+    "summaries",
+    "tenant key",
+    _required(tenant=TENANT, sha=sa.LargeBinary),
+    _fields(records.SummaryRow, text=ExactText()),
+    [sa.Index("summaries_at", "at"), sa.Index("summaries_of_tenant", "tenant", "at")],
+)
+
+originals = _table(
+    "originals",
+    "id",
+    _required(id=Serial, tenant=TENANT, size=sa.BigInteger, sha=sa.LargeBinary, at=sa.Double, quarantined=sa.Boolean),
+    _fields(records.Original, without="body text"),
+    _optional(body=sa.LargeBinary),
+    [sa.Index("originals_ref", "tenant", "ref", unique=True)],
+    sqlite_autoincrement=True,  # the full-text index has everything up to an id, so no id may come twice
+)
+
+removed = _table(
+    "removed",
+    "tenant branch ref",
+    _required(tenant=TENANT, branch=BRANCH, ref=sa.Text),
+    [sa.Index("removed_ref", "tenant", "ref")],
+    within=branches,
+    sqlite_with_rowid=False,
+)
+
+vectors = _table(
+    "vectors",
+    "tenant ref model",
+    _required(tenant=TENANT, ref=sa.Text, model=sa.Text, body=sa.LargeBinary),
+    [sa.ForeignKeyConstraint(["tenant", "ref"], ["originals.tenant", "originals.ref"], ondelete="CASCADE")],
+)
+
+evictions = _table(
+    "evictions",
+    "tenant branch version position",
+    _fields(records.EvictionRow, without="conversation", policy=PlainText()),
+    within=branches,
+    sqlite_with_rowid=False,
+)
+
+exchanges = _table(
+    "exchanges",
+    "tenant id",
+    _fields(
+        records.ExchangeRow,
+        without="name trend parent_conversation asked_again health events refusal ends",
+        id=REQUEST,
+        parent=BRANCH,
+        detail=Packed(),
+    ),
+    _optional(cost=sa.Double, cost_saved=sa.Double, summaries=sa.BigInteger, summaries_cost=sa.Double),
+    [sa.Index("exchanges_of_conversation", "conversation", "at"), sa.Index("exchanges_at", "at")],
+    within=conversations,
+)
+
+relayed = _table("relayed", "tenant id", _fields(records.RelayedRow, id=REQUEST), [sa.Index("relayed_at", "at")])
+
+health_snapshots = _table(
+    "health_snapshots",
+    "tenant conversation at id",
+    _required(tenant=TENANT, conversation=CONVERSATION, id=REQUEST),
+    _fields(Snapshot),
+    within=conversations,
+    sqlite_with_rowid=False,
+)
+
+alerts = _table(
+    "alerts",
+    "tenant conversation at kind",
+    _fields(records.AlertRow, renamed={"limit": "threshold"}),
+    [sa.Index("alerts_open", "tenant", "closed")],
+    within=conversations,
+)
+
+policies = _table("policies", "name", _fields(records.PolicyRow, document=ExactText()))
+
+audit = _table(
+    "audit",
+    "tenant seq",
+    _fields(AuditRow, request=REQUEST, facts=Packed()),
+    [
+        sa.Index("audit_of_conversation", "tenant", "conversation", "seq"),
+        sa.Index(
+            "audit_seals",
+            "tenant",
+            "sealed",
+            sqlite_where=sa.text("sealed > 0"),
+            postgresql_where=sa.text("sealed > 0"),
+        ),
+    ],
+    sqlite_with_rowid=False,
+)
+
+keys = _table(
+    "keys",
+    "name",
+    _fields(records.KeyRow, policy=PlainText(), models=sa.Text(), allow=sa.Text()),
+    [sa.Index("keys_digest", "digest", unique=True)],
+)
+
+limits = _table("limits", "scope", _fields(records.LimitRow, scope=PlainText()))
+
+calibrations = _table("calibrations", "scope", _fields(records.CalibrationRow, scope=PlainText(), recent=sa.Text()))
+
+_LAST = "(SELECT max(seq) FROM audit WHERE tenant = NEW.tenant)"
+_BEFORE = "(SELECT hash FROM audit WHERE tenant = NEW.tenant AND seq = NEW.seq - 1)"
+_SEALED = (
+    "EXISTS (SELECT 1 FROM audit AS s WHERE s.tenant = OLD.tenant AND s.sealed > 0 AND s.sealed >= OLD.seq "
+    "AND s.seq > OLD.seq)"
+)
+_APPENDED = "audit rows are put behind the last one"
+_CHANGED = "audit rows are never changed"
+_DELETED = "audit rows are deleted only once they are sealed"
+# An insert that replaces a row would delete it unseen: so an insert must be behind the last row.
+_SQLITE = (
+    "CREATE VIRTUAL TABLE originals_fts USING fts5(text, content='', tokenize='unicode61 remove_diacritics 2')",
+    (
+        f"CREATE TRIGGER audit_appends BEFORE INSERT ON audit WHEN NEW.seq IS NOT coalesce({_LAST}, 0) + 1 "
+        f"OR NEW.prev IS NOT coalesce({_BEFORE}, zeroblob(32)) BEGIN SELECT RAISE(ABORT, '{_APPENDED}'); END"
+    ),
+    f"CREATE TRIGGER audit_never_changes BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, '{_CHANGED}'); END",
+    (
+        f"CREATE TRIGGER audit_goes_sealed BEFORE DELETE ON audit WHEN NOT {_SEALED} "
+        f"BEGIN SELECT RAISE(ABORT, '{_DELETED}'); END"
+    ),
+)
+_POSTGRESQL = (
+    "ALTER TABLE originals ADD COLUMN words tsvector",
+    "CREATE INDEX originals_fts ON originals USING gin (words)",
+    (
+        "CREATE FUNCTION audit_guard() RETURNS trigger LANGUAGE plpgsql AS $guard$ BEGIN "
+        f"IF TG_OP = 'INSERT' THEN IF NEW.seq = coalesce({_LAST}, 0) + 1 "
+        f"AND NEW.prev = coalesce({_BEFORE}, decode(repeat('00', 32), 'hex')) THEN RETURN NEW; END IF; "
+        f"RAISE EXCEPTION '{_APPENDED}'; END IF; "
+        f"IF TG_OP = 'DELETE' THEN IF {_SEALED} THEN RETURN OLD; END IF; RAISE EXCEPTION '{_DELETED}'; END IF; "
+        f"RAISE EXCEPTION '{_CHANGED}'; END $guard$"
+    ),
+    *(
+        f"CREATE TRIGGER {name} BEFORE {what} ON audit FOR EACH {unit} EXECUTE FUNCTION audit_guard()"
+        for name, what, unit in (
+            ("audit_appends", "INSERT", "ROW"),
+            ("audit_never_changes", "UPDATE", "ROW"),
+            ("audit_goes_sealed", "DELETE", "ROW"),
+            ("audit_stays", "TRUNCATE", "STATEMENT"),
+        )
+    ),
+)
+
+
+def make(connection: sa.Connection) -> None:
+    """Make every table, index and trigger in an empty database."""
+    metadata.create_all(connection)
+    for statement in _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL:
+        connection.exec_driver_sql(statement)
+    connection.execute(sa.insert(meta), [{"name": "commits", "number": 0}, {"name": "indexed", "number": 0}])
+    connection.execute(sa.insert(alembic_version), {"version_num": HEAD})
+
+
+def ensure(connection: sa.Connection) -> None:
+    """Bring the schema to the newest revision inside the caller's transaction."""
+    found = _known(connection)
+    if found is None:
+        make(connection)
+    elif found != HEAD:
         importlib.import_module("proxy.store.migrations").upgrade(connection)
-    return before, HEAD
 
 
 def check(connection: sa.Connection) -> None:
     """Raise :class:`StoreError` unless the schema is the newest one."""
-    found = _known(revision(connection))
+    found = _known(connection)
     if found != HEAD:
         raise StoreError(
             f"the database has schema {found or 'none'}, this Weir needs {HEAD}: run `weir db upgrade`", reason="schema"
         )
 
 
-def _known(found: str | None) -> str | None:
+def _known(connection: sa.Connection) -> str | None:
+    """The schema's revision; None for an empty database."""
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.scalar(sa.select(alembic_version.c.version_num))
+    if found is not None and found < REVISIONS[0]:
+        raise StoreError(f"the database has schema {found}, of a Weir that was never released", reason="schema")
     if found is not None and found not in REVISIONS:
         raise SchemaTooNew(
             f"the database has schema {found}, which this Weir (schema {HEAD}) does not know: update Weir",
             reason="schema",
         )
     return found
+
+
+def keep_first(table: sa.Table) -> Upsert:
+    """An INSERT that leaves a row which is there already as it is."""
+    return {
+        "sqlite": sqlite.insert(table).on_conflict_do_nothing(),
+        "postgresql": postgresql.insert(table).on_conflict_do_nothing(),
+    }
+
+
+def keep_last(
+    table: sa.Table,
+    *,
+    replaced: Sequence[str] = (),
+    greatest: Sequence[str] = (),
+    newest: Mapping[str, str] = NOTHING,
+) -> Upsert:
+    """An INSERT that overwrites some columns of a row which is there already, without any named all but its key.
+
+    ``replaced`` columns take the new value, ``greatest`` ones only if it is greater. A ``newest`` column takes a
+    value that is not null unless the row is ahead in the column that it is mapped to.
+    """
+    if not (replaced or greatest or newest):
+        replaced = [column.key for column in table.c if not column.primary_key]
+
+    def changes(given: sa.ColumnCollection[str, sa.ColumnElement[object]]) -> dict[str, sa.ColumnElement[object]]:
+        return (
+            {name: given[name] for name in replaced}
+            | {name: sa.case((given[name] > table.c[name], given[name]), else_=table.c[name]) for name in greatest}
+            | {
+                name: sa.case(
+                    (sa.and_(given[name].is_not(None), given[by] >= table.c[by]), given[name]), else_=table.c[name]
+                )
+                for name, by in newest.items()
+            }
+        )
+
+    key = list(table.primary_key.columns)
+    lite, post = sqlite.insert(table), postgresql.insert(table)
+    return {
+        "sqlite": lite.on_conflict_do_update(index_elements=key, set_=changes(lite.excluded)),
+        "postgresql": post.on_conflict_do_update(index_elements=key, set_=changes(post.excluded)),
+    }
+
+
+def of(table: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
+    """That columns are what a statement is given: parameters ``of_NAME``, for those of an UPDATE would be set else."""
+    return sa.and_(*(table.c[name] == sa.bindparam(f"of_{name}") for name in names))
+
+
+def same(one: sa.FromClause, other: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
+    """That rows of two tables have the same values in these columns."""
+    return sa.and_(*(one.c[name] == other.c[name] for name in names))
+
+
+OF_CONVERSATION = sa.and_(branches.c.tenant == conversations.c.tenant, branches.c.conversation == conversations.c.id)
+
+
+def stored(table: sa.Table, record: Any, **more: object) -> dict[str, Any]:
+    """What a table keeps of a record, by the columns' keys."""
+    return {key: getattr(record, key) for key, _ in _shared(table, record.__class__)} | more
+
+
+def recorded(kind: Callable[..., R], table: sa.Table, row: sa.Row[*tuple[Any, ...]], **more: object) -> R:
+    """The record of a table's row; ``more`` are fields that are not columns, or not as they are stored."""
+    found = row._mapping  # noqa: SLF001 - SQLAlchemy's public name
+    return kind(**{key: found[name] for key, name in _shared(table, kind) if key not in more}, **more)
+
+
+@lru_cache(maxsize=64)
+def _shared(table: sa.Table, kind: Any) -> tuple[tuple[str, str], ...]:
+    names = getattr(kind, "_fields", None) or [each.name for each in fields(kind)]
+    return tuple((key, column.name) for key, column in table.c.items() if key in names)

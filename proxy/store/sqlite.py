@@ -18,6 +18,7 @@ because a deferred one that turns into a writer fails at once, whatever the busy
 """
 
 import asyncio
+import fcntl
 import logging
 import os
 import sqlite3
@@ -28,15 +29,15 @@ from typing import Literal, TypeVar
 
 import sqlalchemy as sa
 
+from proxy.store.connection_worker import ConnectionWorker
 from proxy.store.errors import CorruptStore, StoreUnavailable
-from proxy.store.files import LockFile, has_wal_reset_bug, journal_for
-from proxy.store.lane import Lane
 from proxy.store.schema import check, ensure
 
 log = logging.getLogger("weir.store")
 
 T = TypeVar("T")
 Mode = Literal["server", "worker", "visitor", "reader"]
+SqliteVersion = tuple[int, int, int]
 
 CHECKPOINT_BYTES = 4 << 20
 MOVED_FOR = 60.0  # a file that was only moved, or whose share has gone, may come back; seconds
@@ -65,6 +66,66 @@ NOWHERE = (-1, -1)
 COUNT = "UPDATE meta SET number = number + 1 WHERE name = 'commits' RETURNING number"
 
 
+def has_wal_reset_bug(version: SqliteVersion) -> bool:
+    """Whether this SQLite may corrupt a WAL database that two connections write and checkpoint at once.
+
+    sqlite.org/wal.html, "The WAL-reset bug": 3.7.0 to 3.51.2, corrected in 3.51.3, 3.50.7 and 3.44.6.
+    """
+    if (3, 44, 6) <= version < (3, 45, 0) or (3, 50, 7) <= version < (3, 51, 0):
+        return False
+    return (3, 7, 0) <= version < (3, 51, 3)
+
+
+def journal_for(version: SqliteVersion, *, shared: bool) -> Literal["wal", "delete"]:
+    """The journal mode that is safe for one process, or with ``shared`` for several."""
+    return "delete" if shared and has_wal_reset_bug(version) else "wal"
+
+
+class LockFile:
+    """An advisory lock on a file of its own, which also keeps the number of commits that were made.
+
+    The number is how a database that lost its ``-wal`` file, or was replaced by an older copy, is noticed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreUnavailable(f"{path} cannot be opened ({error.strerror})", reason="read_only") from None
+        self._path = path
+
+    def take(self, *, shared: bool = False) -> bool:
+        """Whether the lock is ours now, with ``shared`` together with others who say so; never waits."""
+        try:
+            fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    async def wait(self, patience: float) -> None:
+        """Take the lock within ``patience`` seconds, or raise :class:`StoreUnavailable`."""
+        deadline = time.monotonic() + patience
+        while not self.take():
+            if time.monotonic() > deadline:
+                raise StoreUnavailable(f"another weir command holds {self._path.name}", reason="locked")
+            await asyncio.sleep(0.01)
+
+    def release(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    @property
+    def commits(self) -> int:
+        """The last number that :meth:`note` wrote; 0 if none."""
+        written = os.pread(self._file, 20, 0)
+        return int(written) if written.isdigit() else 0
+
+    def note(self, commits: int) -> None:
+        os.pwrite(self._file, b"%020d" % commits, 0)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
 class SqliteDatabase:
     """A SQLite file, or a database in memory that lives as long as this object.
 
@@ -80,8 +141,8 @@ class SqliteDatabase:
         self._mode = mode
         self._lock: LockFile | None = None
         self._owner: LockFile | None = None
-        self._writer: Lane | None = None
-        self._reader: Lane | None = None
+        self._writer: ConnectionWorker | None = None
+        self._reader: ConnectionWorker | None = None
         self.opened = 0
         self.seed: Callable[[sa.Connection], None] | None = None
         self._patience = patience
@@ -99,7 +160,9 @@ class SqliteDatabase:
         """The database in file ``name`` (None, empty, ``:memory:``: in memory), migrated unless ``mode`` is reader."""
         if not name or name == ":memory:":
             database = cls(None, mode=mode)
-            database._writer = await Lane.connect("file::memory:", begin="BEGIN IMMEDIATE", patience=patience)
+            database._writer = await ConnectionWorker.connect(
+                "file::memory:", begin="BEGIN IMMEDIATE", patience=patience
+            )
             await database._writer.transaction(ensure)
             return database
         database = cls(Path(name), mode=mode, patience=patience)
@@ -112,12 +175,10 @@ class SqliteDatabase:
 
     @property
     def writable(self) -> bool:
-        """Whether it was opened for writing."""
         return self._writer is not None
 
     @property
     def shared(self) -> bool:
-        """Whether several servers write this file."""
         return self._mode == "worker"
 
     async def ping(self) -> None:
@@ -125,21 +186,21 @@ class SqliteDatabase:
         if self._mode == "reader":
             await self.read(check)
         else:
-            lane = await self._writing()
-            await lane.transaction(lambda _: self._same_file())
+            worker = await self._writing()
+            await worker.transaction(lambda _: self._same_file())
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """The result of ``work`` on one consistent view; never waits for a writer in WAL mode."""
-        lane = self._reader or self._writer
-        if lane is None:
+        worker = self._reader or self._writer
+        if worker is None:
             raise StoreUnavailable("the store is closed", reason="closed")
-        return await lane.transaction(work)
+        return await worker.transaction(work)
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
         """The result of ``work`` once it is committed and, as far as the disk tells the truth, durable."""
-        lane = await self._writing()
+        worker = await self._writing()
         if self._path is None:
-            return await lane.transaction(work)
+            return await worker.transaction(work)
 
         def counted(connection: sa.Connection) -> T:
             self._same_file()
@@ -147,7 +208,7 @@ class SqliteDatabase:
             self._counted = int(connection.exec_driver_sql(COUNT).scalar_one())
             return result
 
-        return await lane.transaction(counted, committed=self._note)
+        return await worker.transaction(counted, committed=self._note)
 
     async def tend(self, *, force: bool = False) -> bool:
         """Checkpoint if the WAL is long enough and no visitor is there; ``force`` also empties the WAL file."""
@@ -166,10 +227,10 @@ class SqliteDatabase:
     async def close(self) -> None:
         """Finish what has begun and close both connections; the locks go last."""
         self._is_lost = False
-        lanes, self._reader, self._writer = (self._reader, self._writer), None, None
-        for lane in lanes:
-            if lane is not None:
-                await lane.close()
+        workers, self._reader, self._writer = (self._reader, self._writer), None, None
+        for worker in workers:
+            if worker is not None:
+                await worker.close()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -178,7 +239,7 @@ class SqliteDatabase:
                 lock.close()
         self._lock = self._owner = None
 
-    async def _writing(self) -> Lane:
+    async def _writing(self) -> ConnectionWorker:
         """The connection that writes to the file which stands at the path now."""
         if self._writer is not None and self._fault() is None:
             self._moved_since = None
@@ -221,7 +282,9 @@ class SqliteDatabase:
     async def _open_reader(self, patience: float) -> None:
         if self._path is None or not self._path.is_file():
             raise StoreUnavailable(f"there is no database at {self._path}", reason="open")
-        self._reader = await Lane.connect(f"{self._path.as_uri()}?mode=ro", begin="BEGIN", patience=patience)
+        self._reader = await ConnectionWorker.connect(
+            f"{self._path.as_uri()}?mode=ro", begin="BEGIN", patience=patience
+        )
         self.journal = await self._reader.raw(lambda driver: _pragma(driver, "journal_mode"))
         await self._reader.transaction(check)
 
@@ -230,7 +293,7 @@ class SqliteDatabase:
         self._lock = LockFile(path.with_name(f"{path.name}.lock"))
         await self._lock.wait(patience)
         self._own(path)
-        self._writer = await Lane.connect(
+        self._writer = await ConnectionWorker.connect(
             f"{path.as_uri()}?mode=rw", begin="BEGIN IMMEDIATE", patience=patience, pragmas=WRITER
         )
         self.journal = await self._writer.raw(self._set_journal)
@@ -243,7 +306,7 @@ class SqliteDatabase:
         if self._mode == "worker" and self.journal == "delete":
             self.notices += (SLOW_JOURNAL.format(version=sqlite3.sqlite_version),)
         if self._mode != "visitor":
-            self._reader = await Lane.connect(f"{path.as_uri()}?mode=ro", begin="BEGIN", patience=patience)
+            self._reader = await ConnectionWorker.connect(f"{path.as_uri()}?mode=ro", begin="BEGIN", patience=patience)
             self._lock.release()
 
     def _own(self, path: Path) -> None:
@@ -325,7 +388,6 @@ class SqliteDatabase:
 
 
 def _inode(path: Path) -> tuple[int, int]:
-    """Which file stands at a path."""
     try:
         found = os.stat(path)  # noqa: PTH116 - a Path costs four times as much, on every write
     except OSError:

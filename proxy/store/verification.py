@@ -3,19 +3,20 @@
 import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
-from proxy.store.chain import GENESIS, AuditType, hash_of, head_text
+from proxy.store.audit import missing_guards
+from proxy.store.chain import GENESIS, AuditRow, AuditType, hash_of, head_text
 from proxy.store.packing import Damaged, unpack_words
-from proxy.store.tables import BRANCH, CONVERSATION, REQUEST, TENANT, audit
+from proxy.store.schema import BRANCH, CONVERSATION, OF_TENANT, REQUEST, TENANT, audit
+from proxy.store.transaction import Transaction
 
 AT_ONCE = 2_000
 FIRST = -(2**63)
-FIELDS = "tenant, seq, at, type, conversation, branch, request, sealed, facts, prev, hash"
-OF_TENANT = sa.bindparam("tenant", type_=TENANT)
+FIELDS = ", ".join(each.name for each in fields(AuditRow))
 # As text: a column that was tampered with may hold a value of another type, which no conversion would let through.
 PAGE = sa.text(
     f"SELECT {FIELDS} FROM audit WHERE tenant = :tenant AND seq > :seq ORDER BY seq LIMIT {AT_ONCE}"  # noqa: S608 - constants
@@ -103,30 +104,35 @@ class Verified:
     found: frozenset[bytes] = frozenset()
 
 
-def verify(
-    connection: sa.Connection, tenant: str | None, *, heads: Collection[bytes], progress: Progress | None
-) -> list[Verified]:
-    """Every chain, or a tenant's, walked from its start to the first row that is wrong.
+class Audited(NamedTuple):
+    """What was found in the chains of the audit, and which of the triggers that guard its table are not there."""
 
-    ``progress`` is told after every page how many rows of how many were looked at.
+    chains: list[Verified]
+    unguarded: list[str]
+
+
+def verify(
+    tx: Transaction, tenant: str | None = None, *, heads: Collection[bytes] = (), progress: Progress | None = None
+) -> Audited:
+    """Every chain of the audit, or a tenant's, walked to the first row that is wrong.
+
+    ``progress`` is told after every page how many rows of how many were looked at, on the thread of the store.
     """
-    sizes = {row.tenant: row.size for row in connection.execute(CHAINS) if tenant is None or row.tenant == tenant}
+    sizes = {row.tenant: row.size for row in tx.execute(CHAINS) if tenant is None or row.tenant == tenant}
     total, done, found = sum(sizes.values()), 0, []
     for each, size in sizes.items():
-        walk = _Walk(connection, each, frozenset(heads))
+        walk = _Walk(tx, each, frozenset(heads))
         for number in walk.pages():
             if progress is not None:
                 progress(done + min(number, size), total)
         done += size
         found.append(walk.result(size))
-    return found
+    return Audited(found, missing_guards(tx))
 
 
 class _Walk:
-    """One chain, row by row."""
-
-    def __init__(self, connection: sa.Connection, tenant: str, heads: frozenset[bytes]) -> None:
-        self._connection = connection
+    def __init__(self, tx: Transaction, tenant: str, heads: frozenset[bytes]) -> None:
+        self._tx = tx
         self._tenant = tenant
         self._heads = heads
         self._found: set[bytes] = set()
@@ -140,7 +146,7 @@ class _Walk:
         """Look at every row until one is wrong; how many were, after each page."""
         looked, begun = 0, False
         while True:
-            rows = [_Raw.of(row) for row in self._connection.execute(PAGE, {"tenant": self._tenant, "seq": self._at})]
+            rows = [_Raw.of(row) for row in self._tx.execute(PAGE, {"tenant": self._tenant, "seq": self._at})]
             if not rows:
                 return
             for row in rows:
@@ -154,7 +160,6 @@ class _Walk:
             yield looked
 
     def result(self, size: int) -> Verified:
-        """What was found."""
         return Verified(
             tenant=self._tenant,
             rows=size,
@@ -166,7 +171,7 @@ class _Walk:
         )
 
     def _last_seal(self) -> tuple[int, bytes | None]:
-        row = self._connection.execute(LAST_SEAL, {"tenant": self._tenant}).first()
+        row = self._tx.execute(LAST_SEAL, {"tenant": self._tenant}).first()
         if row is None:
             return 0, None
         try:
@@ -225,13 +230,13 @@ class _Walk:
 
     def _fits(self, seq: int) -> bool:
         """Whether some row is, by its own hash, the one behind the last good row."""
-        rows = self._connection.execute(AFTER, {"tenant": self._tenant, "prev": self._link})
+        rows = self._tx.execute(AFTER, {"tenant": self._tenant, "prev": self._link})
         return any(raw.seq != seq and raw.is_at(seq) for raw in (_Raw.of(row) for row in rows))
 
     def _place_of(self, row: _Raw) -> int | None:
         """The number that a row's own hash was made for, None if none is found."""
         tried = {row.seq - 1, row.seq + 1}
         if isinstance(row.prev, bytes):
-            before = self._connection.execute(BEFORE, {"tenant": self._tenant, "prev": row.prev}).scalar()
+            before = self._tx.execute(BEFORE, {"tenant": self._tenant, "prev": row.prev}).scalar()
             tried |= {before + 1} if isinstance(before, int) else {1} if row.prev == GENESIS else set()
         return next((seq for seq in sorted(tried) if row.is_at(seq)), None)

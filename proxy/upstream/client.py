@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import functools
 import re
+import select
 import time
 import urllib.parse
 from collections import OrderedDict
@@ -98,6 +99,11 @@ class _Wire(ResponseHandler):
         self.heard = False
         super().set_response_params(**params)
 
+    def is_connected(self) -> bool:
+        """Whether a request can take it: not while bytes that nobody asked for wait to be read."""
+        transport = self.transport if super().is_connected() else None
+        return transport is not None and not (self.used and self.idle and _has_come(transport))
+
     def rest(self) -> None:
         """The answer is over and the connection back in its pool."""
         self.idle = True
@@ -127,6 +133,13 @@ class _Wire(ResponseHandler):
         if exc is not None:
             self._break()
         super().connection_lost(exc)
+
+
+def _has_come(transport: asyncio.BaseTransport) -> bool:
+    """Whether bytes, or the end, are in a transport's socket and wait to be read."""
+    waiting = select.poll()
+    waiting.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 class _Response(aiohttp.ClientResponse):

@@ -1,6 +1,7 @@
 """Nothing goes to an upstream for a client without a destination, and one module makes them."""
 
 import ast
+import functools
 import inspect
 from pathlib import Path
 
@@ -17,16 +18,23 @@ ROOT = Path(__file__).resolve().parents[2]
 SHELL = [path for path in sorted((ROOT / "proxy").rglob("*.py")) if "simulator" not in path.parts]
 
 
+@functools.cache
+def all_calls() -> list[tuple[str, ast.Call]]:
+    """Every call in the shell, with its file."""
+    return [
+        (str(path.relative_to(ROOT)), node)
+        for path in SHELL
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    ]
+
+
 def calls(name: str) -> dict[str, list[ast.Call]]:
     """Calls of what is called so, as a name or an attribute, by file."""
     found: dict[str, list[ast.Call]] = {}
-    for path in SHELL:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and name in {
-                getattr(node.func, "id", None),
-                getattr(node.func, "attr", None),
-            }:
-                found.setdefault(str(path.relative_to(ROOT)), []).append(node)
+    for file, node in all_calls():
+        if name in {getattr(node.func, "id", None), getattr(node.func, "attr", None)}:
+            found.setdefault(file, []).append(node)
     return found
 
 

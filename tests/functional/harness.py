@@ -20,13 +20,13 @@ import pytest
 
 from proxy.app import create_app
 from proxy.config import Flags, load_config
+from proxy.effects.summarizer import Summarizer
 from proxy.protocol import ServerLimits
 from proxy.runtime import Runtime
 from proxy.server import serve
 from proxy.simulator.ledger import Seen
 from proxy.simulator.serving import RunningSimulator
 from proxy.store import Store
-from proxy.summaries.summarizer import Summarizer
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.tokenizer import Tokenizer
 from proxy.wire.chat import digest_of

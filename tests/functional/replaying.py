@@ -1,5 +1,6 @@
 """Recorded conversations replayed turn by turn, and what is due of them, worked out from what was sent in plain loops."""
 
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -156,7 +157,13 @@ def metrics_of(replayed: Replayed) -> list[Metrics]:
 
 def tokens_of(message: Mapping[str, Any]) -> int:
     """The tokens of a message that says something, by the simulator's own count."""
-    return COUNTER.count(str(message.get("content") or "")) + 4
+    return counted(str(message.get("content") or "")) + 4
+
+
+@functools.cache
+def counted(text: str) -> int:
+    """Every request has the messages of the one before again."""
+    return COUNTER.count(text)
 
 
 def repeats_in(messages: Sequence[Mapping[str, Any]]) -> int:

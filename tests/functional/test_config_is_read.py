@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from policies.health.alerts import Alert
+from policies.health import Alert
 from proxy.alerts import Notice
 from proxy.cli import serve as command
 from proxy.config import Config

@@ -15,7 +15,7 @@ from proxy.app import create_app, running
 from proxy.cli import Failure
 from proxy.cli.serve import installed_plugins
 from proxy.config import Flags, load_config
-from proxy.hooks import Hooks, NewResult, Overflow, Plugin, Turn, TurnEnd
+from proxy.effects.hooks import Hooks, NewResult, Overflow, Plugin, Turn, TurnEnd
 from proxy.protocol import ServerLimits
 from proxy.server import serve
 from proxy.simulator.serving import serve_simulator

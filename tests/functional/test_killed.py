@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import signal
 import sqlite3
@@ -22,9 +21,9 @@ from proxy.simulator.settings import SimulatorSettings, SummaryMode
 from proxy.store import Store
 from proxy.store.packing import unpack_text
 from tests.functional.harness import COUNTER, Talk, WeirProcess, answered, free_port, opening
+from tests.profile import tried
 
-KILLS = int(os.environ.get("WEIR_KILLS", "6"))
-"""How often; more than a test has time for are asked for by hand."""
+KILLS = tried(6, 200)
 LONGEST = 1.6
 KILLS_A_TALK = 8
 WINDOW = 8192

@@ -24,7 +24,7 @@ import pytest
 
 from policies.health import Alert
 from proxy.alerts import Notice
-from proxy.hooks import Hooks, NewResult, Plugin, Turn
+from proxy.effects.hooks import Hooks, NewResult, Plugin, Turn
 from proxy.telemetry import Telemetry, TelemetrySettings
 from tests.functional.canaries import (
     CONTENT,

@@ -62,7 +62,7 @@ class Recorder:
 async def read_blob(target: RunningWeir, ref: str, key: str = "sk-test") -> bytes:
     """An original, page by page."""
     body, cursor = b"", "0"
-    async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as http:
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=60) as http:
         while True:
             page = await http.get(f"{target.root}/weir/blobs/{ref}", params={"cursor": cursor})
             assert page.status_code == 200, page.text
@@ -96,7 +96,7 @@ async def forwarded_and_restored(
         newest = seen.json()["messages"][-1]
         (ref,) = NOTE.findall(newest["content"])
         assert await read_blob(target, ref) == recorder.message(-1)
-        async with httpx.AsyncClient(headers={"authorization": "Bearer sk-other"}) as http:
+        async with httpx.AsyncClient(headers={"authorization": "Bearer sk-other"}, timeout=60) as http:
             assert (await http.get(f"{target.root}/weir/blobs/{ref}")).status_code == 404
     assert {s.status for s in answered(upstream)} == {200}
     return newest["content"], seen

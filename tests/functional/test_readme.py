@@ -16,7 +16,7 @@ from proxy.cli import main
 from proxy.config import load_config
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from proxy.store.files import has_wal_reset_bug
+from proxy.store.sqlite import has_wal_reset_bug
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port
 
 README = (ROOT / "README.md").read_text()

@@ -16,7 +16,7 @@ import pytest
 
 from policies.summary import defang
 from proxy.protocol import ServerLimits
-from proxy.recall.offer import definition_of
+from proxy.recall.tool import definition_of
 from proxy.simulator.dialects import Problem, Rejected
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import Answer, Call, Request, SimulatorSettings

@@ -1,6 +1,7 @@
 """The benchmark of retention: its figures against ones that are counted by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +90,20 @@ def test_a_variant_is_served_with_its_own_policy(tmp_path: Path, monkeypatch: py
     path = tmp_path / "off.yaml"
     path.write_text("mode: 'off'\n")
     asked = ["--data", str(DATA), "--set", "canary_sessions", "--way", "fresh", "--workers", "1"]
-    off = retention.variants_of([f"off={path}"], None)["off"]
+    off = retention.variants_of([f"off={path}"], None)["off"][0]
     row = measure(Plan(path=DATA / "canary_sessions.jsonl", name="c", limit=("@", 300), way="fresh", override=off))
     assert row.figures["in_window"] == 1.0
     assert row.figures["tokens_sent"] == row.figures["tokens_in"]
-    assert retention.main([*asked, "--ablate", "evict", "--pareto", str(tmp_path)]) == 0
+    assert retention.main([*asked, "--ablate", "dedupe", "--pareto", str(tmp_path)]) == 0
     (picture,) = tmp_path.glob("*.svg")
-    assert all(name in picture.read_text() for name in ("balanced", "without evict", "keep-last", "index"))
+    assert all(name in picture.read_text() for name in ("balanced", "without dedupe", "keep-last", "index"))
+
+
+def test_a_signal_of_the_extract_is_switched_off_for_its_own_rows_only() -> None:
+    standard = Plan(path=DATA / "wording.jsonl", name="w", limit=("@", 0.3), way="fresh")
+    _, weights = retention.variants_of([], ["identifier"])["without identifier"]
+    before, without, after = (measure(each) for each in (standard, replace(standard, weights=weights), standard))
+    assert set(before.missing) == set(after.missing) != set(without.missing)
 
 
 def test_words_that_nobody_said_are_found_in_a_summary() -> None:

@@ -1,13 +1,11 @@
-"""A minute under a mix of which three requests in ten go wrong; twenty with ``WEIR_SOAK=1``."""
-
-import os
+"""A quarter of a minute under a mix of which three requests in ten go wrong; twenty minutes with ``WEIR_SOAK=1``."""
 
 import pytest
 
 from benchmarks.soak import soak
+from tests.profile import SOAK, tried
 
-LONG = bool(os.environ.get("WEIR_SOAK"))
-SECONDS = 1_200.0 if LONG else 60.0
+SECONDS = float(tried(15, 1_200))
 
 
 @pytest.mark.timeout(SECONDS + 120)
@@ -17,12 +15,12 @@ async def test_nothing_grows_that_should_not_while_three_requests_in_ten_go_wron
     settled = report.settled()
     early, late = settled[: len(settled) // 2], settled[len(settled) // 2 :]
     assert "hung" not in report.answers
-    assert report.answers["200"] > 200
+    assert report.answers["200"] > tried(50, 200)
     assert {kind for kind in report.answers if kind.startswith("5") and "fault" not in kind} == set(), report.answers
     assert max(row.descriptors for row in late) <= 1.5 * max(row.descriptors for row in early)
     assert max(row.tasks for row in late) <= 1.5 * max(row.tasks for row in early) + 5
     assert max(row.wal_kb for row in settled) < 16 * 1024
     assert late[-1].rss_mb <= 1.25 * early[0].rss_mb
-    if LONG:
+    if SOAK:
         assert report.growth("rss_mb") < 5
         assert report.drift() < 1.5

@@ -15,12 +15,12 @@ from proxy.access.caller import Caller
 from proxy.access.keys import credentials_in
 from proxy.app import create_app
 from proxy.config import Flags, load_config
+from proxy.effects.summarizer import BACK_OFF_MOST, Summarizer
 from proxy.replies import Replies, Spent, summarizer_input
 from proxy.server import serve
 from proxy.simulator.ledger import Seen
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import Dialect, SimulatorSettings, SummaryMode
-from proxy.summaries.summarizer import BACK_OFF_MOST, Summarizer
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.upstream.providers import providers_for
 from proxy.wire.chat import parse_chat
@@ -139,7 +139,7 @@ async def test_every_request_is_answered_while_the_summariser_is_useless(mode: S
 async def test_a_working_summariser_is_asked_once_a_batch_and_its_notes_are_used(tmp_path: Path) -> None:
     async with summarised(tmp_path, summaries="by_schema: false") as (target, simulator):
         talk = talk_of(target)
-        await talk.chat(14)
+        await talk.chat(20)
         calls, arrays, made = side_calls(simulator), arrays_of(answered(simulator)), summaries(simulator)
     assert len(calls) == len(made) == batches(arrays) + 1 == 3
     assert all("go on from" in text for text in made)

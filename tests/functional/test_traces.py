@@ -179,14 +179,14 @@ async def test_a_request_that_passes_has_a_plan_and_one_attempt(protocol: str) -
 
 
 EVICT = """\
-SERVER POST /v1/chat/completions status=200 action=edit before=8825 after=3248
-  * weir.context.status actions=evict=14 percent=121.4 tokens=3248 limit=7271 used=8825
-  * weir.eviction count=14 placeholders=14 policy=balanced freed=5577 remaining=3248
-  INTERNAL weir context.plan action=edit before=8825 after=3248
+SERVER POST /v1/chat/completions status=200 action=edit before=8825 after=3247
+  * weir.context.status actions=evict=14 percent=121.4 tokens=3247 limit=7271 used=8825
+  * weir.eviction count=14 placeholders=14 policy=balanced freed=5578 remaining=3247
+  INTERNAL weir context.plan action=edit before=8825 after=3247
     INTERNAL weir context.layer ingest_cap before=8825 after=8825 units=0
     INTERNAL weir context.layer dedupe before=8825 after=8825 units=0
-    INTERNAL weir context.layer evict before=8825 after=3248 units=14
-  CLIENT chat sim status=200 finish_reasons=stop input=3235 output_tokens=27
+    INTERNAL weir context.layer evict before=8825 after=3247 units=14
+  CLIENT chat sim status=200 finish_reasons=stop input=3234 output_tokens=27
   INTERNAL weir context.prepare"""
 
 
@@ -226,16 +226,16 @@ async def test_the_summarisers_calls_stand_under_the_plan() -> None:
 
 
 OVERFLOW = """\
-SERVER POST /v1/chat/completions status=200 action=edit before=10796 after=3598
-  * weir.context.status actions=evict=18,retry=1 percent=148.5 tokens=3598 limit=7271 used=10796
-  * weir.eviction count=18 placeholders=18 policy=balanced freed=7207 remaining=3602
+SERVER POST /v1/chat/completions status=200 action=edit before=10796 after=3597
+  * weir.context.status actions=evict=18,retry=1 percent=148.5 tokens=3597 limit=7271 used=10796
+  * weir.eviction count=18 placeholders=18 policy=balanced freed=7208 remaining=3601
   INTERNAL weir context.plan action=pass before=10809 after=10809
   CLIENT chat sim ERROR status=400 error=context_length_exceeded
-  INTERNAL weir context.plan action=edit before=10796 after=3598
+  INTERNAL weir context.plan action=edit before=10796 after=3597
     INTERNAL weir context.layer ingest_cap before=10796 after=10796 units=0
     INTERNAL weir context.layer dedupe before=10796 after=10796 units=0
-    INTERNAL weir context.layer evict before=10796 after=3598 units=18
-  CLIENT chat sim status=200 resend_count=1 finish_reasons=stop input=3589 output_tokens=25 after=sim:context_length_exceeded
+    INTERNAL weir context.layer evict before=10796 after=3597 units=18
+  CLIENT chat sim status=200 resend_count=1 finish_reasons=stop input=3588 output_tokens=25 after=sim:context_length_exceeded
   INTERNAL weir context.prepare"""
 
 

@@ -6,7 +6,7 @@ A true sentence has the words that have to be in the notes afterwards, in whatev
 # ruff: noqa: RUF001 - the languages are written in their own letters
 from dataclasses import dataclass
 
-from policies.summaries import Line
+from policies.summary import Line
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def test_a_layer_that_saves_too_little_is_undone_and_the_next_starts_from_before
 
 @pytest.mark.requirement("A0.76", "D25")
 def test_eviction_is_the_batch_only_if_it_lands_below_the_middle_of_low_water_and_trigger() -> None:
-    transcript = talk(user("task"), *LOGS[:3], *SMALL_TALK, *SMALL_TALK[:8], assistant("fine"), user("now"))
+    transcript = talk(user("task"), *LOGS[:3], *SMALL_TALK, *SMALL_TALK[:10], assistant("fine"), user("now"))
     limits = bounds(transcript)
     middle = (limits.low_water + limits.trigger) / 2
     _, reports = ran(transcript)

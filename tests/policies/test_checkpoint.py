@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.checkpoint import VERIFY, Checkpoint, Decision, Identifier, InvalidCheckpoint, Status, Subtask
+from policies.checkpoint import VERIFY, Checkpoint, Identifier, InvalidCheckpoint, Status, Subtask, TaskDecision
 
 
 class Words:
@@ -22,7 +22,7 @@ FULL = Checkpoint(
         Subtask("write the adapter", Status.IN_PROGRESS),
         Subtask("delete the old queue"),
     ),
-    decisions=(Decision("use leases", "workers crash", ("locks", "cron")),),
+    decisions=(TaskDecision("use leases", "workers crash", ("locks", "cron")),),
     open_issues=("TimeoutError in test_drain",),
     environment=("branch feature/queue-7",),
     learnings=("the broker batches by 32",),
@@ -179,7 +179,7 @@ def test_a_bootstrap_shows_the_last_ten_done_the_first_ten_left_and_the_last_fiv
             *(Subtask(f"done {n:02}", Status.DONE) for n in range(12)),
             *(Subtask(f"left {n:02}") for n in range(12)),
         ),
-        decisions=tuple(Decision(f"choice {n}") for n in range(7)),
+        decisions=tuple(TaskDecision(f"choice {n}") for n in range(7)),
         open_issues=tuple(f"Error number {n:02}" for n in range(15)),
     )
     text = wide.bootstrap(max_tokens=2_000, counter=Words())
@@ -229,7 +229,7 @@ def test_a_delta_names_what_changed_and_nothing_else() -> None:
         FULL,
         subtasks=(Subtask("read the worker", Status.DONE), Subtask("write the adapter", Status.DONE), Subtask("ship")),
         open_issues=(),
-        decisions=(*FULL.decisions, Decision("keep Redis")),
+        decisions=(*FULL.decisions, TaskDecision("keep Redis")),
         version=4,
         marks=("1:aa",),
     )

@@ -9,6 +9,7 @@ from policies.effects import Failed, Summarize, Summary
 from policies.fidelity import (
     ANSWER,
     JUDGE,
+    MINIMUM,
     PROMPTS,
     Contexts,
     Dimension,
@@ -22,10 +23,9 @@ from policies.fidelity import (
     questions_for,
     read_verdict,
 )
-from policies.fidelity.questions import MINIMUM
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
-from policies.summaries import Line
+from policies.summary import Line
 from policies.text.segments import Source
 from policies.tokens import CHARS4
 from tests.policies.answering import Model

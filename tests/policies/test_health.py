@@ -8,6 +8,7 @@ import pytest
 from policies.health import (
     KINDS,
     RULES,
+    STABLE,
     Alert,
     Checkup,
     Episode,
@@ -18,7 +19,6 @@ from policies.health import (
     check,
     trend_of,
 )
-from policies.health.trend import STABLE
 
 RULES_OF = HealthRules()
 

@@ -3,8 +3,7 @@ import pytest
 from policies.checkpoint import Checkpoint, Status, Subtask
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
-from policies.state import read_state
-from policies.state.milestones import milestone
+from policies.state import milestone, read_state
 from policies.text.segments import Source
 from tests.policies.sessions import queue_session, shared_conversations
 

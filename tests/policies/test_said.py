@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from policies.checkpoint import Checkpoint
 from policies.settings import NoteTaking
-from policies.state import read_state
-from policies.state.said import MOST_SENTENCES, MOST_TOKENS
+from policies.state import MAX_SENTENCES, MAX_TOKENS, read_state
 from policies.text.segments import Readings, Source, sentences
 from tests.policies.sessions import HERE, queue_session, shared_conversations
 
@@ -50,8 +49,8 @@ def assert_word_for_word(sources: Sequence[Source], constraints: Sequence[str]) 
     assert places == sorted(places)
     for text in constraints:
         assert any(text.encode() in source.text.encode() for source in spoken)
-    assert len(constraints) <= MOST_SENTENCES
-    assert sum(len(text.encode()) // 4 for text in constraints) <= MOST_TOKENS
+    assert len(constraints) <= MAX_SENTENCES
+    assert sum(len(text.encode()) // 4 for text in constraints) <= MAX_TOKENS
 
 
 @pytest.mark.requirement("R.55", "S.22", "R.57")

@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from policies.checkpoint import Checkpoint, Decision, Status, Subtask
+from policies.checkpoint import Checkpoint, Status, Subtask, TaskDecision
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.state import known_until, merge_states, read_state
-from policies.summaries import Proposal
+from policies.summary import Proposal
 from policies.text.segments import Readings, Source, sentences
 from policies.tokens import CHARS4
 from tests.policies.sessions import queue_session, shared_conversations
@@ -57,7 +57,7 @@ def test_a_session_is_read_into_every_field_and_the_goal_is_the_first_user_text_
         ("Write the adapter", Status.IN_PROGRESS),
         ("Delete the old queue", Status.PLANNED),
     ]
-    assert state.decisions == (Decision("use leases, not locks: workers crash"),)
+    assert state.decisions == (TaskDecision("use leases, not locks: workers crash"),)
     assert state.open_issues == ("deploy(canary): PermissionError: role deployer-2 may not push to canary",)
     assert state.environment == (
         "cwd: /srv/shop (message 5)",
@@ -284,7 +284,7 @@ CODE = Checkpoint(
         Subtask("Write the adapter", Status.IN_PROGRESS),
         Subtask("Delete the old queue"),
     ),
-    decisions=(Decision("use leases", "workers crash"),),
+    decisions=(TaskDecision("use leases", "workers crash"),),
     open_issues=("TimeoutError in test_drain",),
     environment=("cwd: /srv/shop (message 5)",),
 )
@@ -298,7 +298,7 @@ def test_a_model_adds_what_the_source_bears_out_and_changes_nothing_that_code_kn
         done=("Delete the old queue", "Measured lease-4411"),
         current=("Document the adapter in src/adapter.py",),
         remaining=("delete the old queue.", "Write to Ines about quotas"),
-        decisions=(Decision("Keep Redis as broker", "it is there"), Decision("use leases")),
+        decisions=(TaskDecision("Keep Redis as broker", "it is there"), TaskDecision("use leases")),
         open_issues=("TimeoutError in test_drain", "PermissionError for deployer-2"),
         environment=("cwd: /home/eve", "the staging host has two cores"),
         learnings=("lease-4411 leaks on crashes",),
@@ -326,7 +326,7 @@ def test_an_entry_with_an_identifier_that_the_source_lacks_is_left_out() -> None
     told = Proposal(
         done=("Wrote src/invented.py",),
         current=("Fix ticket QX-9931",),
-        decisions=(Decision("use leases in src/nowhere.py"),),
+        decisions=(TaskDecision("use leases in src/nowhere.py"),),
         open_issues=("GhostError in run()",),
         environment=("service on http://10.9.8.7:81",),
         learnings=("port 60321 is blocked",),

@@ -10,8 +10,8 @@ import pytest
 
 from policies.effects import Answers, Effect, Failed, Flow, Reply, Summarize, Summary, Together
 from policies.pieces import Piece
-from policies.summaries import PROMPTS, Line, Proposal, Written, condense, harmless
-from policies.summaries.condense import LOST_IN_FORM
+from policies.summary import PROMPTS, Line, Proposal, Written, condense, harmless
+from policies.summary.ask import LOST_IN_FORM
 from policies.tokens import CHARS4, CharCounter
 from tests.policies.play import play, words
 

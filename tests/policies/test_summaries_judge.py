@@ -4,8 +4,8 @@ import time
 import pytest
 
 from policies.effects import Done, Failed, Reply, Summary
-from policies.summaries import PROMPTS, judge
-from policies.summaries.judge import without_reasoning
+from policies.summary import PROMPTS, judge
+from policies.summary.check import without_reasoning
 from policies.tokens import CHARS4
 from tests.policies.play import words
 

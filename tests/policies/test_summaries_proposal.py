@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.checkpoint import Decision
-from policies.summaries import PROMPTS, Proposal, read_proposal
+from policies.checkpoint import TaskDecision
+from policies.summary import PROMPTS, Proposal, read_proposal
 
 FULL = Proposal(
     goal=("Move the shop to the new server",),
@@ -13,8 +13,8 @@ FULL = Proposal(
     current=("testing the login",),
     remaining=("switch the DNS record", "tell the team"),
     decisions=(
-        Decision("keep port 5432", "the firewall lets only that through", ("5433", "a tunnel")),
-        Decision("use WAL"),
+        TaskDecision("keep port 5432", "the firewall lets only that through", ("5433", "a tunnel")),
+        TaskDecision("use WAL"),
     ),
     open_issues=("ValueError: bad port 99999",),
     environment=("cwd /srv/shop", "branch main"),
@@ -114,7 +114,7 @@ def test_decisions_are_read_from_objects_and_from_words() -> None:
     found = read_proposal(
         '{"decisions": ["use WAL", {"text": "keep 5432", "rationale": "firewall", "alternatives": "5433"}]}'
     )
-    assert found == Proposal(decisions=(Decision("use WAL"), Decision("keep 5432", "firewall", ("5433",))))
+    assert found == Proposal(decisions=(TaskDecision("use WAL"), TaskDecision("keep 5432", "firewall", ("5433",))))
 
 
 @given(st.text(max_size=400))

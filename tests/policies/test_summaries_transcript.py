@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.summaries import Line, enclosed, harmless, render_transcript
-from policies.summaries.transcript import harmless_lines, label
+from policies.summary import Line, enclosed, harmless, render_transcript
+from policies.summary.material import harmless_lines, label
 
 NASTY = st.lists(
     st.one_of(

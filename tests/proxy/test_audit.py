@@ -16,11 +16,11 @@ import pytest
 
 from policies.growth import Event
 from policies.ledger import Edit, EditKind
-from proxy.settle import Settler
 from proxy.store import AuditRow, AuditType, Broken, KeyRow, Store, StoreError
 from proxy.store.chain import GENESIS, AuditEvent, harmless, hash_of, linked, name_digest
 from proxy.store.packing import pack_words, unpack_words
 from proxy.store.records import ConversationRow
+from proxy.write_behind import WriteBehindQueue
 from tests.proxy.audit_writer import PART
 from tests.proxy.store_rows import change, edit, eviction, exchange, note, original, saved, url
 
@@ -410,7 +410,7 @@ async def test_a_transaction_that_fails_leaves_nothing_in_the_audit(store: Store
 @pytest.mark.requirement("A0.138")
 async def test_a_batch_that_another_process_was_first_with_is_audited_without_a_version(store: Store) -> None:
     await grow(store, 1)
-    settler = Settler(store, degraded=lambda _: None)
+    settler = WriteBehindQueue(store, degraded=lambda _: None)
     settler.keep(replace(change(0, count=1, with_cut=False), originals=(original(7),), evictions=(eviction(1),)))
     await settler.flush()
     rows = await chain_of(store)

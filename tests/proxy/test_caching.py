@@ -12,7 +12,7 @@ from policies import Action, Budget, Decision, Edit, EditKind, Known, Pressure
 from policies.trend import Trend
 from proxy.caching import CacheUse, follow, hit_ratio, prices_of, shown
 from proxy.conversation import Recognised, Thread
-from proxy.evictions import CUT
+from proxy.effects.evictions import CUT
 from proxy.models import ModelFacts, ModelLimits, ModelLimitsResolver, ModelRegistry
 from proxy.models.learned import LearnedLimits
 from proxy.models.probe import Probe

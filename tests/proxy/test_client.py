@@ -4,6 +4,7 @@ import asyncio
 import functools
 import gzip
 import json
+import os
 import socket
 import ssl
 import struct
@@ -736,6 +737,23 @@ async def test_bytes_after_the_end_of_an_answer_reach_nobody(case: str, pause: f
         answer = await post(client, target, tenant=tenant)
         assert b"SECRET" not in await answer.read()
         assert first in (b"ok", b"")
+        assert [len(wire.requests) for wire in served.wires] == [1, 1]
+
+
+@pytest.mark.requirement("R.42", "S.4", "S.5")
+@pytest.mark.parametrize("case", AFTER_THE_END)
+@on_uvloop
+async def test_bytes_that_nobody_has_read_yet_when_the_next_request_goes_out_reach_nobody(case: str) -> None:
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        wire.write(AFTER_THE_END[case])
+        await wire.gone()
+
+    async with upstream(script) as (served, target, client):
+        await (await post(client, target)).read()
+        os.write(served.wires[0].writer.get_extra_info("socket").fileno(), SECRET)  # a busy loop looks later
+        answer = await post(client, target)
+        assert b"SECRET" not in await answer.read()
         assert [len(wire.requests) for wire in served.wires] == [1, 1]
 
 

@@ -14,21 +14,17 @@ from policies.effects import Alike, Compare, Effect, Failed, Reply
 from policies.messages import chain_of
 from policies.settings import Recall
 from policies.summary import defang
-from proxy.recall.answering import Past, tell_found, tell_page
-from proxy.recall.archive import Archive, said
-from proxy.recall.automatic import elsewhere
-from proxy.recall.calls import turn_of
-from proxy.recall.filtering import Earlier, Filter
-from proxy.recall.offer import definition_tokens, offer_for, with_more_messages, with_tool
-from proxy.recall.ranking import passages, rank, terms_of
+from proxy.recall.answering import Past, passages, rank, tell_found, tell_page, terms_of
+from proxy.recall.archive import Archive, elsewhere, said
 from proxy.recall.rounds import added_up
-from proxy.recall.streaming import patiently
-from proxy.settle import Settler
+from proxy.recall.streaming import Earlier, Filter, patiently
+from proxy.recall.tool import definition_tokens, offer_for, turn_of, with_more_messages, with_tool
 from proxy.sse import Frames
 from proxy.store import Store
 from proxy.store.records import Change, Original
 from proxy.tokenizer import Tokenizer
 from proxy.wire.chat import body_of, message_of, parse_chat
+from proxy.write_behind import WriteBehindQueue
 
 COUNTER = Tokenizer().counter("o200k_base")
 HEAD = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -168,23 +164,26 @@ def test_usage_of_one_round_is_its_own() -> None:
 
 async def test_who_waits_is_told_so_and_the_work_ends_with_its_waiter() -> None:
     told: list[int] = []
-    ended = asyncio.Event()
+    started, ended = asyncio.Event(), asyncio.Event()
 
     async def tell() -> None:
         told.append(1)
 
-    async def work(seconds: float) -> str:
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            ended.set()
+    async def until_told_thrice() -> str:
+        while len(told) < 3:
+            await asyncio.sleep(0)
         return "done"
 
-    assert await patiently(work(0.11), tell, every=0.03) == "done"
-    assert len(told) == 3
-    ended.clear()
-    waiting = asyncio.create_task(patiently(work(60), tell, every=10))
-    await asyncio.sleep(0.01)
+    async def endless() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    assert await patiently(until_told_thrice(), tell, every=0.001) == "done"
+    waiting = asyncio.create_task(patiently(endless(), tell, every=10))
+    await started.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -337,7 +336,7 @@ HISTORY: list[dict[str, Any]] = [
 ]
 
 
-def archive_of(store: Store | None, **more: Any) -> Archive:
+def archive_of(store: Store, **more: Any) -> Archive:
     transcript = transcript_of(HISTORY)
     cut = Cut(covers=3, prefix=transcript.chain[2], text="s", tokens=1, version=1, ref="aaaaaaaaaaaa")
     pieces = [Piece(0, 5), Piece(None, 1, "s"), Piece(4, 5), Piece(5, 5)]
@@ -347,17 +346,17 @@ def archive_of(store: Store | None, **more: Any) -> Archive:
         tenant="t",
         conversation="c",
         store=store,
-        settler=Settler(None, degraded=lambda _: None),
+        settler=WriteBehindQueue(store, degraded=lambda _: None),
         **given,
     )
 
 
 @pytest.mark.requirement("A4.25", "P9")
-async def test_without_a_store_what_the_client_sends_is_found_and_read() -> None:
-    archive = archive_of(None)
+async def test_what_the_client_sends_is_found_and_read_where_the_store_has_nothing(store: Store) -> None:
+    archive = archive_of(store)
     hits = await archive.find("overdue invoice")
-    assert [hits.pasts[m.index].text for m in hits.matches] == ["invoice INV-20931 of Globex, overdue"]
-    past = hits.pasts[hits.matches[0].index]
+    assert [hits.pasts[m.index].text for m in hits.hits] == ["invoice INV-20931 of Globex, overdue"]
+    past = hits.pasts[hits.hits[0].index]
     assert (past.origin, past.position, past.of) == ('result of list_invoices({"year": 2023})', 4, 6)
     assert await archive.read(past.ref) == past
     covered = await archive.read("aaaaaaaaaaaa")
@@ -371,7 +370,7 @@ async def test_without_a_store_what_the_client_sends_is_found_and_read() -> None
 
 
 @pytest.mark.requirement("A4.25")
-async def test_vectors_rank_anew_and_their_failure_changes_nothing() -> None:
+async def test_vectors_rank_anew_and_their_failure_changes_nothing(store: Store) -> None:
     asked: list[Compare] = []
 
     async def likes_the_last(effect: Effect) -> Reply:
@@ -382,14 +381,14 @@ async def test_vectors_rank_anew_and_their_failure_changes_nothing() -> None:
     async def fails(_: Effect) -> Reply:
         return Failed("status_500")
 
-    plain = await archive_of(None).find("invoices")
-    ranked = await archive_of(None, ask=likes_the_last, model="embed").find("invoices")
-    failed = await archive_of(None, ask=fails, model="embed").find("invoices")
+    plain = await archive_of(store).find("invoices")
+    ranked = await archive_of(store, ask=likes_the_last, model="embed").find("invoices")
+    failed = await archive_of(store, ask=fails, model="embed").find("invoices")
     assert asked[0].model == "embed"
     assert asked[0].texts[0] == "invoices"
-    assert len(ranked.matches) == 3  # the newest texts fill up what the words have found
-    assert ranked.matches[-1].index == plain.matches[0].index
-    assert failed.matches == plain.matches
+    assert len(ranked.hits) == 3  # the newest texts fill up what the words have found
+    assert ranked.hits[-1].index == plain.hits[0].index
+    assert failed.hits == plain.hits
 
 
 @pytest.fixture
@@ -429,7 +428,7 @@ async def test_what_the_client_no_longer_sends_is_found_in_the_store_of_its_own_
     [theirs] = await remove(store, "other", "the gateway listens on port 1111")
     archive = archive_of(store)
     hits = await archive.find("gateway port")
-    assert [hits.pasts[m.index].ref for m in hits.matches] == [mine]
+    assert [hits.pasts[m.index].ref for m in hits.hits] == [mine]
     read = await archive.read(mine)
     assert read is not None
     assert read.text == "the gateway listens on port 9443"

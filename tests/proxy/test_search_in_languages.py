@@ -1,16 +1,12 @@
 """The archive's full-text search finds a text by words of its own language, on SQLite and on PostgreSQL."""
 
 # ruff: noqa: RUF001
-import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from proxy.store import Store
-from proxy.store.schema import HEAD, REVISIONS
 from tests.policies.tongues import TONGUES
 from tests.proxy.test_recall import remove
 
@@ -55,43 +51,3 @@ async def test_all_words_of_a_query_stand_before_any_of_them_and_a_path_is_one(s
     assert [o.text for o in await store.search("t", "src/api/client.py")] == ["src/api/client.py was read"]
     assert [o.text for o in await store.search("t", "小木屋 密码")] == ["小木屋的密码"]
     assert len(await store.search("t", "小木屋 城市")) == 2
-
-
-@pytest.mark.requirement("A4.25", "P9")
-async def test_an_archive_of_before_finds_its_texts_once_it_is_brought_up_to_date(url: str) -> None:
-    store = await Store.open(url)
-    said, asked, _ = TONGUES["zh"].facts[0]
-    await remove(store, "c", said, "the cabin's password is heron-lake-77")
-    await store.search("t", "password")
-    await store.close()
-    await back(url)
-    store = await Store.open(url)
-    assert store.schema == HEAD
-    assert [o.text for o in await store.search("t", asked)] == [said]
-    assert len(await store.search("t", "heron-lake-77")) == 1
-    assert len(await store.search("t", "cabin")) == 1
-    await store.close()
-
-
-SINCE = (("branches", "trend_at"), ("cuts", "noted"))
-"""Columns that an earlier Weir did not have."""
-
-
-async def back(url: str) -> None:
-    """Leave the index as an earlier Weir had it: whatever the database took for words."""
-    before = REVISIONS[REVISIONS.index("0012") - 1]
-    if url.startswith("sqlite"):
-        with sqlite3.connect(url.partition(":///")[2]) as file:
-            file.execute("INSERT INTO originals_fts (originals_fts) VALUES ('delete-all')")
-            for table, column in SINCE:
-                file.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-            file.execute("UPDATE alembic_version SET version_num = ?", (before,))
-        file.close()
-        return
-    engine = create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:"))
-    async with engine.begin() as connection:
-        await connection.execute(sa.text("UPDATE originals SET words = to_tsvector('simple', 'password')"))
-        for table, column in SINCE:
-            await connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN {column}"))
-        await connection.execute(sa.text("UPDATE alembic_version SET version_num = :before"), {"before": before})
-    await engine.dispose()

@@ -5,15 +5,15 @@ import asyncio
 import asyncpg
 import pytest
 
-from proxy.settle import Settler
 from proxy.store import Store
+from proxy.write_behind import WriteBehindQueue
 from tests.proxy.store_rows import exchange
 
 
 @pytest.mark.requirement("R.60", "P9")
 async def test_a_server_that_stops_while_it_writes_loses_no_row_and_counts_none_twice(postgres_url: str) -> None:
     store, degraded = await Store.open(postgres_url), list[str]()
-    settler = Settler(store, degraded=degraded.append)
+    settler = WriteBehindQueue(store, degraded=degraded.append)
     settler.start()
     blocker = await asyncpg.connect(postgres_url)
     transaction = blocker.transaction()

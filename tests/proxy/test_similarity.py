@@ -18,9 +18,9 @@ from policies.effects import Alike, Compare, Failed
 from proxy.access.destination import EMBEDDINGS_PATH, by_weir
 from proxy.app import running
 from proxy.config import Flags, load_config
+from proxy.effects.likeness import MAX_CHARS, MAX_EMBEDDED_LEN, MAX_LEN, by_shingles, by_vectors
 from proxy.errors import UpstreamUnreachable
 from proxy.server import serve
-from proxy.similarity import LONGEST, LONGEST_EMBEDDED, MOST_CHARS, by_shingles, by_vectors
 from proxy.telemetry import Telemetry, TelemetrySettings
 from tests.functional.harness import TOKENIZER, prose
 
@@ -84,11 +84,11 @@ def test_any_two_texts_have_a_score_and_it_is_the_same_both_ways(one: str, other
 
 def test_the_work_for_one_question_is_bounded_and_the_newest_texts_are_looked_at() -> None:
     texts = tuple(prose(9_000, seed=1) + f" {n}" for n in range(64))
-    assert sum(map(len, texts)) > MOST_CHARS > len(texts[0])
+    assert sum(map(len, texts)) > MAX_CHARS > len(texts[0])
     scores = by_shingles(Compare(texts, tuple((n, n + 1) for n in range(63)))).scores
     assert scores[0] == 0.0
     assert scores[-1] > 0.85
-    assert score("x" * (LONGEST + 1), "x" * LONGEST) == 0.0
+    assert score("x" * (MAX_LEN + 1), "x" * MAX_LEN) == 0.0
 
 
 # -- vectors ---------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ async def test_many_texts_go_in_several_requests_and_what_no_model_could_read_in
     upstream: tuple[Upstream, str],
 ) -> None:
     embedder, address = upstream
-    texts = (*("x" * (n + 1) for n in range(150)), "y" * (LONGEST_EMBEDDED + 1))
+    texts = (*("x" * (n + 1) for n in range(150)), "y" * (MAX_EMBEDDED_LEN + 1))
     reply = await compared(address, Compare(texts, ((0, 150), *((n, n + 1) for n in range(149)))))
     assert isinstance(reply, Alike)
     assert [len(a["input"]) for a in embedder.asked] == [64, 64, 22]

@@ -1,27 +1,15 @@
-"""What the planning leaves behind: growth, evictions and regret, policies; and the way there from the first schema."""
+"""What the planning leaves behind: growth, evictions and regret, policies."""
 
-import importlib
-import io
-import json
-import pkgutil
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.operations import Operations
 
 from policies.settings import ContextSettings
 from policies.trend import Trend
-from proxy.store import Change, PolicyRow, Store, ledger, migrations
-from proxy.store.migrations import versions
-from proxy.store.schema import REVISIONS
+from proxy.store import PolicyRow, Store
 from tests.proxy.store_rows import chain, change, digest, eviction, exchange, saved, url
 
 RULES = ContextSettings().trend
@@ -179,141 +167,3 @@ async def test_a_saved_policy_is_given_back_word_for_word_and_replaced_by_name(s
         PolicyRow(name="audit", document="when_full: reject  # \ud83d\ude00 \x00\n", at=2.0),
         PolicyRow(name="support", document="window: 2\n", at=3.0),
     ]
-
-
-def old_schema(path: Path, revision: str = "0001") -> None:
-    """A database as an earlier release made and filled it."""
-    config = Config()
-    config.set_main_option("script_location", str(migrations.HERE))
-    engine = sa.create_engine(f"sqlite:///{path}")
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-        for statement in FIRST_ROWS:
-            connection.exec_driver_sql(statement)
-        command.upgrade(config, revision)
-    engine.dispose()
-
-
-FIRST_ROWS = (
-    "INSERT INTO conversations VALUES ('tenant-a', 'c1', 'c1', 1, 2, 'gpt-x', 1, 10, 9, 8000, 'green', 'none')",
-    (
-        "INSERT INTO branches (tenant, branch, conversation, version, longest, created, updated) "
-        "VALUES ('tenant-a', 'b1', 'c1', 1, 1, 1, 2)"
-    ),
-    f"INSERT INTO chains VALUES ('tenant-a', x'{chain(1)[0].hex()}', 'b1', 1, 2)",
-    (
-        "INSERT INTO exchanges VALUES ('tenant-a', 'e1', 'c1', 'c1', 'b1', NULL, 2, 'gpt-x', 'balanced', x'', 1, 200, "
-        "'ok', 10, 9, 8000, 0.25, 'green', 'none', NULL, NULL, NULL, 1, 2, 1, '{}')"
-    ),
-)
-
-
-@pytest.mark.requirement("P9", "R.67")
-async def test_a_database_of_the_first_schema_is_upgraded_where_it_stands(tmp_path: Path) -> None:
-    path = tmp_path / "w.db"
-    old_schema(path)
-    store = await Store.open(url(path))
-    found = await store.find("tenant-a", chain(1))
-    assert found is not None
-    assert (found.version, found.trend, found.evicted) == (1, None, ())
-    row = await store.conversation(None, "c1")
-    assert row is not None
-    before = (await store.timeline(row))[0]
-    assert (before.pressure, before.action, before.observed, before.velocity) == (0.25, "none", False, None)
-    await store.commit(replace(change(1), evictions=(eviction(1),)))
-    await store.record([replace(exchange(1, at=3000.0), trend=trend(5, 9), velocity=4.0)])
-    found = await store.branch("tenant-a", "b1")
-    assert found is not None
-    assert (found.version, found.trend, found.evicted) == (2, trend(5, 9), ((digest("call", 1), "b1"),))
-    await store.close()
-
-
-def add_old_cuts(path: Path) -> tuple[Change, Change]:
-    """Two cuts as they were stored before checkpoints had rows of their own; the second has no checkpoint."""
-    told = change(0), replace(change(1), checkpoint="")
-    with sqlite3.connect(path) as connection:
-        for each in told:
-            assert each.cut is not None
-            row = ledger._cut_row(each.cut, at=each.at)
-            row = {k: v.encode() if k in {"text", "narrative"} else v for k, v in row.items()}  # type: ignore[attr-defined]
-            body = (each.checkpoint or "").encode()
-            row |= {"tenant": "tenant-a", "branch": "b1", "covered": json.dumps(each.covered)}
-            row |= {"body": body, "body_sha": sha256(body).digest()}
-            known = {name for _, name, *_ in connection.execute("PRAGMA table_info(cuts)")}
-            names = [name for name in row if name in known]
-            marks = ", ".join("?" * len(names))
-            connection.execute(f"INSERT INTO cuts ({', '.join(names)}) VALUES ({marks})", [row[n] for n in names])
-        connection.execute("UPDATE branches SET version = 2")
-    connection.close()
-    return told
-
-
-@pytest.mark.requirement("P9", "R.67", "A0.101")
-@pytest.mark.parametrize("revision", ["0001", "0002"])
-async def test_checkpoints_that_were_stored_with_their_cuts_get_rows_of_their_own(
-    tmp_path: Path, revision: str
-) -> None:
-    path = tmp_path / "w.db"
-    old_schema(path, revision)
-    first, second = add_old_cuts(path)
-    for _ in range(2):
-        store = await Store.open(url(path))
-        row = await store.conversation("tenant-a", "c1")
-        assert row is not None
-        assert (row.parent, row.closed) == (None, None)
-        [found] = await store.checkpoints(row)
-        assert (found.version, found.body, found.cut, found.covered, found.reason) == (
-            (1, first.checkpoint, first.cut, first.covered, "compaction")
-        )
-        branch = await store.find("tenant-a", chain(1))
-        assert branch is not None
-        assert (branch.cuts, branch.checkpoint) == ((first.cut, second.cut), first.checkpoint)
-        assert (branch.prepared, branch.wanted, branch.resumed) == (None, None, None)
-        assert store.damaged == 0
-        await store.close()
-    assert row is not None
-    store = await Store.open(url(path))
-    await store.commit(change(2))
-    assert await store.rollback(row, version=1, at=9000.0) == 4
-    branch = await store.branch("tenant-a", "b1")
-    assert branch is not None
-    assert (branch.cuts, branch.checkpoint) == ((first.cut,), first.checkpoint)
-    await store.close()
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-    columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(cuts)")}
-    assert not columns & {"body", "body_sha"}
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("DELETE FROM conversations")
-    assert connection.execute("SELECT count(*) FROM checkpoints").fetchone() == (0,)
-    connection.close()
-
-
-async def test_a_reader_of_the_first_schema_says_how_to_upgrade_it(tmp_path: Path) -> None:
-    old_schema(tmp_path / "w.db")
-    with pytest.raises(Exception, match="weir db upgrade"):
-        await Store.open(url(tmp_path / "w.db"), read_only=True)
-
-
-def postgresql_schema() -> str:
-    """The statements by which every migration in turn would make a PostgreSQL database."""
-    script = io.StringIO()
-    options = {"as_sql": True, "output_buffer": script}
-    context = MigrationContext.configure(dialect_name="postgresql", opts=options)
-    with Operations.context(context):
-        for number in REVISIONS:
-            [module] = [m.name for m in pkgutil.iter_modules(versions.__path__) if m.name.startswith(number)]
-            importlib.import_module(f"{versions.__name__}.{module}").upgrade()
-    return script.getvalue()
-
-
-def test_every_migration_can_be_written_for_postgresql() -> None:
-    script = postgresql_schema()
-    assert "ALTER TABLE branches ADD COLUMN trend TEXT" in script
-    assert "ADD COLUMN observed BOOLEAN DEFAULT false NOT NULL" in script
-    assert "document BYTEA NOT NULL" in script
-    assert "ALTER TABLE cuts DROP COLUMN body" in script
-    assert "ADD COLUMN words tsvector GENERATED ALWAYS AS" in script
-    assert "FOREIGN KEY(tenant, branch) REFERENCES branches (tenant, branch) ON DELETE CASCADE" in script

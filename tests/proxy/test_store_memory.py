@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from policies.ledger import EditKind, Prepared
 from policies.replay import Known
 from proxy.conversation import Thread
-from proxy.store import Change, ConversationRow, NoSuchVersion, StaleVersion, Store, notes, summaries
+from proxy.store import Change, ConversationRow, NoSuchVersion, StaleVersion, Store
+from proxy.store.notes import MAX_NOTES, MAX_SUMMARIES
 from proxy.store.records import Branch
 from proxy.store.sqlite import SqliteDatabase
 from tests.proxy.store_rows import (
@@ -391,7 +392,7 @@ async def test_the_same_note_is_stored_once_and_the_oldest_normal_ones_go_first(
     assert await store.add_notes("tenant-a", "c1", [note(1), odd, note(1)]) == 2
     assert await store.add_notes("tenant-a", "c1", [replace(note(1), at=1.0)]) == 0
     assert await store.notes("tenant-a", "c1") == [odd, note(1)]
-    most = notes.MOST_NOTES
+    most = MAX_NOTES
     critical = [note(n, importance="critical") for n in range(2, 12)]
     assert await store.add_notes("tenant-a", "c1", critical) == 10
     assert await store.add_notes("tenant-a", "c1", [note(n) for n in range(12, most)]) == most - 12
@@ -405,12 +406,12 @@ async def test_the_same_note_is_stored_once_and_the_oldest_normal_ones_go_first(
 
 async def test_of_critical_notes_only_the_oldest_go_last_of_all(store: Store) -> None:
     await store.record([exchange(1)])
-    await store.add_notes("tenant-a", "c1", [note(n, importance="critical") for n in range(notes.MOST_NOTES)])
+    await store.add_notes("tenant-a", "c1", [note(n, importance="critical") for n in range(MAX_NOTES)])
     await store.add_notes("tenant-a", "c1", [note(9000)])
     assert note(9000) not in await store.notes("tenant-a", "c1")
     await store.add_notes("tenant-a", "c1", [note(9001, importance="critical")])
     kept = await store.notes("tenant-a", "c1")
-    assert (len(kept), kept[0].id, kept[-1].id) == (notes.MOST_NOTES, note(1).id, note(9001).id)
+    assert (len(kept), kept[0].id, kept[-1].id) == (MAX_NOTES, note(1).id, note(9001).id)
 
 
 @pytest.mark.requirement("R.67")
@@ -466,8 +467,9 @@ async def test_a_summary_is_asked_for_once_kept_by_its_address_and_pruned_by_age
 async def test_a_tenant_has_so_many_summaries_at_most_and_the_newest_stay(store: Store, tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "w.db")
     connection.executemany(
-        "INSERT INTO summaries VALUES (?, ?, ?, 'p', 'm', 1, 1, x'', x'')",
-        [(t, digest(n), float(n)) for t in ("tenant-a", "tenant-b") for n in range(summaries.MOST_SUMMARIES)],
+        "INSERT INTO summaries (tenant, key, at, purpose, model, tokens_in, tokens_out, text, sha) "
+        "VALUES (?, ?, ?, 'p', 'm', 1, 1, x'', x'')",
+        [(t, digest(n), float(n)) for t in ("tenant-a", "tenant-b") for n in range(MAX_SUMMARIES)],
     )
     connection.commit()
     connection.close()
@@ -475,8 +477,8 @@ async def test_a_tenant_has_so_many_summaries_at_most_and_the_newest_stay(store:
         await store.keep_summary("tenant-a", summary(number, at=50_000.0))
     count = "SELECT tenant, count(*), min(at) FROM summaries GROUP BY tenant"
     assert raw(tmp_path / "w.db", count) == [
-        ("tenant-a", summaries.MOST_SUMMARIES, 2.0),
-        ("tenant-b", summaries.MOST_SUMMARIES, 0.0),
+        ("tenant-a", MAX_SUMMARIES, 2.0),
+        ("tenant-b", MAX_SUMMARIES, 0.0),
     ]
     assert await store.summary("tenant-a", summary(1).key) == summary(1, at=50_000.0)
 

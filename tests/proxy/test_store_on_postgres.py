@@ -16,12 +16,12 @@ from policies import Body, Message, Transcript
 from policies.messages import chain_of
 from policies.trend import Trend
 from proxy.conversation import Conversations
+from proxy.effects.allowance import Allowance
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from proxy.store import AuditType, Broken, Store
 from proxy.store.packing import pack_message
 from proxy.store.schema import HEAD
-from proxy.summaries.allowance import Allowance, Budget
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.postgres import Postgres
 from tests.proxy.store_rows import change, eviction, exchange, note, original, saved
@@ -292,7 +292,7 @@ async def test_a_store_above_its_size_loses_closed_conversations_then_the_oldest
 @pytest.mark.requirement("S.28")
 async def test_servers_together_spend_what_one_may_and_no_more(url: str, store: Store) -> None:
     stores = [store, *[await Store.open(url) for _ in range(2)]]
-    budgets = [Budget(Allowance(lambda: 0.0), each, lambda: 90_000.0) for each in stores]
+    budgets = [Allowance(lambda: 0.0, book=each, now=lambda: 90_000.0) for each in stores]
     held = await asyncio.gather(*(budgets[n % 3].reserve("a", 100, limit=900) for n in range(24)))
     assert sum(each is not None for each in held) == 9
     for number, each in enumerate(held):
@@ -300,7 +300,7 @@ async def test_servers_together_spend_what_one_may_and_no_more(url: str, store: 
             await budgets[number % 3].settle("a", each, used=50)
     assert [await each.reserve("a", 400, limit=900) is not None for each in budgets] == [True, False, False]
     assert await budgets[1].reserve("b", 900, limit=900) is not None
-    late = Budget(Allowance(lambda: 0.0), stores[2], lambda: 90_000.0 + 3_720.0)
+    late = Allowance(lambda: 0.0, book=stores[2], now=lambda: 90_000.0 + 3_720.0)
     assert await late.reserve("a", 900, limit=900) is not None
     for each in stores[1:]:
         await each.close()

@@ -28,25 +28,21 @@ from proxy.store import (
     StoreUnavailable,
     archive,
     audit,
-    branches,
     checkpoints,
+    configuration,
     conversations,
-    documents,
     evictions,
     exchanges,
-    keys,
-    learned,
+    health,
     ledger,
     migrations,
     notes,
-    removals,
     schema,
-    summaries,
+    transaction,
 )
-from proxy.store.files import has_wal_reset_bug, journal_for
-from proxy.store.sqlite import SqliteDatabase
-from proxy.store.tables import metadata
+from proxy.store.sqlite import SqliteDatabase, has_wal_reset_bug, journal_for
 from tests.proxy.store_rows import change, eviction, exchange, note, original, summary, url
+from tests.proxy.test_store_of_before import unpacked
 
 
 def beside(path: Path) -> list[Path]:
@@ -58,11 +54,11 @@ def wal_bytes(path: Path) -> int:
 
 
 @pytest.mark.requirement("P9")
-def test_the_schema_that_tests_start_from_is_the_one_that_the_migrations_make() -> None:
+def test_the_schema_that_tests_start_from_is_the_one_that_is_made() -> None:
     dumps = []
-    for upgrade in (migrations.upgrade.__wrapped__, migrations.upgrade, migrations.upgrade):  # type: ignore[attr-defined]
+    for make in (schema.make.__wrapped__, schema.make, schema.make):  # type: ignore[attr-defined]
         with sa.create_engine("sqlite://").begin() as connection:
-            upgrade(connection)
+            make(connection)
             made = connection.exec_driver_sql("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY 1, 2").all()
             tables = sa.inspect(connection).get_table_names()
             dumps.append((made, {name: connection.exec_driver_sql(f"SELECT * FROM {name}").all() for name in tables}))
@@ -70,17 +66,17 @@ def test_the_schema_that_tests_start_from_is_the_one_that_the_migrations_make() 
 
 
 @pytest.mark.requirement("P9")
-async def test_the_migrations_make_exactly_the_tables_that_the_code_knows(tmp_path: Path) -> None:
-    store = await Store.open(url(tmp_path / "w.db"))
-    await store.close()
+async def test_a_database_of_before_has_exactly_the_tables_that_the_code_knows(tmp_path: Path) -> None:
+    path = unpacked(tmp_path)
+    await (await Store.open(url(path))).close()
 
     def ours(_: object, name: str | None, kind: str, *__: object) -> bool:
         return not (kind == "table" and (name or "").startswith("originals_fts"))
 
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'w.db'}")
+    engine = sa.create_engine(f"sqlite:///{path}")
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"include_object": ours, "compare_type": True})
-        assert compare_metadata(context, metadata) == []
+        assert compare_metadata(context, schema.metadata) == []
     engine.dispose()
 
 
@@ -105,6 +101,23 @@ async def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("9999",)]
     connection.close()
+
+
+@pytest.mark.requirement("R.67")
+async def test_a_database_without_a_schema_and_one_of_before_the_first_release_are_refused_to_a_reader(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "w.db"
+    path.touch()
+    with pytest.raises(StoreError, match=r"schema none.*weir db upgrade"):
+        await Store.open(url(path), read_only=True)
+    await (await Store.open(url(path))).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0012'")
+    connection.close()
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match=r"0012.*never released"):
+            await Store.open(url(path), read_only=read_only)
 
 
 @pytest.mark.requirement("R.67")
@@ -316,20 +329,8 @@ async def test_an_error_tells_no_content(tmp_path: Path) -> None:
 
 
 STATEMENTS = (
-    archive,
-    audit,
-    branches,
-    checkpoints,
-    conversations,
-    documents,
-    evictions,
-    exchanges,
-    keys,
-    learned,
-    ledger,
-    notes,
-    removals,
-    summaries,
+    *(archive, audit, checkpoints, configuration, conversations, evictions, exchanges, health, ledger, notes),
+    transaction,
 )
 
 

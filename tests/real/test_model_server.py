@@ -14,9 +14,9 @@ from typing import Any
 import openai
 import pytest
 
-from policies.summaries import PROMPTS
+from policies.summary import PROMPTS
 from proxy.cli.recording import load_recording
-from proxy.summaries.summarizer import Summarizer
+from proxy.effects.summarizer import Summarizer
 from tests.functional.harness import RunningWeir, begins_with, tcp_tap, weir
 from tests.real.environments import Unavailable
 from tests.real.llama import MODEL, Llama, model_server
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 Array = list[dict[str, Any]]
 MAX_TOKENS = 8
-REQUESTS = 15
+REQUESTS = 12
 HEADROOM = 0.05
 ENOUGH_SAMPLES = 5
 RECORDING = load_recording()

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from proxy.store.tables import metadata
+from proxy.store.schema import metadata
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
 with context.begin_transaction():

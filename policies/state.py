@@ -1,0 +1,433 @@
+"""The structured state of a task: read from messages by code as a delta on the last one, then merged with what a model
+adds.
+
+The user's statements stand word for word, a status comes from a list, an issue is the line that a tool printed, and
+decisions and learnings are what a note says. Nothing of it is guessed from the words of a language.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+from policies.checkpoint import Checkpoint, Status, Subtask, TaskDecision
+from policies.messages import ToolCall, same_call
+from policies.notes import Note, bounded, notes_in, subtasks_of
+from policies.settings import NoteTaking
+from policies.summary import Proposal
+from policies.text.extract import Item, candidates, choose, link
+from policies.text.gist import key_argument, shorten
+from policies.text.literals import literals, normal
+from policies.text.segments import Reading, Readings, Segment, Source, clipped, is_question, parse, terms_of
+
+__all__ = ["known_until", "merge_states", "milestone", "read_state"]
+
+MAX_LINE_LEN = 240
+MAX_NOTES = 10
+MAX_DECISIONS = 12
+MAX_LEARNINGS = 10
+MAX_TOLD = 12
+"""Entries of one kind that a model may add at once."""
+ALIKE = 0.6
+"""Share of their terms from which two entries say the same."""
+MIN_PART_LEN = 12
+MARKS = 4
+
+
+def read_state(
+    sources: Sequence[Source],
+    *,
+    goal: str,
+    previous: Checkpoint | None = None,
+    tools: NoteTaking,
+    readings: Readings | None = None,
+) -> Checkpoint:
+    """The state of a task after these messages; of messages that ``previous`` has read already nothing is read again.
+
+    Identifiers are not read here: they are what an extract finds most telling.
+    """
+    base = previous or Checkpoint()
+    until = known_until(sources, base.marks)
+    new = [s for s in sources if s.position > until]
+    task = base.goal or goal or next((s.text for s in sources if s.is_users), "")
+    before = [] if base.goal or any(s.text == task for s in new) else [Source(-1, "user", task)]
+    notes = notes_in(new, tools)
+    others = [f"{n.category}: {n.text}" for n in notes if n.category not in {"task_progress", "decisions", "learnings"}]
+    return base.advance(
+        goal=task,
+        constraints=_statements([*before, *new], goal=task, known=base.constraints, readings=readings or Readings()),
+        subtasks=subtasks_of(new, tools, known=base.subtasks),
+        decisions=_with_decisions(base.decisions, [TaskDecision(_line(text)) for text in _texts(notes, "decisions")]),
+        open_issues=_open_issues(new, known=base.open_issues),
+        environment=_environment(new, known=base.environment),
+        learnings=_newest(base.learnings, _texts(notes, "learnings"), most=MAX_LEARNINGS),
+        notes=_newest(base.notes, others, most=MAX_NOTES),
+        marks=_marks(sources, base.marks, until=until),
+    )
+
+
+def merge_states(code: Checkpoint, proposal: Proposal | None, *, material: Callable[[str], bool]) -> Checkpoint:
+    """The state that code read with what a model proposed; ``code`` itself where nothing was proposed.
+
+    ``material`` says whether an identifier occurs in the source. Goal and constraints are never taken from a model, a
+    subtask that code knows keeps its status, and an entry with an identifier that the source does not hold is left out.
+    """
+    if proposal is None:
+        return code
+
+    def is_known(text: str) -> bool:
+        return all(map(material, literals(text)))
+
+    def taken(texts: Sequence[str]) -> tuple[str, ...]:
+        lines = [" ".join(text.split()) for text in texts]
+        return tuple(_line(line) for line in lines if terms_of(line) and is_known(line))[:MAX_TOLD]
+
+    said = [d for d in proposal.decisions if is_known(" ".join((d.text, d.rationale, *d.alternatives)))][:MAX_TOLD]
+    made = [replace(d, text=_line(d.text), rationale=_line(d.rationale)) for d in said]
+    names = {_key_of(line) for line in code.environment}
+    facts = [line for line in taken(proposal.environment) if ": " not in line or _key_of(line) not in names]
+    return replace(
+        code,
+        subtasks=_merged_subtasks(code, proposal, taken),
+        decisions=_with_decisions(code.decisions, made),
+        open_issues=_filled(code.open_issues, taken(proposal.open_issues), most=MAX_ISSUES),
+        environment=_filled(code.environment, facts, most=MAX_FACTS),
+        learnings=_filled(code.learnings, taken(proposal.learnings), most=MAX_LEARNINGS),
+    )
+
+
+def milestone(new: Sequence[Source], *, state: Checkpoint | None, tools: NoteTaking) -> str | None:
+    """``subtask_done``, ``decision`` or ``blocker`` where these messages hold one that ``state`` does not."""
+    known = state or Checkpoint()
+    done = {normal(s.text) for s in known.with_status(Status.DONE)}
+    listed = subtasks_of([s for s in new if s.role != "user"], tools, known=known.subtasks)
+    if any(s.status is Status.DONE and normal(s.text) not in done for s in listed):
+        return "subtask_done"
+    decided = _texts(notes_in(new, tools), "decisions")
+    if any(not any(_alike(text, d.text) for d in known.decisions) for text in decided):
+        return "decision"
+    return "blocker" if set(_open_issues(new, known=known.open_issues)) - set(known.open_issues) else None
+
+
+def _texts(notes: Sequence[Note], category: str) -> list[str]:
+    return [note.text for note in notes if note.category == category]
+
+
+def _line(text: str) -> str:
+    return shorten(text, MAX_LINE_LEN)
+
+
+def _newest(known: Sequence[str], texts: Sequence[str], *, most: int) -> tuple[str, ...]:
+    board = {normal(text): text for text in known}
+    for text in texts:
+        board.setdefault(normal(text), _line(text))
+    return tuple(board.values())[-most:]
+
+
+def _with_decisions(known: Sequence[TaskDecision], made: Sequence[TaskDecision]) -> tuple[TaskDecision, ...]:
+    """The decisions with those that say something else, the newest few."""
+    board = list(known)
+    for decision in made:
+        if not any(_alike(decision.text, other.text) for other in board):
+            board.append(decision)
+    return tuple(board[-MAX_DECISIONS:])
+
+
+def _filled(known: tuple[str, ...], proposed: Sequence[str], *, most: int) -> tuple[str, ...]:
+    """What code knows, and of the proposed as much as there is room for and says something else."""
+    board = list(known)
+    for text in proposed:
+        if len(board) < most and not any(_alike(text, other) for other in board):
+            board.append(text)
+    return tuple(board)
+
+
+def _merged_subtasks(
+    code: Checkpoint, proposal: Proposal, taken: Callable[[Sequence[str]], Sequence[str]]
+) -> tuple[Subtask, ...]:
+    """Code's subtasks and those that a model names; an earlier telling of what is left gives way to this one."""
+    told = bool(proposal.done or proposal.current or proposal.remaining or proposal.next_step)
+    board = [s for s in code.subtasks if not (s.told and told and s.status is not Status.DONE)]
+    for status, texts in (
+        (Status.DONE, proposal.done),
+        (Status.IN_PROGRESS, proposal.current),
+        (Status.PLANNED, proposal.next_step),
+        (Status.PLANNED, proposal.remaining),
+    ):
+        for text in taken(texts):
+            if any(_alike(text, s.text) for s in board):
+                continue
+            busy = status is Status.IN_PROGRESS and any(s.status is status for s in board)
+            board.append(Subtask(text, Status.PLANNED if busy else status, told=True))
+    return bounded(board)
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two entries say the same: the same words, one within the other, or most terms in common."""
+    first, second = normal(_bare(one)), normal(_bare(other))
+    if first == second or (min(len(first), len(second)) >= MIN_PART_LEN and (first in second or second in first)):
+        return True
+    mine, yours = set(terms_of(first)), set(terms_of(second))
+    return bool(mine and yours) and len(mine & yours) >= ALIKE * len(mine | yours)
+
+
+def known_until(sources: Sequence[Source], marks: Sequence[str]) -> int:
+    """The highest position that a state with these marks has read; -1 where it read another history."""
+    at = {s.position: s for s in sources}
+    told = [(int(p), digest) for p, _, digest in (m.partition(":") for m in marks) if p.isdigit()]
+    agree = [p for p, digest in told if p in at and _digest(at[p]) == digest]
+    differ = [p for p, digest in told if p in at and _digest(at[p]) != digest]
+    if not agree:
+        return -1
+    return max([p for p in agree if p < min(differ)], default=-1) if differ else max(p for p, _ in told)
+
+
+def _digest(source: Source) -> str:
+    said = f"{source.role}\0{source.tool}\0{source.text}"
+    return blake2b(said.encode(errors="replace"), digest_size=4).hexdigest()
+
+
+def _marks(sources: Sequence[Source], marks: Sequence[str], *, until: int) -> tuple[str, ...]:
+    """A few of the messages that have been read by now: the first ones, some between, and the newest last."""
+    if not sources or (until >= 0 and sources[-1].position <= until):
+        return tuple(marks)
+    step = max(1, len(sources) // MARKS)
+    chosen = {*range(min(MARKS, len(sources))), *range(0, len(sources), step)}
+    chosen |= set(range(max(0, len(sources) - MARKS), len(sources)))
+    own = {sources[i].position: f"{sources[i].position}:{_digest(sources[i])}" for i in chosen}
+    kept = {int(m.partition(":")[0]): m for m in marks if until >= 0 and m.partition(":")[0].isdigit()}
+    both = {p: m for p, m in kept.items() if p <= until} | own
+    order = sorted(both)
+    few = order if len(order) <= 4 * MARKS else [*order[: 2 * MARKS], *order[-2 * MARKS :]]
+    return tuple(both[p] for p in few)
+
+
+# What the user said: whole sentences, byte for byte, in order; a statement never without the later one about the same.
+# They are chosen as an extract is, by how much they tell in this conversation, so that a rule weighs the same in every
+# language. Nothing is declared out of date: the order tells what holds.
+
+MAX_SENTENCES = 60
+MAX_TOKENS = 1_000
+BYTES_PER_TOKEN = 4
+TOKENS_PER_LINE = 12
+"""Tokens that a line counts beside its own, so that a few words do not outweigh a rule."""
+IN_GOAL = 0.5
+"""What a sentence counts that the goal holds as well."""
+KNOWN = 2.0
+"""What one counts that has been chosen before: a statement that told much does not give way to the next small talk."""
+MIN_TERMS = 2
+MIN_LETTERS = 0.5
+"""Share of letters below which a line was printed by a program rather than said."""
+
+
+def _statements(
+    sources: Sequence[Source], *, goal: str, known: Sequence[str] = (), readings: Readings
+) -> tuple[str, ...]:
+    """The statements behind those that are known already, within :data:`MAX_SENTENCES` and :data:`MAX_TOKENS`."""
+    spoken = [source for source in sources if source.is_users]
+    if not spoken:
+        return tuple(known)
+    every = [*(Source(-1, "user", line, tokens=_tokens(line)) for line in known), *spoken]
+    read = [*(_undivided(source) for source in every[: len(known)]), *(readings.of(source) for source in spoken)]
+    items = _each_once([i for i in candidates(every, read) if not i.segment.key and _states(i.segment.text)])
+    for item in items:
+        item.cost = _tokens(item.segment.text) + TOKENS_PER_LINE
+        item.factor *= (IN_GOAL if item.segment.text in goal else 1.0) * (KNOWN if item.source < len(known) else 1.0)
+    link(items, every)
+    chosen: list[int] = []
+    left = MAX_TOKENS
+    for group in choose(items, MAX_TOKENS + TOKENS_PER_LINE * MAX_SENTENCES, shown=()):
+        left -= sum(_tokens(items[n].segment.text) for n in group)
+        if left < 0 or len(chosen) + len(group) > MAX_SENTENCES:
+            break
+        chosen.extend(group)
+    return tuple(items[n].segment.text for n in sorted(chosen))
+
+
+def _states(sentence: str) -> bool:
+    """Whether a sentence says something: no question, no single word, not for the most part signs and digits."""
+    if is_question(sentence) or len(terms_of(sentence)) < MIN_TERMS:
+        return False
+    telling = [c for c in sentence if not c.isspace()]
+    return sum(c.isalpha() or not c.isascii() for c in telling) >= MIN_LETTERS * len(telling)
+
+
+def _tokens(text: str) -> int:
+    return 1 + len(text.encode(errors="replace")) // BYTES_PER_TOKEN
+
+
+def _undivided(source: Source) -> Reading:
+    """A sentence that is known already, which its neighbours no longer divide."""
+    made = Reading(source)
+    made.segments = [Segment(source.text, terms_of(source.text))]
+    return made
+
+
+def _each_once(items: Sequence[Item]) -> list[Item]:
+    """The items in order, of those with the same words the newest."""
+    newest: dict[str, Item] = {}
+    for item in sorted(items, key=lambda i: (i.source, i.place)):
+        key = normal(item.segment.text)
+        newest.pop(key, None)
+        newest[key] = item
+    return list(newest.values())
+
+
+# What is still wrong: the last error of each call that has not succeeded since, by what programs print. An issue is the
+# line that names the error behind the call that showed it: ``run_tests(tests/a.py): KeyError: 'x'``.
+
+MAX_ISSUES = 8
+ALL_READ = 4_000
+"""Characters of an output that is read whole; of a longer one its last lines, where programs say what went wrong."""
+LAST_LINES = 30
+MIN_ERROR_STATUS = 400
+_ERRORS = ("error", "errors", "exception", "error_message", "errormessage")
+_FLAGS = ("is_error", "iserror", "failed")
+_SUCCESSES = ("success", "ok")
+_CODES = ("exit_code", "exitcode", "exit_status", "returncode", "return_code")
+_STATUSES = ("status", "status_code", "statuscode", "http_status")
+_MESSAGES = ("message", "detail", "stderr", "content", "text", "reason", "output", "code", "type")
+_FAILED = frozenset({"error", "failed", "failure"})
+_RAISED = re.compile(r"(?:E\s+)?(?:[\w.]*(?:Error|Exception)|panic|fatal)\b(?:\[\w+\])?(?::\s|\s*\Z)", re.IGNORECASE)
+_REPORTED = re.compile(
+    r"\A(?:[^\s:]+:(?:\d+:)*\s+)?(?:fatal |compile |syntax )?error\b\s*(?:\[\w+\])?:"
+    r"|\A(?:FAILED|FAIL|ERROR|ERR!|npm ERR!|Traceback \()(?=\W|\Z)"
+    r"|: (?:No such file or directory|(?:command )?not found|Permission denied|Is a directory)\Z"
+    r"|\bexit(?:ed)?(?: with)?(?: code| status)?[:=]? ?-?[1-9]\d{0,2}\b|\b[1-9]\d* (?:failed|errors?)\b"
+    r"|\AHTTP/[\d.]+ [45]\d\d\b|\b(?:HTTP|status(?: code)?)[ :=]{1,2}[45]\d\d\b|\A[45]\d\d (?:[A-Z][a-z]+ ?){1,4}\Z"
+)
+
+
+def _open_issues(sources: Sequence[Source], *, known: Sequence[str] = ()) -> tuple[str, ...]:
+    """The issues that these messages leave open, oldest first, where ``known`` were open before; the newest few."""
+    board: dict[str, tuple[str, str] | None] = dict.fromkeys(known)
+    for source in sources:
+        if not source.tool:
+            continue
+        call = same_call(ToolCall("", source.tool, source.arguments))
+        argument = key_argument(source.arguments) if source.arguments else ""
+        named = f"{source.tool}({argument}): " if argument else f"{source.tool}: "
+        for text in [t for t, made in board.items() if made == call or (made is None and t.startswith(named))]:
+            del board[text]
+        if error := _error_in(source.text):
+            board[f"{named}{error}"] = call
+    return tuple(board)[-MAX_ISSUES:]
+
+
+def _error_in(text: str) -> str:
+    """The line of a result that names its error, by what programs print; empty where it shows none."""
+    document = parse(clipped(text))
+    if document is not None:
+        return _error_in_document(document)
+    lines = [" ".join(line.split()) for line in text[-10 * ALL_READ :].splitlines()]
+    if len(text) > ALL_READ:
+        lines = lines[-LAST_LINES:]
+    for shape in (_RAISED.match, _REPORTED.search):
+        found = next((line for line in reversed(lines) if line and shape(line[: 2 * MAX_LINE_LEN])), "")
+        if found:
+            return _line(found)
+    return ""
+
+
+def _error_in_document(document: object) -> str:
+    """The message of a JSON result that says of itself that it failed."""
+    if not isinstance(document, Mapping):
+        return ""
+    values = {str(key).lower().replace("-", "_"): value for key, value in document.items()}
+    named = next((v for key in _ERRORS if (v := values.get(key))), None)
+    if named is None and not _has_failed(values):
+        return ""
+    return _line(" ".join(_message(named, values).split()))
+
+
+def _has_failed(values: Mapping[str, object]) -> bool:
+    statuses = [values.get(key) for key in _STATUSES]
+    return (
+        any(values.get(key) is True for key in _FLAGS)
+        or any(values.get(key) is False for key in _SUCCESSES)
+        or any(isinstance(code := values.get(key), int) and code != 0 for key in _CODES)
+        or any(isinstance(status, int) and status >= MIN_ERROR_STATUS for status in statuses)
+        or any(isinstance(status, str) and status.lower() in _FAILED for status in statuses)
+    )
+
+
+def _message(named: object, values: Mapping[str, object]) -> str:
+    """What an error says: itself, or a text within it or beside it."""
+    if isinstance(named, list) and named:
+        named = named[0]
+    if isinstance(named, str):
+        return named
+    within = named if isinstance(named, Mapping) else {}
+    texts = (v for place in (within, values) for key in _MESSAGES if isinstance(v := place.get(key), str) and v.strip())
+    said = next(texts, "")
+    return said.strip().splitlines()[-1] if said else next((f"{k} {v}" for k, v in values.items()), "failed")
+
+
+# What holds around a task: directory, branch, files that were written, each with its message. Only what a program
+# reported or a call asked for counts; an answer's words about it do not.
+
+MAX_FACTS = 20
+MAX_READ = 4_000
+"""Characters at the beginning of a result that are read."""
+MAX_VALUE_LEN = 160
+_DIRECTORY = re.compile(
+    r"(?:current directory|working directory|\bcwd|\bPWD)\b['\"]?\s{0,9}[:=]\s{0,9}['\"]?"
+    r"((?:/|~|[A-Z]:\\)[^\s'\"(),;]{1,200})",
+    re.IGNORECASE,
+)
+_CHANGED = re.compile(r"(?:\A|[;&|\n]\s*|&& )cd ((?:/|~)[^\s;&|'\"]{1,160})")
+_BRANCH = re.compile(
+    r"^(?:On branch|Switched to (?:a new )?branch|##|Already on) ['\"]?([\w./-]{1,80}?)(?:['\"]|\.\.\.\S*|\s|$)",
+    re.MULTILINE,
+)
+_WRITES = re.compile(r"(?:write|create|save|new_file|touch|edit|patch)", re.IGNORECASE)
+_PATHS = frozenset({"path", "file_path", "filename", "file", "target_file", "filepath"})
+_POSITION = re.compile(r" \(message \d+\)\Z")
+
+
+def _environment(sources: Sequence[Source], *, known: Sequence[str] = ()) -> tuple[str, ...]:
+    """Facts as ``name: value (message n)``, oldest first, the newest few; ``known`` are those of before."""
+    board = {_key_of(line): line for line in known}
+    for source in sources:
+        for name, value in _facts(source) if source.is_result else ():
+            line = f"{name}: {value.rstrip('.,;:)')[:MAX_VALUE_LEN]} (message {source.position})"
+            old = board.pop(_key_of(line), "")
+            board[_key_of(line)] = old if _bare(old) == _bare(line) else line
+    return tuple(board.values())[-MAX_FACTS:]
+
+
+def _bare(line: str) -> str:
+    """A fact without its position."""
+    return _POSITION.sub("", line)
+
+
+def _key_of(line: str) -> str:
+    """What two lines share of which the later replaces the earlier: the name; of files all."""
+    name, _, value = _bare(line).partition(": ")
+    return f"{name}: {value.lower()}" if name == "file" else name
+
+
+def _facts(source: Source) -> Iterator[tuple[str, str]]:
+    if not _error_in(source.text):
+        yield from _facts_of_call(source)
+    text = source.text[:MAX_READ]
+    for name, pattern in (("cwd", _DIRECTORY), ("git branch", _BRANCH)):
+        for match in pattern.finditer(text):
+            yield name, match.group(1)
+
+
+def _facts_of_call(source: Source) -> Iterator[tuple[str, str]]:
+    """What a call that showed no error has changed."""
+    asked = parse(source.arguments)
+    if not isinstance(asked, Mapping):
+        return
+    for key, value in asked.items():
+        if not isinstance(value, str):
+            continue
+        if str(key).lower() in _PATHS and _WRITES.search(source.tool):
+            yield "file", value
+        for match in _CHANGED.finditer(value[:MAX_READ]) if "cd " in value else ():
+            yield "cwd", match.group(1)
+        shown = source.text.strip()
+        if value.strip() == "pwd" and shown.startswith("/") and len(shown.split()) == 1:
+            yield "cwd", shown

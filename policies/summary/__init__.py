@@ -1,0 +1,42 @@
+"""Summaries in words: asking a model for them, judging what it says, and binding it to who said what."""
+
+from policies.summary.ask import Written, condense
+from policies.summary.check import declines, grounded, invented, judge, missing, normal_text, without_reasoning
+from policies.summary.material import (
+    Line,
+    defang,
+    enclosed,
+    fence,
+    harmless,
+    render_resumed,
+    render_summary,
+    render_transcript,
+)
+from policies.summary.prompts import PROMPTS, Prompt
+from policies.summary.proposal import Proposal, read_proposal
+from policies.summary.provenance import bind
+
+__all__ = [
+    "PROMPTS",
+    "Line",
+    "Prompt",
+    "Proposal",
+    "Written",
+    "bind",
+    "condense",
+    "declines",
+    "defang",
+    "enclosed",
+    "fence",
+    "grounded",
+    "harmless",
+    "invented",
+    "judge",
+    "missing",
+    "normal_text",
+    "read_proposal",
+    "render_resumed",
+    "render_summary",
+    "render_transcript",
+    "without_reasoning",
+]

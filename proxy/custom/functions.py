@@ -1,0 +1,286 @@
+"""An operator's own function that decides which messages stay: run under a time limit, its answer checked.
+
+Each path has one process of its own, started when it is first needed and ended when its function does not come
+back in time: a thread could not be ended, and would keep the interpreter busy for good. After a time-out or a crash
+the path is switched off, for 30 seconds first and up to ten minutes, so that one that always fails costs little.
+The function is called as ``function(messages, budget)``: messages are copies in OpenAI's form, each with
+``"weir": {"index", "tokens", "protected"}``; ``budget`` has ``max_tokens`` for all of them, their ``tokens`` now,
+and the number of ``messages``. It gives back some of them, in their order, with another text where it likes.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from policies.effects import Failed, Kept, Reply, Trim, Trimmed
+from proxy.custom.worker import LENGTH, SHAPE
+
+log = logging.getLogger("weir.custom")
+
+START_PATIENCE = 10.0
+SWITCHED_OFF_FIRST = 30.0
+MAX_SWITCHED_OFF = 600.0
+MAX_ANSWER = 64 * 1024 * 1024
+MARK = "weir"
+
+_BEGIN = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from proxy.custom import worker as w; "
+_WORK = _BEGIN + "w.work(sys.argv[2])"
+_CHECK = _BEGIN + "p = w.problem_with(sys.argv[2]); sys.stdout.flush(); sys.stderr.write(chr(0) + (p or '') + chr(0))"
+
+
+def check_custom(path: str, *, patience: float = START_PATIENCE) -> str | None:
+    """What is wrong with the import path of a function, None if it can be called with messages and a budget.
+
+    It is imported in a process of its own, so that what its module does at import cannot harm this one.
+    """
+    if path.count(":") != 1:
+        return f"{path}: {SHAPE}"
+    command = [sys.executable, "-c", _CHECK, _search_path(), path]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=patience, check=False)  # noqa: S603 - own code
+    except subprocess.TimeoutExpired:
+        return f"{path}: its module is not imported within {patience:g} seconds"
+    parts = done.stderr.decode("utf-8", "replace").split("\0")
+    if len(parts) < 3:
+        return f"{path}: importing its module ended the process with status {done.returncode}"
+    return f"{path}: {parts[-2]}" if parts[-2] else None
+
+
+class CustomFunctions:
+    """The operator's functions of one Weir, by path."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._workers: dict[str, _Worker] = {}
+
+    async def trim(self, effect: Trim, messages: Sequence[Mapping[str, Any]]) -> Reply:
+        """What the function gives back for the messages that the effect names, in that order; checked, or Failed."""
+        given = _given(effect, messages)
+        budget = {"max_tokens": effect.max_tokens, "tokens": sum(effect.tokens), "messages": len(given)}
+        worker = self._workers.get(effect.path)
+        if worker is None:
+            worker = self._workers[effect.path] = _Worker(effect.path, self._clock)
+        answer = await worker.ask({"messages": given, "budget": budget}, effect.seconds)
+        if isinstance(answer, _Fault):
+            log.warning("custom function %s: %s", effect.path, answer.text)
+            return Failed(answer.code)
+        try:
+            return Trimmed(_selection(answer, given, effect.indices))
+        except ValueError as error:
+            log.warning("custom function %s: what it gave back is rejected: %s", effect.path, error)
+            return Failed("rejected")
+
+    async def close(self) -> None:
+        """End every process."""
+        workers, self._workers = self._workers, {}
+        for worker in workers.values():
+            await worker.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    code: str
+    detail: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.code}: {self.detail}" if self.detail else self.code
+
+
+_OFF = _Fault("switched_off", "it failed a moment ago")
+
+
+class _Worker:
+    """The process of one path: one question at a time."""
+
+    def __init__(self, path: str, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._off_until = 0.0
+        self._troubles = 0
+
+    async def ask(self, question: dict[str, Any], seconds: float) -> "list[Any] | _Fault":
+        """What the function gave back as JSON; waits as long as the limit for other requests' questions, too."""
+        if self._is_off():
+            return _OFF
+        try:
+            await asyncio.wait_for(self._lock.acquire(), seconds)
+        except TimeoutError:
+            return _Fault("busy", "other requests wait for it")
+        try:
+            return _OFF if self._is_off() else await self._ask(question, seconds)
+        except asyncio.CancelledError:
+            await self.end()  # its answer would be taken for that of the next question
+            raise
+        finally:
+            self._lock.release()
+
+    def _is_off(self) -> bool:
+        return self._clock() < self._off_until
+
+    async def end(self) -> None:
+        """Kill the process and whatever it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.stdin is not None:
+            process.stdin.close()
+        await process.wait()
+
+    async def _ask(self, question: dict[str, Any], seconds: float) -> "list[Any] | _Fault":
+        try:
+            async with asyncio.timeout(START_PATIENCE):
+                fault = await self._start()
+            if fault is not None:
+                return await self._switch_off(fault)
+            body = await asyncio.to_thread(lambda: json.dumps(question).encode())
+            async with asyncio.timeout(seconds):
+                answer = await self._exchange(body)
+        except TimeoutError:
+            why = f"no answer within {seconds:g} seconds; switched off for a while"
+            return await self._switch_off(_Fault("timeout", why))
+        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+            return await self._switch_off(_Fault("crashed", type(error).__name__))
+        if "failed" in answer:
+            return _Fault(str(answer["failed"]), str(answer.get("detail", "")))
+        self._troubles = 0
+        found = answer.get("messages")
+        return found if isinstance(found, list) else _Fault("rejected", "what it gave back is no list")
+
+    async def _start(self) -> _Fault | None:
+        """Start the process unless it runs; what it says against its function."""
+        if self._process is not None and self._process.returncode is None:
+            return None
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            _WORK,
+            _search_path(),
+            self._path,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        first = await self._read()
+        return None if first.get("ready") else _Fault(str(first.get("failed")), str(first.get("detail", "")))
+
+    async def _exchange(self, body: bytes) -> dict[str, Any]:
+        process = self._process
+        assert process is not None  # noqa: S101 - started by the caller
+        assert process.stdin is not None  # noqa: S101
+        process.stdin.write(LENGTH.pack(len(body)) + body)
+        await process.stdin.drain()
+        return await self._read()
+
+    async def _read(self) -> dict[str, Any]:
+        process = self._process
+        assert process is not None  # noqa: S101 - started by the caller
+        assert process.stdout is not None  # noqa: S101
+        size = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))[0]
+        if size > MAX_ANSWER:
+            raise ValueError("the answer is too long")
+        answer = await asyncio.to_thread(json.loads, await process.stdout.readexactly(size))
+        if not isinstance(answer, dict):
+            raise ValueError("the answer is no object")  # noqa: TRY004 - not a wrong type in a call
+        return answer
+
+    async def _switch_off(self, fault: _Fault) -> _Fault:
+        await self.end()
+        pause = min(MAX_SWITCHED_OFF, SWITCHED_OFF_FIRST * 2**self._troubles)
+        self._troubles = min(self._troubles + 1, 16)
+        self._off_until = self._clock() + pause
+        return fault
+
+
+def _search_path() -> str:
+    """Where modules are looked for, the working directory last: an operator's module may lie beside the config."""
+    return json.dumps([*sys.path, ""])
+
+
+def _given(effect: Trim, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as they would be sent, each with what Weir knows of it."""
+    given = []
+    for place, index in enumerate(effect.indices):
+        message = dict(messages[place])
+        text = effect.texts[place] if effect.texts else None
+        if text is not None:
+            message["content"] = text
+        message[MARK] = {
+            "index": index,
+            "tokens": effect.tokens[place] if effect.tokens else 0,
+            "protected": effect.protected[place] if effect.protected else False,
+        }
+        given.append(message)
+    return given
+
+
+def _selection(returned: list[Any], given: Sequence[dict[str, Any]], indices: Sequence[int]) -> tuple[Kept, ...]:
+    """Which messages came back, and with what text. Raises ValueError for anything but some of them in their order."""
+    places = {index: place for place, index in enumerate(indices)}
+    kept: list[Kept] = []
+    after = 0
+    for number, message in enumerate(returned):
+        if not isinstance(message, dict):
+            raise ValueError(f"item {number} is no message")  # noqa: TRY004 - one kind of refusal for all
+        place = _place(message, given, places, after)
+        if place is None:
+            raise ValueError(f"item {number} was not given, or not at that place")
+        after = place + 1
+        content, before = message.get("content"), given[place].get("content")
+        if _rest(message) != _rest(given[place]):
+            raise ValueError(f"item {number} has more changed than its content")
+        if content != before and not isinstance(content, str):
+            raise ValueError(f"item {number} has a content that is no string")
+        kept.append(Kept(indices[place], content if content != before else None))
+    if _is_paired(given) and not _is_paired(returned):
+        raise ValueError("a tool call and its result were parted")
+    return tuple(kept)
+
+
+def _place(message: dict[str, Any], given: Sequence[dict[str, Any]], places: dict[int, int], after: int) -> int | None:
+    """Where among those given a message stands: by its index, or as the next one that is equal; None if nowhere."""
+    mark = message.get(MARK)
+    if isinstance(mark, dict) and isinstance(mark.get("index"), int):
+        place = places.get(mark["index"])
+        return place if place is not None and place >= after else None
+    own = {k: v for k, v in message.items() if k != MARK}
+    return next((p for p in range(after, len(given)) if {**given[p], MARK: None} == {**own, MARK: None}), None)
+
+
+def _rest(message: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in message.items() if k not in (MARK, "content")}
+
+
+def _is_paired(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether every tool result follows the call that it answers, and every call has its results but the last."""
+    waiting: list[str] = []
+    for message in messages:
+        if message.get("role") in ("tool", "function"):
+            answers = message.get("tool_call_id")
+            if answers in waiting:
+                waiting.remove(answers)
+            elif answers is None and waiting:
+                waiting.pop(0)
+            else:
+                return False
+            continue
+        if waiting:
+            return False
+        calls = message.get("tool_calls")
+        waiting = [str(c.get("id", "")) for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+        if isinstance(message.get("function_call"), dict):
+            waiting.append("")
+    return True

@@ -1,0 +1,462 @@
+"""Asking a model for notes: bounded in time and in tokens, shared when identical, answered once and kept.
+
+A failure is a reply with a short code, never an exception: the ladder below it goes on without a model. In the
+order in which they are looked at::
+
+    kept answer     what this tenant was told before, from memory or from the store; costs nothing
+    shutting_down   the process ends
+    no_schema       this model refused the schema within the last hour
+    not_ready       the client's request waits no longer, by its policy
+    backing_off     the last three calls or more failed, so it is left alone for a while
+    budget          the tenant's tokens of this hour are used up
+    the call        timeout, status_500, context_length_exceeded, loop_detected, not_an_answer …
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from policies import Failed, Summarize, Summary
+from policies.summary import declines, without_reasoning
+from proxy.effects.allowance import Allowance, SharedBook
+from proxy.effects.cache import STOPPED, SummaryCache, SummaryStore
+from proxy.errors import LoopDetected, ProxyError, ShuttingDown
+from proxy.store.records import SummaryRow
+from proxy.tap import Usage, usage_from
+from proxy.upstream.overflow import classify, plausible_limit
+from proxy.wire.summaries import PLAIN, REASONING, Form, own_body
+
+AT_ONCE = 8
+BACK_OFF_AFTER = 3
+BACK_OFF_FIRST = 15.0
+BACK_OFF_MOST = 600.0
+MAX_DOUBLINGS = 10
+MAX_KNOWN = 1_024
+MAX_ANSWER = 4 * 1024 * 1024
+LEARNED_FOR = 3_600.0
+BYTES_A_TOKEN = 4
+
+Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
+Compose = Callable[[Form], bytes]
+Source = Literal["asked", "shared", "kept", "refused"]
+T = TypeVar("T")
+
+NO_FAULT_OF_THE_MODEL = frozenset({"no_schema", "context_length_exceeded", ShuttingDown.code})
+"""Failures that say something of one question, or of this process: they are no reason to leave the model alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummarizerTerms:
+    """Who asks which model, and within what: ``seconds`` for one call, ``tokens_per_hour`` for the tenant."""
+
+    tenant: str
+    upstream: str
+    model: str
+    seconds: float = 20.0
+    tokens_per_hour: int = 2_000_000
+
+    @property
+    def scope(self) -> tuple[str, str, str]:
+        """What failures and refusals are remembered by: one tenant's key can stop no other tenant's."""
+        return self.tenant, self.upstream, self.model
+
+    @property
+    def served(self) -> tuple[str, str]:
+        """What it is remembered by which forms a model takes: they are the same whoever asks."""
+        return self.upstream, self.model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryResult:
+    """A reply, and what it took.
+
+    ``source`` says whether a call was made for it (``asked``), another request's call was waited for (``shared``), it
+    was known already (``kept``) or nobody was asked (``refused``). ``usage`` is what the upstream reported, None for
+    anything but a call of its own; ``seconds`` is the time of the call, or of the wait.
+    """
+
+    reply: Summary | Failed
+    source: Source
+    usage: Usage | None = None
+    seconds: float = 0.0
+
+    @property
+    def result(self) -> str:
+        """``ok`` or why there is no text: the label of the metric."""
+        return self.reply.reason if isinstance(self.reply, Failed) else "ok"
+
+
+def _refused(code: str) -> SummaryResult:
+    return SummaryResult(reply=Failed(code), source="refused")
+
+
+_NOT_READY = _refused("not_ready")
+"""What is told a client that waits no longer."""
+
+
+@dataclass(slots=True)
+class _ModelQueue:
+    """What one tenant asks one model: calls that wait or are under way, and how often it failed in a row.
+
+    ``rests`` counts how often it was left alone: calls that were begun before say nothing new when they fail too.
+    """
+
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    waiting: int = 0
+    failures: int = 0
+    rests: int = 0
+    until: float = 0.0
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the model is left alone until ``until``, and is tried with one call after that."""
+        return self.failures >= BACK_OFF_AFTER
+
+
+class _Learned(Generic[T]):
+    """What was learned of models, each for an hour; the one learned first goes first."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._known: OrderedDict[tuple[str, ...], tuple[T, float]] = OrderedDict()
+
+    def get(self, scope: tuple[str, ...]) -> T | None:
+        found = self._known.get(scope)
+        return found[0] if found is not None and found[1] > self._clock() else None
+
+    def put(self, scope: tuple[str, ...], value: T) -> None:
+        self._known.pop(scope, None)
+        self._known[scope] = value, self._clock() + LEARNED_FOR
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """One effect on its way to a model: its body in the form that the model takes, and its address if it has one."""
+
+    effect: Summarize
+    terms: SummarizerTerms
+    compose: Compose
+    form: Form
+    body: bytes
+    address: bytes
+    send: Send
+
+
+class Summarizer:
+    """One per process. What identical requests ask for at the same time is asked once, and kept where it has a key.
+
+    ``clock`` is monotonic, ``now`` the time of day, both in seconds. ``patience`` stands above the seconds of every
+    policy. Without a ``store`` answers are kept in memory only; ``book`` counts what several servers take together.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+        patience: float | None = None,
+        store: SummaryStore | None = None,
+        book: SharedBook | None = None,
+    ) -> None:
+        self._clock = clock
+        self._now = now
+        self._patience = patience
+        self._closed = False
+        self._kept = SummaryCache(store)
+        self._flying: dict[bytes, asyncio.Task[SummaryResult]] = {}
+        self._lines: OrderedDict[tuple[str, str, str], _ModelQueue] = OrderedDict()
+        self._no_schema: _Learned[bool] = _Learned(clock)
+        self._forms: _Learned[Form] = _Learned(clock)
+        self._limits: _Learned[int] = _Learned(clock)
+        self.allowance = Allowance(clock, book=book, now=now)
+
+    async def ask(
+        self,
+        effect: Summarize,
+        *,
+        terms: SummarizerTerms,
+        send: Send,
+        compose: Compose | None = None,
+        waits: float | None = None,
+    ) -> SummaryResult:
+        """The model's reply, or the kept one.
+
+        ``send`` posts a chat request body and returns status and body. ``compose`` writes that body for a note in
+        place; it runs in a thread. A caller that is cancelled leaves the call to the others who wait for it, or to
+        its end: the answer is kept for whoever asks next. So does one that ``waits`` no longer; who waits for 0 seconds
+        has the kept answer or none.
+        """
+        started = self._clock()
+        if self._closed:
+            return _refused(ShuttingDown.code)
+        address = _address(effect, terms) if effect.key else b""
+        kept = self._kept.remembered(terms.tenant, address) if address else None
+        if kept is not None:
+            return SummaryResult(reply=kept, source="kept")
+        if waits is not None and waits <= 0:
+            kept = await self._kept.find(terms.tenant, address) if address else None
+            return _NOT_READY if kept is None else SummaryResult(reply=kept, source="kept")
+        flight = _flight(terms, address)
+        if address and (task := self._flying.get(flight)) is not None:
+            return await self._share(task, started, waits)
+        form = self._forms.get(terms.scope) or PLAIN
+        body = await asyncio.to_thread(compose, form) if compose is not None else _own(effect, terms, form)
+        flight = flight if address else _flight(terms, body)
+        if (task := self._flying.get(flight)) is not None:
+            return await self._share(task, started, waits)
+        question = _Question(
+            effect=effect,
+            terms=terms,
+            compose=compose or (lambda form: _own(effect, terms, form)),
+            form=form,
+            body=body,
+            address=address,
+            send=send,
+        )
+        task = asyncio.create_task(self._answer(question), name="weir-summarise")
+        self._flying[flight] = task
+        task.add_done_callback(lambda _: self._flying.pop(flight, None))
+        return await _outcome(task, waits)
+
+    def input_limit(self, *, tenant: str, upstream: str, model: str) -> int | None:
+        """The tokens of prompt and answer that a summariser said it holds, None if it never refused a prompt."""
+        return self._limits.get((tenant, upstream, model))
+
+    def forget(self, tenant: str) -> None:
+        """Drop from memory what a tenant was told; the store's part is the store's."""
+        self._kept.forget(tenant)
+
+    async def close(self) -> None:
+        """Stop what is under way; whoever waits for it is told so. What was answered already is still stored."""
+        self._closed = True
+        tasks = list(self._flying.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._kept.close()
+
+    async def _share(self, task: "asyncio.Task[SummaryResult]", started: float, waits: float | None) -> SummaryResult:
+        told = await _outcome(task, waits)
+        source: Source = "shared" if told.source == "asked" else told.source
+        return replace(told, source=source, usage=None, seconds=self._clock() - started)
+
+    async def _answer(self, question: _Question) -> SummaryResult:
+        tenant, scope = question.terms.tenant, question.terms.scope
+        kept = await self._kept.find(tenant, question.address) if question.address else None
+        if kept is not None:
+            return SummaryResult(reply=kept, source="kept")
+        line = self._lines.setdefault(scope, _ModelQueue())
+        self._lines.move_to_end(scope)
+        line.waiting += 1
+        try:
+            async with line.turns:
+                return await self._ask(question, line)
+        finally:
+            line.waiting -= 1
+            self._tidy(scope, line)
+
+    async def _ask(self, question: _Question, line: _ModelQueue) -> SummaryResult:
+        """The reply to a question whose turn it is."""
+        terms = question.terms
+        reserved = len(question.body) // BYTES_A_TOKEN + question.effect.max_tokens
+        if refusal := self._refusal(question, line):
+            return _refused(refusal)
+        held = await self.allowance.reserve(terms.tenant, reserved, limit=terms.tokens_per_hour)
+        if held is None:
+            return _refused("budget")
+        started, used = self._clock(), len(question.body) // BYTES_A_TOKEN
+        rests, line.until = line.rests, started + terms.seconds  # while a failing model is tried nobody else asks it
+        try:
+            reply, usage = await self._call(question)
+            used = _used(reply, usage, asked=used)
+        finally:
+            await self.allowance.settle(terms.tenant, held, used=used)
+        self._note(line, reply, rests=rests)
+        if isinstance(reply, Summary) and _by_schema(question.effect) and _is_without_form(reply):
+            self._no_schema.put(terms.served, value=True)
+        if isinstance(reply, Summary) and question.address:
+            self._keep(question, reply, usage or Usage())
+        return SummaryResult(reply=reply, source="asked", usage=usage, seconds=self._clock() - started)
+
+    def _refusal(self, question: _Question, line: _ModelQueue) -> str:
+        """Why this question is not asked, empty if it is."""
+        if _by_schema(question.effect) and self._no_schema.get(question.terms.served):
+            return "no_schema"
+        return "backing_off" if line.is_failing and line.until > self._clock() else ""
+
+    async def _call(self, question: _Question) -> tuple[Summary | Failed, Usage | None]:
+        """The reply of the model, and what it reported; asked once more where it takes its limits in another form."""
+        terms = question.terms
+        try:
+            async with asyncio.timeout(self._patience or terms.seconds):
+                status, content = await question.send(question.body)
+                if wants_other_form(status, content) and not question.form.reasons:
+                    self._forms.put(terms.scope, REASONING)
+                    status, content = await question.send(question.compose(REASONING))
+        except TimeoutError:
+            return Failed("timeout"), None
+        except ProxyError as error:
+            return Failed(error.code), None
+        except Exception as error:  # noqa: BLE001 - whatever a summariser does, the request goes on without it
+            return Failed(f"error_{type(error).__name__}"), None
+        if status == 200:
+            return read_answer(content)
+        return Failed(self._reason(question, status, content)), None
+
+    def _reason(self, question: _Question, status: int, content: bytes) -> str:
+        """The code of an answer that is none; what it says of the model is remembered."""
+        verdict = classify(status, content)
+        if verdict.is_overflow:
+            limit = plausible_limit(verdict)
+            if limit is not None:
+                self._limits.put(question.terms.scope, limit)
+            return "context_length_exceeded"
+        if error_code(content) == LoopDetected.code:
+            return LoopDetected.code
+        if status in (400, 422) and _by_schema(question.effect):
+            self._no_schema.put(question.terms.served, value=True)
+            return "no_schema"
+        return f"status_{status}"
+
+    def _note(self, line: _ModelQueue, reply: Summary | Failed, *, rests: int) -> None:
+        """Count a failure of the model, or forget those before; three in a row make it rest, longer every time."""
+        if isinstance(reply, Summary) or reply.reason in NO_FAULT_OF_THE_MODEL:
+            line.failures, line.until = 0, 0.0
+        elif line.rests == rests:
+            line.failures += 1
+            if line.is_failing:
+                pause = BACK_OFF_FIRST * 2 ** min(line.failures - BACK_OFF_AFTER, MAX_DOUBLINGS)
+                line.rests, line.until = rests + 1, self._clock() + min(pause, BACK_OFF_MOST)
+
+    def _tidy(self, scope: tuple[str, str, str], line: _ModelQueue) -> None:
+        """Forget a line without calls and failures, and above so many the oldest without calls."""
+        if not line.waiting and not line.failures:
+            self._lines.pop(scope, None)
+        if len(self._lines) > MAX_KNOWN:
+            idle = next((known for known, other in self._lines.items() if not other.waiting), None)
+            if idle is not None:
+                del self._lines[idle]
+
+    def _keep(self, question: _Question, answer: Summary, usage: Usage) -> None:
+        """Keep an answer that came to its end and says something."""
+        if answer.finish_reason != STOPPED or answer.tool_calls or not answer.text.strip() or declines(answer.text):
+            return
+        row = SummaryRow(
+            key=question.address,
+            at=self._now(),
+            purpose=question.effect.purpose,
+            model=answer.model or question.terms.model,
+            tokens_in=usage.prompt or 0,
+            tokens_out=usage.completion or 0,
+            text=answer.text,
+        )
+        self._kept.keep(question.terms.tenant, row)
+
+
+async def _outcome(task: "asyncio.Task[SummaryResult]", waits: float | None) -> SummaryResult:
+    """What a call came to; a caller that is cancelled or waits no longer leaves it alone, a cancelled call says so."""
+    await asyncio.wait((task,), timeout=waits)
+    if not task.done():
+        return _NOT_READY
+    return _refused(ShuttingDown.code) if task.cancelled() else task.result()
+
+
+def _own(effect: Summarize, terms: SummarizerTerms, form: Form) -> bytes:
+    return own_body(effect, model=terms.model, form=form)
+
+
+def _by_schema(effect: Summarize) -> bool:
+    """Whether the answer is to be JSON by schema."""
+    return bool(effect.schema) and not effect.standing
+
+
+def _is_without_form(reply: Summary) -> bool:
+    """Whether a model that was to answer by schema said something else, or nothing: it will do so again."""
+    if reply.tool_calls or declines(reply.text):
+        return False
+    said = without_reasoning(reply.text).removeprefix("```json").strip("` \n\t")
+    return not said.startswith("{") or said.replace(" ", "") == "{}"
+
+
+def _address(effect: Summarize, terms: SummarizerTerms) -> bytes:
+    """What a kept answer is found by: who asked which model what, as 16 bytes."""
+    schema = "schema" if effect.schema else ""
+    return _digest(terms.tenant, terms.model, effect.purpose, effect.key, schema, effect.system, effect.prompt)
+
+
+def _flight(terms: SummarizerTerms, asked: bytes) -> bytes:
+    """What makes two calls the same: the address of the question, else the body."""
+    return _digest(terms.tenant, terms.upstream, terms.model, asked)
+
+
+def _digest(*parts: str | bytes) -> bytes:
+    """16 bytes over parts that cannot run into one another."""
+    hashed = blake2b(digest_size=16, person=b"weir-summary")
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
+        hashed.update(len(data).to_bytes(8, "big"))
+        hashed.update(data)
+    return hashed.digest()
+
+
+def _used(reply: Summary | Failed, usage: Usage | None, *, asked: int) -> int:
+    """Tokens that a call took: as reported, else estimated; a refusal took none, a broken answer may be charged."""
+    if usage is not None:
+        return (usage.prompt or 0) + (usage.completion or 0)
+    if isinstance(reply, Summary):
+        return asked + len(reply.text) // BYTES_A_TOKEN
+    is_refused = reply.reason.startswith("status_") or reply.reason in NO_FAULT_OF_THE_MODEL
+    return 0 if is_refused or reply.reason == LoopDetected.code else asked
+
+
+def read_answer(content: bytes) -> tuple[Summary | Failed, Usage | None]:
+    """The text of a completion and its usage; a text that is longer than may be is none."""
+    try:
+        answer = msgspec.json.decode(content)
+        choice = answer["choices"][0]
+        message = choice["message"]
+    except (ValueError, RecursionError, KeyError, IndexError, TypeError):
+        return Failed("not_an_answer"), None
+    usage = usage_from(answer.get("usage"))
+    if not isinstance(message, dict):
+        return Failed("not_an_answer"), usage
+    text, calls = message.get("content"), message.get("tool_calls") or message.get("function_call")
+    return Summary(
+        text=text if isinstance(text, str) else "",
+        finish_reason=str(choice.get("finish_reason") or ""),
+        tool_calls=len(calls) if isinstance(calls, list) else int(calls is not None and bool(calls)),
+        model=str(answer.get("model") or ""),
+    ), usage
+
+
+def wants_other_form(status: int, content: bytes) -> bool:
+    """Whether a model refuses ``max_tokens`` or a temperature, as OpenAI's reasoning models do."""
+    if status != 400:
+        return False
+    error = _error(content)
+    return error.get("code") in ("unsupported_parameter", "unsupported_value") and error.get("param") in (
+        "max_tokens",
+        "temperature",
+    )
+
+
+def _error(content: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(content)
+    except (ValueError, RecursionError):
+        return {}
+    error = value.get("error") if isinstance(value, dict) else None
+    return error if isinstance(error, dict) else {}
+
+
+def error_code(content: bytes) -> object:
+    """The code in an error body, None without one."""
+    return _error(content).get("code")

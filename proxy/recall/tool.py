@@ -1,0 +1,203 @@
+"""The recall tool: its definition, when a request carries it, and the model's calls of it.
+
+The definition is constant and stands behind the client's own tools, so that after the batch that brings it every
+request of the conversation begins alike.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from policies import ContextSettings, TokenCounter
+from policies.clipping import TEXT_OF
+from proxy.counting import count_tools
+from proxy.wire.chat import ChatRequest, tool_definitions
+from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
+
+DESCRIPTION = (
+    "Brings back what was removed from this conversation. query searches it; ref reads one text in full, "
+    "cursor reads on."
+)
+MAX_TOOLS = 128  # what OpenAI takes
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The tool as one request carries it; ``tokens`` (uncalibrated) are what its definition adds to that."""
+
+    name: str
+    definition: bytes
+    tokens: int
+
+
+def definition_of(name: str) -> dict[str, object]:
+    """The tool's definition in OpenAI's form."""
+    arguments = {
+        "query": {"type": "string", "description": "words or identifiers"},
+        "ref": {"type": "string"},
+        "cursor": {"type": "integer"},
+    }
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": DESCRIPTION,
+            "parameters": {"type": "object", "properties": arguments},
+        },
+    }
+
+
+def definition_tokens(name: str, counter: TokenCounter, *, model: str, alone: bool) -> int:
+    """Uncalibrated tokens that the definition adds to a request; ``alone`` where that has no other tool."""
+    definition = definition_of(name)
+    one = count_tools([definition], None, None, counter, model=model)
+    return one if alone else count_tools([definition, definition], None, None, counter, model=model) - one
+
+
+def offer_for(request: ChatRequest, settings: ContextSettings, counter: TokenCounter) -> Offer | None:
+    """The tool for this request; None where the policy has none or the request leaves no place for it.
+
+    There is none beside a tool of the client's that has its name, beside legacy ``functions``, for several answers
+    at once, and where the client has no tools and rules out that one is called. A ``tool_choice`` that names another
+    tool keeps the model from calling this one; its definition stays for the prefix.
+    """
+    recall = settings.recall
+    if not recall.tool or settings.observes or "functions" in request.fields:
+        return None
+    several, choice = request.value("n"), request.value("tool_choice")
+    own = _own_tools(request)
+    if own is None or len(own) >= MAX_TOOLS or (several is not None and several != 1):
+        return None
+    if not own and choice not in (None, "auto"):
+        return None
+    if own and recall.name in tool_definitions(request):
+        return None
+    definition = definition_of(recall.name)
+    tokens = definition_tokens(recall.name, counter, model=request.model, alone=not own)
+    return Offer(recall.name, write_value(definition), tokens)
+
+
+def with_tool(body: bytes, definition: bytes) -> bytes:
+    """``body`` with one more definition behind its tools, everything else byte for byte."""
+    fields = split_object(body)
+    raw = fields.get("tools")
+    own = split_array(raw) if raw is not None else None
+    return replace_fields(body, fields, {"tools": _appended(raw, own, (definition,))})
+
+
+def with_more_messages(body: bytes, messages: Sequence[bytes]) -> bytes:
+    """``body`` with more messages behind its own, everything else byte for byte."""
+    fields = split_object(body)
+    raw = fields["messages"]
+    return replace_fields(body, fields, {"messages": _appended(raw, split_array(raw), messages)})
+
+
+def _appended(raw: Raw | None, own: Sequence[Raw] | None, more: Sequence[bytes]) -> bytes:
+    if raw is None or not own:
+        return b"[" + b",".join(more) + b"]"
+    return bytes(raw).rstrip().removesuffix(b"]") + b"," + b",".join(more) + b"]"
+
+
+def _own_tools(request: ChatRequest) -> Sequence[Raw] | None:
+    """The client's definitions; empty for none, None for what is no array."""
+    raw = request.fields.get("tools")
+    if raw is None or read_value(raw) is None:
+        return ()
+    return split_array(raw)
+
+
+MAX_QUERY_LEN = 2_000
+ECHOED = ("id", "type", "function", "extra_content", "provider_specific_fields")
+NOT_SENT_BACK = frozenset({"tool_calls", "function_call", "role", "content"})
+
+
+@dataclass(frozen=True, slots=True)
+class RecallCall:
+    """One call: what to search for, or what to read from which byte on; ``problem`` says what is wrong with it."""
+
+    id: str
+    query: str = ""
+    ref: str = ""
+    cursor: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecallTurn:
+    """An assistant message with calls of the recall tool: the message as it goes back upstream, and those calls.
+
+    ``text`` is what it says to the client besides; ``own`` says whether it calls the client's tools too.
+    """
+
+    message: Mapping[str, Any]
+    calls: tuple[RecallCall, ...]
+    text: str = ""
+    own: bool = False
+
+
+def name_of(call: object) -> str:
+    """The name of the function that a tool call is for; empty where it does not say."""
+    inner = call.get("function") if isinstance(call, Mapping) else None
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    return name if isinstance(name, str) else ""
+
+
+def turn_of(message: Mapping[str, Any], name: str) -> RecallTurn | None:
+    """The turn that an assistant message makes; None if it does not call the tool of this name.
+
+    Only the calls of that tool go back: the model asks for the client's tools anew once it has read the answer. What
+    providers want back with a call (thinking, signatures) goes with it.
+    """
+    listed = message.get("tool_calls")
+    calls: Sequence[object] = listed if isinstance(listed, list) else ()
+    mine = [call for call in calls if isinstance(call, Mapping) and name_of(call) == name]
+    if not mine:
+        return None
+    content = message.get("content")
+    kept = {k: v for k, v in message.items() if k not in NOT_SENT_BACK and v not in (None, "", [], {})}
+    echoed = [{k: call[k] for k in ECHOED if call.get(k) is not None} for call in mine]
+    for number, call in enumerate(echoed):
+        if not isinstance(call.get("id"), str) or not call["id"]:
+            call["id"] = f"call_recall_{number}"
+        call.setdefault("type", "function")
+        call["function"] = dict(call["function"])
+        if not isinstance(call["function"].get("arguments"), str):
+            call["function"]["arguments"] = write_value(call["function"].get("arguments") or {}).decode()
+    return RecallTurn(
+        message={"role": "assistant", "content": content, **kept, "tool_calls": echoed},
+        calls=tuple(_read_call(call) for call in echoed),
+        text=content if isinstance(content, str) else "",
+        own=len(mine) < len(calls),
+    )
+
+
+def _read_call(call: Mapping[str, Any]) -> RecallCall:
+    """What one call asks for. Models send numbers as text, refs with ``.txt`` and nothing where they mean nothing."""
+    identity = str(call.get("id", ""))
+    try:
+        given = msgspec.json.decode(call["function"]["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        return RecallCall(identity, problem="The arguments are not JSON.")
+    if not isinstance(given, dict):
+        return RecallCall(identity, problem="The arguments are not an object.")
+    query, ref = given.get("query"), given.get("ref")
+    query = query.strip()[:MAX_QUERY_LEN] if isinstance(query, str) else ""
+    ref = ref.strip().removesuffix(TEXT_OF)[:64] if isinstance(ref, str) else ""
+    if not query and not ref:
+        return RecallCall(identity, problem="Give query or ref.")
+    return RecallCall(identity, query=query, ref=ref, cursor=_cursor(given.get("cursor")))
+
+
+def _cursor(given: object) -> int:
+    if isinstance(given, str) and given.strip().isascii() and given.strip().isdigit():
+        given = int(given.strip()[:15])
+    return given if isinstance(given, int) and 0 < given < 1 << 53 else 0
+
+
+def without_calls(message: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An assistant message without its calls of the tool of this name."""
+    calls = [call for call in message.get("tool_calls") or () if name_of(call) != name]
+    kept = {k: v for k, v in message.items() if k != "tool_calls"}
+    return {**kept, "tool_calls": calls} if calls else kept

@@ -1,0 +1,158 @@
+"""What all requests share: the API keys with the secret that hashes them, policies, and what upstreams taught."""
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from proxy.store import schema
+from proxy.store.audit import append, hold_head, of_key, of_policy
+from proxy.store.chain import OPERATOR, AuditEvent, AuditType, harmless
+from proxy.store.errors import NameTaken
+from proxy.store.records import CalibrationRow, KeyRow, LimitRow, PolicyRow
+from proxy.store.schema import (
+    audit,
+    conversations,
+    keep_first,
+    keep_last,
+    keys,
+    meta,
+    policies,
+    recorded,
+    stored,
+)
+from proxy.store.transaction import Transaction
+
+SECRET_BYTES = 32
+MAX_COMPARED = 500
+"""Changes of policies and keys that a fresh one is compared with."""
+ADD_KEY = keep_first(keys)
+MAKE_SECRET = keep_first(meta)
+STORED_SECRET = sa.select(meta.c.body).where(meta.c.name == "secret")
+SAVE_POLICY = keep_last(policies)
+LEARN = keep_last(schema.limits)
+CALIBRATE = keep_last(schema.calibrations)
+KEEP_TIME = keep_last(meta, replaced=("number",))
+TIME, DOUBTED = "time", "doubted"
+
+
+def make_secret(tx: Transaction) -> bytes:
+    """The store's own secret, made on first use."""
+    keep_secret(tx.connection, secrets.token_bytes(SECRET_BYTES))
+    return bytes(tx.execute(STORED_SECRET).scalar_one())
+
+
+def keep_secret(connection: sa.Connection, value: bytes) -> None:
+    """Have a database that was made anew go on with the secret that its Weir hashes with."""
+    connection.execute(MAKE_SECRET[connection.dialect.name], {"name": "secret", "body": value})
+
+
+def stored_secret(tx: Transaction) -> bytes | None:
+    """The store's own secret if it was made already."""
+    return tx.scalar(STORED_SECRET)
+
+
+def add_key(tx: Transaction, key: KeyRow) -> None:
+    """Store an API key; :class:`NameTaken` if its name or its secret is in use."""
+    if not tx.is_new(ADD_KEY, stored(keys, key, models=json.dumps(key.models), allow=json.dumps(key.allow))):
+        raise NameTaken(f"a key named {key.name!r}, or with the same secret, exists already", reason="name")
+    append(tx, [of_key(key, at=key.created)])
+
+
+def list_keys(tx: Transaction) -> list[KeyRow]:
+    """Every API key, revoked ones included, oldest first."""
+    return [
+        recorded(KeyRow, keys, row, models=tuple(json.loads(row.models)), allow=tuple(json.loads(row.allow)))
+        for row in tx.execute(sa.select(keys).order_by(keys.c.created, keys.c.name))
+    ]
+
+
+def revoke_key(tx: Transaction, name: str, at: float) -> bool:
+    """Revoke an API key; False if there is none of that name in force."""
+    mine = (keys.c.name == name, keys.c.revoked.is_(None))
+    found = tx.execute(sa.update(keys).where(*mine).values(revoked=at)).rowcount == 1
+    if found:
+        append(tx, [of_key(name, at=at)])
+    return found
+
+
+def save_policy(tx: Transaction, name: str, document: str, at: float) -> None:
+    """Store a policy's document in place of the one of that name."""
+    row = PolicyRow(name=name, document=document, at=at)
+    tx.execute(SAVE_POLICY[tx.dialect], stored(policies, row))
+    append(tx, [of_policy(row, at=at)])
+
+
+def delete_policy(tx: Transaction, name: str, at: float | None = None) -> bool:
+    """Delete the policy that was saved under a name; whether there was one."""
+    found = tx.execute(sa.delete(policies).where(policies.c.name == name)).rowcount > 0
+    if found:
+        append(tx, [of_policy(name, at=time.time() if at is None else at)])
+    return found
+
+
+def all_policies(tx: Transaction) -> list[PolicyRow]:
+    """Every policy that was saved, by name."""
+    return [recorded(PolicyRow, policies, row) for row in tx.execute(sa.select(policies).order_by(policies.c.name))]
+
+
+def note_changes(tx: Transaction, changes: Sequence[AuditEvent]) -> None:
+    """Audit what a configuration that was read anew changed; what was told last of the same thing is not repeated.
+
+    Every worker reads the same file.
+    """
+    if not changes:
+        return
+    hold_head(tx, OPERATOR)
+    known: dict[tuple[str, object], object] = {}
+    kinds = (AuditType.POLICY_CHANGE, AuditType.KEY_CHANGE)
+    told = sa.select(audit.c.type, audit.c.facts).where(audit.c.tenant == OPERATOR, audit.c.type.in_(kinds))
+    for row in tx.execute(told.order_by(audit.c.seq.desc()).limit(MAX_COMPARED)):
+        facts = json.loads(row.facts)
+        known.setdefault(_subject(row.type, facts), facts)
+    compared = [(each, harmless(each.facts)) for each in changes]
+    append(tx, [each for each, facts in compared if known.get(_subject(each.type, facts)) != facts])
+
+
+def all_limits(tx: Transaction) -> list[LimitRow]:
+    """Every learned window, expired ones included."""
+    rows = tx.execute(sa.select(schema.limits).order_by(schema.limits.c.scope))
+    return [recorded(LimitRow, schema.limits, row) for row in rows]
+
+
+def all_calibrations(tx: Transaction) -> list[CalibrationRow]:
+    """Every calibration."""
+    table = schema.calibrations
+    rows = tx.execute(sa.select(table).order_by(table.c.scope))
+    return [recorded(CalibrationRow, table, row, recent=tuple(json.loads(row.recent))) for row in rows]
+
+
+def learn(tx: Transaction, *, calibrations: Sequence[CalibrationRow] = (), limits: Sequence[LimitRow] = ()) -> None:
+    """Store calibrations and learned windows in place of what their scopes had."""
+    ratios = {row.scope: stored(schema.calibrations, row, recent=json.dumps(row.recent)) for row in calibrations}
+    sizes = {row.scope: stored(schema.limits, row) for row in limits}
+    for statement, rows in ((CALIBRATE, ratios), (LEARN, sizes)):
+        tx.many(statement, [rows[scope] for scope in sorted(rows)])
+
+
+def kept_time(tx: Transaction) -> tuple[float | None, float]:
+    """The time that was kept last, else that of the newest row, None for a new store; and for how long the clock
+    had been too far ahead of it then."""
+    rows = tx.execute(sa.select(meta.c.name, meta.c.number).where(meta.c.name.in_((TIME, DOUBTED))))
+    found = {row.name: float(row.number) for row in rows}
+    newest = found.get(TIME) or tx.scalar(sa.select(sa.func.max(conversations.c.updated)))
+    return newest, found.get(DOUBTED, 0.0)
+
+
+def keep_time(tx: Transaction, believed: float, doubted: float) -> None:
+    """Keep what :func:`kept_time` gives back."""
+    rows = [{"name": DOUBTED, "number": int(doubted)}, {"name": TIME, "number": int(believed)}]
+    tx.execute(KEEP_TIME[tx.dialect], rows)
+
+
+def _subject(kind: str, facts: object) -> tuple[str, object]:
+    """What a change is of: a policy, a key, or the policy of whoever names none."""
+    named = facts if isinstance(facts, dict) else {}
+    return (str(kind), named.get("policy") if kind == AuditType.POLICY_CHANGE else named.get("key"))

@@ -1,0 +1,246 @@
+"""Transactions: synchronous functions over SQLAlchemy Core that a database runs whole, from BEGIN to COMMIT.
+
+A function of the store takes a :class:`Transaction` first. :func:`reading` and :func:`writing` make methods of a store
+of such functions; they call each other within one transaction.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, wraps
+from itertools import islice
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+
+import sqlalchemy as sa
+
+from proxy.store.errors import StoreError
+from proxy.store.schema import Upsert, of, originals
+
+P = ParamSpec("P")
+S = TypeVar("S", bound="Transactions")
+T = TypeVar("T")
+Content = Literal["full", "digest"]
+Damage = Callable[[str, str, str], None]
+"""Told of a row that is not what was written: its kind, tenant and key."""
+Place = Sequence[str | int | float]
+"""Where a page ended: what its last row has in the columns that the list is ordered by."""
+Statement = sa.Insert | sa.Update
+Rows = sa.Select[*tuple[Any, ...]]
+QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(quarantined=True)
+AT_ONCE = 500
+ASIDE = "aside"
+"""Where a connection whose transactions run on the event loop has what runs work apart from it."""
+
+
+class Database(Protocol):
+    """Where transactions run.
+
+    ``journal`` is ``wal``, ``delete``, ``memory`` or ``server``; ``notices`` is what an operator must read at start.
+    Others may write the same conversations where it is ``shared``. ``opened`` counts how often another file was opened
+    in the place of one that was gone, ``seed`` is what a new one is to begin with.
+    """
+
+    journal: str
+    notices: tuple[str, ...]
+    opened: int
+    seed: Callable[[sa.Connection], None] | None
+
+    @property
+    def shared(self) -> bool: ...
+
+    @property
+    def writable(self) -> bool: ...
+
+    async def ping(self) -> None:
+        """Return if transactions can be begun, else raise :class:`StoreError`."""
+
+    async def read(self, work: Callable[[sa.Connection], T]) -> T:
+        """The result of ``work`` on one consistent view."""
+        ...
+
+    async def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """The result of ``work`` once it is committed; a cancelled caller leaves all of it or nothing."""
+        ...
+
+    async def tend(self, *, force: bool = False) -> bool:
+        """Do what the files need from time to time, with ``force`` at once; whether anything was done."""
+        ...
+
+    async def shrink(self) -> bool:
+        """Give some free room back; whether there may be more."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what has begun and give everything back."""
+
+
+class Transaction:
+    """One transaction on one connection.
+
+    ``full`` says whether what people and models said may be stored; ``damage`` is told of damaged rows.
+    """
+
+    def __init__(self, connection: sa.Connection, *, full: bool, damage: Damage) -> None:
+        self.connection = connection
+        self.dialect = connection.dialect.name
+        self.execute = connection.execute
+        self.scalar = connection.scalar
+        self.scalars = connection.scalars
+        self.full = full
+        self.damage = damage
+
+    def many(self, statement: Statement | Upsert, rows: Sequence[Mapping[str, object]]) -> None:
+        """Execute a statement once a row; all rows have the same keys.
+
+        It is compiled once: SQLAlchemy's work per row is most of what a batch costs.
+        """
+        if not rows:
+            return
+        if not isinstance(statement, Statement):
+            statement = statement[self.dialect]
+        dialect = self.connection.dialect
+        text, order, fixed, types = _compiled(statement, dialect, tuple(rows[0]))
+        if order is None:
+            self.execute(statement, list(rows))
+            return
+        if types:
+            rows = [
+                {**row, **{name: kind.process_bind_param(row[name], dialect) for name, kind in types if name in row}}
+                for row in rows
+            ]
+        self.connection.exec_driver_sql(
+            text, [tuple(row[name] if name in row else fixed[name] for name in order) for row in rows]
+        )
+
+    def aside(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns, which takes long and asks no database: off the event loop, where this runs on it."""
+        apart: Callable[[Callable[[], T]], T] | None = self.connection.info.get(ASIDE)
+        return work() if apart is None else apart(work)
+
+    def is_new(self, statement: Upsert, row: Mapping[str, object]) -> bool:
+        """Whether an INSERT that leaves what is there has put a row there."""
+        return self.execute(statement[self.dialect], row).rowcount == 1
+
+
+@lru_cache(maxsize=64)
+def _compiled(
+    statement: Statement, dialect: sa.Dialect, keys: tuple[str, ...]
+) -> tuple[str, tuple[str, ...] | None, Mapping[str, object], list[tuple[str, Any]]]:
+    """The SQL text, the order of its parameters (None where the driver has none), those with a fixed value, and types.
+
+    The types are of the parameters that are not stored as they are given.
+    """
+    compiled = statement.compile(dialect=dialect, column_keys=list(keys) if isinstance(statement, sa.Insert) else None)
+    order = tuple(compiled.positiontup) if compiled.positiontup else None
+    types = [
+        (name, each.type) for name, each in compiled.binds.items() if isinstance(each.type, sa.types.TypeDecorator)
+    ]
+    return str(compiled), order, dict(compiled.params), types
+
+
+class Transactions:
+    """A database, and what was found damaged in it.
+
+    ``journal`` is ``wal``, ``delete``, ``memory`` or ``server``; ``notices`` is what to say loudly at start. ``took``
+    is told operations that requests wait for, and the seconds of each.
+    """
+
+    took: Callable[[str, float], None] = staticmethod(lambda _name, _seconds: None)
+
+    def __init__(self, database: Database, *, content: Content) -> None:
+        self.journal = database.journal
+        self.notices = database.notices
+        self._database = database
+        self._full = content == "full"
+        self._damaged: set[tuple[str, str, str]] = set()
+        self._unmarked: set[tuple[str, str]] = set()
+
+    async def _read(self, work: Callable[[Transaction], T]) -> T:
+        found = await self._database.read(lambda c: work(Transaction(c, full=self._full, damage=self._damage)))
+        if self._unmarked and self._database.writable:
+            fresh, self._unmarked = self._unmarked, set()
+            with suppress(StoreError):  # what was read is absent either way; the next read marks it
+                await self._write(lambda tx: tx.many(QUARANTINE, [{"of_tenant": t, "of_ref": ref} for t, ref in fresh]))
+        return found
+
+    async def _write(self, work: Callable[[Transaction], T]) -> T:
+        return await self._database.write(lambda c: work(Transaction(c, full=self._full, damage=self._damage)))
+
+    def _damage(self, kind: str, tenant: str, key: str) -> None:
+        self._damaged.add((kind, tenant, key))
+        if kind == "original":
+            self._unmarked.add((tenant, key))
+
+
+def reading(
+    work: Callable[Concatenate[Transaction, P], T],
+) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
+    """The function as a method that runs it on one consistent view."""
+
+    @wraps(work)
+    async def method(self: Transactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._read(lambda tx: work(tx, *args, **kwargs))
+
+    return method
+
+
+def writing(
+    work: Callable[Concatenate[Transaction, P], T],
+) -> Callable[Concatenate[Transactions, P], Coroutine[Any, Any, T]]:
+    """The function as a method that returns once it is committed, all of it."""
+
+    @wraps(work)
+    async def method(self: Transactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._write(lambda tx: work(tx, *args, **kwargs))
+
+    return method
+
+
+def timed(
+    name: str,
+) -> Callable[[Callable[Concatenate[S, P], Awaitable[T]]], Callable[Concatenate[S, P], Coroutine[Any, Any, T]]]:
+    """Have the time of a method told as the operation ``name``, whether it succeeds or fails."""
+
+    def watched(
+        method: Callable[Concatenate[S, P], Awaitable[T]],
+    ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+        @wraps(method)
+        async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            begun = time.perf_counter()
+            try:
+                return await method(self, *args, **kwargs)
+            finally:
+                self.took(name, time.perf_counter() - begun)
+
+        return call
+
+    return watched
+
+
+def chunks(items: Iterable[T], size: int = AT_ONCE) -> Iterator[list[T]]:
+    """``items`` in lists of at most ``size``."""
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def ordered(
+    query: Rows, order: Sequence[tuple[sa.ColumnElement[Any], bool]], *, after: Place | None, limit: int
+) -> Rows:
+    """``limit`` rows of ``query`` by ``order`` (columns that no two rows share, and whether each is descending).
+
+    ``after`` is the place that they come behind, None for the first page, whatever came in at its beginning meanwhile.
+    """
+    if after is not None:
+        query = query.where(_behind(order, after))
+    by = [column.desc() if is_descending else column.asc() for column, is_descending in order]
+    return query.order_by(*by).limit(limit)
+
+
+def _behind(order: Sequence[tuple[sa.ColumnElement[Any], bool]], after: Place) -> sa.ColumnElement[bool]:
+    """Whether a row comes behind the place: beyond it in one column, and equal in all before that one."""
+    choices: list[sa.ColumnElement[bool]] = []
+    for at, ((column, is_descending), value) in enumerate(zip(order, after, strict=True)):
+        equal = [other == known for (other, _), known in zip(order[:at], after, strict=False)]
+        choices.append(sa.and_(*equal, column < value if is_descending else column > value))
+    return sa.or_(*choices)

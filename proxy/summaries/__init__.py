@@ -1,1 +1,0 @@
-"""Asking a model for a summary: within an allowance, once for all who want it, kept for who asks again."""

@@ -1,0 +1,153 @@
+"""What is written after the answer: exchanges in batches, and changes that the store refused earlier.
+
+Nothing here can cost a client its request. While the store is down rows wait, bounded, the oldest exchange
+rows being dropped first; changes (edits with the originals they removed) are kept until they are stored.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from proxy.store import StaleVersion, Store, StoreError
+from proxy.store.audit import of_change
+from proxy.store.records import Change, ExchangeRow, RelayedRow
+
+log = logging.getLogger("weir.settle")
+
+BATCH = 128
+PAUSE = 0.15
+RETRY_PAUSE = 2.0
+MAX_ROWS = 20_000
+MAX_CHANGES = 2_000
+
+
+class WriteBehindQueue:
+    """Writes rows in the background; one task, started by :meth:`start` and ended by :meth:`close`.
+
+    ``stored`` is told each exchange that was new to the store, as it was stored; ``overtaken`` each change that waited
+    while another process made one in its place.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        degraded: Callable[[str], None],
+        stored: Callable[[ExchangeRow], None] = lambda _: None,
+    ) -> None:
+        self.overtaken: Callable[[Change], None] = lambda _: None
+        self._store = store
+        self._stored = stored
+        self._degraded = degraded
+        self._rows: deque[ExchangeRow | RelayedRow] = deque(maxlen=MAX_ROWS)
+        self._changes: deque[Change] = deque()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+        self._failing = False
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last write failed, or a change that the store refused still waits."""
+        return self._failing or bool(self._changes)
+
+    def waiting(self) -> dict[tuple[str, ...], float]:
+        """How many exchanges' rows wait to be written, and how many changes that the store refused."""
+        return {("rows",): len(self._rows), ("changes",): len(self._changes)}
+
+    def start(self) -> None:
+        """Begin writing."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="weir-settle")
+
+    def put(self, row: ExchangeRow | RelayedRow) -> None:
+        """Have one exchange written soon."""
+        self._rows.append(row)
+        self._wake.set()
+
+    def keep(self, change: Change) -> None:
+        """Have a change written that the store refused; until then it lives in memory."""
+        if len(self._changes) >= MAX_CHANGES:
+            self._changes.popleft()
+            log.error("the store has been down for too long: a change of conversation was dropped from memory")
+        self._changes.append(change)
+        self._wake.set()
+
+    def original(self, tenant: str, ref: str) -> bytes | None:
+        """The original of a removed message among the changes that wait, None if it is not there."""
+        held = (each for change in self._changes if change.tenant == tenant for each in change.originals)
+        return next((each.body for each in held if each.ref == ref), None)
+
+    async def flush(self) -> None:
+        """Write what waits now; what cannot be written goes on waiting."""
+        async with self._writing:
+            while (self._changes or self._rows) and await self._write():
+                pass
+
+    async def close(self) -> None:
+        """Stop, having written what can be written."""
+        task, self._task = self._task, None
+        if task is not None:
+            async with self._writing:  # the store ends what it has begun: nothing may be written beside it
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self.flush()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(RETRY_PAUSE if self._failing else PAUSE)
+            self._wake.clear()
+            await self.flush()
+            if self._changes or self._rows:
+                self._wake.set()
+
+    async def _write(self) -> bool:
+        """Whether the changes and a batch of rows are done with: written, or not to be written at all."""
+        rows: list[ExchangeRow | RelayedRow] = []
+        try:
+            while self._changes:
+                await self._commit(self._changes[0])
+                self._changes.popleft()
+            while self._rows and len(rows) < BATCH:
+                rows.append(self._rows.popleft())
+            for row in await self._store.record(rows):
+                self._stored(row)
+        except StoreError as error:
+            self._rows.extendleft(reversed(rows))
+            self._fail(error)
+            return False
+        except asyncio.CancelledError:
+            self._rows.extendleft(reversed(rows))
+            raise
+        except Exception:  # a row that cannot be written at all must not stop those behind it
+            log.exception("%d exchange rows were dropped: they cannot be written", len(rows))
+            self._degraded("store")
+            if not rows:
+                self._changes.popleft()
+            return True
+        self._failing = False
+        return True
+
+    async def _commit(self, change: Change) -> None:
+        """Store a change that waited; where another process was first, at least the originals that it holds."""
+        try:
+            await self._store.commit(change)
+        except StaleVersion as stale:
+            self.overtaken(change)
+            nothing = replace(change, edits=(), cut=None, covered=(), checkpoint=None, resumed=None, evictions=())
+            told = of_change(change, conversation=change.conversation, version=None)
+            kept = replace(nothing, expected=stale.current, audited=tuple(told))
+            if kept.originals:
+                with contextlib.suppress(StaleVersion):
+                    await self._store.commit(kept)
+
+    def _fail(self, error: StoreError) -> None:
+        if not self._failing:
+            log.error("the store cannot be written, rows wait in memory: %s", error)
+        self._failing = True
+        self._degraded("store")

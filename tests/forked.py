@@ -1,0 +1,152 @@
+"""Processes of Weir's without the seconds of imports that each of them would begin with.
+
+One process imports the product and waits. Whoever starts ``python -m proxy …`` gets a process that is forked from it,
+with the arguments, the environment, the folder and the descriptors that it was to have; it is a child of whoever asked,
+as any other. What is started in another way, or with an environment that is read before the first line of a program,
+is started as it stands.
+"""
+
+import ctypes
+import functools
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+COMMAND = [sys.executable, "-m", "proxy"]
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux: orphans below get this process as their parent
+MOST = 1 << 20
+EARLY = ("PYTHON", "LD_", "MALLOC_", "TZ", "LANG", "LC_")
+
+
+def early(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment has been read before the first line of a program; the search path can be set later."""
+    return {name: value for name, value in environment.items() if name.startswith(EARLY) and name != "PYTHONPATH"}
+
+
+@contextmanager
+def forked_processes() -> Iterator[None]:
+    """While this is open every ``python -m proxy …`` that can be is forked."""
+    execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    ready: list[_Ready] = []
+
+    @functools.wraps(execute)
+    def fork_or_execute(popen: Any, *given: Any) -> None:
+        args, executable, preexec, _, kept, cwd, env, _, _, shell, *rest = given
+        pipes, (_, gid, gids, uid, umask, session, group) = rest[:6], rest[6:]
+        other = (executable, preexec, kept, shell, gid, gids, uid)
+        environment = dict(os.environ if env is None else env)
+        plain = not any(value for value in other if value is not None) and umask < 0 and group < 0
+        if not plain or list(args[:3]) != COMMAND or early(environment) != early(os.environ):
+            execute(popen, *given)
+            return
+        if not ready:
+            ready.append(_Ready())
+        asked = {"words": [str(word) for word in args[3:]], "env": environment, "session": bool(session)}
+        folder = str(Path(cwd or ".").absolute())
+        standard = [own if own != -1 else number for number, own in enumerate((pipes[0], pipes[3], pipes[5]))]
+        popen.pid = ready[0].fork({**asked, "cwd": folder}, standard)
+        popen._child_created = True
+        popen._close_pipe_fds(*pipes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            patch.setattr(subprocess.Popen, "_execute_child", fork_or_execute)
+        yield
+    for each in ready:
+        each.end()
+
+
+class _Ready:
+    """The process that has imported everything, as seen by whoever wants a fork of it."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            for line in (self._line, theirs):
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MOST)
+            words = [sys.executable, "-c", "from tests.forked import wait; wait()", str(theirs.fileno())]
+            self._process = subprocess.Popen(words, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._prctl = ctypes.CDLL(None).prctl
+
+    def fork(self, asked: Mapping[str, Any], standard: list[int]) -> int:
+        """The id of a new child of this process."""
+        self._prctl(SUBREAPER, 1, 0, 0, 0)
+        try:
+            socket.send_fds(self._line, [json.dumps(asked).encode()], standard)
+            return int(self._line.recv(32))
+        finally:
+            self._prctl(SUBREAPER, 0, 0, 0, 0)
+
+    def end(self) -> None:
+        self._line.close()
+        self._process.wait(10)
+
+
+def wait() -> NoReturn:
+    """Import what every command needs, and fork for whoever asks; a fork returns from here as the command's own run."""
+    line = socket.socket(fileno=int(sys.argv[1]))
+    for command in importlib.import_module("proxy.cli").COMMANDS.values():
+        importlib.import_module(command.where.partition(":")[0])
+    gc.collect()
+    gc.freeze()
+    while True:
+        asked, standard, *_ = socket.recv_fds(line, MOST, 3)
+        if not asked:
+            os._exit(0)
+        reading, writing = os.pipe()
+        if (between := os.fork()) == 0:
+            if (child := os.fork()) == 0:
+                for descriptor in (reading, writing, line.detach()):
+                    os.close(descriptor)
+                _become(json.loads(asked), standard)
+            os.write(writing, str(child).encode())
+            os._exit(0)
+        os.waitpid(between, 0)  # from here on the fork belongs to whoever asked
+        line.send(os.read(reading, 32))
+        for descriptor in (reading, writing, *standard):
+            os.close(descriptor)
+
+
+def _become(asked: Mapping[str, Any], standard: list[int]) -> NoReturn:
+    """Run the command as ``python -m`` does."""
+    if asked["session"]:
+        os.setsid()
+    os.chdir(asked["cwd"])
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = _stream(number, getattr(sys, name))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    path = asked["env"].get("PYTHONPATH", "")
+    sys.path[:1] = [asked["cwd"], *(str(Path(each).absolute()) for each in path.split(os.pathsep) if each)]
+    sys.argv[:] = ["proxy", *asked["words"]]
+    runpy.run_module("proxy", run_name="__main__", alter_sys=True)
+    sys.exit()
+
+
+def _stream(number: int, old: io.TextIOWrapper) -> io.TextIOWrapper:
+    """What Python makes of a standard descriptor when it starts."""
+    at_once = bool(os.environ.get("PYTHONUNBUFFERED"))
+    buffering = 0 if at_once and number else -1
+    raw: Any = open(number, "wb" if number else "rb", buffering, closefd=False)  # noqa: SIM115 - the process has it to its end
+    lines = number == 2 or os.isatty(number)
+    return io.TextIOWrapper(
+        raw, old.encoding, old.errors, line_buffering=bool(number) and lines, write_through=at_once and bool(number)
+    )
