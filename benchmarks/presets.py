@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.cost import MAX_TOKENS, PRICES, agent_loop, generated, played, recorded
 from benchmarks.retention import default_data
 from policies import ContextSettings
-from proxy.policy_files.presets import policy_from, preset_documents
+from proxy.config.presets import policy_from, preset_documents
 from proxy.replay import Conditions, Script, Tally
 from proxy.tokenizer import TextCounter, Tokenizer
 

@@ -33,12 +33,12 @@ from rich.table import Table
 from benchmarks.processes import ROOT, Cores, companion, weir
 from benchmarks.stub import digest
 from benchmarks.traffic import KEY, Conversation
+from proxy.access.destination import CHAT, for_chat
+from proxy.access.keys import credentials_in
 from proxy.app import running
 from proxy.call import Call
 from proxy.config import Flags, load_config
-from proxy.destination import CHAT, for_chat
 from proxy.exchange_rows import row_of
-from proxy.keys import credentials_in
 from proxy.outcome import Outcome
 from proxy.record import count, end_trace, write_line
 from proxy.runtime import Runtime

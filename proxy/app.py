@@ -13,31 +13,31 @@ from typing import Any
 
 from starlette.routing import Route, Router
 
-from proxy.admission import Admission
+from proxy.access.admission import Admission
+from proxy.access.caller import Caller
+from proxy.access.guesses import Guesses
+from proxy.access.keys import Keyring
 from proxy.alerts import Alerts
-from proxy.caller import Caller
 from proxy.config import Config, UpstreamSettings
+from proxy.config.reload import WATCH_EVERY, Reload, changes, reloading
 from proxy.conversation import Conversations
 from proxy.effects.hooks import Hooks, Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import NotFound, UpgradeRequired
 from proxy.evaluation import OnlineEvaluation
 from proxy.exchange import ROUTE
-from proxy.guesses import Guesses
 from proxy.health import HealthBook
+from proxy.http.api import Api
+from proxy.http.health import HealthRoutes
+from proxy.http.management import Management
+from proxy.http.respond import counted, respond_error
 from proxy.intake import Receive
-from proxy.keys import Keyring
-from proxy.learned import LearnedLimits
-from proxy.models import ModelRegistry
+from proxy.models import ModelLimitsResolver, ModelRegistry
+from proxy.models.learned import LearnedLimits
+from proxy.models.probe import Fetch, Probe
 from proxy.planning import Planner
 from proxy.preparation import Preparation
 from proxy.relay import Send
-from proxy.reload import WATCH_EVERY, Reload, changes, reloading
-from proxy.routes.api import Api
-from proxy.routes.chat import ChatCompletions
-from proxy.routes.health import Health
-from proxy.routes.management import Management
-from proxy.routes.respond import counted, respond_error
 from proxy.runtime import Runtime
 from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
@@ -58,10 +58,8 @@ from proxy.timekeeping import Timekeeper
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
-from proxy.upstream.probe import Fetch, Probe
 from proxy.upstream.providers import LitellmProvider
 from proxy.upstream.upstreams import Upstreams
-from proxy.windows import Windows
 from proxy.write_behind import WriteBehindQueue
 
 log = logging.getLogger("weir")
@@ -131,10 +129,11 @@ class App:
             config, telemetry=telemetry, tokenizer=tokenizer, providers=providers, clock=clock, hooks=hooks
         ) as runtime:
             self.runtime = runtime
+            api = Api(runtime)
             self._served.update(
-                chat=ChatCompletions(runtime),
-                api=Api(runtime),
-                health=Health(runtime),
+                chat=api.chat,
+                api=api,
+                health=HealthRoutes(runtime),
                 management=Management(runtime),
             )
             async with reloading(_reload(runtime, self._reload)):
@@ -292,7 +291,7 @@ async def _assemble(
         store, degraded=partial(add, DEGRADED), stored=alerts.tell_stored if store.shared else lambda _: None
     )
     limits = LearnedLimits(await store.limits())
-    windows = Windows(
+    windows = ModelLimitsResolver(
         registry,
         limits,
         Probe(),

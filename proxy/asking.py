@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from policies import Failed, Summarize, Summary
-from proxy.caller import Caller
+from proxy.access.caller import Caller
+from proxy.access.destination import CHAT_PATH, Destination, by_weir
 from proxy.config import Config
-from proxy.destination import CHAT_PATH, Destination, by_weir
 from proxy.effects.allowance import Spent
 from proxy.effects.perform import EffectHandler
 from proxy.effects.summarizer import MAX_ANSWER, Summarizer, SummarizerTerms

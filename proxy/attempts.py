@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from policies import ContextSettings
-from proxy.destination import Destination
+from proxy.access.destination import Destination
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
 from proxy.heard import capture_stream
 from proxy.outcome import Outcome, address_of, provider_of

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from policies import ContextSettings, Mode
+from proxy.access.caller import Caller
+from proxy.access.destination import Destination
 from proxy.attempts import Attempts, learn_from_error
-from proxy.caller import Caller
-from proxy.destination import Destination
 from proxy.effects.allowance import Patience
 from proxy.effects.hooks import Overflow, Turn, new_results
 from proxy.errors import (
@@ -81,7 +81,7 @@ class Call:
             settings=settings,
             counter=counter,
             believe=partial(
-                runtime.windows.believe,
+                runtime.windows.resolve_limits,
                 request.model,
                 settings=settings,
                 upstream=self.destination.upstream,

@@ -29,11 +29,11 @@ from policies.fidelity import (
 )
 from proxy.effects.background import Background
 from proxy.effects.perform import drive, step
+from proxy.models import ModelLimits
 from proxy.planning import Job, Paid, Planned
 from proxy.store import Store, StoreError
 from proxy.telemetry import Trace, names
 from proxy.transcripts import Reading
-from proxy.windows import Belief
 from proxy.write_behind import WriteBehindQueue
 
 log = logging.getLogger("weir.evaluation")
@@ -65,7 +65,7 @@ class _Work:
     job: Job
     ask: Paid
     reading: Reading
-    belief: Belief
+    belief: ModelLimits
     decision: Decision
     tenant: str
     conversation: str

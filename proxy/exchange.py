@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from proxy.access.browsers import without_grants
+from proxy.access.caller import Caller
+from proxy.access.destination import CHAT, Route, for_chat
 from proxy.attempts import learn_from_answer
-from proxy.browsers import without_grants
 from proxy.call import Call
-from proxy.caller import Caller
-from proxy.destination import CHAT, Route, for_chat
 from proxy.errors import (
     LoopDetected,
     ProxyError,

@@ -14,9 +14,9 @@ from policies.growth import zones_for
 from policies.ledger import DROPPING
 from policies.pressure import read_pressure
 from policies.trend import lift
-from proxy.caller import Caller
+from proxy.access.caller import Caller
+from proxy.access.destination import Destination
 from proxy.config import UpstreamSettings
-from proxy.destination import Destination
 from proxy.effects.allowance import Spent
 from proxy.effects.evictions import CUT
 from proxy.effects.hooks import Turn

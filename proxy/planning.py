@@ -45,6 +45,7 @@ from proxy.effects.allowance import Patience, Spent
 from proxy.effects.evictions import asked_again, evicted_calls, evictions_of
 from proxy.effects.perform import Ask, Returned, drive, step
 from proxy.errors import ContextLengthExceeded, ProxyError
+from proxy.models import ModelLimits
 from proxy.recall.archive import by_likeness, elsewhere
 from proxy.shared_readings import SharedReadings
 from proxy.stages import figures_of
@@ -53,7 +54,6 @@ from proxy.store.records import Branch, Change, EvictionRow, Original
 from proxy.telemetry import LOG_CONTEXT, Trace
 from proxy.tokenizer import TextCounter
 from proxy.transcripts import Reading, Transcripts
-from proxy.windows import Belief
 from proxy.wire.chat import (
     ChatRequest,
     breakpoint_for,
@@ -75,7 +75,7 @@ OTHERS_EVERY = 0.05
 MOST_LIMITS = 1_000
 HARDER = (0.8, 0.5)
 
-Believe = Callable[[], Awaitable[Belief]]
+Believe = Callable[[], Awaitable[ModelLimits]]
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Planned:
     decision: Decision | None = None
     reading: Reading | None = None
     recognised: Recognised | None = None
-    belief: Belief | None = None
+    belief: ModelLimits | None = None
     sent: int | None = None
     degraded: list[str] = field(default_factory=list)
     trend: Trend = UNKNOWN

@@ -30,12 +30,12 @@ from policies.notes import Note
 from proxy.conversation import Recognised, Thread
 from proxy.effects.background import Background
 from proxy.effects.perform import Ask, drive, step
+from proxy.models import ModelLimits
 from proxy.planning import CLAIMED, Job, Planned, Planner
 from proxy.store import Store, StoreError
 from proxy.store.records import NoteRow
 from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, RequestContext, Trace, names
 from proxy.transcripts import Reading
-from proxy.windows import Belief
 
 log = logging.getLogger("weir.preparation")
 
@@ -56,7 +56,7 @@ class Work:
     job: Job
     reading: Reading
     recognised: Recognised
-    belief: Belief
+    belief: ModelLimits
     prepare: bool
     save: str | None
     read: bool

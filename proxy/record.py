@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from policies import ContextSettings, Decision
 from policies.growth import STATUS, Event
 from policies.health import Checkup
+from proxy.access.caller import Caller
 from proxy.caching import CacheUse
-from proxy.caller import Caller
 from proxy.effects.allowance import Spent
 from proxy.outcome import Outcome, TokenUsage, evicted_count
 from proxy.planning import Job, Planned

@@ -10,9 +10,9 @@ from policies.advise import Prices
 from policies.effects import Compare, Embed, Trim, Vectors
 from policies.fidelity import JUDGE
 from policies.fidelity import PROMPTS as EVALUATING
+from proxy.access.caller import Caller
+from proxy.access.destination import CHAT_PATH, EMBEDDINGS_PATH, Destination, by_weir
 from proxy.caching import prices_of
-from proxy.caller import Caller
-from proxy.destination import CHAT_PATH, EMBEDDINGS_PATH, Destination, by_weir
 from proxy.effects.allowance import Patience, Spent
 from proxy.effects.likeness import MAX_EMBEDDED_LEN, PATIENCE, by_vectors, embed
 from proxy.effects.perform import EffectHandler

@@ -6,29 +6,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies import ContextSettings, Mode
-from proxy.admission import Admission
+from proxy.access.admission import Admission
+from proxy.access.browsers import refuse_spending_pages
+from proxy.access.caller import Caller
+from proxy.access.guesses import Guesses
+from proxy.access.keys import Keyring, credentials_in, presented
 from proxy.alerts import Alerts
-from proxy.browsers import refuse_spending_pages
-from proxy.caller import Caller
 from proxy.config import Config, ConfigError
+from proxy.config.reload import SetPolicy, read_policy, with_set_policies
 from proxy.custom.functions import CustomFunctions
 from proxy.effects.hooks import Hooks
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import InvalidAPIKey, ProxyError
 from proxy.evaluation import OnlineEvaluation
-from proxy.guesses import Guesses
 from proxy.health import HealthBook
-from proxy.keys import Keyring, credentials_in, presented
-from proxy.models import ModelRegistry
+from proxy.models import ModelLimitsResolver, ModelRegistry
 from proxy.planning import Planner
 from proxy.preparation import Preparation
-from proxy.reload import SetPolicy, read_policy, with_set_policies
 from proxy.store import Store
 from proxy.store.records import PolicyRow
 from proxy.telemetry import Telemetry
 from proxy.tokenizer import Tokenizer
 from proxy.upstream.upstreams import Upstreams
-from proxy.windows import Windows
 from proxy.write_behind import WriteBehindQueue
 
 
@@ -43,7 +42,7 @@ class Runtime:
     keyring: Keyring
     secret: bytes = field(repr=False)
     registry: ModelRegistry
-    windows: Windows
+    windows: ModelLimitsResolver
     tokenizer: Tokenizer
     planner: Planner
     preparation: Preparation

@@ -7,9 +7,9 @@ from policies import ContextSettings
 from policies.calls import follow_calls
 from policies.growth import Event
 from policies.health import Checkup
+from proxy.access.caller import Caller
 from proxy.alerts import Notice
 from proxy.caching import CacheUse, cost_of, follow, prices_of
-from proxy.caller import Caller
 from proxy.effects.allowance import Spent
 from proxy.effects.hooks import TurnEnd
 from proxy.exchange_rows import row_of

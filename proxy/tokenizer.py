@@ -58,7 +58,10 @@ def installed_estimators() -> dict[str, TokenCounter]:
 
 def check_estimator(name: str) -> str | None:
     """What is wrong with a policy's ``estimator``; None for ``tokenizer`` and whatever counts under that name."""
-    known = ["tokenizer", *HEURISTICS, *ENCODINGS, *(point.name for point in entry_points(group=ESTIMATORS_GROUP))]
+    own = ("tokenizer", *HEURISTICS, *ENCODINGS)
+    if name in own:
+        return None  # entry points are read from every installed package, and every policy asks
+    known = [*own, *(point.name for point in entry_points(group=ESTIMATORS_GROUP))]
     return None if name in known else f"no estimator {name}; there are: {', '.join(sorted(known))}"
 
 

@@ -11,7 +11,7 @@ import click
 from proxy.cli.output import print_json, print_table
 from proxy.cli.stored import config_option, configured, json_option
 from proxy.config import Config, ConfigError, environment, load_config, public
-from proxy.config_file import KeyPath, dotted
+from proxy.config.file import KeyPath, dotted
 
 
 def flat(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:

@@ -19,8 +19,10 @@ from proxy.cli import Failure
 from proxy.cli.output import moment, print_facts, print_json, print_table, say, tame
 from proxy.cli.stored import found, json_option, key_names, reading, stored, writing
 from proxy.config import Config, masked_url
-from proxy.routes.control import LONGEST_NOTE, USUAL
-from proxy.routes.rows import checkpoint_json, decision_json, exchange_json, note_json, removed_json
+from proxy.http.archive import removed_of
+from proxy.http.checkpoints import saved_of
+from proxy.http.control import MAX_NOTE_LEN, USUAL, KeptNote
+from proxy.http.conversations import decision_of, exchange_of
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow, NoteRow, Original, RemovedRow
 
@@ -159,7 +161,7 @@ def checkpoint(config: Config, *, name: str, form: Literal["md", "json"], versio
 
     async def read(store: Store, conversation: ConversationRow) -> Show:
         row = await _checkpoint(store, conversation, version)
-        return partial(print_json, checkpoint_json(row)) if form == "json" or as_json else partial(_print_state, row)
+        return partial(print_json, saved_of(row).plain()) if form == "json" or as_json else partial(_print_state, row)
 
     _show(config, name, read)
 
@@ -181,7 +183,7 @@ def removed(config: Config, *, name: str, as_json: bool) -> None:
 
 @conversations.command()
 @click.argument("name", metavar="ID")
-@click.option("--add", "text", metavar="TEXT", help=f"A note to add, up to {LONGEST_NOTE:,} characters.")
+@click.option("--add", "text", metavar="TEXT", help=f"A note to add, up to {MAX_NOTE_LEN:,} characters.")
 @stored
 @json_option
 def notes(config: Config, *, name: str, text: str | None, as_json: bool) -> None:
@@ -197,8 +199,8 @@ def notes(config: Config, *, name: str, text: str | None, as_json: bool) -> None
     """
     if text is None:
         return _show(config, name, partial(_read_notes, as_json=as_json))
-    if not text.strip() or len(text) > LONGEST_NOTE:
-        raise click.BadParameter(f"should be 1 to {LONGEST_NOTE} characters", param_hint="--add")
+    if not text.strip() or len(text) > MAX_NOTE_LEN:
+        raise click.BadParameter(f"should be 1 to {MAX_NOTE_LEN} characters", param_hint="--add")
     note = NoteRow.of(Note("misc", USUAL, text, "api"), at=time.time())
 
     async def add(store: Store) -> bool:
@@ -207,7 +209,7 @@ def notes(config: Config, *, name: str, text: str | None, as_json: bool) -> None
 
     is_new = writing(config, add)
     if as_json:
-        return print_json({**note_json(note), "new": is_new})
+        return print_json({**KeptNote.of(note).plain(), "new": is_new})
     return click.echo("Added the note." if is_new else "This note already exists.")
 
 
@@ -382,7 +384,7 @@ def _growth(row: ExchangeRow) -> str:
 async def _read_timeline(store: Store, row: ConversationRow, *, as_json: bool) -> Show:
     requests = await store.timeline(row, limit=REQUESTS_SHOWN)
     if as_json:
-        return partial(print_json, [exchange_json(each) for each in requests])
+        return partial(print_json, [exchange_of(each).plain() for each in requests])
     titles = (
         "at (UTC)", "messages", "tokens", "pressure", "zone", "velocity", "action", "actions", "outcome", "cached",
         "weir ms", "request",
@@ -414,11 +416,11 @@ async def _read_request(store: Store, row: ConversationRow, *, request: str, as_
     if len(known) != 1:
         said = "no request" if not known else f"{len(known)} requests begin with"
         raise Failure(f"{said} {request} in {row.name}; see weir conversations show {row.name} --timeline")
-    return partial(print_json, exchange_json(known[0])) if as_json else partial(_print_request, known[0])
+    return partial(print_json, exchange_of(known[0]).plain()) if as_json else partial(_print_request, known[0])
 
 
 def _print_request(row: ExchangeRow) -> None:
-    decision, layers = decision_json(row), exchange_json(row)["layers"]
+    decision, layers = decision_of(row).plain(), exchange_of(row).plain()["layers"]
     summarized = decision["compaction_summary_tokens"] is not None
     print_facts(
         {
@@ -508,7 +510,7 @@ def _print_state(row: CheckpointRow) -> None:
 async def _read_removed(store: Store, row: ConversationRow, *, as_json: bool) -> Show:
     gone = await removed_from(store, row)
     if as_json:
-        return partial(print_json, [{**removed_json(each, with_text=False), "text": each.text} for each in gone])
+        return partial(print_json, [{**removed_of(each, with_text=False).plain(), "text": each.text} for each in gone])
     if not gone:
         return partial(click.echo, "Nothing was removed.", err=True)
     cells = [
@@ -554,7 +556,7 @@ def _print_originals(originals: list[Original], *, as_json: bool) -> None:
 async def _read_notes(store: Store, conversation: ConversationRow, *, as_json: bool) -> Show:
     rows = await store.notes(conversation.tenant, conversation.id)
     if as_json:
-        return partial(print_json, [note_json(row) for row in rows])
+        return partial(print_json, [KeptNote.of(row).plain() for row in rows])
     if not rows:
         return partial(click.echo, "There are no notes.", err=True)
     cells = [(moment(row.at), row.category, row.importance, row.source, row.text) for row in rows]

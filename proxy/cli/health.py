@@ -6,7 +6,8 @@ from policies.health import KEPT, HealthTrend, Snapshot, trend_of
 from proxy.cli.output import moment, print_json, print_table, tame
 from proxy.cli.stored import found, json_option, reading, stored
 from proxy.config import Config
-from proxy.routes.alerts import health_json, open_json
+from proxy.http.alerts import alert_of, conversation_health, open_alerts
+from proxy.http.shape import Page
 from proxy.store import Store
 from proxy.store.records import AlertRow, ConversationRow
 
@@ -41,7 +42,9 @@ def health(config: Config, name: str | None, *, as_json: bool) -> None:
         return _show_one(config, name, as_json=as_json)
     alerts, counts = reading(config, lambda store: store.open_alerts(None, limit=MAX_OPEN))
     if as_json:
-        return print_json(open_json(alerts, counts))
+        shown = open_alerts(Page(data=[alert_of(alert) for alert in alerts], next=None), counts).plain()
+        del shown["next"]  # all of them are here
+        return print_json(shown)
     if not alerts:
         return click.echo("There are no open alerts.")
     rows = [(moment(a.at), a.conversation, a.level, a.category, a.kind, a.said) for a in alerts]
@@ -55,7 +58,7 @@ def _show_one(config: Config, name: str, *, as_json: bool) -> None:
 
     row, snapshots, alerts = reading(config, read)
     if as_json:
-        return print_json(health_json(row, snapshots, alerts, limit=KEPT))
+        return print_json(conversation_health(row, snapshots, alerts, limit=KEPT).plain())
     if not snapshots:
         return click.echo(f"There is no health data for {tame(row.name)} yet.", err=True)
     last = snapshots[-1]

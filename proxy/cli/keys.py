@@ -4,12 +4,12 @@ import time
 
 import click
 
+from proxy.access.keys import create_secret, key_digest
 from proxy.cli import Failure
 from proxy.cli.output import moment, print_json, print_table
 from proxy.cli.stored import json_option, known_policy, stored, writing
 from proxy.config import Config
-from proxy.config_file import nearest
-from proxy.keys import create_secret, key_digest
+from proxy.config.file import nearest
 from proxy.store import Store
 from proxy.store.records import KeyRow
 

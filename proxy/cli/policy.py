@@ -19,10 +19,9 @@ from proxy.cli.output import print_json, print_line, print_table, progress
 from proxy.cli.replay import conditions_for, priced, recorded
 from proxy.cli.stored import configured, json_option, known_policy
 from proxy.config import Config, environment, masked_url
-from proxy.config_file import ConfigError, Document, KeyPath, dotted, nearest, read_document
-from proxy.config_values import FileValues
-from proxy.policy_files.importing import imported, known_keys
-from proxy.policy_files.presets import (
+from proxy.config.file import ConfigError, Document, KeyPath, dotted, nearest, read_document
+from proxy.config.importing import imported, known_keys
+from proxy.config.presets import (
     about,
     policy_amounts,
     policy_cautions,
@@ -33,7 +32,8 @@ from proxy.policy_files.presets import (
     preset_documents,
     uses_shapes,
 )
-from proxy.reload import SetPolicy, read_policy, with_set_policies
+from proxy.config.reload import SetPolicy, read_policy, with_set_policies
+from proxy.config.values import FileValues
 from proxy.replay import Conditions, Script, TrafficCount, pace_of
 from proxy.store import Store, StoreError
 from proxy.store.records import PolicyRow

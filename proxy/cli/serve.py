@@ -20,12 +20,12 @@ from urllib.parse import unquote
 
 import click
 
+from proxy.access.keys import Keyring
 from proxy.app import create_app
 from proxy.cli import Failure
 from proxy.cli.stored import config_option, loaded
 from proxy.config import Config, Flags, Handed, environment, hand_down, handed_down, load_config, masked_url, secrets_of
 from proxy.effects.hooks import Hooks, Plugin
-from proxy.keys import Keyring
 from proxy.server import App, ServerLimits, run
 from proxy.simulator import SimulatorSettings, run_simulator
 from proxy.store import Store, StoreError

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
+from proxy.access.keys import Keyring
 from proxy.cli import Failure
 from proxy.config import Config, ConfigError, Flags, environment, load_config, masked_url
-from proxy.config_file import nearest
-from proxy.keys import Keyring
+from proxy.config.file import nearest
 from proxy.store import Store, StoreError
 from proxy.store.records import ConversationRow
 

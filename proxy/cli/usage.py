@@ -10,8 +10,8 @@ from proxy.cli.output import print_json, print_table
 from proxy.cli.stored import json_option, key_names, reading, stored
 from proxy.config import Config
 from proxy.errors import InvalidRequest
-from proxy.routes.question import moment_in
-from proxy.routes.usage import total_json, usage_json
+from proxy.http.request import moment_in
+from proxy.http.usage import taken, taken_by
 from proxy.store import Store
 from proxy.store.exchanges import By
 from proxy.store.records import UsageRow
@@ -46,16 +46,16 @@ def usage(config: Config, *, since: str, by: By | None, key: str | None, as_json
     if key is not None:
         rows = [row for row in rows if names.get(row.tenant) == key]
     if as_json:
-        data = [usage_json(row, by=by, names=names) for row in rows]
-        return print_json({"since": start, "by": by, "total": total_json(rows), "data": data})
+        data = [taken_by(row, by=by, names=names).plain() for row in rows]
+        return print_json({"since": start, "by": by, "total": taken(rows).plain(), "data": data})
     if not rows:
         return click.echo("No requests since then.", err=True)
     lines = [
-        (names.get(row.tenant, row.tenant[:8]), row.group or "", *_cells(usage_json(row, by=by, names=names)))
+        (names.get(row.tenant, row.tenant[:8]), row.group or "", *_cells(taken_by(row, by=by, names=names).plain()))
         for row in rows
     ]
     if len(rows) > 1:
-        lines.append(("all", "", *_cells(total_json(rows))))
+        lines.append(("all", "", *_cells(taken(rows).plain())))
     titles = (
         "requests",
         "failed",

@@ -16,14 +16,14 @@ from proxy.conversation import Conversations
 from proxy.effects.allowance import Patience
 from proxy.effects.perform import Ask, EffectHandler
 from proxy.errors import ContextLengthExceeded
-from proxy.models import ModelFacts
+from proxy.models import ModelFacts, ModelLimits
+from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW
 from proxy.planning import Job, Planned, Planner
 from proxy.preparation import Preparation
 from proxy.replay.script import Script
 from proxy.store import Store
 from proxy.tokenizer import TextCounter
 from proxy.transcripts import Transcripts
-from proxy.windows import SMALLEST_SAMPLE, UNKNOWN_WINDOW, Belief
 from proxy.wire.chat import parse_chat
 from proxy.write_behind import WriteBehindQueue
 
@@ -233,7 +233,7 @@ class Managed:
             action, pieces = ("refused", None) if planned.refused else ("failed", script.raw_pieces(length))
             tokens = script.transcript(length).tokens
             return Forwarded(pieces=pieces, tokens=tokens, limit=budget.usable, action=action)
-        if decision.raw_after >= SMALLEST_SAMPLE:  # what the upstream's count would teach: here it is the estimate
+        if decision.raw_after >= MIN_SAMPLE:  # what the upstream's count would teach: here it is the estimate
             self._calibration = self._calibration.observe(decision.raw_after, decision.raw_after)
         self._preparation.after(job, planned)
         await self._preparation.settled()
@@ -261,8 +261,8 @@ class Managed:
         return self._now
 
     def _job(self, body: bytes, budget: Budget) -> Job:
-        async def believe() -> Belief:
-            return Belief(budget, ModelFacts(window=budget.window, source="policy"), scope="", counted="")
+        async def believe() -> ModelLimits:
+            return ModelLimits(budget, ModelFacts(window=budget.window, source="policy"), scope="", counted="")
 
         return Job(
             request=parse_chat(body),

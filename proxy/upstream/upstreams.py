@@ -4,9 +4,9 @@ import dataclasses
 import re
 from collections.abc import AsyncIterator, Mapping
 
-from proxy.caller import Caller
+from proxy.access.caller import Caller
+from proxy.access.destination import CHAT_PATH, Destination
 from proxy.config import UpstreamSettings
-from proxy.destination import CHAT_PATH, Destination
 from proxy.errors import UpstreamUnreachable
 from proxy.upstream.client import CREDENTIALS, Answer, Client, Headers, StreamBroken, Target, credential_field
 from proxy.upstream.providers import LitellmProvider

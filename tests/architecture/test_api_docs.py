@@ -24,35 +24,21 @@ from proxy.errors import (
     ProxyError,
     RequestTooLarge,
 )
-from proxy.routes import blobs
-from proxy.routes.control import LONGEST_NOTE
-from proxy.routes.rows import (
-    WHY,
-    alert_json,
-    audit_json,
-    checkpoint_json,
-    conversation_json,
-    decision_json,
-    eviction_json,
-    exchange_json,
-    found_json,
-    note_json,
-    removed_json,
-    report_json,
-    snapshot_json,
-    version_json,
-)
-from proxy.routes.table import PREFIX, ROUTES, ManagementRoute
-from proxy.routes.usage import total_json, usage_json
-from proxy.store.chain import GENESIS, AuditEvent, AuditType, linked
+from proxy.http import archive
+from proxy.http.alerts import alert_of, reading_of
+from proxy.http.archive import WHY, removed_of
+from proxy.http.audit import Audited, Eviction
+from proxy.http.checkpoints import saved_of, version_of
+from proxy.http.control import MAX_NOTE_LEN, KeptNote
+from proxy.http.conversations import Conversation, decision_of, exchange_of, status_of
+from proxy.http.table import PREFIX, ROUTES, ManagementRoute
+from proxy.http.usage import taken, taken_by
 from proxy.store.records import (
     AlertRow,
     CheckpointRow,
     ConversationRow,
-    EvictionRow,
     ExchangeRow,
     NoteRow,
-    Original,
     RemovedRow,
     UsageRow,
 )
@@ -103,9 +89,6 @@ CONVERSATION = ConversationRow(
 )  # fmt: skip
 CUT = Cut(covers=1, prefix=b"", text="", tokens=1, version=1, ref="0")
 CHECKPOINT = CheckpointRow(branch="br", version=1, at=0.0, body=Checkpoint(goal="g").to_json(), cut=CUT)
-EVICTION = EvictionRow(
-    digest=b"", occurrence=0, kind="evict", layer="evict", policy="p", tokens_before=1, tokens_after=1, tokens_remaining=1
-)  # fmt: skip
 
 EXCHANGE = ExchangeRow(
     id="r", tenant="t", conversation="c", name="n", branch="b", parent=None, at=0.0, model="m", policy="p", chain_end=b"",
@@ -116,20 +99,18 @@ USAGE = UsageRow(
     cost=0.1, cost_saved=0.1, summarizer_tokens=0, summarizer_cost=0.0, first=0.0, last=0.0,
 )  # fmt: skip
 
-(AUDITED,) = linked([AuditEvent(tenant="t", at=0.0, type=AuditType.SAVE)], seq=0, prev=GENESIS)
-
 
 def test_every_field_of_an_answer_is_on_the_page() -> None:
     one = "conversations/{id}"
-    assert set(conversation_json(CONVERSATION)) <= in_code(said(route("conversations")))
-    report = report_json(CONVERSATION, None, windows=1, events=0, soft={})
-    assert set(report) <= in_code(said(route(one)))
-    shown = checkpoint_json(CHECKPOINT)
+    assert set(Conversation.of(CONVERSATION).plain()) <= in_code(said(route("conversations")))
+    report = status_of(CONVERSATION, None, windows=1, events=0, soft={}).plain()
+    assert set(report) - set(Conversation.__struct_fields__) <= in_code(said(route(one)))
+    shown = saved_of(CHECKPOINT).plain()
     assert set(shown) == set(example(said(route(f"{one}/checkpoint"))))
     assert isinstance(shown["state"], dict)
     assert set(shown["state"]) == set(example(said(route(f"{one}/checkpoint")))["state"])
-    assert set(version_json(CHECKPOINT)) <= in_code(said(route(f"{one}/checkpoints")))
-    removed = removed_json(RemovedRow(ref="0", how="evict", version=1, at=0.0), with_text=True)
+    assert set(version_of(CHECKPOINT).plain()) <= in_code(said(route(f"{one}/checkpoints")))
+    removed = removed_of(RemovedRow(ref="0", how="evict", version=1, at=0.0), with_text=True).plain()
     assert set(removed) == set(example(said(route(f"{one}/removed")))["data"][0])
     opened = AlertRow(
         tenant="t",
@@ -142,25 +123,24 @@ def test_every_field_of_an_answer_is_on_the_page() -> None:
         limit=3,
         said="",
     )
-    assert set(alert_json(opened)) == set(example(said(route("health")))["data"][0])
-    assert set(alert_json(opened)) == set(example(said(route(f"{one}/health")))["alerts"][0])
-    snapshot = snapshot_json(Snapshot(0.0, 0.5, 0.0, None, None, None, 0.0, 1))
+    assert set(alert_of(opened).plain()) == set(example(said(route("health")))["data"][0])
+    assert set(alert_of(opened).plain()) == set(example(said(route(f"{one}/health")))["alerts"][0])
+    snapshot = reading_of(Snapshot(0.0, 0.5, 0.0, None, None, None, 0.0, 1)).plain()
     assert set(snapshot) == set(example(said(route(f"{one}/health")))["snapshot"])
     assert set(asdict(trend_of([]))) == set(example(said(route(f"{one}/health")))["trend"])
-    note = note_json(NoteRow(id=b"", at=0.0, category="", importance="", source="", text=""))
+    note = KeptNote.of(NoteRow(id=b"", at=0.0, category="", importance="", source="", text="")).plain()
     assert set(note) <= in_code(said(route(f"{one}/notes")))
-    found = found_json(Original(ref="0", role="user", tokens=1, body=b"", text=""))
-    assert set(found) <= in_code(said(route("search")))
+    assert set(archive.Found.__struct_fields__) <= in_code(said(route("search")))
     used = example(said(route("usage")))
-    assert set(total_json([USAGE])) == set(used["total"])
-    assert set(usage_json(USAGE, by="model", names={})) == set(used["data"][0])
-    request = exchange_json(EXCHANGE)
-    assert {"decision", "layers", "fidelity", "detail"} | set(decision_json(EXCHANGE)) <= in_code(
+    assert set(taken([USAGE]).plain()) == set(used["total"])
+    assert set(taken_by(USAGE, by="model", names={}).plain()) == set(used["data"][0])
+    request = exchange_of(EXCHANGE).plain()
+    assert {"decision", "layers", "fidelity", "detail"} | set(decision_of(EXCHANGE).plain()) <= in_code(
         said(route(f"{one}/timeline"))
     )
     assert {"decision", "layers", "fidelity", "detail"} <= set(request)
     told = in_code(said(route(f"{one}/audit"))) - {"audit", "limit", "events", "cursor"}
-    assert set(audit_json(AUDITED)) <= told <= set(eviction_json(EVICTION)) | set(audit_json(AUDITED))
+    assert set(Audited.__struct_fields__) <= told <= {*Eviction.__struct_fields__, *Audited.__struct_fields__}
 
 
 def example(text: str) -> dict[str, Any]:
@@ -173,12 +153,12 @@ def test_notes_are_described_as_they_are_checked() -> None:
     text = said(route("conversations/{id}/notes", "POST"))
 
     assert set(CATEGORIES) | set(IMPORTANCE) <= in_code(text)
-    assert f"1 to {LONGEST_NOTE:,} characters" in text
+    assert f"1 to {MAX_NOTE_LEN:,} characters" in text
 
 
 @pytest.mark.requirement("A4.18")
 def test_the_headers_of_a_page_of_an_original_are_on_the_page() -> None:
-    sent = set(re.findall(r"x-weir-[a-z0-9]+", inspect.getsource(blobs.page)))
+    sent = set(re.findall(r"x-weir-[a-z0-9]+", inspect.getsource(archive)))
 
     assert len(sent) == 4
     assert sent <= in_code(said(route("blobs/{ref}")))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from starlette.routing import Route as Served
 
+from proxy.access.destination import _NAMING, CHAT, Destination, Route, route_of
 from proxy.app import create_app
 from proxy.config import load_config
-from proxy.destination import _NAMING, CHAT, Destination, Route, route_of
 from proxy.telemetry import Telemetry, TelemetrySettings
 from proxy.upstream.upstreams import Upstreams
 
@@ -40,7 +40,7 @@ def calls(name: str) -> dict[str, list[ast.Call]]:
 
 @pytest.mark.requirement("P7", "S.7")
 def test_one_module_makes_destinations_and_nothing_is_sent_without_one() -> None:
-    assert set(calls("Destination")) == {"proxy/destination.py"}
+    assert set(calls("Destination")) == {"proxy/access/destination.py"}
     asked = {name: inspect.signature(getattr(Upstreams, name), eval_str=True) for name in ("send", "post")}
     for signature in asked.values():
         assert [each.annotation for each in signature.parameters.values()][1] is Destination
@@ -53,9 +53,9 @@ def test_one_module_makes_destinations_and_nothing_is_sent_without_one() -> None
 @pytest.mark.requirement("P7")
 def test_a_clients_request_gets_its_destination_where_its_model_was_judged() -> None:
     """What Weir asks itself is asked by these alone; a route would have to be put here to go round the judgement."""
-    assert set(calls("by_weir")) == {"proxy/asking.py", "proxy/replies.py", "proxy/routes/models.py"}
+    assert set(calls("by_weir")) == {"proxy/asking.py", "proxy/replies.py", "proxy/http/models.py"}
     assert set(calls("for_chat")) == {"proxy/exchange.py"}
-    assert set(calls("for_relay")) == set(calls("unread")) == {"proxy/routes/passthrough.py"}
+    assert set(calls("for_relay")) == set(calls("unread")) == {"proxy/http/passthrough.py"}
 
 
 @pytest.mark.requirement("P7", "S.10")

@@ -24,10 +24,10 @@ from policies.settings import (
 )
 from policies.trend import TrendRules
 from proxy.cli import main
+from proxy.config.importing import known_keys
+from proxy.config.layers import LAYERS, SCORERS
+from proxy.config.presets import preset_documents
 from proxy.custom.functions import check_custom
-from proxy.policy_files.importing import known_keys
-from proxy.policy_files.layers import LAYERS, SCORERS
-from proxy.policy_files.presets import preset_documents
 from proxy.store.chain import GENESIS, AuditEvent, AuditType, linked
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,11 +11,11 @@ import aiohttp
 import openai
 import pytest
 
-from proxy.admission import Admission
-from proxy.caller import Caller
+from proxy.access.admission import Admission
+from proxy.access.caller import Caller
+from proxy.access.guesses import FORGET, MAX_ADDRESSES, MAX_SECONDS, MAX_WRONG, MINUTE, Guesses
 from proxy.config import Limits
 from proxy.errors import Busy, InvalidAPIKey, RateLimited
-from proxy.guesses import FORGET, LONGEST, MINUTE, MOST_ADDRESSES, MOST_WRONG, Guesses
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, opening, weir
@@ -135,7 +135,7 @@ def test_by_default_no_key_can_take_more_than_half() -> None:
 
 @pytest.mark.requirement("S.14")
 async def test_bytes_wait_for_room_and_are_refused_where_none_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.admission.PATIENCE", 0.05)
+    monkeypatch.setattr("proxy.access.admission.PATIENCE", 0.05)
     admission = Admission(Limits(bytes_in_flight=100, bytes_in_flight_per_key=60))
     one, two, other, last = (admission.enter(Caller(tenant=t)) for t in "aabc")
     await one.hold(50)
@@ -145,7 +145,7 @@ async def test_bytes_wait_for_room_and_are_refused_where_none_comes(monkeypatch:
     await other.hold(50)
     with pytest.raises(Busy):
         await last.hold(1)
-    monkeypatch.setattr("proxy.admission.PATIENCE", 30.0)
+    monkeypatch.setattr("proxy.access.admission.PATIENCE", 30.0)
     waiting = asyncio.create_task(two.hold(60))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -212,9 +212,9 @@ async def test_who_guesses_keys_is_held_off_and_a_right_key_is_not(tmp_path: Pat
 
         routes = ("/v1/chat/completions", "/v1/embeddings", "/weir/conversations", "/weir/config")
         found = [await guess(number, routes[number % 4]) for number in range(60)]
-        assert [status for status, _, _ in found[:MOST_WRONG]] == [401] * MOST_WRONG
-        assert {(status, code) for status, _, code in found[MOST_WRONG:]} == {(429, "rate_limit_exceeded")}
-        assert all(int(after or 0) >= 1 for _, after, _ in found[MOST_WRONG:])
+        assert [status for status, _, _ in found[:MAX_WRONG]] == [401] * MAX_WRONG
+        assert {(status, code) for status, _, code in found[MAX_WRONG:]} == {(429, "rate_limit_exceeded")}
+        assert all(int(after or 0) >= 1 for _, after, _ in found[MAX_WRONG:])
         await ask(target, MODEST)
         async with session.get(f"{target.root}/weir/config", headers={"authorization": f"Bearer {ADMIN}"}) as answer:
             assert answer.status == 200
@@ -236,11 +236,11 @@ async def test_guesses_at_the_admin_token_are_counted_where_any_key_is_taken(tmp
             aiohttp.ClientSession() as session,
         ):
             statuses = []
-            for number in range(MOST_WRONG + 5):
+            for number in range(MAX_WRONG + 5):
                 headers = {"authorization": f"Bearer guess-{number}"}
                 async with session.get(f"{target.root}/weir/config", headers=headers) as answer:
                     statuses.append(answer.status)
-            assert statuses == [403] * MOST_WRONG + [429] * 5
+            assert statuses == [403] * MAX_WRONG + [429] * 5
 
 
 def test_an_address_waits_longer_each_time_and_is_forgotten_in_the_end() -> None:
@@ -251,22 +251,22 @@ def test_an_address_waits_longer_each_time_and_is_forgotten_in_the_end() -> None
         found = guesses.answer(address, InvalidAPIKey("wrong"), guessed=True)
         return found.retry_after or 0
 
-    assert [waits() for _ in range(MOST_WRONG)] == [0] * MOST_WRONG
+    assert [waits() for _ in range(MAX_WRONG)] == [0] * MAX_WRONG
     told = []
     for _ in range(10):
         told.append(waits())
         assert waits() == told[-1], "it does not grow while it lasts"
         now[0] += told[-1]
     assert told[:4] == [2, 4, 8, 16]
-    assert told[-1] == LONGEST
+    assert told[-1] == MAX_SECONDS
     assert waits("192.0.2.2") == 0
     now[0] += FORGET + 1
     assert waits() == 0
-    for _ in range(5 * MOST_WRONG):
-        now[0] += MINUTE / MOST_WRONG + 1
+    for _ in range(5 * MAX_WRONG):
+        now[0] += MINUTE / MAX_WRONG + 1
         assert waits("192.0.2.3") == 0, "a client that is set up wrongly and asks now and then"
-    assert [waits(f"2001:db8::{n:x}") for n in range(MOST_WRONG + 1)] == [0] * MOST_WRONG + [2]
-    assert [waits(f"::ffff:198.51.100.{n}") for n in range(MOST_WRONG + 1)] == [0] * (MOST_WRONG + 1)
-    for number in range(2 * MOST_ADDRESSES):
+    assert [waits(f"2001:db8::{n:x}") for n in range(MAX_WRONG + 1)] == [0] * MAX_WRONG + [2]
+    assert [waits(f"::ffff:198.51.100.{n}") for n in range(MAX_WRONG + 1)] == [0] * (MAX_WRONG + 1)
+    for number in range(2 * MAX_ADDRESSES):
         waits(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
-    assert len(guesses._guessers) == MOST_ADDRESSES
+    assert len(guesses._guessers) == MAX_ADDRESSES

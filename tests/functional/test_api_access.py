@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from proxy.access.guesses import Guesses
+from proxy.access.keys import same_secret
 from proxy.config import Flags, load_config
-from proxy.guesses import Guesses
-from proxy.keys import same_secret
-from proxy.routes.management import Management
-from proxy.routes.table import PREFIX, ROUTES, ManagementRoute
+from proxy.http.management import Management
+from proxy.http.table import PREFIX, ROUTES, ManagementRoute
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from tests.functional.api import ADMIN, BODIES, NAME, Api, compacted, filled, serving

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from proxy.guesses import MOST_WRONG, Guesses
-from proxy.routes.table import PREFIX, ROUTES
+from proxy.access.guesses import MAX_WRONG, Guesses
+from proxy.http.table import PREFIX, ROUTES
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from tests.functional.api import ADMIN, Api
@@ -151,7 +151,7 @@ async def errors(api: Api, contract: Contract) -> None:
             )
             assert answer.status_code == status, (route.pattern, answer.text)
             contract.check(route.method, answer)
-    for _ in range(MOST_WRONG + 1):
+    for _ in range(MAX_WRONG + 1):
         answer = await api.ask("GET", "usage", key="weir-sk-unknown")
     assert answer.status_code == 429
     contract.check("GET", answer)

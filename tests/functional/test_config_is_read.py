@@ -15,14 +15,16 @@ from policies.health import Alert
 from proxy.alerts import Notice
 from proxy.cli import serve as command
 from proxy.config import Config
-from proxy.config_file import _plain
-from proxy.config_values import FileValues
+from proxy.config.file import _plain
+from proxy.config.values import FileValues
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.upstream.providers import providers_for
 from tests.functional.harness import COUNTER, opening, weir
 
-HOLDING = frozenset({"proxy.config", "proxy.config_values", "proxy.config_file", "proxy.reload", __name__})
+HOLDING = frozenset(
+    {"proxy.config.loading", "proxy.config.values", "proxy.config.file", "proxy.config.reload", __name__}
+)
 ALERT = Alert("overflow", "critical", "overflow", 1.0, 2.0, 1.0, "said")
 AT_THE_START = {("AuthSettings", "open_beyond_loopback")}  # decides whether there is a Weir at all, see test_config.py
 YAML = """

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from policies.checkpoint import Checkpoint
-from proxy.guesses import Guesses
-from proxy.routes.table import ROUTES
+from proxy.access.guesses import Guesses
+from proxy.http.table import ROUTES
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from tests.functional.api import ADMIN, BODIES, NAME, TURNS, YAML, Api, compacted, filled, serving

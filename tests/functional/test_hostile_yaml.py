@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from proxy.config import ConfigError
-from proxy.config_file import parse_document
-from proxy.reload import read_policy
+from proxy.config.file import parse_document
+from proxy.config.reload import read_policy
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, opening
@@ -140,7 +140,7 @@ def test_aliases_that_people_write_are_read_as_before() -> None:
 
 
 async def test_a_policy_that_is_set_is_not_read_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxy.routes import policies
+    from proxy.http import policies
     from tests.functional.api import ADMIN as OF_THE_API
     from tests.functional.api import serving
 

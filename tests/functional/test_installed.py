@@ -20,7 +20,7 @@ DEPENDENCIES = sysconfig.get_path("purelib")
 SECONDS = 60
 SHOWN = """
 import json, proxy
-from proxy.policy_files.presets import preset_policies
+from proxy.config.presets import preset_policies
 from proxy.tokenizer import Tokenizer
 counters = map(Tokenizer().counter, ("gpt-4o", "gpt-4"))
 counted = [[each.count("hello world"), each.reason] for each in counters]

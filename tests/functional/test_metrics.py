@@ -23,9 +23,9 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as OtlpMetric
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from proxy.access.destination import CHAT, for_chat
+from proxy.access.keys import credentials_in
 from proxy.call import Call
-from proxy.destination import CHAT, for_chat
-from proxy.keys import credentials_in
 from proxy.outcome import Outcome
 from proxy.settlement import record_exchange
 from proxy.simulator.serving import RunningSimulator, serve_simulator

@@ -11,11 +11,11 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from policies import Failed, Piece, Summarize, Summary
+from proxy.access.caller import Caller
+from proxy.access.keys import credentials_in
 from proxy.app import create_app
-from proxy.caller import Caller
 from proxy.config import Flags, load_config
 from proxy.effects.summarizer import BACK_OFF_MOST, Summarizer
-from proxy.keys import credentials_in
 from proxy.replies import Replies, Spent, summarizer_input
 from proxy.server import serve
 from proxy.simulator import Dialect, Seen, SimulatorSettings

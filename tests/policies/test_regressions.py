@@ -18,7 +18,7 @@ from policies.settings import ContextSettings, Layer
 from policies.tokens import CHARS4
 from policies.turns import units
 from proxy.config import ConfigError, Flags, load_config
-from proxy.policy_files.presets import policy_amounts, preset_policies
+from proxy.config.presets import policy_amounts, preset_policies
 from tests.policies.play import Said, assistant, decide, remember, result, system, talk, user, window, words
 
 PRESETS = preset_policies()

@@ -17,7 +17,7 @@ from policies.replay import Known
 from policies.settings import Bucket, ContextSettings, Layer, Param
 from policies.strategies.truncate_largest import truncate_largest
 from policies.tokens import CHARS4
-from proxy.policy_files.presets import preset_policies
+from proxy.config.presets import preset_policies
 from tests.policies.answering import says
 from tests.policies.play import Said, assistant, decide, remember, result, step, talk, user, window, words
 

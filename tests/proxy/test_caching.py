@@ -13,14 +13,13 @@ from policies.trend import Trend
 from proxy.caching import CacheUse, follow, hit_ratio, prices_of, shown
 from proxy.conversation import Recognised, Thread
 from proxy.effects.evictions import CUT
-from proxy.learned import LearnedLimits
-from proxy.models import ModelFacts, ModelRegistry
+from proxy.models import ModelFacts, ModelLimits, ModelLimitsResolver, ModelRegistry
+from proxy.models.learned import LearnedLimits
+from proxy.models.probe import Probe
 from proxy.planning import Planned
 from proxy.store.records import Branch, EvictionRow
 from proxy.tap import Usage, read_completion
 from proxy.transcripts import Transcripts
-from proxy.upstream.probe import Probe
-from proxy.windows import Belief, Windows
 from proxy.wire.chat import digest_of, parse_chat
 from tests.functional.harness import COUNTER
 
@@ -141,7 +140,7 @@ class Talk:
             ),
             reading=reading,
             recognised=Recognised(self.thread, self.sent if known is None else known),
-            belief=Belief(Budget(window=10_000, reserve=1000, headroom=0), FACTS, "s", "s"),
+            belief=ModelLimits(Budget(window=10_000, reserve=1000, headroom=0), FACTS, "s", "s"),
             trend=Trend(at=before),
             evictions=rows,
         )
@@ -276,11 +275,11 @@ def test_the_detail_of_a_row_says_only_what_there_is_to_say() -> None:
     assert use.facts() == shown(use.facts()) == said
 
 
-def windows() -> Windows:
+def windows() -> ModelLimitsResolver:
     async def fetch(method: str, url: str, body: bytes | None) -> tuple[int, bytes]:
         raise AssertionError((method, url, body))
 
-    return Windows(ModelRegistry(), LearnedLimits(()), Probe(), lambda *_: fetch)
+    return ModelLimitsResolver(ModelRegistry(), LearnedLimits(()), Probe(), lambda *_: fetch)
 
 
 @pytest.mark.requirement("A0.16")

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from policies.settings import ContextSettings
+from proxy.access.keys import Keyring
 from proxy.cli import COMMANDS, main
-from proxy.keys import Keyring
-from proxy.policy_files.presets import policy_values
+from proxy.config.presets import policy_values
 from proxy.store import Store
 
 HERE = ("config", "keys", "policy")

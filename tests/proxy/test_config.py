@@ -8,9 +8,9 @@ from pydantic import SecretStr
 from policies import cascade
 from policies.settings import ContextSettings, Layer, Mode
 from proxy.config import Config, ConfigError, Flags, load_config, public
-from proxy.config_file import parse_document
-from proxy.policy_files.layers import LAYERS
-from proxy.policy_files.presets import LEGACY, policy_values, preset_directory, preset_documents
+from proxy.config.file import parse_document
+from proxy.config.layers import LAYERS
+from proxy.config.presets import LEGACY, policy_values, preset_directory, preset_documents
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = {"OPENAI_API_KEY": "sk-test-0123456789"}

@@ -5,11 +5,11 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-from proxy.config_file import _plain  # the same reading of types that reads files
-from proxy.config_values import FileValues
+from proxy.config.file import _plain  # the same reading of types that reads files
+from proxy.config.values import FileValues
 
 ROOT = Path(__file__).parents[2]
-ONLY_HOLD = {"config.py", "config_values.py", "config_file.py"}
+ONLY_HOLD = {"config/loading.py", "config/values.py", "config/file.py"}
 
 
 def settings(shape: type = FileValues) -> Iterator[tuple[type, str]]:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from proxy.caller import Caller
+from proxy.access.caller import Caller
+from proxy.access.destination import CHAT, Route, for_chat, for_relay, route_of
 from proxy.config import Flags, UpstreamSettings, load_config
-from proxy.destination import CHAT, Route, for_chat, for_relay, route_of
 from proxy.errors import InvalidRequest
 from proxy.wire.chat import parse_chat
 

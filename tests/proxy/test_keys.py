@@ -4,10 +4,10 @@ import hmac
 import pytest
 from pydantic import SecretStr
 
-from proxy.caller import Caller
+from proxy.access.caller import Caller
+from proxy.access.keys import Keyring, create_secret, key_digest, presented, same_secret
 from proxy.config import KeySettings
 from proxy.errors import InvalidAPIKey, ModelNotAllowed
-from proxy.keys import Keyring, create_secret, key_digest, presented, same_secret
 from proxy.store.records import KeyRow
 
 SERVER = b"server secret of thirty-two bytes"

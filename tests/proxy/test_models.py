@@ -6,18 +6,12 @@ from pathlib import Path
 import pytest
 
 from policies.settings import ContextSettings
-from proxy.config import ModelRule, Prices
-from proxy.learned import LearnedLimits, limit_scope
-from proxy.models import (
-    ModelFacts,
-    ModelRegistry,
-    parse_loaded,
-    parse_props,
-    parse_show,
-    parse_upstream_models,
-    read_table,
-    table_path,
-)
+from proxy.access.caller import Caller
+from proxy.config import ModelRule, Prices, UpstreamSettings
+from proxy.models import ModelFacts, ModelLimitsResolver, ModelRegistry
+from proxy.models.facts import read_table, table_path
+from proxy.models.learned import LearnedLimits
+from proxy.models.probe import Probe, parse_props, parse_show, parse_upstream_models
 
 ANY = ContextSettings()
 
@@ -257,7 +251,6 @@ def test_prices_of_openrouter_are_text_per_token():
 @pytest.mark.parametrize("answer", [None, [], {}, {"data": None}, {"data": [1, None, {"id": 5}]}, "x", {"data": {}}])
 def test_an_answer_that_is_no_list_of_models_says_nothing(answer):
     assert parse_upstream_models(answer) == {}
-    assert parse_loaded(answer) == {}
     assert parse_props(answer) is None
     assert parse_show(answer) is None
 
@@ -285,13 +278,7 @@ def test_the_window_of_ollama_is_what_it_allots_not_what_was_trained(answer, win
     assert parse_show(answer) == ModelFacts(window=window, source="upstream")
 
 
-def test_what_ollama_has_loaded_states_its_window():
-    answer = {"models": [{"name": "llama3:8b", "context_length": 8192}, {"name": "old:1b"}]}
-
-    assert parse_loaded(answer) == {"llama3:8b": ModelFacts(window=8192, source="upstream")}
-
-
-SCOPE = limit_scope(origin="https://h:443", model="m", credential="c0ffee")
+SCOPE = "https://h:443 c0ffee m"
 HOUR, DAY = 3600.0, 86400.0
 
 
@@ -334,11 +321,16 @@ def test_a_limit_that_no_model_has_is_not_learned(limit):
 
 
 def test_a_limit_holds_for_one_upstream_model_and_credential():
+    resolver = ModelLimitsResolver(ModelRegistry(), LearnedLimits(), Probe(), lambda *_: None)
     scopes = {
-        limit_scope(origin=origin, model=model, credential=credential)
+        resolver.scope(
+            model,
+            upstream=UpstreamSettings(name="u", base_url=f"{origin}/v1"),
+            caller=Caller(tenant="t", credential=credential),
+        )
         for origin in ("https://a:443", "https://b:443")
         for model in ("m", "n")
-        for credential in ("c", "d")
+        for credential in (b"c", b"d")
     }
 
     assert len(scopes) == 8

@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 from policies.settings import ContextSettings
 from proxy.cli import main
 from proxy.config import load_config
-from proxy.policy_files.lint import cautions, faults, shares_of
-from proxy.policy_files.presets import preset_policies
+from proxy.config.lint import cautions, faults, shares_of
+from proxy.config.presets import preset_policies
 
 
 def lint(*arguments: str | Path) -> Result:

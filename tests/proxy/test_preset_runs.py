@@ -14,7 +14,7 @@ from policies.effects import Answers, Done, Failed, Offload, Reply, Save, Summar
 from policies.text.segments import Readings
 from policies.tokens import CHARS4
 from policies.trend import Trend
-from proxy.policy_files.presets import preset_policies
+from proxy.config.presets import preset_policies
 from proxy.simulator.summaries import summarize
 from tests.functional.harness import prose
 from tests.policies.play import Said, assistant, remember, step, system, talk, user, words

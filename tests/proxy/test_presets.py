@@ -22,8 +22,8 @@ from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Mode
 from policies.triggers import first_trigger, limit_for
 from proxy.cli import main
 from proxy.config import load_config
-from proxy.policy_files.layers import SCORERS
-from proxy.policy_files.presets import about, policy_amounts, preset_directory, preset_documents, preset_policies
+from proxy.config.layers import SCORERS
+from proxy.config.presets import about, policy_amounts, preset_directory, preset_documents, preset_policies
 from tests.policies.play import Said, assistant, decide, result, talk, user, words
 
 PRESETS = preset_policies()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from proxy.config import UpstreamSettings
-from proxy.config_values import Timeouts
+from proxy.config.values import Timeouts
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.simulator import Answer, Call, Dialect, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator

@@ -18,7 +18,7 @@ from policies.fidelity import ANSWER, JUDGE, Dimension, Judged, Terms, Verdict
 from proxy.asking import Models
 from proxy.cli import main
 from proxy.config import Flags, load_config
-from proxy.policy_files.presets import preset_policies
+from proxy.config.presets import preset_policies
 from proxy.replay import (
     Conditions,
     Evaluated,

@@ -1,0 +1,345 @@
+"""What is wrong with a policy, and what is allowed but probably not meant; each with the key that it is about.
+
+``faults`` stop a policy from being loaded. ``cautions`` are for ``weir policy lint``; the few of them that show only
+when money is lost are also said when a policy is loaded (``grave``).
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from policies.budget import BUCKETS
+from policies.fidelity import MAX_QUESTIONS, MIN_QUESTIONS
+from policies.settings import Bucket, ContextSettings, Layer, Mode, Shape
+from proxy.config.file import KeyPath, nearest
+from proxy.config.layers import ASKING, LAYERS, parameters_of
+from proxy.custom.functions import check_custom
+from proxy.tokenizer import check_estimator
+
+Found = Iterator[tuple[KeyPath, str]]
+Judgement = Callable[[float], bool]
+
+MIN_HEADROOM = 0.05
+MAX_PLANNED = 0.90
+USUAL_SHARES: Mapping[str, tuple[float, float]] = {
+    "system": (0.05, 0.10),
+    "tools": (0.10, 0.20),
+    "history": (0.30, 0.40),
+    "tool_outputs": (0.25, 0.35),
+    "working": (0.10, 0.15),
+}
+"""Shares of the window that budgets by bucket usually give; what is outside is worth a second look."""
+
+MAX_RESULT = 25_000
+MAX_STREAK = 100
+MAX_PERCENT = 100
+_RESERVED = "working"
+_NAMES = (*BUCKETS, _RESERVED)
+_ACTIONS: Mapping[str, frozenset[str]] = {
+    "prune-unused": frozenset({"tools"}),
+    "summarize": frozenset({"history", "tool_outputs", "summary"}),
+    "truncate": frozenset({"history", "tool_outputs", "memory"}),
+}
+_SHARE: tuple[Judgement, str] = (lambda value: 0 <= value <= 1), "should be a share from 0 to 1"
+_PART: tuple[Judgement, str] = (lambda value: 0 < value <= 1), "should be a share above 0 to 1"
+_AMOUNT: tuple[Judgement, str] = (lambda value: 0 <= value < math.inf), "should not be negative"
+_POSITIVE: tuple[Judgement, str] = (lambda value: value > 0), "should be above 0"
+_COUNT: tuple[Judgement, str] = (lambda value: 0 < value <= MAX_STREAK), f"should be from 1 to {MAX_STREAK}"
+_ASKED: tuple[Judgement, str] = (
+    (lambda value: MIN_QUESTIONS <= value <= MAX_QUESTIONS),
+    f"should be {MIN_QUESTIONS} to {MAX_QUESTIONS}",
+)
+_WINDOWS = ("window", "window_per_output", "designed_for", "rot_soft_tokens", "image_tokens", "cache_ttl")
+_STREAKS = ("utilization_requests", "eviction_window", "compressions", "compactions", "compaction_window", "loop")
+_NUMBERS: tuple[tuple[str, tuple[str, ...], Judgement, str], ...] = (
+    ("", ("margin",), lambda value: 0 <= value < 1, "should be a share from 0 to under 1"),
+    ("", ("reserve", "headroom", "reserve_floor", "note_min", "note_max", "placeholder_tokens"), *_AMOUNT),
+    ("", _WINDOWS, *_POSITIVE),
+    ("evaluate", ("sample",), *_SHARE),
+    (
+        "evaluate",
+        ("questions",),
+        lambda value: MIN_QUESTIONS <= value <= MAX_QUESTIONS,
+        f"should be {MIN_QUESTIONS} to {MAX_QUESTIONS}",
+    ),
+    ("", ("cold_at",), *_PART),
+    ("ingest", ("cap", "sub_agent_cap"), lambda value: value >= 1, "should be above 0"),
+    ("ingest", ("share",), *_PART),
+    ("trend", ("ema_alpha",), *_PART),
+    ("trend", ("window", "spike_multiplier", "burn_window"), *_POSITIVE),
+    ("health", ("utilization", "fidelity", "tool_bloat", "spike_share"), *_SHARE),
+    ("health", ("eviction_rate", "compression_ratio", "overflow_requests"), *_AMOUNT),
+    ("health", _STREAKS, *_COUNT),
+)
+"""What a number has to be: the section of the policy, its keys, whether a value is right, and what is said if not."""
+_BESIDE = frozenset({"ingest_cap", "dedupe"})
+_ROUNDING = 1e-9
+
+
+def faults(settings: ContextSettings) -> Found:
+    """Values that are of the right type and still make no policy."""
+    yield from _number_faults(settings)
+    for at, pattern in enumerate(settings.memory.patterns):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield ("memory", "patterns", at), f"is no regular expression: {error}"
+    zones = settings.zones
+    starts = (zones.yellow_at, zones.orange_at, zones.red_at, zones.critical_at)
+    if not (starts[0] > 0 and list(starts) == sorted(starts)):
+        yield ("zones",), "each zone should start no lower than the one before: yellow, orange, red, critical"
+    if (unknown := check_estimator(settings.estimator)) is not None:
+        yield ("estimator",), unknown
+    yield from _shape_faults(settings.shapes)
+    yield from _bucket_faults(settings.buckets)
+    for at, layer in enumerate(settings.layers):
+        for path, text in _layer_faults(layer, settings):
+            yield ("cascade", at, *path), text
+    shares = shares_of(settings)
+    planned = sum(shares.values()) + (_headroom(settings) or 0)
+    if planned > 1 + _ROUNDING:
+        named = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        yield ("buckets",), f"{named} and the headroom are {planned:.1%} of the window: more than there is"
+
+
+def grave(settings: ContextSettings) -> Found:
+    """Cautions that are also said when a policy is loaded."""
+    if settings.mode is Mode.OFF:
+        return
+    headroom = _headroom(settings)
+    if headroom is not None and headroom < MIN_HEADROOM:
+        yield ("headroom",), f"headroom {headroom:.1%} < 5%: an estimate that is off by more overflows"
+
+
+def cautions(settings: ContextSettings) -> Found:
+    """What is allowed but probably not meant."""
+    if settings.mode is Mode.OFF:
+        return
+    yield from grave(settings)
+    yield from _share_cautions(settings)
+    yield from _bucket_cautions(settings)
+    yield from _layer_cautions(settings)
+    if settings.summaries.role != "user":
+        text = f"{settings.summaries.role}: what stands in a summary may be taken for an instruction of yours"
+        yield ("summaries", "role"), text
+    evaluation = settings.evaluate
+    if evaluation.sample and evaluation.model is None and settings.summarizer is None:
+        yield ("evaluate", "sample"), "nothing is measured: there is neither a summarizer nor a model to ask"
+    if settings.estimator.startswith("chars"):
+        yield ("estimator",), f"{settings.estimator} counts characters: wrong by half for code and other scripts"
+    memory = settings.buckets.get("memory")
+    if memory is not None and memory.charge_to == "system":
+        text = "what is remembered of a user stands in the system prompt: no prefix is shared between users"
+        yield ("buckets", "memory"), text
+
+
+def shares_of(settings: ContextSettings) -> dict[str, float]:
+    """Each bucket's cap as a share of the window, those in tokens only where the policy names its window."""
+    window = settings.designed_for or settings.window
+    caps = {name: bucket.cap for name, bucket in settings.buckets.items() if bucket.cap is not None}
+    if caps and settings.reserve and _RESERVED not in caps:
+        caps[_RESERVED] = settings.reserve
+    found = {name: _share(cap, window) for name, cap in caps.items()}
+    return {name: share for name, share in found.items() if share is not None}
+
+
+def _share(amount: float, window: int | None) -> float | None:
+    if amount < 1:
+        return amount
+    return None if window is None else amount / window
+
+
+def _headroom(settings: ContextSettings) -> float | None:
+    return _share(settings.headroom, settings.designed_for or settings.window)
+
+
+def _looks_like_percent(amount: float) -> str | None:
+    """What is wrong with an amount of so few tokens that a percentage was meant."""
+    return f"{amount:g} are tokens; a share is written as {amount / 100:g}" if 1 <= amount <= MAX_PERCENT else None
+
+
+def _number_faults(settings: ContextSettings) -> Found:
+    for section, names, is_right, text in _NUMBERS:
+        values = getattr(settings, section) if section else settings
+        for name in names:
+            value = getattr(values, name)
+            if value is not None and not is_right(value):
+                yield ((section, name) if section else (name,)), text
+    for name in ("reserve", "headroom"):
+        if (found := _looks_like_percent(getattr(settings, name))) is not None:
+            yield (name,), found
+    for tool, cap in settings.ingest.tools.items():
+        if cap < 1:
+            yield ("ingest", "tools", tool), "should be above 0"
+    health = settings.health
+    if health.compactions > health.compaction_window:
+        yield ("health", "compactions"), f"never happens within {health.compaction_window} requests"
+
+
+def _shape_faults(shapes: tuple[Shape, ...]) -> Found:
+    if not shapes or shapes[-1].window is not None:
+        yield ("shapes",), "the last one should have window: null, for every larger window"
+    windows = [shape.window for shape in shapes[:-1]]
+    known = [window for window in windows if window is not None]
+    if len(known) < len(windows) or known != sorted(set(known)):
+        yield ("shapes",), "windows should rise from one to the next"
+    for at, shape in enumerate(shapes):
+        for name in ("trigger", "low_water", "extract", "tail", "note"):
+            if not 0 <= getattr(shape, name) <= 1:
+                yield ("shapes", at, name), "should be a share from 0 to 1"
+
+
+def _bucket_faults(buckets: Mapping[str, Bucket]) -> Found:
+    for name, bucket in buckets.items():
+        at = ("buckets", name)
+        if name not in _NAMES:
+            yield at, f"no bucket {name}{nearest(name, _NAMES)}"
+            continue
+        if bucket.cap is not None and not 0 < bucket.cap < math.inf:
+            yield (*at, "cap"), "should be above 0; leave it out for a bucket without a limit"
+        elif bucket.cap is not None and (percent := _looks_like_percent(bucket.cap)) is not None:
+            yield (*at, "cap"), percent
+        for share in ("soft", "watermark"):
+            if not 0 < getattr(bucket, share) <= 1:
+                yield (*at, share), "should be a share above 0 to 1"
+        if bucket.charge_to is not None:
+            yield from _charge_faults(at, name, bucket.charge_to, buckets)
+        action = bucket.on_overflow
+        if action not in {"track", "warn"} and bucket.cap is None:
+            yield (*at, "on_overflow"), f"{action} never happens: the bucket has no cap"
+        elif name not in _ACTIONS.get(action, frozenset(_NAMES)):
+            yield (*at, "on_overflow"), f"{name} cannot be made smaller by {action}"
+
+
+def _charge_faults(at: KeyPath, name: str, target: str, buckets: Mapping[str, Bucket]) -> Found:
+    if target not in BUCKETS:
+        yield (*at, "charge_to"), f"no bucket {target}{nearest(target, BUCKETS)}"
+    elif target == name:
+        yield (*at, "charge_to"), "a bucket cannot be charged to itself"
+    elif target in buckets and (further := buckets[target].charge_to) is not None:
+        last = _last_charged(name, further, buckets)
+        advice = f"name {last}, or nothing" if last is not None else "take charge_to from one of them"
+        yield (*at, "charge_to"), f"{target} is itself charged to {further}: {advice}"
+
+
+def _last_charged(name: str, target: str, buckets: Mapping[str, Bucket]) -> str | None:
+    """The bucket at the end of a chain of charges from ``target`` on; None where that leads back."""
+    seen = {name}
+    while target not in seen:
+        seen.add(target)
+        further = buckets[target].charge_to if target in buckets else None
+        if further is None:
+            return target if target in BUCKETS else None
+        target = further
+    return None
+
+
+def _layer_faults(layer: Layer, settings: ContextSettings) -> Found:
+    if layer.strategy not in LAYERS:
+        yield ("layer",), f"no layer {layer.strategy}{nearest(layer.strategy, tuple(LAYERS))}"
+        return
+    for name in ("at", "stop_at", "must_reach"):
+        if (share := getattr(layer, name)) is not None and not 0 <= share <= 1:
+            yield (name,), "should be a share from 0 to 1"
+    if layer.min_savings is not None and layer.min_savings < 0:
+        yield ("min_savings",), "should not be negative"
+    if layer.at and layer.stop_at is not None and layer.stop_at > layer.at:
+        yield ("stop_at",), f"is above at ({layer.at:g}): the layer would end before it begins"
+    yield from _scope_faults(layer.scope, settings.buckets)
+    known = parameters_of(layer.strategy, layer.params)
+    for name, value in layer.params.items():
+        if name not in known:
+            of = "no parameters" if not known else f"no parameter {name}{nearest(name, sorted(known))}"
+            yield ("params", name), f"{layer.strategy} has {of}"
+        elif (fault := known[name].fault(value)) is not None:
+            yield ("params", name), fault
+    if layer.strategy == "custom":
+        path = layer.params.get("path")
+        if not path:
+            yield (), "custom needs params: {path: module:function}"
+        elif (fault := check_custom(str(path))) is not None:
+            yield ("params", "path"), fault
+
+
+def _scope_faults(scope: str, buckets: Mapping[str, Bucket]) -> Found:
+    if scope == "total":
+        return
+    if scope not in BUCKETS:
+        yield ("scope",), f"no bucket {scope}{nearest(scope, ('total', *BUCKETS))}"
+    elif scope in buckets and buckets[scope].charge_to is not None:
+        yield ("scope",), f"nothing counts against {scope}: it is charged to {buckets[scope].charge_to}"
+    elif scope not in buckets or buckets[scope].cap is None:
+        yield ("scope",), f"{scope} has no cap: the layer would never be due"
+
+
+def _share_cautions(settings: ContextSettings) -> Found:
+    shares = shares_of(settings)
+    total = sum(shares.values())
+    if total > MAX_PLANNED + _ROUNDING:
+        yield ("buckets",), f"buckets take {total:.2%} of the window, usually at most 90%: the rest is headroom"
+    if settings.enforce != "bucket":
+        return
+    for name, (least, most) in USUAL_SHARES.items():
+        share = shares.get(name)
+        if share is not None and not least <= round(share, 9) <= most:
+            yield (
+                ("buckets", name),
+                f"{name} takes {share:.2%} of the window, usually {least * 100:g} to {most * 100:g}%",
+            )
+
+
+def _bucket_cautions(settings: ContextSettings) -> Found:
+    for name, bucket in settings.buckets.items():
+        if bucket.cap is not None and bucket.charge_to is not None:
+            yield ("buckets", name, "cap"), f"nothing counts against it: {name} is charged to {bucket.charge_to}"
+        if bucket.cap is None and bucket.on_overflow == "warn":
+            yield ("buckets", name, "on_overflow"), "warn never happens: the bucket has no cap"
+        if bucket.on_overflow == "reject" and settings.enforce != "bucket":
+            yield ("buckets", name, "on_overflow"), f"reject only warns where enforce is {settings.enforce}"
+    working = settings.buckets.get(_RESERVED)
+    if working is not None and working.cap is not None and working.cap != settings.reserve:
+        yield ("buckets", _RESERVED, "cap"), f"is {working.cap:g}, but reserve is {settings.reserve:g}: reserve holds"
+    tools = settings.buckets.get("tools")
+    prunes = any(layer.strategy == "prune_tools" for layer in settings.layers)
+    if settings.buckets and not prunes and (tools is None or (tools.cap is None and tools.charge_to is None)):
+        yield ("buckets",), "tools have no cap: their definitions can crowd out the conversation"
+
+
+def _layer_cautions(settings: ContextSettings) -> Found:
+    if settings.when_full == "reject":
+        if settings.layers:
+            yield ("cascade",), "no layer ever runs where when_full is reject"
+        return
+    if settings.ingest.cap > MAX_RESULT:
+        yield ("ingest", "cap"), f"a single result may have {settings.ingest.cap:,} tokens: one can fill the window"
+    kinds = {layer.strategy for layer in settings.layers} - _BESIDE
+    actions = {bucket.on_overflow for bucket in settings.buckets.values()} - {"track", "warn", "reject"}
+    if settings.enforce != "bucket":
+        actions = set()
+    if len(kinds | actions) == 1 and kinds != {"compact"}:  # below a compaction that fails there are the rungs
+        yield (
+            ("cascade",),
+            f"{next(iter(kinds | actions))} is the only way to get smaller: when it fails, turns are lost",
+        )
+    elif not kinds | actions:
+        yield ("cascade",), "no way to get smaller: the oldest turns are dropped when the window is full"
+    yield from _order_cautions(settings.layers)
+
+
+def _order_cautions(layers: tuple[Layer, ...]) -> Found:
+    """Layers that may ask a model before layers of the same scope that are free."""
+    for at, layer in enumerate(layers):
+        if layer.strategy not in ASKING:
+            continue
+        free = [
+            later.strategy
+            for later in layers[at + 1 :]
+            if later.strategy not in ASKING | {"rollover"}
+            and (later.scope == layer.scope or "total" in {later.scope, layer.scope})
+        ]
+        if free:
+            named = ", ".join(dict.fromkeys(free))
+            yield (
+                ("cascade", at, "layer"),
+                f"{layer.strategy} may ask a model: {named} cost nothing and should go first",
+            )

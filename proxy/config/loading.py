@@ -1,0 +1,285 @@
+"""YAML, environment and flags as one frozen ``Config``; the only place that reads ``os.environ``.
+
+Flags stand above the environment, that above the file, that above the defaults in ``values``.
+Everything is checked before it is used: ``load_config`` answers with a whole ``Config`` or raises ``ConfigError``.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from policies.settings import ContextSettings
+from proxy.config.file import ConfigError, Document, KeyPath, nearest, read_document, typed
+from proxy.config.presets import policy_from, policy_warnings, preset_documents, preset_policies
+from proxy.config.values import (
+    Config,
+    FileValues,
+    Flags,
+    UpstreamSettings,
+)
+
+_NO_FLAGS = Flags()
+_HANDED_DOWN = "WEIR_HANDED_DOWN"
+_OPEN_DOOR = (
+    "{} is not loopback and auth.mode is open: anybody could spend your keys; say auth.mode: keys "
+    "(WEIR_AUTH_MODE=keys, --auth-mode keys) and make keys, or auth.open_beyond_loopback: true "
+    "(WEIR_OPEN_BEYOND_LOOPBACK=true)"
+)
+_KEYS = "WEIR_KEYS"
+
+
+def environment() -> Mapping[str, str]:
+    """The process's environment."""
+    return os.environ
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """What the processes that a server starts have in common beside its configuration.
+
+    ``log_format`` is the form of the log's lines, ``readings`` the folder in which each leaves its metrics.
+    """
+
+    log_format: str
+    readings: Path
+
+
+def hand_down(path: Path | None, flags: Flags, handed: Handed) -> None:
+    """Let the processes that this one starts configure themselves as it did, see :func:`handed_down`."""
+    own = [handed.log_format, str(handed.readings)]
+    os.environ[_HANDED_DOWN] = json.dumps([str(path) if path else None, dataclasses.asdict(flags), own])
+
+
+def handed_down(env: Mapping[str, str]) -> tuple[Path | None, Flags, Handed]:
+    """The file and the flags of the process that started this one, and what its processes share."""
+    path, flags, (log_format, readings) = json.loads(env[_HANDED_DOWN])
+    return Path(path) if path else None, Flags(**flags), Handed(log_format=log_format, readings=Path(readings))
+
+
+def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flags = _NO_FLAGS) -> Config:
+    """The effective configuration.
+
+    Args:
+        path: the YAML file; else ``WEIR_CONFIG`` of ``env``; else there is none.
+        env: variables by name; an empty one counts as absent.
+        flags: what the command line said.
+
+    Raises:
+        ConfigError: with every fault found, each with its place, path and the nearest known name.
+    """
+    named = path or (Path(env["WEIR_CONFIG"]) if env.get("WEIR_CONFIG") else None)
+    document = read_document(named, env=env) if named is not None else Document(name="")
+    document = _with_keys(document.overlaid(_overlay(env, flags)), env)
+    upstream = _single_upstream(env, flags)
+    if upstream is not None:
+        document = _in_front_of(document, upstream, env)
+    simulate = named is None and upstream is None and not env.get("OPENAI_API_KEY")
+    if not simulate and not document.data.get("upstreams"):
+        base = ("default", "https://api.openai.com/v1")
+        document = document.overlaid(_upstream_values("openai", base, env))
+    file = typed(FileValues, document)
+    policies, problems = _policies(file, document)
+    problems += [document.problem(at, text) for at, text in _faults(file, policies)]
+    if problems:
+        raise ConfigError(*problems)
+    auth = dataclasses.replace(file.auth, mode=_mode(file))
+    return Config(
+        path=named,
+        simulate=simulate,
+        listen=file.listen,
+        upstreams={name: _normal(each) for name, each in file.upstreams.items()},
+        models=file.models,
+        auth=auth,
+        keys=file.keys,
+        policies=policies,
+        default_policy=file.default_policy,
+        summarizer=None if file.summarizer == "none" else file.summarizer,
+        window=file.window,
+        store=file.store,
+        telemetry=file.telemetry,
+        limits=file.limits,
+        warnings=tuple(_warnings(file, policies)),
+        places=document.places,
+    )
+
+
+_VARIABLES: Mapping[str, KeyPath] = {
+    "WEIR_STORE": ("store", "url"),
+    "WEIR_POLICY": ("default_policy",),
+    "WEIR_HOST": ("listen", "host"),
+    "WEIR_PORT": ("listen", "port"),
+    "WEIR_WINDOW": ("window",),
+    "WEIR_SUMMARIZER": ("summarizer",),
+    "WEIR_AUTH_MODE": ("auth", "mode"),
+    "WEIR_OPEN_BEYOND_LOOPBACK": ("auth", "open_beyond_loopback"),
+    "WEIR_ADMIN_TOKEN": ("auth", "admin_token"),
+    "OTEL_EXPORTER_OTLP_ENDPOINT": ("telemetry", "otlp_endpoint"),
+    "OTEL_EXPORTER_OTLP_PROTOCOL": ("telemetry", "otlp_protocol"),
+    "OTEL_SERVICE_NAME": ("telemetry", "service_name"),
+}
+
+_FLAGS: Mapping[str, KeyPath] = {
+    "store": ("store", "url"),
+    "policy": ("default_policy",),
+    "host": ("listen", "host"),
+    "port": ("listen", "port"),
+    "workers": ("listen", "workers"),
+    "window": ("window",),
+    "summarizer": ("summarizer",),
+    "auth_mode": ("auth", "mode"),
+}
+
+
+def _overlay(env: Mapping[str, str], flags: Flags) -> dict[KeyPath, tuple[str, object]]:
+    """Values of environment and flags by path, each with the name it was given under."""
+    values: dict[KeyPath, tuple[str, object]] = {}
+    for name, path in _VARIABLES.items():
+        if env.get(name):
+            values[path] = (name, env[name])
+    for name, path in _FLAGS.items():
+        if (value := getattr(flags, name)) is not None:
+            values[path] = (f"--{name.replace('_', '-')}", value)
+    return values
+
+
+def _with_keys(document: Document, env: Mapping[str, str]) -> Document:
+    """The document with the keys of ``WEIR_KEYS`` (``name=secret,name2=secret2``) behind its own."""
+    own = document.data.get("keys") or []
+    if not env.get(_KEYS) or not isinstance(own, list):
+        return document
+    pairs = [each.strip().partition("=") for each in env[_KEYS].split(",") if each.strip()]
+    if any(not name or not secret for name, _, secret in pairs):
+        raise ConfigError(f"{_KEYS}: should look like name=secret,name2=secret2")
+    made = [{"name": name, "secret": secret} for name, _, secret in pairs]
+    places: dict[KeyPath, str] = {("keys", len(own) + at): _KEYS for at in range(len(made))}
+    return dataclasses.replace(
+        document, data={**document.data, "keys": [*own, *made]}, places={**document.places, **places}
+    )
+
+
+def _single_upstream(env: Mapping[str, str], flags: Flags) -> tuple[str, str] | None:
+    if flags.upstream:
+        return "--upstream", flags.upstream
+    return ("WEIR_UPSTREAM", env["WEIR_UPSTREAM"]) if env.get("WEIR_UPSTREAM") else None
+
+
+def _upstream_values(name: str, base: tuple[str, str], env: Mapping[str, str]) -> dict[KeyPath, tuple[str, object]]:
+    values: dict[KeyPath, tuple[str, object]] = {("upstreams", name, "base_url"): base}
+    if env.get("OPENAI_API_KEY"):
+        values[("upstreams", name, "api_key")] = ("OPENAI_API_KEY", env["OPENAI_API_KEY"])
+    return values
+
+
+def _in_front_of(document: Document, base: tuple[str, str], env: Mapping[str, str]) -> Document:
+    """The document with one upstream instead of the file's, whose keys never go to another address."""
+    models = document.data.get("models")
+    rules: dict[KeyPath, tuple[str, object]] = {("upstreams",): (base[0], {})}
+    if isinstance(models, list):
+        kept = [
+            {k: v for k, v in rule.items() if k != "upstream"} if isinstance(rule, dict) else rule for rule in models
+        ]
+        document = dataclasses.replace(document, data={**document.data, "models": kept})
+    return document.overlaid(rules).overlaid(_upstream_values("default", base, env))
+
+
+def _policies(file: FileValues, document: Document) -> tuple[dict[str, ContextSettings], list[str]]:
+    """Every preset and every policy of the file, and what is wrong with the file's."""
+    presets = preset_documents()
+    problems: list[str] = []
+    made = dict(preset_policies())
+    for name, body in file.policies.items():
+        own = dataclasses.replace(document, data=body or {})
+        try:
+            made[name] = policy_from(name, own, presets=presets, at=("policies", name))
+        except ConfigError as fault:
+            problems.extend(fault.problems)
+    return made, problems
+
+
+def _mode(file: FileValues) -> Literal["auto", "open", "keys"]:
+    """``auto`` where only the store can tell: open until a key was made there."""
+    if file.auth.mode != "auto":
+        return file.auth.mode
+    return "keys" if file.keys or not (file.listen.loopback or file.auth.open_beyond_loopback) else "auto"
+
+
+def _faults(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iterator[tuple[KeyPath, str]]:
+    """What no single value shows: names that lead nowhere, twins, an address that is none, an open door."""
+    known_policies = sorted({*policies, *file.policies})
+    for name, upstream in file.upstreams.items():
+        yield from _upstream_faults(("upstreams", name), upstream)
+    for at, rule in enumerate(file.models):
+        if rule.upstream is not None and rule.upstream not in file.upstreams:
+            yield (
+                ("models", at, "upstream"),
+                f"no upstream {rule.upstream}{nearest(rule.upstream, sorted(file.upstreams))}",
+            )
+    names = [key.name for key in file.keys]
+    secrets = [key.secret.get_secret_value() for key in file.keys]
+    for at, key in enumerate(file.keys):
+        if names.index(key.name) < at:
+            yield ("keys", at, "name"), f"a second key is called {key.name}"
+        if secrets.index(key.secret.get_secret_value()) < at:
+            yield ("keys", at, "secret"), "another key has the same secret"
+        if key.policy is not None and key.policy not in known_policies:
+            yield ("keys", at, "policy"), f"no policy {key.policy}{nearest(key.policy, known_policies)}"
+    if file.default_policy not in known_policies:
+        yield ("default_policy",), f"no policy {file.default_policy}{nearest(file.default_policy, known_policies)}"
+    if "://" not in file.store.url:
+        yield ("store", "url"), "should look like sqlite+aiosqlite:///weir.db"
+    webhook = file.telemetry.alerts.webhook
+    if webhook is not None and not _is_address(webhook.get_secret_value()):
+        yield ("telemetry", "alerts", "webhook"), "should be an address like https://alerts.example.com/weir"
+    if _mode(file) == "open" and not file.listen.loopback and not file.auth.open_beyond_loopback:
+        yield (
+            ("listen", "host"),
+            _OPEN_DOOR.format(file.listen.host),
+        )
+
+
+def _upstream_faults(at: KeyPath, upstream: UpstreamSettings) -> Iterator[tuple[KeyPath, str]]:
+    if upstream.kind == "litellm":
+        if upstream.provider is None:
+            yield at, "kind litellm needs provider, for example provider: anthropic"
+        if upstream.base_url is not None:
+            yield (*at, "base_url"), "kind litellm takes api_base"
+        if upstream.auth is not None:
+            yield (*at, "auth"), "kind litellm sends the key as the provider wants it"
+        return
+    if upstream.base_url is None:
+        yield at, "kind openai needs base_url, for example https://api.openai.com/v1"
+        return
+    parts = urlsplit(upstream.base_url) if _is_address(upstream.base_url) else None
+    if parts is None:
+        yield (*at, "base_url"), "should be an address like https://api.openai.com/v1"
+    elif parts.query or parts.fragment or parts.username or parts.password:
+        yield (*at, "base_url"), "should have no user, query or fragment; the key belongs into api_key"
+    for name in ("provider", "api_base"):
+        if getattr(upstream, name) is not None:
+            yield (*at, name), "belongs to kind litellm"
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        return False
+
+
+def _normal(upstream: UpstreamSettings) -> UpstreamSettings:
+    base = upstream.base_url.rstrip("/") if upstream.base_url else None
+    return dataclasses.replace(upstream, base_url=base)
+
+
+def _warnings(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iterator[str]:
+    for name, upstream in file.upstreams.items():
+        if upstream.base_url and urlsplit(upstream.base_url).path in {"", "/"}:
+            yield f"upstreams.{name}.base_url has no path; most servers want /v1 at its end"
+    named = (*file.policies, file.default_policy, *(key.policy for key in file.keys if key.policy))
+    for name in dict.fromkeys(named):
+        yield from (f"policies.{name}: {text}" for text in policy_warnings(policies[name]))

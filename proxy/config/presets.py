@@ -1,0 +1,350 @@
+"""Policies by name: the presets that ship as YAML files, and a file's own policies made from them.
+
+A policy in YAML has the keys of ``ContextSettings``, except that ``layers`` are called ``cascade`` and a
+layer's ``strategy`` is its ``layer``; ``preset`` names what the rest overrides, ``about`` says in a line what it is
+for. Sections (``zones``) merge key by key, lists (``cascade``, ``shapes``) replace.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+
+from policies.budget import Budget, divide
+from policies.settings import ContextSettings, Layer, Mode
+from proxy.config.file import ConfigError, Document, KeyPath, nearest, read_document, typed
+from proxy.config.lint import cautions, faults, grave
+
+DEFAULT_PRESET = "balanced"
+
+_NAMES: Mapping[str, str] = MappingProxyType({"layers": "cascade", "strategy": "layer"})
+_BESIDE = frozenset({"preset", "about"})
+_SWITCHED = frozenset({"health", "checkpoints", "notes"})
+
+
+LEGACY: Mapping[str, str] = MappingProxyType(
+    {
+        # names of a zone's end, which is the next zone's start
+        "green_threshold": "zones.yellow_at",
+        "yellow_threshold": "zones.orange_at",
+        "orange_threshold": "zones.red_at",
+        "red_threshold": "zones.critical_at",
+        # names of a zone's start
+        "yellow": "yellow_at",
+        "orange": "orange_at",
+        "red": "red_at",
+        "critical": "critical_at",
+        "pressure": "zones",
+        "velocity_window": "trend.window",
+        # names of the window and of its parts
+        "max_context_tokens": "window",
+        "context_window": "window",
+        "model_context_limit": "window",
+        "total_window": "window",
+        "max_input_tokens": "window",
+        "output_reserved": "reserve",
+        "output_reserve": "reserve",
+        "output_token_max": "reserve",
+        "working": "reserve",
+        "headroom_tokens": "headroom",
+        "budget": "buckets",
+        "allocations": "buckets",
+        "system_prompt": "buckets.system",
+        "tool_definitions": "buckets.tools",
+        "message_history": "buckets.history",
+        "tool_results": "buckets.tool_outputs",
+        "memory_injection": "buckets.memory",
+        "soft_limit": "buckets.*.soft",
+        "soft_pct": "soft",
+        # names of layers, of where they act and of what they take
+        "layers": "cascade",
+        "compression": "cascade",
+        "eviction": "cascade",
+        "strategy": "layer",
+        "max_token_ratio": "cascade[].at",
+        "auto_compact_threshold": "cascade[].at",
+        "compaction_utilization_threshold": "cascade[].at",
+        "at_pct": "cascade[].at",
+        "trigger_at": "cascade[].at",
+        "eviction_target": "cascade[].stop_at",
+        "eviction_policy": "cascade[].params.scorer",
+        "prune_protect": "cascade[].params.protect",
+        "prune_minimum": "cascade[].params.minimum",
+        "summarization_token_threshold": "cascade[].params.over",
+        "summarization_threshold": "cascade[].params.over",
+        "max_tool_output": "ingest.cap",
+        "max_output_tokens": "ingest.cap",
+        "placeholder_max_tokens": "placeholder_tokens",
+        # keys of a part, written where they say nothing
+        "trigger": "shapes[].trigger or cascade[].at",
+        "threshold": "cascade[].at",
+        "target": "shapes[].low_water or cascade[].stop_at",
+        "low_water": "shapes[].low_water or cascade[].stop_at",
+        "at": "cascade[].at",
+        "stop_at": "cascade[].stop_at",
+        "scope": "cascade[].scope",
+        "params": "cascade[].params",
+        "scorer": "cascade[].params.scorer",
+        "extract": "shapes[].extract",
+        "tail": "shapes[].tail",
+        "cap": "buckets.*.cap or ingest.cap",
+        "on_overflow": "buckets.*.on_overflow",
+        "charge_to": "buckets.*.charge_to",
+        "watermark": "buckets.*.watermark",
+        "tags": "memory.tags",
+    }
+)
+"""Names that other tools, older descriptions and other parts of a policy use, and what to write here."""
+
+_KNOWN = "unknown key; known: "
+_TO_NAME = 8
+_NUMBERS = re.compile(r"should be a valid (integer|number)")
+
+
+def preset_directory() -> Path:
+    """Where the preset files are: in the package, as a link to ``config/`` in a checkout."""
+    return Path(str(files("proxy") / "defaults" / "presets"))
+
+
+def preset_documents() -> Mapping[str, Document]:
+    """Every preset's file by name, each whole; ConfigError if one is broken or the directory holds no ``balanced``."""
+    return _read_presets(*_stamped(preset_directory()))
+
+
+def preset_policies() -> Mapping[str, ContextSettings]:
+    """Every preset as a policy, by name; ConfigError."""
+    return _made_presets(*_stamped(preset_directory()))
+
+
+Stamps = tuple[tuple[Path, int, int], ...]
+
+
+def _stamped(directory: Path) -> tuple[Path, Stamps]:
+    """The directory, and its files with what tells that one of them was written anew."""
+    found = [(path, path.stat()) for path in sorted(directory.glob("*.yaml"))]
+    return directory, tuple((path, stat.st_mtime_ns, stat.st_ino) for path, stat in found)
+
+
+@functools.lru_cache(maxsize=4)
+def _read_presets(directory: Path, stamps: Stamps) -> Mapping[str, Document]:
+    files = {path.stem: read_document(path, env={}) for path, _, _ in stamps}
+    if DEFAULT_PRESET not in files:
+        raise ConfigError(f"{directory}: no preset {DEFAULT_PRESET}; the installation is not complete")
+    return MappingProxyType({name: _whole(name, files, ()) for name in files})
+
+
+@functools.lru_cache(maxsize=4)
+def _made_presets(directory: Path, stamps: Stamps) -> Mapping[str, ContextSettings]:
+    documents = _read_presets(directory, stamps)
+    made = {name: policy_from(name, documents[name], presets={name: Document(name="")}) for name in documents}
+    return MappingProxyType(made)
+
+
+def _whole(name: str, files: Mapping[str, Document], through: tuple[str, ...]) -> Document:
+    """A preset's document over the documents of the presets that it names."""
+    document = files[name]
+    base = document.data.get("preset")
+    if base is None:
+        return document
+    if base not in files or base == name or base in through:
+        why = "is made from itself" if base in files else f"is no preset{nearest(str(base), sorted(files))}"
+        raise ConfigError(document.problem(("preset",), f"{base} {why}"))
+    return _over(_whole(str(base), files, (*through, name)), document)
+
+
+def _over(base: Document, own: Document, at: KeyPath = ()) -> Document:
+    """``own`` over ``base``, each value with the place where it stands; ``at`` is where ``own`` stands in its file."""
+    leaves, sections = set[KeyPath](), set[KeyPath]()
+    _collect(own.data, (), leaves, sections)
+
+    def inherited(path: KeyPath) -> bool:
+        return path not in sections and not any(path[:length] in leaves for length in range(1, len(path) + 1))
+
+    places = {(*at, *path): place for path, place in base.places.items() if inherited(path)}
+    data = _merged(_settled(base.data), own.data)
+    data.pop("preset", None)
+    return Document(name=own.name, data=data, places={**places, **own.places})
+
+
+def _collect(data: Mapping[str, object], path: KeyPath, leaves: set[KeyPath], sections: set[KeyPath]) -> None:
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            sections.add((*path, key))
+            _collect(value, (*path, key), leaves, sections)
+        else:
+            leaves.add((*path, key))
+
+
+def about(document: Document) -> str:
+    """What a policy is for, in a line; empty where it does not say."""
+    return " ".join(str(document.data.get("about") or "").split())
+
+
+def policy_from(name: str, own: Document, *, presets: Mapping[str, Document], at: KeyPath = ()) -> ContextSettings:
+    """The policy ``name``: its preset (its namesake, else ``balanced``) with ``own`` over it; ConfigError.
+
+    ``at`` is where ``own`` stands in the file, for messages.
+    """
+    base = _base(name, own, presets, at)
+    if "name" in own.data:
+        raise ConfigError(own.problem((*at, "name"), "unknown key: a policy's name is the key it stands under"))
+    overrides = dataclasses.replace(own, data=_settled(own.data))
+    _typed(_named(overrides, name), at)
+    settings = _typed(_named(dataclasses.replace(own, data=_merged(_settled(base.data), overrides.data)), name), at)
+    if found := tuple(faults(settings)):
+        whole = _over(base, own, at)
+        raise ConfigError(*(whole.problem((*at, *path), text) for path, text in found))
+    return settings
+
+
+def _typed(document: Document, at: KeyPath) -> ContextSettings:
+    try:
+        return typed(ContextSettings, document, at=at, names=_NAMES, legacy=LEGACY)
+    except ConfigError as fault:
+        raise ConfigError(*_plainer(fault.problems)) from None
+
+
+def _plainer(problems: Sequence[str]) -> Iterator[str]:
+    """The problems without what helps nobody: every key of a section, and that a number is no whole one either."""
+    said = set[str]()
+    for problem in problems:
+        where, _, listed = problem.partition(_KNOWN)
+        if listed.count(",") >= _TO_NAME:
+            yield f"{where}unknown key; docs/policies.md and weir policy show name every key"
+            continue
+        number = _NUMBERS.search(problem)
+        text = problem if number is None else f"{problem[: number.start()]}should be a number"
+        if text not in said:
+            said.add(text)
+            yield text
+
+
+def policy_cautions(
+    settings: ContextSettings, own: Document, *, presets: Mapping[str, Document], at: KeyPath = ()
+) -> tuple[str, ...]:
+    """What is allowed in a policy but probably not meant, in a line each with its place."""
+    whole = _over(_base(settings.name, own, presets, at), own, at)
+    return tuple(whole.problem((*at, *path), text) for path, text in cautions(settings))
+
+
+def _base(name: str, own: Document, presets: Mapping[str, Document], at: KeyPath) -> Document:
+    preset = own.data.get("preset")
+    if preset is None:
+        preset = name if name in presets else DEFAULT_PRESET
+    if preset not in presets:
+        raise ConfigError(own.problem((*at, "preset"), f"no preset {preset}{nearest(str(preset), sorted(presets))}"))
+    return presets[str(preset)]
+
+
+def policy_warnings(settings: ContextSettings) -> tuple[str, ...]:
+    """What is worth saying whenever the policy is loaded, in a line each."""
+    return tuple(text for _, text in grave(settings))
+
+
+def policy_values(settings: ContextSettings) -> dict[str, object]:
+    """The policy as plain data in the words of the YAML file, every default included."""
+    values = {item.name: _plain(getattr(settings, item.name)) for item in dataclasses.fields(settings)}
+    del values["layers"]
+    return {**values, "mode": str(settings.mode), "cascade": [_layer_values(layer) for layer in settings.layers]}
+
+
+def policy_section(settings: ContextSettings, purpose: str = "") -> dict[str, object]:
+    """The policy as ``policies:`` of a YAML file, which loads to the same settings whatever its name."""
+    values = policy_values(settings)
+    del values["name"]
+    about_it = {"about": purpose} if purpose else {}
+    return {"policies": {settings.name: {**about_it, "preset": DEFAULT_PRESET, **values}}}
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def _layer_values(layer: Layer) -> dict[str, object]:
+    values = {item.name: _plain(getattr(layer, item.name)) for item in dataclasses.fields(layer)}
+    return {"layer": values.pop("strategy"), **values}
+
+
+def _named(document: Document, name: str) -> Document:
+    return dataclasses.replace(document, data={**document.data, "name": name})
+
+
+def _settled(data: Mapping[str, object]) -> dict[str, object]:
+    """The data without what stands beside the policy, ``summarizer: {model: M}`` as ``summarizer: M``, and what is
+    ``off`` as a section that is not enabled."""
+    settled = {key: value for key, value in data.items() if key not in _BESIDE}
+    summarizer = settled.get("summarizer")
+    if isinstance(summarizer, Mapping) and set(summarizer) == {"model"}:
+        settled["summarizer"] = summarizer["model"]
+    for name in _SWITCHED & settled.keys():
+        if settled[name] in (None, False, "off"):
+            settled[name] = {"enabled": False}
+    return settled
+
+
+def _merged(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
+    merged = dict(base)
+    for key, value in over.items():
+        held = merged.get(key)
+        if isinstance(held, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merged(held, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def uses_shapes(settings: ContextSettings) -> bool:
+    """Whether ``shapes`` say anything: to a layer of the one batch, or to a summary."""
+    if settings.mode is Mode.OFF or settings.when_full == "reject":
+        return False
+    summarizes = settings.enforce == "bucket" and any(
+        bucket.cap is not None and bucket.on_overflow == "summarize" for bucket in settings.buckets.values()
+    )
+    return summarizes or any(
+        layer.strategy == "compact" or (layer.scope == "total" and layer.at is None) for layer in settings.layers
+    )
+
+
+def policy_amounts(settings: ContextSettings, window: int) -> dict[str, object]:
+    """What the policy's shares come to in a window: tokens reserved, usable, by bucket, and where each layer acts.
+
+    ``trigger`` is the most that a request may have before any layer about the whole of it is due; a layer is due from
+    ``acts_at`` tokens in its scope on, 0 for one that always is. Both are estimates less the policy's margin.
+    """
+    budget = divide(settings, window=window)
+    total = [layer for layer in settings.layers if layer.scope == "total" and layer.at != 0]
+    working = {"working": budget.reserve} if "working" in settings.buckets else {}
+    caps = {**budget.caps, **working}
+    return {
+        "window": window,
+        "reserve": budget.reserve,
+        "headroom": budget.headroom,
+        "usable": budget.usable,
+        "trigger": min([budget.soft_limit, *(_limit(layer, settings, budget) for layer in total)]),
+        **({"caps": caps} if caps else {}),
+        "cascade": [
+            {"layer": layer.strategy, "scope": layer.scope, "acts_at": _limit(layer, settings, budget) + 1}
+            for layer in settings.layers
+        ],
+    }
+
+
+def _limit(layer: Layer, settings: ContextSettings, budget: Budget) -> int:
+    """The most tokens at which a layer is not due, by the table of policies.triggers; -1 for one that always is."""
+    if layer.at == 0:
+        return -1
+    of = budget.base(settings) if layer.scope == "total" else budget.caps.get(layer.scope, budget.window)
+    if layer.scope == "total" and layer.at is None:
+        shape = settings.shape_for(budget.window)
+        return min(budget.room_for(shape.trigger * budget.usable), budget.soft_limit)
+    full = layer.at is None or layer.at >= 1 or (layer.scope != "total" and layer.scope not in budget.caps)
+    limit = budget.room_for(of if full else math.ceil(round((layer.at or 0) * of, 6)) - 1)
+    return min(limit, budget.soft_limit) if layer.scope == "total" else limit

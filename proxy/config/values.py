@@ -1,0 +1,428 @@
+"""What a configuration consists of: frozen values, closed and checked one by one, secrets never shown."""
+
+import dataclasses
+import fnmatch
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+
+from pydantic import BeforeValidator, Field, SecretStr
+
+from policies.settings import ContextSettings
+from proxy.config.file import Document, KeyPath
+from proxy.config.presets import policy_from, policy_values, preset_documents
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZES = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_SIZES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def _seconds(value: object) -> object:
+    """Seconds of ``30d``, ``12h``, ``5m``, ``10s``, ``200ms``; a bare number is seconds."""
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhd])", value.strip())):
+        return float(match.group(1)) * _UNITS[match.group(2)]
+    return value
+
+
+def _bytes(value: object) -> object:
+    """Bytes of ``64KiB``, ``32MiB``, ``1GB``; a bare number is bytes."""
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*([A-Za-z]*)", value.strip())):
+        return int(match.group(1)) * _SIZES[match.group(2)] if match.group(2) in _SIZES else value
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
+Count = Annotated[int, Field(gt=0)]
+Tokens = Annotated[int, Field(gt=0)]
+Price = Annotated[float, Field(ge=0)]
+Word = Annotated[str, Field(min_length=1)]
+Permission = Literal["policy", "mode", "relay"]
+Credential = Literal["bearer", "x-api-key", "api-key"]
+
+PASS = "pass"  # noqa: S105 - the word that stands where a secret would
+MASK = "***"
+_ADDRESSES = frozenset({"url", "base_url", "api_base", "otlp_endpoint"})
+_CREDENTIAL_AT: tuple[tuple[str, Credential], ...] = (
+    (".anthropic.com", "x-api-key"),
+    (".openai.azure.com", "api-key"),
+    (".cognitiveservices.azure.com", "api-key"),
+)
+_NO_SECRETS = frozenset({"policies", "places", "models", "limits"})
+_SECRET_PARAMETER = re.compile(r"((?:^|&)[^=&]*(?:key|pass|pwd|secret|token|sig|auth)[^=&]*=)[^&]*", re.IGNORECASE)
+_PASS_ON = SecretStr(PASS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where clients connect."""
+
+    host: Word = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8400
+    workers: Count = 1
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Seconds to connect, to the first byte of an answer, and between two pieces of it."""
+
+    connect: Seconds = 5.0
+    first_byte: Seconds = 300.0
+    idle: Seconds = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamSettings:
+    """One provider.
+
+    Attributes:
+        base_url: for ``openai``: what stands before ``/chat/completions``, without a slash at the end.
+        api_key: the operator's key, or ``pass`` for the client's own.
+        auth: the header that a key goes up in; None for the one that the host is known to want, else ``bearer``.
+        provider: for ``litellm``: its name of the provider, put before the model (``anthropic/…``).
+        api_base: for ``litellm``: another address than the provider's usual one.
+        forward_trace: whether ``traceparent`` and ``tracestate`` go upstream; baggage never does.
+    """
+
+    name: Word
+    kind: Literal["openai", "litellm"] = "openai"
+    base_url: str | None = None
+    api_key: SecretStr = _PASS_ON
+    auth: Credential | None = None
+    timeout: Timeouts = Timeouts()
+    provider: Word | None = None
+    api_base: str | None = None
+    forward_trace: bool = True
+
+    @property
+    def passes_key(self) -> bool:
+        """Whether the client's own credential goes upstream."""
+        return self.api_key.get_secret_value() == PASS
+
+    @property
+    def credential(self) -> Credential:
+        """How a key is sent there."""
+        if self.auth is not None:
+            return self.auth
+        host = f".{urlsplit(self.base_url or '').hostname}"
+        return next((how for domain, how in _CREDENTIAL_AT if host.endswith(domain)), "bearer")
+
+    @property
+    def has_deployments(self) -> bool:
+        """Whether models stand in its paths: Azure OpenAI before its ``/openai/v1``."""
+        return (self.base_url or "").endswith(".azure.com/openai")
+
+    @property
+    def origin(self) -> str:
+        """``https://host:port`` of the base URL; ``litellm:provider`` where there is none."""
+        base = self.base_url or self.api_base
+        if base is None:
+            return f"litellm:{self.provider}"
+        parts = urlsplit(base)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return f"{parts.scheme}://{parts.hostname}:{port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """US dollars per million tokens."""
+
+    input: Price | None = None
+    output: Price | None = None
+    cache_read: Price | None = None
+    cache_write: Price | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRule:
+    """What the operator says about the models whose name matches a shell pattern; tokens."""
+
+    match: Word
+    upstream: str | None = None
+    window: Tokens | None = None
+    max_input: Tokens | None = None
+    max_output: Tokens | None = None
+    tokenizer: Word | None = None
+    prices: Prices = Prices()
+
+    def matches(self, model: str) -> bool:
+        """Whether the rule speaks about ``model``."""
+        return fnmatch.fnmatchcase(model, self.match)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthSettings:
+    """Who may call: ``keys`` only the known keys, ``open`` anybody, each key its own tenant, ``auto`` as keys exist."""
+
+    mode: Literal["auto", "open", "keys"] = "auto"
+    admin_token: SecretStr | None = None
+    open_beyond_loopback: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeySettings:
+    """One key of the file; ``upstream_key`` goes upstream in its place where the upstream says ``pass``."""
+
+    name: Word
+    secret: Annotated[SecretStr, Field(min_length=8)]
+    policy: Word | None = None
+    models: tuple[Word, ...] = ()
+    allow: tuple[Permission, ...] = ()
+    upstream_key: SecretStr | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """Where state lives; ``digest`` keeps no message text; ``retention`` in seconds, None for ever.
+
+    ``timeout`` is what a request waits at most for one answer of the database, ``pool`` how many connections a process
+    has to a database server, ``max_size`` bytes of the database, None for as many as there are.
+    """
+
+    url: str = field(default="sqlite+aiosqlite:///weir.db", repr=False)
+    content: Literal["full", "digest"] = "full"
+    retention: Seconds | None = 30 * 86400.0
+    timeout: Seconds = 2.0
+    pool: Annotated[int, Field(ge=1, le=1000)] = 8
+    max_size: Size | None = 10 * 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertSettings:
+    """Where alerts go beside the log and the metrics.
+
+    Attributes:
+        webhook: address that gets a POST for each; it may hold a credential, and is never shown.
+        secret: signs what is sent.
+        level: the least that is sent: ``info``, ``warning`` or ``critical``.
+        seconds: longest wait for an answer.
+    """
+
+    webhook: SecretStr | None = None
+    secret: SecretStr | None = None
+    level: Literal["info", "warning", "critical"] = "warning"
+    seconds: Seconds = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySettings:
+    """OpenTelemetry; ``otlp_endpoint`` None exports nothing, ``capture_content`` puts text into spans.
+
+    Attributes:
+        environment: where this Weir runs, for example ``production``.
+        read_baggage: takes ``session.id`` and ``user.id`` from the baggage that clients send.
+    """
+
+    service_name: Word = "weir"
+    environment: Word | None = None
+    otlp_endpoint: str | None = None
+    otlp_protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
+    capture_content: bool = False
+    read_baggage: bool = False
+    alerts: AlertSettings = AlertSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one client may cost; bytes, counts and seconds."""
+
+    body: Size = 64 * 2**20
+    headers: Size = 64 * 2**10
+    header_fields: Count = 100
+    messages: Count = 20_000
+    depth: Annotated[int, Field(gt=0, le=900)] = 128
+    header_timeout: Seconds = 10.0
+    body_timeout: Seconds = 60.0
+    stall_timeout: Seconds = 60.0
+    concurrency: Count = 1024
+    concurrency_per_key: Count | None = None
+    bytes_in_flight: Size = 512 * 2**20
+    bytes_in_flight_per_key: Size | None = None
+    grace: Seconds = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What the command line said; None where it said nothing."""
+
+    upstream: str | None = None
+    window: int | None = None
+    policy: str | None = None
+    store: str | None = None
+    summarizer: str | None = None
+    host: str | None = None
+    port: int | None = None
+    workers: int | None = None
+    auth_mode: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileValues:
+    """The keys of the file."""
+
+    listen: Listen = Listen()
+    upstreams: Mapping[str, UpstreamSettings] = field(default_factory=dict)
+    models: tuple[ModelRule, ...] = ()
+    auth: AuthSettings = AuthSettings()
+    keys: tuple[KeySettings, ...] = ()
+    policies: Mapping[str, Mapping[str, object] | None] = field(default_factory=dict)
+    default_policy: Word = "balanced"
+    summarizer: Word | None = None
+    window: Tokens | None = None
+    store: StoreSettings = StoreSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The effective whole; every policy has all its values.
+
+    ``auth.mode`` is ``auto`` only where the store decides: whether a running Weir is open, its key ring knows.
+
+    Attributes:
+        path: the file that was read, None without one.
+        simulate: nothing names an upstream, so Weir stands in front of its own simulator.
+        upstreams: by name; the first one takes the models that no rule sends elsewhere.
+        policies: presets and the file's own, by name.
+        window: tokens from ``--window``; it stands above every policy's.
+        warnings: what is allowed but probably not meant, one line each.
+        places: where a value came from, by its path; absent for a default.
+    """
+
+    path: Path | None
+    simulate: bool
+    listen: Listen
+    upstreams: Mapping[str, UpstreamSettings]
+    models: tuple[ModelRule, ...]
+    auth: AuthSettings
+    keys: tuple[KeySettings, ...]
+    policies: Mapping[str, ContextSettings]
+    default_policy: str
+    summarizer: str | None
+    window: int | None
+    store: StoreSettings
+    telemetry: TelemetrySettings
+    limits: Limits
+    warnings: tuple[str, ...] = ()
+    places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def admin_token(self) -> SecretStr | None:
+        """The token that opens every conversation in the management API."""
+        return self.auth.admin_token
+
+    def policy(self, name: str | None = None) -> ContextSettings:
+        """The policy of that name, else the default one, with ``--window`` and ``--summarizer`` put in; KeyError."""
+        settings = self.policies[name if name is not None else self.default_policy]
+        return dataclasses.replace(
+            settings,
+            window=self.window if self.window is not None else settings.window,
+            summarizer=settings.summarizer if settings.summarizer is not None else self.summarizer,
+        )
+
+    def rule(self, model: str) -> ModelRule | None:
+        """The first rule that matches ``model``."""
+        return next((rule for rule in self.models if rule.matches(model)), None)
+
+    def upstream(self, model: str) -> UpstreamSettings:
+        """The upstream that serves ``model``: its rule's, else the first."""
+        rule = self.rule(model)
+        if rule is not None and rule.upstream is not None:
+            return self.upstreams[rule.upstream]
+        return next(iter(self.upstreams.values()))
+
+    def with_policy(self, name: str, body: Mapping[str, object]) -> "Config":
+        """This config with one policy made anew from ``body`` (the keys of the file's ``policies``); ConfigError."""
+        document = Document(name="", data=body)
+        made = policy_from(name, document, presets=preset_documents(), at=("policies", name))
+        return dataclasses.replace(self, policies={**self.policies, name: made})
+
+    def with_upstream(self, base_url: str) -> "Config":
+        """This config in front of one other upstream, which gets the client's own credential."""
+        upstream = UpstreamSettings(name="default", base_url=base_url.rstrip("/"))
+        rules = tuple(dataclasses.replace(rule, upstream=None) for rule in self.models)
+        return dataclasses.replace(self, upstreams={"default": upstream}, models=rules, simulate=False)
+
+
+def public(value: object) -> object:
+    """A value of the configuration as plain data for people: every secret is ``***``."""
+    if isinstance(value, SecretStr):
+        return PASS if value.get_secret_value() == PASS else MASK
+    if isinstance(value, ContextSettings):
+        return policy_values(value)
+    if isinstance(value, StoreSettings | TelemetrySettings | UpstreamSettings):
+        plain = _plain_fields(value)
+        return {k: masked_url(v) if k in _ADDRESSES and isinstance(v, str) else v for k, v in plain.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain_fields(value)
+    if isinstance(value, Mapping):
+        return {str(key): public(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [public(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _plain_fields(value: object) -> dict[str, object]:
+    own = dataclasses.fields(value)  # type: ignore[arg-type] # only called with a dataclass
+    return {each.name: public(getattr(value, each.name)) for each in own if each.name != "places"}
+
+
+def masked_url(url: str) -> str:
+    """A URL whose password, and what its query calls a key or a password, is ``***``."""
+    try:
+        parts = urlsplit(url)
+        password = parts.password
+    except ValueError:
+        return MASK
+    query = _SECRET_PARAMETER.sub(rf"\1{MASK}", parts.query)
+    if not password and query == parts.query:
+        return url
+    netloc = parts.netloc.replace(f":{password}@", f":{MASK}@", 1) if password else parts.netloc
+    return urlunsplit(parts._replace(netloc=netloc, query=query))
+
+
+def secrets_of(value: object) -> Iterator[str]:
+    """Every secret in a value of the configuration, those inside addresses too, as texts that no log may show."""
+    if isinstance(value, SecretStr):
+        text = value.get_secret_value()
+        if text != PASS:
+            yield text
+            yield from _secrets_in(text)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for each in dataclasses.fields(value):
+            if each.name not in _NO_SECRETS:
+                yield from secrets_of(getattr(value, each.name))
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from secrets_of(inner)
+    elif isinstance(value, tuple | list):
+        for inner in value:
+            yield from secrets_of(inner)
+    elif isinstance(value, str):
+        yield from _secrets_in(value)
+
+
+def _secrets_in(text: str) -> Iterator[str]:
+    """The password and the query of an address, as they stand in it and decoded."""
+    if "://" not in text:
+        return
+    try:
+        parts = urlsplit(text)
+        found = [parts.password or "", *(text for _, text in parse_qsl(parts.query))]
+    except ValueError:
+        return
+    raw = (pair.partition("=")[2] for pair in parts.query.split("&"))
+    yield from (each for secret in (*found, *raw) for each in {secret, unquote(secret)} if each)

@@ -1,0 +1,209 @@
+"""What was taken out of the window: the list of it, the search in it, the originals in pages, and the way back."""
+
+import asyncio
+from collections.abc import Mapping
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Annotated
+
+from msgspec import UNSET, Meta, UnsetType
+
+from policies.clipping import TEXT_OF
+from policies.ledger import EditKind
+from proxy.errors import InvalidRequest, NotFound
+from proxy.http.request import MAX_DIGITS, ManagementAnswer, ManagementRequest, gone, page, page_from
+from proxy.http.respond import JSON
+from proxy.http.shape import Count, Moment, Page, Ref, Shape, Tokens
+from proxy.store.records import RemovedRow
+from proxy.wire.chat import body_of, read_message
+from proxy.wire.raw import split_array
+
+PAGE = 64 * 1024
+MAX_REF_LEN = 100
+MAX_QUERY_LEN = 1_000
+MAX_FOUND = 500
+MAX_FOUND_TEXT = 2_000
+EXCERPT = 200
+BLOBS = "/weir/blobs/"
+TEXT = b"text/plain; charset=utf-8"
+READ = "Originals are read"
+
+WHY: Mapping[str, str] = MappingProxyType(
+    {
+        EditKind.INGEST_CAP: "the result was longer than the policy lets a single one be",
+        EditKind.DEDUPE: "a later message says the same, or a later call replaced it",
+        EditKind.EVICT: "it was old, and worth least of what could go",
+        EditKind.PRUNE: "it was older than the results that the policy keeps",
+        EditKind.MERGE: "it said nearly the same as another result",
+        EditKind.TRUNCATE: "it was among the largest results",
+        EditKind.CLIP: "nothing else was left to shorten",
+        EditKind.MEDIA: "it was an old image, sound or file",
+        EditKind.REASONING: "it was thinking of an earlier turn",
+        EditKind.CUSTOM: "the policy's own function chose it",
+        EditKind.PRUNE_TOOLS: "the tool was not used",
+        EditKind.SUMMARY: "a summary of the result stands for it",
+        EditKind.PROGRESSIVE: "it was condensed with its age",
+        EditKind.DELEGATE: "another model read it and said what matters",
+        "compact": "a summary of the older history stands for it",
+        "rollover": "the conversation went on in a new window, from a checkpoint",
+        "resume": "the conversation goes on from another one's checkpoint, which says it",
+        "drop_oldest": "it was among the oldest, and nothing else was left to remove",
+        "sliding_window": "it was older than the messages that the policy keeps",
+    }
+)
+"""Why a message was taken out, by the kind of its edit or the layer of its cut."""
+
+
+class Removed(Shape):
+    """One message that is out of the window; begins is not there for the operator."""
+
+    ref: Ref
+    how: str
+    why: str
+    since: Moment
+    version: Count
+    tool: str | None
+    role: str | None
+    tokens: Tokens
+    kept: Tokens
+    blob: Annotated[str, Meta(description="path of the original")]
+    begins: str | UnsetType = UNSET
+
+
+def removed_of(row: RemovedRow, *, with_text: bool) -> Removed:
+    """One message that is out of the window: what took it and why, since when, and where its original is."""
+    return Removed.of(
+        row,
+        why=WHY.get(row.how, "the policy took it"),
+        since=row.at,
+        tool=row.tool or None,
+        role=row.role or None,
+        blob=BLOBS + row.ref,
+        begins=row.text[:EXCERPT] if with_text else UNSET,
+    )
+
+
+class Found(Shape):
+    """One original that a search found, the beginning of what it says."""
+
+    ref: Ref
+    role: str
+    tokens: Tokens
+    text: Annotated[str, Meta(max_length=MAX_FOUND_TEXT)]
+    blob: str
+
+
+class Pin(Shape):
+    """Which removed message is to come back."""
+
+    ref: Annotated[str, Meta(min_length=1, max_length=100)]
+
+
+class Pinned(Shape):
+    """The message that comes back."""
+
+    pinned: Ref
+
+
+async def removed(asked: ManagementRequest) -> Page[Removed]:
+    """What is out of the conversation's window, why, since when, and where the original is."""
+    limit, after = asked.limit(), asked.after(str)
+    row = await asked.conversation()
+    rows = await asked.store.removed_after(row, None if after is None else str(after[0]), limit=limit + 1)
+    if rows is None:
+        raise gone()
+    own = asked.tenant is not None
+    return page(rows, limit, lambda row: removed_of(row, with_text=own), lambda row: (row.ref,))
+
+
+async def search(asked: ManagementRequest) -> Page[Found]:
+    """Removed messages with all the words that are asked for, else with any of them, best first."""
+    tenant, words, name = asked.own(READ), asked.query.get("q", ""), asked.query.get("conversation")
+    if not words.strip():
+        raise InvalidRequest("q should say what to search for.", param="q")
+    if len(words) > MAX_QUERY_LEN:
+        raise InvalidRequest(f"q may have up to {MAX_QUERY_LEN} characters.", param="q")
+    limit, start = asked.limit(), min(MAX_FOUND, asked.start())
+    within = None if name is None else (await asked.conversation(name)).id
+    found = await asked.store.search(tenant, words, limit=min(MAX_FOUND, start + limit + 1), conversation=within)
+    return page_from(
+        found, start, limit, lambda row: Found.of(row, text=row.text[:MAX_FOUND_TEXT], blob=BLOBS + row.ref)
+    )
+
+
+async def pin(asked: ManagementRequest) -> Pinned:
+    """Have a removed message come back, and never be removed again."""
+    given = (await asked.fields(("ref",))).get("ref")
+    if not isinstance(given, str) or not given or len(given) > MAX_REF_LEN or not given.isprintable():
+        raise InvalidRequest("ref must be that of a removed message, as its list has it.", param="ref")
+    ref = given.removesuffix(TEXT_OF)
+    if not await asked.runtime.planner.conversations.pin(await asked.only_conversation(), ref):
+        raise NotFound(f"Nothing with the ref {ref!r} was removed from this conversation; see its list of what was.")
+    return Pinned(pinned=ref)
+
+
+async def blob(asked: ManagementRequest) -> ManagementAnswer:
+    """The original of a removed message, or of all that a summary covers, in pages of at most 64 KiB.
+
+    ``REF`` is the JSON that the client sent, ``REF.txt`` what it says, as UTF-8.
+    """
+    tenant, given = asked.own(READ), asked.path["ref"]
+    cursor = cursor_in(asked)
+    body = await _original(asked, tenant, given.removesuffix(TEXT_OF))
+    return await page_of_bytes(body, cursor, as_text=given.endswith(TEXT_OF))
+
+
+async def page_of_bytes(body: bytes, cursor: int, *, as_text: bool = False) -> ManagementAnswer:
+    """One page of ``body`` from a cursor on, as JSON or as the text that it says.
+
+    Cursors count bytes, and a page ends between two characters. ``x-weir-size`` and ``x-weir-sha256`` are those of the
+    whole, ``x-weir-end`` is true on the last page, and ``x-weir-cursor`` leads to the next one.
+    """
+    return await asyncio.to_thread(_page, body, cursor, as_text=as_text)
+
+
+def cursor_in(asked: ManagementRequest) -> int:
+    """Where the page begins, in bytes. Raises InvalidRequest for what is no number."""
+    given = asked.query.get("cursor", "0")
+    if not (given.isascii() and given.isdigit() and len(given) <= MAX_DIGITS):
+        raise InvalidRequest("cursor must be a number of bytes.", param="cursor")
+    return int(given)
+
+
+def array_of(bodies: list[bytes]) -> bytes:
+    """Messages as one JSON array, each as the client sent it."""
+    return b"[" + b",".join(bodies) + b"]"
+
+
+async def _original(asked: ManagementRequest, tenant: str, ref: str) -> bytes:
+    waiting = asked.runtime.settler.original(tenant, ref)
+    if waiting is not None:
+        return waiting
+    store = asked.store
+    if len(ref) <= MAX_REF_LEN and ref.isprintable():
+        original = await store.original(tenant, ref)
+        if original is not None:
+            return original.body
+        covered = await store.covered(tenant, ref)
+        if covered:
+            return array_of([each.body for each in covered])
+    raise NotFound(f"There is no original with the ref {ref[:64]!r}.")
+
+
+def _page(body: bytes, start: int, *, as_text: bool) -> ManagementAnswer:
+    """The bytes from ``start`` on, 64 KiB or a few less, so that no character is parted; nothing beyond the end."""
+    whole = _text_of(body) if as_text else body
+    stop = min(len(whole), start + PAGE)
+    while start + 4 < stop < len(whole) and whole[stop] & 0xC0 == 0x80:
+        stop -= 1
+    headers = [(b"x-weir-size", str(len(whole)).encode()), (b"x-weir-sha256", sha256(whole).hexdigest().encode())]
+    headers.append((b"x-weir-end", b"false" if stop < len(whole) else b"true"))
+    if stop < len(whole):
+        headers.append((b"x-weir-cursor", str(stop).encode()))
+    return ManagementAnswer(whole[start:stop], kind=TEXT if as_text else JSON, headers=headers)
+
+
+def _text_of(body: bytes) -> bytes:
+    """The text of a message, or of each in a list of them, as UTF-8."""
+    messages = split_array(body) if body.startswith(b"[") else (body,)
+    return "\n".join(body_of(read_message(raw)).text for raw in messages or ()).encode("utf-8", "surrogatepass")

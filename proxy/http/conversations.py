@@ -1,0 +1,276 @@
+"""Conversations as the management API shows them: how full they are, what was done to each request, and why."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from policies.burn import BucketLine, bucket_report, turns_remaining
+from policies.pressure import STATUSES
+from proxy.caching import shown
+from proxy.http.request import ManagementRequest, cursor_of, page
+from proxy.http.shape import Count, Digest, Dollars, Moment, Page, Shape, Share, Tokens
+from proxy.store.records import ConversationRow, ExchangeRow
+
+Zone = Literal["green", "yellow", "orange", "red", "critical"]
+Did = Literal["none", "evaluate", "evict_and_compress", "emergency_compaction", "cross_window_save"]
+EMERGENCY = "emergency_compaction"
+ACTED = frozenset({"evict_and_compress", "cross_window_save"})
+PREPARING = frozenset({"orange", "red", "critical"})
+
+
+class Conversation(Shape):
+    """A conversation and its last request."""
+
+    id: str
+    name: str
+    tenant: Annotated[str, Meta(description="whose key it is of")]
+    created: Moment
+    updated: Moment
+    model: str
+    requests: Count
+    branches: Count
+    version: Annotated[int, Meta(ge=0, description="batches of edits")]
+    tokens_before: Annotated[int, Meta(ge=0, description="tokens of the last request as the client sent it")]
+    tokens_after: Annotated[int, Meta(ge=0, description="tokens of it as it was forwarded")]
+    limit: Annotated[int, Meta(description="tokens that there is room for, W - R - H")]
+    zone: Zone
+    actions: str
+    parent: str | None
+    closed: Moment | None
+
+
+class Pressure(Shape):
+    """The reading of the last request."""
+
+    current_tokens: Tokens
+    max_tokens: Tokens | None
+    utilization_pct: Annotated[float, Meta(ge=0)]
+    zone: Zone
+    velocity_tokens_per_turn: float | None
+    turns_until_red: float | None
+    source: Literal["model_reported", "client_estimated"] | None
+
+
+class Budget(Shape):
+    """Every bucket against its cap, and all of them against W - R - H."""
+
+    buckets: list[BucketLine]
+    total_used: Tokens
+    total_utilization: Share
+    burn_rate_tokens_per_turn: float | None
+    turns_until_exhausted: float | None
+
+
+class ConversationStatus(Conversation):
+    """A conversation, the reading of its last request, and the status report."""
+
+    pressure: Pressure | None
+    buckets: dict[str, int]
+    turns_until_red: float | None
+    window_status: Literal["healthy", "preparing", "active", "emergency"]
+    turn: Count
+    windows_created: Annotated[int, Meta(ge=1)]
+    utilization: Share
+    budget_report: Budget | None
+    audit_events: Annotated[int, Meta(ge=0, description="what was taken out of the window or shortened")]
+
+
+def status_of(
+    row: ConversationRow, last: ExchangeRow | None, *, windows: int, events: int, soft: Mapping[str, float]
+) -> ConversationStatus:
+    """A conversation with its status report (requirements A0.136 and A0.92).
+
+    ``windows`` is how many windows it has had, ``events`` how often something was taken out of them; ``soft`` are the
+    shares of their caps at which buckets warn.
+    """
+    return ConversationStatus.of(
+        row,
+        pressure=None if last is None else _pressure(last),
+        buckets={} if last is None else last.detail.get("buckets", {}),
+        turns_until_red=None if last is None else last.turns_until_red,
+        window_status="healthy" if last is None else _window_status(last),
+        turn=row.requests,
+        windows_created=windows,
+        utilization=0.0 if last is None else round(last.pressure, 2),
+        budget_report=None if last is None else _budget(last, soft),
+        audit_events=events,
+    )
+
+
+def _pressure(last: ExchangeRow) -> Pressure:
+    return Pressure.of(
+        last,
+        current_tokens=last.tokens_after,
+        max_tokens=last.detail.get("base"),
+        utilization_pct=round(100 * last.pressure, 1),
+        velocity_tokens_per_turn=last.velocity,
+        source=last.detail.get("source"),
+    )
+
+
+def _window_status(last: ExchangeRow) -> str:
+    """What Weir was doing about the window at a request, in the words of the header ``x-weir-pressure``."""
+    if last.action == EMERGENCY:
+        return "emergency"
+    return "active" if last.action in ACTED else STATUSES.get(last.zone, "active")
+
+
+def _budget(last: ExchangeRow, soft: Mapping[str, float]) -> Budget:
+    used, caps = _tokens_by_bucket(last.detail.get("buckets")), _tokens_by_bucket(last.detail.get("caps"))
+    report = bucket_report(dict.fromkeys(caps, 0) | used, caps, (), limit=last.limit, soft=soft)
+    left = turns_remaining(report.total_used, last.limit, last.velocity)
+    return Budget.of(
+        report,
+        burn_rate_tokens_per_turn=None if last.velocity is None else round(last.velocity, 1),
+        turns_until_exhausted=None if left is None else round(left, 1),
+    )
+
+
+def _tokens_by_bucket(found: object) -> dict[str, int]:
+    return {str(name): int(tokens) for name, tokens in found.items()} if isinstance(found, Mapping) else {}
+
+
+class DecisionRecord(Shape):
+    """The decision record of one request."""
+
+    action: Did
+    utilization_before: Share | None
+    utilization_after: Share
+    evicted_blocks: Count
+    compression_strategy: Annotated[str | None, Meta(description="layers whose work was kept, joined by +")]
+    recommendation: Literal["none", "watch", "prepare", "enforce", "enlarge"]
+    new_window_id: int | None
+    compaction_summary_tokens: Tokens | None
+
+
+def decision_of(row: ExchangeRow) -> DecisionRecord:
+    """The decision record of a request (requirement A0.148); null is what was not measured or did not happen."""
+    before = row.pressure_before
+    return DecisionRecord.of(
+        row,
+        utilization_before=None if before is None else round(before, 4),
+        utilization_after=round(row.pressure, 4),
+        evicted_blocks=row.evicted,
+        compression_strategy=row.strategy or None,
+        recommendation=_recommendation(row),
+        new_window_id=row.detail.get("window_id"),
+        compaction_summary_tokens=row.detail.get("summary_tokens"),
+    )
+
+
+def _recommendation(row: ExchangeRow) -> str:
+    """What an operator might do: ``enlarge`` where only the last rungs helped or nothing did, ``enforce`` where what
+    was needed was only observed, ``prepare`` from orange on, ``watch`` in yellow, else ``none``."""
+    if row.action == EMERGENCY or row.zone == "critical":
+        return "enlarge"
+    if row.observed and row.action in ACTED:
+        return "enforce"
+    if row.zone in PREPARING:
+        return "prepare"
+    return "watch" if row.zone == "yellow" else "none"
+
+
+class LayerRun(Shape):
+    """What one layer did to a request, in uncalibrated tokens."""
+
+    layer: str
+    scope: Annotated[str, Meta(description="the bucket that it was about, total for the whole request")]
+    tokens_before: Tokens
+    tokens_after: Tokens
+    units: Count
+    kept: Annotated[bool, Meta(description="whether its work is in the request")]
+    rung: Annotated[bool, Meta(description="whether it is what helped after all layers had not")]
+    reason: Annotated[str | None, Meta(description="why it did nothing, or less than asked")]
+    ref: str | None
+
+
+class Exchange(Shape):
+    """One request: tokens, pressure, what was done and why."""
+
+    id: str
+    tenant: str
+    conversation: str
+    name: str
+    branch: str
+    parent: str | None
+    at: Moment
+    model: str
+    policy: str
+    chain_end: Digest
+    length: Annotated[int, Meta(ge=0, description="messages behind the system prompt")]
+    status: Annotated[int, Meta(ge=0, description="HTTP status of the answer, 0 for none")]
+    outcome: str
+    tokens_before: Tokens
+    tokens_after: Tokens
+    limit: int
+    pressure: Share
+    zone: Zone
+    actions: str
+    usage_prompt: Tokens | None
+    usage_completion: Tokens | None
+    usage_cached: Tokens | None
+    overhead_ms: Annotated[float, Meta(ge=0)]
+    duration_ms: Annotated[float, Meta(ge=0)]
+    attempts: Count
+    action: Did
+    observed: bool
+    evicted: Count
+    strategy: str
+    pressure_before: Share | None
+    velocity: float | None
+    turns_until_red: float | None
+    parent_conversation: str | None
+    detail: Annotated[dict[str, Any], Meta(description="buckets, caps, events, tools and more; open to additions")]
+    hit_ratio: Share | None
+    cold: bool
+    prefix_changed: Literal["none", "client", "proxy"]
+    cost: Dollars | None
+    cost_saved: Dollars | None
+    fidelity: dict[str, Any] | None
+    layers: list[LayerRun]
+    decision: DecisionRecord
+
+
+def exchange_of(row: ExchangeRow) -> Exchange:
+    """One request of a conversation; what the next one is planned from is not shown."""
+    return Exchange.of(
+        row,
+        detail=dict(row.detail),
+        **shown(row.detail),
+        fidelity=row.detail.get("fidelity"),
+        layers=row.detail.get("layers", []),
+        decision=decision_of(row),
+    )
+
+
+async def listing(asked: ManagementRequest) -> Page[Conversation]:
+    """The caller's conversations, the one used last first; ``closed`` leaves those that are, or are not."""
+    limit, closed = asked.limit(), asked.flag("closed")
+    after = asked.after(float, str, str)
+    rows = await asked.store.conversations(asked.tenant, limit=limit + 1, closed=closed, after=after)
+    return page(rows, limit, Conversation.of, lambda row: (row.updated, row.id, row.tenant))
+
+
+async def one(asked: ManagementRequest) -> ConversationStatus:
+    """One conversation: its row, the reading of its last request, and the status report."""
+    row = await asked.conversation()
+    last = next(iter(await asked.store.timeline(row, limit=1)), None)
+    newest = await asked.store.latest_checkpoint(row.tenant, row.id)
+    sums = await asked.store.eviction_sums(row.tenant, conversation=row)
+    soft: dict[str, float] = {}
+    if last is not None and last.policy in asked.runtime.config.policies:
+        soft = {name: rule.soft for name, rule in asked.runtime.policy(last.policy).buckets.items()}
+    windows = 1 if newest is None else newest[1].window_id
+    return status_of(row, last, windows=windows, events=sum(each.evicted for each in sums), soft=soft)
+
+
+async def timeline(asked: ManagementRequest) -> Page[Exchange]:
+    """The newest requests of a conversation, oldest first; ``cursor`` leads to older ones, ``since`` leaves newer."""
+    limit, since = asked.limit(), asked.since()
+    after = asked.after(float, str)
+    row = await asked.conversation()
+    found = await asked.store.timeline(row, limit=limit + 1, since=since, after=after)
+    rows = found[-limit:]
+    following = cursor_of((rows[0].at, rows[0].id)) if len(found) > limit else None
+    return Page(data=[exchange_of(row) for row in rows], next=following)

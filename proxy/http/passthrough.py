@@ -1,0 +1,266 @@
+"""Every other ``/v1/*``, any method: relayed untouched, streaming both ways."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.access.browsers import without_grants
+from proxy.access.caller import Caller
+from proxy.access.destination import Destination, Route, admit, for_models, for_relay, is_decided_by_model, unread
+from proxy.errors import LoopDetected, ProxyError, RequestTooLarge
+from proxy.http.respond import respond_error
+from proxy.intake import ClientGone, Receive, declared_length, read_held, while_connected
+from proxy.outcome import CLIENT_CLOSED, address_of, provider_of
+from proxy.relay import Cut, Send, relay_stream
+from proxy.runtime import Runtime
+from proxy.settlement import NO_POLICY, record_relayed
+from proxy.tap import Reported, Tap, Usage, read_completion
+from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
+from proxy.telemetry.instruments import REQUESTS
+from proxy.telemetry.names import OPERATIONS
+from proxy.upstream.client import Answer, came_through
+from proxy.wire.names import name_from
+from proxy.wire.raw import read_value, split_object
+
+log = logging.getLogger("weir")
+
+MAX_HELD = 1024 * 1024
+MAX_READ = 64 * 1024
+NOTHING = frozenset[bytes]()
+ROUTES = frozenset({*OPERATIONS, "/v1/models", "/v1/files", "/v1/batches", "/v1/moderations"})
+OTHER_ROUTE = "/v1/{rest}"
+NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
+RELAYED = (b"x-weir-actions", b"relayed")
+
+
+@dataclass(slots=True)
+class RelayedRequest:
+    """One request that is relayed; ``run`` is the whole of it. What is None is not known yet."""
+
+    runtime: Runtime
+    scope: MutableMapping[str, Any]
+    receive: Receive
+    send: Send
+    route: Route
+    id: str
+    trace: Trace
+    started: float
+    caller: Caller | None = None
+    destination: Destination | None = None
+    status: int | None = None
+    error: str | None = None
+    reported: Reported | None = None
+
+    async def run(self) -> None:
+        """Relay the request and its answer."""
+        refused = None
+        try:
+            await self._relay()
+        except ClientGone:
+            self.error = "client_disconnect"
+        except Cut:
+            self.error = "stream_broken"
+            log.warning("a relayed answer broke off before its end")
+        except ProxyError as error:
+            self.error, self.status, refused = error.code, error.status, error.status
+            await respond_error(self.send, error, request_id=self.id)
+        finally:
+            self.trace.end(refused, self.error)
+            self._settle()
+
+    async def _relay(self) -> None:
+        runtime, route, headers = self.runtime, self.route, self.scope["headers"]
+        if came_through(headers, runtime.instance):
+            raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
+        config = runtime.config
+        self.caller = caller = runtime.admit(self.scope)
+        admit(caller, route)
+        with runtime.admission.enter(caller) as stay:
+            length = declared_length(headers)
+            has_body = bool(length) or any(name == b"transfer-encoding" for name, _ in headers)
+            decides = is_decided_by_model(config, caller, route)
+            if has_body and not decides and (length is None or length > MAX_HELD):
+                if length is not None and length > config.limits.body:
+                    raise RequestTooLarge.of_body(config.limits.body)
+                self.destination = unread(config, caller, route)
+                await self._forward(self.destination, _parts(self.receive, config.limits.body), length)
+                return
+            read = await read_held(self.receive, headers, limit=config.limits.body, hold=stay.hold)
+            body = read if has_body else None
+            if route.kind == "models":
+                destination = for_models(config, caller, route)
+            elif decides:
+                query = self.scope.get("query_string", b"")
+                destination, body = for_relay(config, caller, route, headers, body, query=query)
+            else:
+                looks = has_body and (route.kind == "model" or self.trace.recorded)
+                destination = unread(config, caller, route, model=_model_in(read) if looks else "")
+            self.destination = destination
+            await while_connected(self.scope, self.receive, self._forward(destination, body))
+
+    async def _forward(
+        self, destination: Destination, body: "bytes | AsyncIterator[bytes] | None", length: int | None = None
+    ) -> None:
+        trace = self.trace
+        span = _span(trace, self.scope, destination)
+        context = span.propagation() if destination.upstream.forward_trace else ()
+        sent = self.scope["headers"]
+        if context:
+            sent = [*(header for header in sent if header[0] not in CONTEXT_HEADERS), *context]
+        try:
+            answer = await self.runtime.upstreams.send(
+                destination,
+                method=self.scope["method"],
+                query=self.scope.get("query_string", b""),
+                headers=sent,
+                body=body,
+                length=length,
+                drop=NOTHING if destination.upstream.forward_trace else CONTEXT_HEADERS,
+            )
+        except ProxyError as error:
+            span.failed(error.code)
+            raise
+        self.status, self.reported = answer.status, Reported(answer.headers)
+        span.arrived(answer.status)
+        held, failed = bytearray(), None
+        keeps = trace.recorded and _is_plain_json(answer)
+        watched = _watched(answer.chunks(), held if keeps else None, self.reported)
+        headers = self._headers_of(answer)
+        try:
+            async with aclosing(watched) as chunks:
+                await relay_stream(self.send, status=answer.status, headers=headers, opening=None, chunks=chunks)
+        except (Cut, asyncio.CancelledError) as error:
+            failed = "stream_broken" if isinstance(error, Cut) else "client_disconnect"
+            raise
+        finally:
+            answer.close()
+            if trace.recorded:
+                _end(trace, span, answer.status, bytes(held), failed)
+
+    def _headers_of(self, answer: Answer) -> list[tuple[bytes, bytes]]:
+        granted = without_grants(answer.headers, self.scope, self.caller, self.runtime.config)
+        named = ((n.lower(), n, v) for n, v in granted)
+        headers = [(n, v) for low, n, v in named if low not in NOT_RELAYED and not low.startswith(b"x-weir-")]
+        headers.append(RELAYED)
+        if not any(name.lower() == b"x-request-id" for name, _ in headers):
+            headers.append((b"x-request-id", self.id.encode()))
+        return headers
+
+    def _settle(self) -> None:
+        """Count the request: in all, and of its key with what the answer says that it used."""
+        metrics, outcome = self.runtime.telemetry.metrics, self.error or "relayed"
+        metrics.add(REQUESTS, outcome, NO_POLICY)
+        if self.caller is None:
+            return
+        usage = self.reported.usage if self.reported is not None else None
+        destination, model = self.destination, self.destination.model if self.destination is not None else ""
+        record_relayed(
+            self.runtime,
+            self.caller,
+            request=self.id,
+            model=model,
+            status=self.status or CLIENT_CLOSED,
+            outcome=outcome,
+            usage=usage,
+        )
+        operation = OPERATIONS.get(f"/v1{self.route.path}")
+        if destination is not None and operation is not None:
+            address, port = address_of(destination.upstream)
+            metrics.called(
+                ModelCall(
+                    provider=provider_of(destination.upstream),
+                    model=model,
+                    seconds=time.perf_counter() - self.started,
+                    operation=operation,
+                    address=address,
+                    port=port,
+                    error=self.error or (str(self.status) if (self.status or 0) >= 400 else ""),
+                    usage=Usage() if usage is None else Usage(usage.prompt, usage.completion),
+                )
+            )
+
+
+async def relay_untouched(
+    runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route
+) -> None:
+    """Relay one request and its answer."""
+    about = LOG_CONTEXT.get()
+    request_id = about.request if about is not None else f"req_{secrets.token_hex(12)}"
+    client, path = scope.get("client"), scope["path"]
+    trace = runtime.telemetry.exchange(
+        scope["method"],
+        path if path in ROUTES else OTHER_ROUTE,
+        scope["headers"],
+        path=path,
+        server=scope.get("server"),
+        client=client[0] if client else None,
+        scheme=scope.get("scheme", "http"),
+        request_id=request_id,
+    )
+    await RelayedRequest(runtime, scope, receive, send, route, request_id, trace, time.perf_counter()).run()
+
+
+def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destination) -> AnySpan:
+    """The span of the request to the upstream: a model's operation where the route is known as one."""
+    if not trace.recorded:
+        return NULL_SPAN
+    named, upstream, model = name_from(scope["headers"], {}), destination.upstream, destination.model
+    trace.identify(conversation=named, tenant=destination.caller.tenant, policy=NO_POLICY, model=model)
+    operation = OPERATIONS.get(f"/v1{destination.path}") if scope["method"] == "POST" else None
+    if operation is None:
+        return trace.relayed(scope["method"], *address_of(upstream))
+    return trace.attempt(model, provider_of(upstream), *address_of(upstream), operation=operation)
+
+
+def _is_plain_json(answer: Answer) -> bool:
+    named = {name.lower(): value for name, value in answer.headers}
+    return named.get(b"content-type", b"").startswith(b"application/json") and b"content-encoding" not in named
+
+
+async def _watched(
+    chunks: AsyncGenerator[bytes, None], held: bytearray | None, reported: Reported
+) -> AsyncGenerator[bytes, None]:
+    """The same chunks, of which ``reported`` takes note; ``held`` gets them all as long as they are few."""
+    async with aclosing(chunks) as going:
+        async for chunk in going:
+            reported.feed(chunk)
+            if held is not None and len(held) <= MAX_READ:
+                held += chunk
+            yield chunk
+
+
+def _end(trace: Trace, span: AnySpan, status: int, body: bytes, failed: str | None) -> None:
+    """End the spans of an answer, with what it says of itself if it was short enough to be read."""
+    seen = read_completion(body) if 0 < len(body) <= MAX_READ else Tap()
+    span.answered(status, seen=seen, error_type=failed)
+    trace.end(status, failed)
+
+
+def _model_in(body: bytes) -> str:
+    try:
+        fields = split_object(body)
+    except ProxyError:
+        return ""
+    model = read_value(fields["model"]) if "model" in fields else None
+    return model if isinstance(model, str) else ""
+
+
+async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise RequestTooLarge.of_body(limit)
+        if part:
+            yield part
+        if not message.get("more_body", False):
+            return

@@ -1,0 +1,260 @@
+"""One request to the management API, taken apart, its answer before it is sent, and lists in pages."""
+
+import json
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar
+from urllib.parse import parse_qs
+
+import msgspec
+
+from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound
+from proxy.http.respond import JSON, Headers
+from proxy.http.shape import Page
+from proxy.intake import Receive, read_body
+from proxy.runtime import Runtime
+from proxy.store import Store
+from proxy.store.records import ConversationRow
+from proxy.store.transaction import Place
+
+MAX_ROWS = 500
+MAX_DIGITS = 15
+MAX_VERSION_DIGITS = 9
+MAX_PARAMETERS = 20
+MAX_BODY = 64 * 1024
+MAX_NAME_LEN = 256
+MAX_NAMES = 100_000
+MAX_CURSOR_LEN = 1_024
+LARGEST_IN_CURSOR = 2**53  # what a JSON number holds exactly
+NAMES_SHOWN = 5
+AGO = re.compile(r"([0-9]{1,6})([smhd])")
+MOMENT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
+SECONDS: Mapping[str, int] = MappingProxyType({"s": 1, "m": 60, "h": 3_600, "d": 86_400})
+
+Row = TypeVar("Row")
+Shown = TypeVar("Shown")
+Word = TypeVar("Word", bound=str)
+PlaceOf = Callable[[Row], Place]
+"""What a row has in the columns that its list is ordered by."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagementAnswer:
+    """What goes back to the caller."""
+
+    body: bytes
+    status: int = 200
+    kind: bytes = JSON
+    headers: Headers = ()
+
+
+def as_json(value: msgspec.Struct, *, status: int = 200) -> ManagementAnswer:
+    """A shape as JSON; what is no Unicode (half of a surrogate pair) is escaped."""
+    data = msgspec.to_builtins(value)
+    try:
+        body = json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        body = json.dumps(data).encode()
+    return ManagementAnswer(body, status)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagementRequest:
+    """One request to the management API; what asks for something impossible raises InvalidRequest.
+
+    Attributes:
+        tenant: whose key asked, None for the operator with the admin token.
+        path: the parts of the path that the route names.
+        query: the parameters behind the question mark.
+        receive: where the body is read from.
+        rows: how many rows the route gives where no limit is asked for, ``most`` how many at most.
+    """
+
+    runtime: Runtime
+    tenant: str | None
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    receive: Receive
+    rows: int = MAX_ROWS
+    most: int = MAX_ROWS
+
+    @property
+    def store(self) -> Store:
+        """The store."""
+        return self.runtime.store
+
+    def own(self, what: str) -> str:
+        """The tenant that asks. Raises Forbidden for the operator, who may not read ``what``."""
+        if self.tenant is None:
+            raise Forbidden(f"{what} with the key of the caller that sent them.")
+        return self.tenant
+
+    def limit(self) -> int:
+        """How many rows are asked for, at most ``most``."""
+        given = self.query.get("limit", str(self.rows))
+        if not given.isascii() or not given.isdigit() or int(given[:MAX_DIGITS]) < 1:
+            raise InvalidRequest("limit must be a number from 1 on.", param="limit")
+        return min(self.most, int(given[:MAX_DIGITS]))
+
+    def after(self, *kinds: type[str] | type[int] | type[float]) -> Place | None:
+        """The place in a list that the page before gave as its cursor, None without one."""
+        cursor = self.query.get("cursor")
+        if cursor is None:
+            return None
+        try:
+            given = cursor[: MAX_CURSOR_LEN + 1].encode("ascii")
+            place = json.loads(urlsafe_b64decode(given + b"=" * (-len(given) % 4)))
+        except (ValueError, RecursionError):
+            place = None
+        is_place = len(cursor) <= MAX_CURSOR_LEN and isinstance(place, list) and len(place) == len(kinds)
+        if not is_place or not all(_is_of(part, kind) for part, kind in zip(place, kinds, strict=True)):
+            raise InvalidRequest("cursor must be the next of the page before, as it was given.", param="cursor")
+        return list(place)
+
+    def start(self) -> int:
+        """Where a page begins in a list whose cursor is a number of rows."""
+        after = self.after(int)
+        return 0 if after is None else max(0, int(after[0]))
+
+    def word(self, name: str, known: tuple[Word, ...]) -> Word | None:
+        """One of the words of a parameter, None where it is not given."""
+        given = self.query.get(name)
+        for word in known:
+            if word == given:
+                return word
+        if given is not None:
+            raise InvalidRequest(f"{name} must be one of {', '.join(known)}.", param=name)
+        return None
+
+    def flag(self, name: str) -> bool | None:
+        """Whether ``true`` or ``false`` is asked for, None where neither is."""
+        given = self.query.get(name)
+        if given is not None and given not in {"true", "false"}:
+            raise InvalidRequest(f"{name} must be true or false.", param=name)
+        return None if given is None else given == "true"
+
+    def since(self) -> float | None:
+        """The moment ``since``, None where it is not given."""
+        given = self.query.get("since")
+        return None if given is None else moment_in(given, now=self.runtime.planner.clock())
+
+    def version(self) -> int:
+        """The version in the path."""
+        given = self.path["version"]
+        if not (given.isascii() and given.isdigit() and len(given) <= MAX_VERSION_DIGITS):
+            raise InvalidRequest("version must be a number.", param="version")
+        return int(given)
+
+    async def conversation(self, name: str | None = None) -> ConversationRow:
+        """The caller's conversation with this name or id, that of the path without one; for the operator the one used
+        last. Raises NotFound."""
+        name = self.path["id"] if name is None else name
+        row = None
+        if len(name) <= MAX_NAME_LEN and name.isprintable():
+            row = await self.store.conversation(self.tenant, name)
+        if row is None:
+            raise NotFound(f"There is no conversation {name[:80]!r}.")
+        return row
+
+    async def only_conversation(self) -> ConversationRow:
+        """The conversation in the path, to be changed: no other key's may have its name."""
+        row = await self.conversation()
+        if self.tenant is not None:
+            return row
+        name = self.path["id"]
+        rows = await self.store.conversations(None, limit=MAX_NAMES)
+        ids = sorted(each.id for each in rows if name in (each.name, each.id))
+        if len(ids) > 1:
+            text = f"{len(ids)} conversations of different keys are called {name[:80]!r}: name one by its id."
+            raise InvalidRequest(text, param="id", weir={"ids": ids[:NAMES_SHOWN]})
+        return row
+
+    async def fields(self, known: Collection[str]) -> dict[str, object]:
+        """The fields of the body, none but ``known`` ones; an empty body has none.
+
+        Raises InvalidJSON for what is no JSON, RequestTooLarge above 64 KiB.
+        """
+        body = await read_body(self.receive, limit=MAX_BODY)
+        try:
+            value = json.loads(body) if body.strip() else {}
+        except (ValueError, RecursionError):
+            raise InvalidJSON("The body is not JSON.") from None
+        if not isinstance(value, dict):
+            raise InvalidRequest("The body must be a JSON object.", param="body")
+        for name in value:
+            if name not in known:
+                there = f"there are {', '.join(known)}" if known else "the body has none here"
+                raise InvalidRequest(f"There is no field {name[:40]!r}: {there}.", param=name[:40])
+        return value
+
+
+def query_of(raw: bytes, known: Collection[str]) -> dict[str, str]:
+    """The parameters of a query string. Raises InvalidRequest for one that is not ``known`` or comes twice."""
+    try:
+        given = parse_qs(raw.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
+    except ValueError:
+        raise InvalidRequest(f"There are more than {MAX_PARAMETERS} parameters.") from None
+    for name, values in given.items():
+        if name not in known:
+            there = f"there are {', '.join(known)}" if known else "there are none here"
+            raise InvalidRequest(f"There is no parameter {name[:40]!r}: {there}.", param=name[:40])
+        if len(values) > 1:
+            raise InvalidRequest(f"{name} is given {len(values)} times.", param=name)
+    return {name: values[0] for name, values in given.items()}
+
+
+def moment_in(given: str, *, now: float) -> float:
+    """Seconds since 1970, given so, or as how long before ``now`` (``90m``, ``24h``, ``7d``). Raises InvalidRequest."""
+    if (ago := AGO.fullmatch(given)) is not None:
+        return now - int(ago[1]) * SECONDS[ago[2]]
+    if MOMENT.fullmatch(given) is None:
+        raise InvalidRequest("since must be seconds since 1970, or like 90m, 24h or 7d.", param="since")
+    return float(given)
+
+
+def cursor_of(place: Place) -> str:
+    """A place in a list as a word for the query string."""
+    return urlsafe_b64encode(json.dumps(list(place), separators=(",", ":")).encode()).rstrip(b"=").decode()
+
+
+def page(rows: Sequence[Row], limit: int, show: Callable[[Row], Shown], place: PlaceOf[Row]) -> Page[Shown]:
+    """A page of ``rows``, of which there is one beyond ``limit`` where another page follows."""
+    following = cursor_of(place(rows[limit - 1])) if len(rows) > limit else None
+    return Page(data=[show(row) for row in rows[:limit]], next=following)
+
+
+def page_from(rows: Sequence[Row], start: int, limit: int, show: Callable[[Row], Shown]) -> Page[Shown]:
+    """A page of a list whose cursor is a number of rows."""
+    following = cursor_of((start + limit,)) if len(rows) > start + limit else None
+    return Page(data=[show(row) for row in rows[start : start + limit]], next=following)
+
+
+def page_of_whole(
+    rows: Sequence[Row], asked: tuple[int, Place | None], show: Callable[[Row], Shown], place: PlaceOf[Row]
+) -> Page[Shown]:
+    """A page of a list that is there as a whole; ``asked`` are how many rows, and the place they come behind."""
+    limit, after = asked
+    start = 0
+    if after is not None:
+        found = [at for at, row in enumerate(rows) if list(place(row)) == list(after)]
+        if not found:
+            raise gone()
+        start = found[0] + 1
+    return page(rows[start : start + limit + 1], limit, show, place)
+
+
+def gone() -> InvalidRequest:
+    """The error of a cursor whose row is not in the list any more."""
+    return InvalidRequest("What cursor points at is not in the list any more: begin again without it.", param="cursor")
+
+
+def _is_of(given: object, kind: type[str] | type[int] | type[float]) -> bool:
+    """Whether a part of a place is what the list has there; a number may be whole where it need not."""
+    if isinstance(given, str):
+        return kind is str and "\0" not in given and given.encode("utf-8", "replace").decode() == given
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        return False
+    return (kind is float or (kind is int and isinstance(given, int))) and abs(given) < LARGEST_IN_CURSOR

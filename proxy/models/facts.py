@@ -1,0 +1,313 @@
+"""What is known about a model: window, input and output limits, prices.
+
+Sources, best first: the policy or flag, the operator's rule, the upstream's own word, litellm's table (read as
+a data file, litellm is not imported), and as a last resort four times the output limit. A smaller limit that an
+upstream stated in an error stands above all of them while it lasts.
+
+``window`` is the whole context window W; ``max_input`` is I, the input limit, only where a provider has one
+below the window. litellm's ``max_input_tokens`` is W for most models and I for others, see ``_SEPARATE``.
+"""
+
+import dataclasses
+import importlib.util
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from policies.settings import ContextSettings
+from proxy.config import ModelRule
+
+logger = logging.getLogger("weir.models")
+
+Source = Literal["policy", "rule", "upstream", "learned", "table", "family", "last_resort", "unknown"]
+
+_TABLE = "model_prices_and_context_window_backup.json"
+_MODES = frozenset({"chat", "completion", "responses"})
+
+_SEPARATE: Mapping[tuple[int, int], tuple[int, int]] = {
+    # (max_input_tokens, max_output_tokens) of the table -> (W, I). All rows with these pairs are OpenAI's
+    # gpt-5 and later: its pages state a window of 400,000 and 128,000 output, its errors a limit of 272,000.
+    (272_000, 128_000): (400_000, 272_000),
+    (400_000, 128_000): (400_000, 272_000),
+    (922_000, 128_000): (1_050_000, 922_000),
+    (1_050_000, 128_000): (1_050_000, 922_000),
+    # Azure's gpt-5.x-chat: 128,000 in all.
+    (111_616, 16_384): (128_000, 111_616),
+}
+
+_FAMILIES: tuple[tuple[str, int, int | None, int | None], ...] = (
+    # prefix, W, I, longest output: for names newer than the table; the first match, and the smallest of a family.
+    ("gpt-3.5-turbo", 16_385, None, 4_096),
+    ("gpt-4-turbo", 128_000, None, 4_096),
+    ("gpt-4.1", 1_047_576, None, 32_768),
+    ("gpt-4o", 128_000, None, 16_384),
+    ("gpt-5-chat", 128_000, None, 16_384),
+    ("gpt-5", 400_000, 272_000, 128_000),
+    ("gpt-6", 400_000, 272_000, 128_000),
+    ("o1-mini", 128_000, None, 65_536),
+    ("o1-preview", 128_000, None, 32_768),
+    ("o1", 200_000, None, 100_000),
+    ("o3", 200_000, None, 100_000),
+    ("o4", 200_000, None, 100_000),
+    ("claude-", 200_000, None, None),
+    ("gemini-2", 1_048_576, None, 8_192),
+    ("gemini-3", 1_048_576, None, 65_536),
+)
+
+_DATE = re.compile(r"(?:[-@](?:\d{4}-\d{2}-\d{2}|20\d{6}|latest))+$")
+_ROUTE = re.compile(r":(?:free|nitro|floor|online|exacto|beta)$")  # OpenRouter's variants with the same window
+_TUNED = re.compile(r"^ft:([^:]+):.*$")
+_MAX_WARNED = 1000
+_MAX_REMEMBERED = 4096
+_MAX_NAME_LEN = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Tokens, and US dollars per token; None where nobody says. ``source`` is where the window comes from."""
+
+    window: int | None = None
+    max_input: int | None = None
+    max_output: int | None = None
+    input_price: float | None = None
+    output_price: float | None = None
+    cache_read_price: float | None = None
+    cache_write_price: float | None = None
+    source: Source = "unknown"
+
+
+class _Row(msgspec.Struct, gc=False):
+    """The fields of litellm's table that are kept."""
+
+    mode: str | None = None
+    max_input_tokens: int | float | None = None
+    max_output_tokens: int | float | None = None
+    max_tokens: int | float | None = None
+    input_cost_per_token: float | None = None
+    output_cost_per_token: float | None = None
+    cache_read_input_token_cost: float | None = None
+    cache_creation_input_token_cost: float | None = None
+
+
+def table_path() -> Path | None:
+    """The installed litellm's table of models, found without importing litellm; None if it is not there."""
+    spec = importlib.util.find_spec("litellm")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        if (path := Path(place) / _TABLE).is_file():
+            return path
+    return None
+
+
+def read_table(path: Path) -> dict[str, ModelFacts]:
+    """Every text model of the table by its lower-case name; rows that make no sense are left out."""
+    facts: dict[str, ModelFacts] = {}
+    for name, raw in msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw]).items():
+        try:
+            row = msgspec.json.decode(raw, type=_Row)
+        except msgspec.ValidationError:
+            continue
+        if row.mode in _MODES:
+            facts[name.lower()] = _from_row(row)
+    return facts
+
+
+def _from_row(row: _Row) -> ModelFacts:
+    limit = sensible_tokens(row.max_input_tokens) or sensible_tokens(row.max_tokens)
+    longest = sensible_tokens(row.max_output_tokens)
+    window, max_input = limit, None
+    if limit and longest and (limit, longest) in _SEPARATE:
+        window, max_input = _SEPARATE[limit, longest]
+    return ModelFacts(
+        window=window,
+        max_input=max_input,
+        max_output=longest,
+        input_price=row.input_cost_per_token,
+        output_price=row.output_cost_per_token,
+        cache_read_price=row.cache_read_input_token_cost,
+        cache_write_price=row.cache_creation_input_token_cost,
+        source="table",
+    )
+
+
+class ModelRegistry:
+    """Facts by model name. The table is read once, when first needed or by ``load``."""
+
+    def __init__(self, rules: Sequence[ModelRule] = (), *, table: Path | None = None) -> None:
+        self._rules = tuple(rules)
+        self._path = table
+        self._table: dict[str, ModelFacts] | None = None
+        self._bare: dict[str, ModelFacts] = {}
+        self._found: dict[str, ModelFacts] = {}
+        self._warned: set[str] = set()
+
+    def load(self) -> int:
+        """Read the table now; the number of models in it, 0 without one."""
+        if self._table is None:
+            path = self._path or table_path()
+            self._table = read_table(path) if path is not None and path.is_file() else {}
+            self._bare = _by_bare_name(self._table)
+        return len(self._table)
+
+    def replace_rules(self, rules: Sequence[ModelRule]) -> None:
+        """Go on with another configuration's rules."""
+        self._rules = tuple(rules)
+
+    def rule(self, model: str) -> ModelRule | None:
+        """The operator's first rule that matches."""
+        return next((rule for rule in self._rules if rule.matches(model)), None)
+
+    def known(self, model: str) -> ModelFacts:
+        """What the table says about a name: exact, then without prefix, date or route, then its family."""
+        found = self._found.get(model)
+        if found is None and len(model) > _MAX_NAME_LEN:
+            return ModelFacts()
+        if found is None:
+            found = self._looked_up(model)
+            if len(self._found) >= _MAX_REMEMBERED:
+                del self._found[next(iter(self._found))]
+            self._found[model] = found
+        return found
+
+    def _looked_up(self, model: str) -> ModelFacts:
+        self.load()
+        table = self._table or {}
+        for name in spellings(model):
+            if (found := table.get(name)) is not None and found.window is not None:
+                return found
+        for name in spellings(model):
+            if (found := self._bare.get(name.rsplit("/", 1)[-1])) is not None:
+                return found
+        bare = _TUNED.sub(r"\1", model.lower()).rsplit("/", 1)[-1]
+        for prefix, window, max_input, longest in _FAMILIES:
+            if bare.startswith(prefix):
+                return ModelFacts(window=window, max_input=max_input, max_output=longest, source="family")
+        return ModelFacts()
+
+    def facts(
+        self,
+        model: str,
+        *,
+        settings: ContextSettings,
+        upstream_facts: ModelFacts | None = None,
+        learned: int | None = None,
+        max_tokens: int | None = None,
+    ) -> ModelFacts:
+        """What holds for one request.
+
+        Args:
+            model: the name the client sent.
+            settings: the policy; its ``window`` stands above every other source but a smaller learned one.
+            upstream_facts: what the upstream's own lists say about the model.
+            learned: limit from an overflow error, tokens.
+            max_tokens: the request's output limit, for the last resort.
+        """
+        merged = self.known(model)
+        for better in (
+            upstream_facts,
+            _from_rule(self.rule(model)),
+            ModelFacts(window=settings.window, source="policy"),
+        ):
+            merged = _over(merged, better) if better is not None else merged
+        if merged.window is None:
+            merged = self._last_resort(model, merged, max_tokens)
+        return limited(merged, learned)
+
+    def _last_resort(self, model: str, facts: ModelFacts, max_tokens: int | None) -> ModelFacts:
+        longest = max_tokens if max_tokens and max_tokens > 0 else facts.max_output
+        if longest is None:
+            return facts
+        if model not in self._warned and len(self._warned) < _MAX_WARNED:
+            self._warned.add(model)
+            logger.warning("no window known for model %r: assuming 4 x %d output tokens", model[:200], longest)
+        return dataclasses.replace(facts, window=4 * longest, source="last_resort")
+
+
+def _over(base: ModelFacts, better: ModelFacts) -> ModelFacts:
+    """``better`` where it says something. Who raises the window above what was known voids its input limit."""
+    values = {
+        item.name: value
+        for item in dataclasses.fields(better)
+        if item.name != "source" and (value := getattr(better, item.name)) is not None
+    }
+    if better.window is None:
+        return dataclasses.replace(base, **values)
+    if base.window is not None and better.window > base.window and better.max_input is None:
+        values["max_input"] = None
+    merged = dataclasses.replace(base, **values, source=better.source)
+    if merged.max_input is not None and merged.max_input >= better.window:
+        return dataclasses.replace(merged, max_input=None)
+    return merged
+
+
+def limited(facts: ModelFacts, learned: int | None) -> ModelFacts:
+    """The facts under a learned limit; one that only repeats the input limit says nothing new."""
+    if learned is None or (facts.max_input is not None and facts.max_input == learned):
+        return facts
+    if facts.window is not None and facts.window <= learned:
+        return facts
+    max_input = facts.max_input if facts.max_input is not None and facts.max_input < learned else None
+    return dataclasses.replace(facts, window=learned, max_input=max_input, source="learned")
+
+
+def _from_rule(rule: ModelRule | None) -> ModelFacts | None:
+    if rule is None:
+        return None
+    prices = rule.prices
+    return ModelFacts(
+        window=rule.window,
+        max_input=rule.max_input,
+        max_output=rule.max_output,
+        input_price=_per_token(prices.input),
+        output_price=_per_token(prices.output),
+        cache_read_price=_per_token(prices.cache_read),
+        cache_write_price=_per_token(prices.cache_write),
+        source="rule",
+    )
+
+
+def _per_token(dollars_per_million: float | None) -> float | None:
+    return None if dollars_per_million is None else dollars_per_million / 1_000_000
+
+
+def spellings(model: str) -> tuple[str, ...]:
+    """Names under which a table may list the model, most exact first, lower case.
+
+    ``openrouter/anthropic/claude-sonnet-4.5:free`` also is ``anthropic/claude-sonnet-4.5``,
+    ``claude-sonnet-4.5`` and ``claude-sonnet-4-5``; ``gpt-4o-2031-01-01`` also is ``gpt-4o``.
+    """
+    name = model.lower()
+    whole = [name, _TUNED.sub(r"\1", name), _ROUTE.sub("", name)]
+    forms = [*whole, *(_DATE.sub("", form) for form in whole)]
+    tails = [form.split("/", cut)[-1] for form in forms for cut in range(form.count("/") + 1)]
+    dashed = [tail.replace(".", "-") for tail in tails if tail.startswith("claude")]
+    return tuple(dict.fromkeys((*forms, *tails, *dashed)))
+
+
+def _by_bare_name(table: Mapping[str, ModelFacts]) -> dict[str, ModelFacts]:
+    """Facts by the last part of ``provider/…/name``; where providers differ the smallest window, without prices."""
+    found: dict[str, ModelFacts] = {}
+    for name, facts in table.items():
+        if "/" not in name or facts.window is None:
+            continue
+        bare = name.rsplit("/", 1)[-1]
+        held = found.get(bare)
+        if held is None:
+            found[bare] = facts
+        elif held != facts:
+            low = min(held, facts, key=lambda each: each.window or 0)
+            found[bare] = ModelFacts(
+                window=low.window, max_input=low.max_input, max_output=low.max_output, source="table"
+            )
+    return found
+
+
+def sensible_tokens(value: object) -> int | None:
+    """A sensible number of tokens, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if 0 < value < 10**9 else None

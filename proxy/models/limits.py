@@ -1,0 +1,364 @@
+"""The limits of a model on one upstream: what everybody says of its window, and what the upstream has taught.
+
+Limits are per scope: the upstream's origin, the model, and the credential, because the same model name has
+another window on another account. Two things are learned: a smaller limit, from an overflow error, and the
+ratio of reported to estimated tokens, from usage.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from urllib.parse import urlsplit
+
+from policies import Budget, ContextSettings, divide
+from policies.settings import amount
+from policies.tokens import Calibration
+from proxy.access.caller import Caller
+from proxy.config import UpstreamSettings
+from proxy.models.facts import ModelFacts, ModelRegistry, limited
+from proxy.models.learned import LearnedLimits
+from proxy.models.probe import Fetch, Probe
+from proxy.store import Store, StoreError
+from proxy.store.records import CalibrationRow, LimitRow
+
+log = logging.getLogger("weir.windows")
+
+MAX_SCOPES = 10_000
+MIN_SAMPLE = 400  # under it a template's fixed preamble outweighs the text
+LAST_RESORT_FLOOR = 16_384
+HELD_FOR = 2.0
+STEP = 0.01  # by which a ratio moves at least: half of the margin that is kept for such errors anyway
+SAVED_WITHIN = 0.25
+UNKNOWN_WINDOW = 128_000  # four times 32K, the usual output limit
+KNOWN_HOSTS = (".openai.com", ".azure.com", ".anthropic.com", ".googleapis.com", ".mistral.ai", ".x.ai")
+UNSURE = frozenset({"last_resort", "unknown"})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What holds for one request: its budget, the model's facts, and the scope they were found under.
+
+    ``counted`` is the scope of the calibration: estimators that count differently are not calibrated together.
+    """
+
+    budget: Budget
+    facts: ModelFacts
+    scope: str
+    counted: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Where an upstream's count began to differ by more than 15 % from the prediction: tokens of that request."""
+
+    predicted: int
+    reported: int
+
+    @property
+    def ratio(self) -> float:
+        """Reported over predicted."""
+        return self.reported / max(1, self.predicted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Limits and how long they stand; the settings are held so that their identity stays theirs."""
+
+    limits: ModelLimits
+    settings: ContextSettings
+    revision: int
+    until: float
+
+
+def account_of(upstream: UpstreamSettings, caller: Caller) -> str:
+    """The upstream's origin and a hash of the credential that is used there."""
+    credential = caller.credential if upstream.passes_key else b""
+    return f"{upstream.origin} {blake2b(credential, digest_size=8).hexdigest() if credential else '-'}"
+
+
+class ModelLimitsResolver:
+    """Windows, learned limits and calibrations of every scope."""
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        limits: LearnedLimits,
+        probe: Probe,
+        fetch: Callable[[UpstreamSettings, Caller], Fetch],
+        *,
+        clock: Callable[[], float] = time.time,
+        store: Store | None = None,
+    ) -> None:
+        self._store = store
+        self._saving: asyncio.Task[None] | None = None
+        self._registry = registry
+        self._limits = limits
+        self._probe = probe
+        self._fetch = fetch
+        self._clock = clock
+        self._calibrations: OrderedDict[str, Calibration] = OrderedDict()
+        self._observed: dict[str, Calibration] = {}
+        self._unsaved: set[str] = set()
+        self._drifts: dict[str, Drift] = {}
+        self._learned: dict[str, LimitRow] = {}
+        self._strict: set[str] = set()
+        self._held: dict[tuple[object, ...], _Held] = {}
+        self._revision = 0
+
+    def restore(self, rows: list[CalibrationRow]) -> None:
+        """Take over calibrations that were stored."""
+        for row in rows:
+            self._restore(row)
+
+    def _restore(self, row: CalibrationRow) -> None:
+        if row.strict:
+            self._strict.add(row.scope)
+        if row.samples:
+            self._calibrations[row.scope] = Calibration.restore(
+                ratio=row.ratio, samples=row.samples, recent=row.recent, drift=row.drift
+            )
+            self._observed.pop(row.scope, None)
+
+    def follow(self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow]) -> None:
+        """Take over what other processes have stored, as far as they have seen more than this one."""
+        for row in calibrations:
+            own = self._calibrations.get(row.scope)
+            if own is None or own.samples < row.samples:
+                self._restore(row)
+                self._revision += 1
+        if self._limits.follow(limits):
+            self._revision += 1
+
+    def scope(self, model: str, *, upstream: UpstreamSettings, caller: Caller) -> str:
+        """The key that limits and calibrations are learned under."""
+        return f"{account_of(upstream, caller)} {model}"
+
+    async def resolve_limits(
+        self,
+        model: str,
+        *,
+        settings: ContextSettings,
+        upstream: UpstreamSettings,
+        caller: Caller,
+        max_tokens: int | None,
+        exact: bool = True,
+    ) -> ModelLimits:
+        """The budget of one request. Asks the upstream for its window where nobody else knows it.
+
+        What held a moment ago holds again, unless something was learned since.
+        """
+        key = (model, max_tokens, id(settings), upstream.name, caller.credential, exact)
+        held = self._held.get(key)
+        now = self._clock()
+        if held is not None and held.revision == self._revision and held.until > now:
+            return held.limits
+        limits = await self._resolve(
+            model, settings=settings, upstream=upstream, caller=caller, max_tokens=max_tokens, exact=exact
+        )
+        if len(self._held) >= MAX_SCOPES:
+            self._held.clear()
+        self._held[key] = _Held(limits, settings, self._revision, now + HELD_FOR)
+        return limits
+
+    async def _resolve(
+        self,
+        model: str,
+        *,
+        settings: ContextSettings,
+        upstream: UpstreamSettings,
+        caller: Caller,
+        max_tokens: int | None,
+        exact: bool,
+    ) -> ModelLimits:
+        await self._saved()
+        scope = self.scope(model, upstream=upstream, caller=caller)
+        learned = self._limits.get(scope, now=self._clock())
+        facts = await self._facts(model, settings, upstream, caller, learned, max_tokens)
+        counted = scope if settings.estimator == "tokenizer" else f"{scope} {settings.estimator}"
+        calibration = self._calibrations.get(counted) or Calibration()
+        budget = divide(
+            settings,
+            window=_window_for(settings, facts, max_tokens),
+            max_input=facts.max_input,
+            max_output=facts.max_output,
+            requested=max_tokens,
+            ratio=calibration.ratio,
+            margin=calibration.margin(settings.margin, exact=exact),
+            reported=calibration.samples > 0,
+        )
+        return ModelLimits(budget, facts, scope, counted)
+
+    async def _facts(
+        self,
+        model: str,
+        settings: ContextSettings,
+        upstream: UpstreamSettings,
+        caller: Caller,
+        learned: int | None,
+        max_tokens: int | None,
+    ) -> ModelFacts:
+        key = account_of(upstream, caller)
+
+        def merged(limit: int | None) -> ModelFacts:
+            facts = self._registry.facts(
+                model,
+                settings=settings,
+                upstream_facts=self._probe.known(key, model),
+                max_tokens=limit,
+            )
+            return limited(replace(facts, window=_window(facts)), learned)
+
+        asks = settings.window is None and learned is None and _worth_asking(upstream) and self._probe.is_due(key)
+        facts = merged(None if asks else max_tokens)
+        if settings.window is not None or learned is not None or not _worth_asking(upstream):
+            return facts
+        fetch = self._fetch(upstream, caller)
+        if self._probe.is_due(key) and (facts.source in UNSURE or not self._probe.has_answered(key)):
+            await self._probe.ask(key, upstream.base_url or "", model, fetch)
+            return merged(max_tokens)
+        if facts.source != "rule":
+            self._probe.ask_later(key, upstream.base_url or "", model, fetch)
+        return facts
+
+    def mark_strict(self, scope: str) -> None:
+        """Remember that the upstream refuses a request whose prompt and ``max_tokens`` together exceed the window."""
+        if len(self._strict) < MAX_SCOPES and scope not in self._strict:
+            self._strict.add(scope)
+            self._save_soon(scope)
+
+    def is_strict(self, scope: str) -> bool:
+        """Whether the upstream was seen to add ``max_tokens`` to the prompt before it answers."""
+        return scope in self._strict
+
+    def learn(self, scope: str, limit: int) -> None:
+        """Remember a window that the upstream named in an error."""
+        self._revision += 1
+        self._keep(self._limits.learn(scope, limit, now=self._clock()))
+
+    def refused(self, scope: str, tokens: int) -> None:
+        """Remember that a prompt of ``tokens`` was too long for an upstream that does not say what would fit."""
+        self._revision += 1
+        self._keep(self._limits.refused(scope, tokens, now=self._clock()))
+
+    def passed(self, scope: str, tokens: int) -> None:
+        """Remember that a prompt of ``tokens`` was answered."""
+        self._limits.passed(scope, tokens)
+
+    def _keep(self, row: LimitRow | None) -> None:
+        if row is not None:
+            self._learned[row.scope] = row
+            self._save_soon()
+
+    def calibrate(self, scope: str, *, estimated: int, reported: int) -> Calibration:
+        """Remember what the upstream counted where Weir estimated ``estimated`` (uncalibrated).
+
+        What is planned with moves in steps, each stored before it is used: a request that is sent again after a
+        crash is planned as it was.
+        """
+        used = self._calibrations.get(scope) or Calibration()
+        before = self._observed.get(scope, used)
+        if estimated < MIN_SAMPLE:
+            return used
+        after = self._observed[scope] = before.observe(estimated, reported)
+        if after.is_drifting and not before.is_drifting and len(self._drifts) < MAX_SCOPES:
+            self._drifts[scope] = Drift(used.apply(estimated), reported)
+        moved = abs(after.ratio / used.ratio - 1.0) > STEP
+        if moved or after.is_calibrated != used.is_calibrated or after.samples == 1:
+            self._calibrations[scope] = after
+            self._calibrations.move_to_end(scope)
+            self._revision += 1
+            self._save_soon(scope)
+        if len(self._calibrations) > MAX_SCOPES:
+            forgotten, _ = self._calibrations.popitem(last=False)
+            self._observed.pop(forgotten, None)
+        return after
+
+    def take_drift(self, scope: str) -> Drift | None:
+        """The drift of a calibration that nobody was told of yet; None while the upstream counts as predicted.
+
+        A drift begins with the first response that is off and ends with the next one that is not; it is given once.
+        """
+        return self._drifts.pop(scope, None) if self._drifts else None
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether something was learned that is not stored yet."""
+        return bool(self._learned or self._unsaved)
+
+    def unsaved(self) -> tuple[list[CalibrationRow], list[LimitRow]]:
+        """Calibrations and limits that are not stored yet."""
+        rows = [_row(s, self._calibrations.get(s) or Calibration(), s in self._strict) for s in self._unsaved]
+        return rows, list(self._learned.values())
+
+    async def save(self) -> bool:
+        """Store what was learned; False where it cannot be stored now, and waits for the next time."""
+        if self._store is None or not self.has_learned:
+            return True
+        calibrations, limits = self.unsaved()
+        scopes, self._unsaved, learned, self._learned = self._unsaved, set(), self._learned, {}
+        try:
+            await self._store.learn(calibrations=calibrations, limits=limits)
+        except StoreError as error:
+            log.warning("what upstreams taught could not be stored: %s", error)
+            self._unsaved |= scopes
+            self._learned = learned | self._learned
+            return False
+        return True
+
+    def _save_soon(self, scope: str | None = None) -> None:
+        if scope is not None:
+            self._unsaved.add(scope)
+        if self._store is not None and (self._saving is None or self._saving.done()):
+            self._saving = asyncio.create_task(self._save_all(), name="weir-learned")
+
+    async def _save_all(self) -> None:
+        while self.has_learned and await self.save():
+            pass
+
+    async def _saved(self) -> None:
+        """Wait a moment for what is being stored."""
+        if self._saving is not None and not self._saving.done():
+            await asyncio.wait({self._saving}, timeout=SAVED_WITHIN)
+
+
+def _row(scope: str, known: Calibration, strict: bool) -> CalibrationRow:  # noqa: FBT001 - a column
+    return CalibrationRow(
+        scope=scope,
+        ratio=known.ratio,
+        samples=known.samples,
+        recent=known.recent,
+        drift=known.drift,
+        strict=strict,
+    )
+
+
+def _window_for(settings: ContextSettings, facts: ModelFacts, max_tokens: int | None) -> int:
+    """The window to plan with: a policy may make it a multiple of the output reserve, within what is known.
+
+    Where nobody knows one, it is the window that the policy was designed for.
+    """
+    unsure = facts.source in UNSURE
+    known = settings.designed_for if unsure and settings.designed_for else facts.window or UNKNOWN_WINDOW
+    factor = settings.window_per_output
+    if factor is None or settings.window is not None:
+        return known
+    wanted = factor * (max_tokens or amount(settings.reserve, known) or known)
+    return wanted if unsure else min(wanted, known)
+
+
+def _window(facts: ModelFacts) -> int:
+    if facts.window is None:
+        return UNKNOWN_WINDOW
+    if facts.source == "last_resort":
+        return max(facts.window, LAST_RESORT_FLOOR)
+    return facts.window
+
+
+def _worth_asking(upstream: UpstreamSettings) -> bool:
+    """Whether the upstream may say something of windows: the large providers' listings do not."""
+    host = urlsplit(upstream.base_url or "").hostname
+    return upstream.kind == "openai" and host is not None and not f".{host}".endswith(KNOWN_HOSTS)
