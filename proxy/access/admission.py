@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from proxy.access.caller import Caller
-from proxy.config import Limits
+from proxy.config.values import Limits
 from proxy.errors import Busy, RateLimited
 
 PATIENCE = 5.0  # seconds that a body waits for others to go

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proxy.access.caller import Caller
-from proxy.config import Config
+from proxy.config.values import Config
 from proxy.errors import Forbidden
 
 OF_OTHERS = frozenset({"cross-site", "same-site"})

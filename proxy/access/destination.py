@@ -11,7 +11,7 @@ from typing import Final, Literal
 from urllib.parse import parse_qsl, quote, unquote
 
 from proxy.access.caller import Caller
-from proxy.config import Config, UpstreamSettings
+from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import Forbidden, InvalidRequest
 from proxy.wire.chat import ChatRequest, parse_chat
 from proxy.wire.models_named import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proxy.access.caller import Caller
-from proxy.config import KeySettings
+from proxy.config.values import KeySettings
 from proxy.errors import InvalidAPIKey
 from proxy.store.records import KeyRow
 

@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from policies.settings import ContextSettings
-from proxy.config import ModelRule
+from proxy.config.values import ModelRule
 
 logger = logging.getLogger("weir.models")
 

@@ -18,7 +18,7 @@ from policies import Budget, ContextSettings, divide
 from policies.settings import amount
 from policies.tokens import Calibration
 from proxy.access.caller import Caller
-from proxy.config import UpstreamSettings
+from proxy.config.values import UpstreamSettings
 from proxy.models.facts import ModelFacts, ModelRegistry, limited
 from proxy.models.learned import LearnedLimits
 from proxy.models.probe import Fetch, Probe
