@@ -13,6 +13,7 @@ import importlib
 import io
 import json
 import os
+import pkgutil
 import runpy
 import socket
 import subprocess
@@ -98,8 +99,8 @@ class _Ready:
 def wait() -> NoReturn:
     """Import what every command needs, and fork for whoever asks; a fork returns from here as the command's own run."""
     line = socket.socket(fileno=int(sys.argv[1]))
-    for command in importlib.import_module("proxy.cli").COMMANDS.values():
-        importlib.import_module(command.where.partition(":")[0])
+    for command in pkgutil.iter_modules(importlib.import_module("proxy.cli").__path__):
+        importlib.import_module(f"proxy.cli.{command.name}")
     gc.collect()
     gc.freeze()
     while True:

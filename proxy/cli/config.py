@@ -15,11 +15,11 @@ from proxy.config.file import KeyPath, dotted
 
 
 def flat(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
-    """Every leaf of plain data with its path; an empty mapping or list is a leaf."""
+    """Every leaf of plain data with its path; a list of plain values is one, and an empty mapping."""
     if isinstance(value, Mapping) and value:
         for key, each in value.items():
             yield from flat(each, (*path, str(key)))
-    elif isinstance(value, list) and value:
+    elif isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
         for at, each in enumerate(value):
             yield from flat(each, (*path, at))
     else:

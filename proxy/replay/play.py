@@ -243,7 +243,9 @@ async def replay(
     """
     budget = conditions.budget(policies[0] if policies else ContextSettings())
     named: list[tuple[str, Scenario]] = [(UNMANAGED, Unmanaged(budget)), (SLIDING, SlidingWindow(budget))]
-    named += [(settings.name, scenario_of(settings, conditions, store)) for settings in policies]
+    named += [
+        (settings.name, scenario_of(settings, conditions, store, number)) for number, settings in enumerate(policies)
+    ]
     room = budget.window - budget.reserve
     meters = [_Meter(script, scenario, prices, room=room, keep_steps=keep_steps) for _, scenario in named]
     for request in script.requests:

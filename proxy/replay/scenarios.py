@@ -192,14 +192,21 @@ class Managed:
     """One policy as Weir applies it: each request planned, and after it what the next batch needs prepared."""
 
     def __init__(
-        self, settings: ContextSettings, conditions: Conditions, store: Store, *, ask: Ask | None = None
+        self,
+        settings: ContextSettings,
+        conditions: Conditions,
+        store: Store,
+        *,
+        ask: Ask | None = None,
+        number: int = 0,
     ) -> None:
         self._settings = settings
         self._conditions = conditions
         self._store = store
         self._asked = _Asked(ask)
         self._now = STARTED
-        self._tenant = blake2b(settings.name.encode(), digest_size=16).hexdigest()  # the same text in every run
+        # a tenant for each policy in the store; whatever a policy is called, what it archives is called the same
+        self._tenant = blake2b(b"%d" % number, digest_size=16).hexdigest()
         self._calibration = Calibration()
         self._settler = WriteBehindQueue(store, degraded=lambda _: None)
         self._planner = Planner(
@@ -293,8 +300,8 @@ async def store_in_memory() -> AsyncIterator[Store]:
         await store.close()
 
 
-def scenario_of(settings: ContextSettings, conditions: Conditions, store: Store) -> Scenario:
+def scenario_of(settings: ContextSettings, conditions: Conditions, store: Store, number: int) -> Scenario:
     """A conversation's beginning under a policy; a policy that is off manages nothing."""
     if settings.mode is Mode.OFF:
         return Unmanaged(conditions.budget(settings))
-    return Managed(settings, conditions, store)
+    return Managed(settings, conditions, store, number=number)

@@ -317,7 +317,7 @@ def test_an_unknown_ref_and_a_missing_checkpoint_are_one_line(written: Path) -> 
         f"weir: no original nothing in {NAME}"
     )
     assert "nothing was compacted" in failed(conversations("show", "greeting", "--checkpoint", file=written))
-    assert "one at a time" in failed(conversations("show", NAME, "--timeline", "--removed", file=written), code=2)
+    assert "cannot be combined" in failed(conversations("show", NAME, "--timeline", "--removed", file=written), code=2)
 
 
 def test_a_missing_file_is_one_line_and_is_not_made(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ async def test_the_commands_tell_the_same_as_the_api(api: Api) -> None:
     [
         (("usage", "--since", "yesterday"), "like 90m, 24h or 7d"),
         (("usage", "--by", "colour"), "'colour' is not one of"),
-        (("conversations", "show", "b", "--request", "x", "--timeline"), "one at a time"),
+        (("conversations", "show", "b", "--request", "x", "--timeline"), "cannot be combined"),
     ],
 )
 def test_wrong_words_are_a_usage_error(words: tuple[str, ...], said: str) -> None:

@@ -247,6 +247,6 @@ def test_a_new_keys_secret_stands_alone_on_stdout(clean):
 
     assert result.stdout.startswith("weir-sk-")
     assert result.stdout.count("\n") == 1
-    assert "shown only now" in result.stderr
-    assert "only keys that it knows" in result.stderr
+    assert "cannot be shown again" in result.stderr
+    assert "only known keys" in result.stderr
     assert (clean / "other.db").exists()
