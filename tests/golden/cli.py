@@ -191,6 +191,7 @@ conversations list
 
 def helps(command: click.Command = main, *path: str) -> Iterator[str]:
     """The ``--help`` of a command and of everything below it."""
+    command._help_option = None  # click keeps the one of whoever asked first, who may have begun below `weir`
     result = CliRunner().invoke(main, [*path, "--help"], prog_name="weir")
     yield f"=== weir {' '.join((*path, '--help'))}\n{result.output}"
     if isinstance(command, click.Group):
