@@ -13,9 +13,11 @@ from policies.recalling import Elsewhere, Pages
 from policies.replay import Known
 from policies.saving import milestone_of, notes_of, state_of, wants_notes, write_notes
 from policies.settings import ClientEdits, ContextSettings, Mode
+from policies.strategies import STRATEGIES
 from policies.tokens import TokenCounter
 
 __all__ = [
+    "STRATEGIES",
     "Action",
     "Body",
     "BucketExceeded",

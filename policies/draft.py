@@ -46,6 +46,10 @@ class Draft:
         """Uncalibrated tokens of the planned request, tools and priming included."""
         return sum(p.tokens for p in self.pieces) + self.tools + self.transcript.priming
 
+    def tokens_by_index(self) -> dict[int, int]:
+        """Uncalibrated tokens of the client's messages in the array, by their index."""
+        return {p.index: p.tokens for p in self.pieces if p.index is not None}
+
     @property
     def changed(self) -> bool:
         """Whether the array differs from the client's."""

@@ -17,10 +17,11 @@ from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
 from policies.replay import Known
 from policies.settings import ContextSettings, Layer, Param
-from policies.strategies.delegate import delegate
 from policies.tokens import CHARS4
 from tests.policies.answering import Model, says, texts
-from tests.policies.play import Said, assistant, decide, result, step, talk, user, window, words
+from tests.policies.play import Said, assistant, decide, flow, result, step, talk, user, window, words
+
+delegate = flow("delegate")
 
 REPORT = "The listing names 3 users, and the newest of them is ada@example.org, who joined before the others left."
 NOTHING_IN_IT = "This part holds nothing that matters for the task, only the same word over and over."

@@ -12,12 +12,13 @@ from policies.ledger import EditKind
 from policies.messages import Transcript
 from policies.replay import Known
 from policies.settings import ContextSettings, Layer, Shape
-from policies.strategies.retire_media import retire_media
 from policies.tokens import CHARS4
 from proxy.counting import count_message
 from proxy.wire.chat import render
-from tests.policies.play import decide, window
+from tests.policies.play import decide, strategy, window
 from tests.policies.test_reasoning_layer import read, sent, user
+
+retire_media = strategy("media")
 
 Said = dict[str, Any]
 PNG = "data:image/png;base64," + "iVBORw0KGgo" * 400

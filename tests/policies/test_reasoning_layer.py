@@ -13,11 +13,12 @@ from policies.ledger import EditKind
 from policies.messages import Transcript, chain_of, count_occurrences, head_length
 from policies.replay import Known
 from policies.settings import ContextSettings, Layer
-from policies.strategies.reasoning import reasoning
 from policies.tokens import CHARS4
 from proxy.counting import count_message
 from proxy.wire.chat import body_of, message_of, render
-from tests.policies.play import window
+from tests.policies.play import strategy, window
+
+reasoning = strategy("reasoning")
 
 CALL = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 Said = dict[str, Any]

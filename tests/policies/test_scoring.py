@@ -9,8 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.errors import PolicyError
-from policies.scoring import SCORERS, Block, ContentType, Scorer, parameters, scorer, step_numbers
-from policies.scoring.hybrid import HYBRID_WEIGHTS, SIGNALS, Hybrid
+from policies.scoring import (
+    HYBRID_WEIGHTS,
+    SCORERS,
+    SIGNALS,
+    Block,
+    ContentType,
+    Scorer,
+    parameters,
+    scorer,
+    step_numbers,
+)
 from tests.policies.play import assistant, step, system, talk, user
 
 RESULT = ContentType.TOOL_RESULT
@@ -315,10 +324,8 @@ def test_own_weights_may_name_any_signal() -> None:
     assert by.score(block(age=30, idle=5, references=5)) == pytest.approx(0.5 * 0.5 + 0.5)
     with pytest.raises(PolicyError, match="hybrid: the weights must sum to 1"):
         scorer("hybrid", {"weight_lru": 0.5})
-    with pytest.raises(PolicyError, match="no signal novelty; known: recency, lru"):
-        Hybrid(weights={"novelty": 1.0})
-    with pytest.raises(PolicyError, match="no weights"):
-        Hybrid(weights={})
+    with pytest.raises(PolicyError, match="hybrid: no parameter weight_novelty"):
+        scorer("hybrid", {"weight_novelty": 1.0})
 
 
 def test_parameters_of_the_scorers_behind_it_reach_them() -> None:

@@ -11,9 +11,10 @@ from policies.ledger import EditKind
 from policies.messages import Transcript
 from policies.replay import Known
 from policies.settings import ContextSettings, Layer
-from policies.strategies.semantic_merge import semantic_merge
 from policies.tokens import CHARS4
-from tests.policies.play import Said, assistant, play, step, talk, user, window, words
+from tests.policies.play import Said, assistant, flow, play, step, talk, user, window, words
+
+semantic_merge = flow("semantic_merge")
 
 REPORT = "build 4711 of branch main\nrunner: linux-arm\nstate: running\n" + words(60)
 

@@ -17,10 +17,11 @@ from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
 from policies.replay import Known
 from policies.settings import ContextSettings, Ingest, Layer, Param
-from policies.strategies.summarize_tool_result import summarize_tool_result
 from policies.tokens import CHARS4
 from tests.policies.answering import Model, says, texts
-from tests.policies.play import Said, assistant, remember, result, step, talk, user, window, words
+from tests.policies.play import Said, assistant, flow, remember, result, step, talk, user, window, words
+
+summarize_tool_result = flow("summarize_tool_result")
 
 FINDING = "The lookup found 3 users, the newest of them is ada@example.org, and nothing else was wrong with the rows."
 NONE: Mapping[str, Param] = {}

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from policies.budget import Budget, divide
-from policies.cascade import LayerReport
-from policies.planner import Action, Decision
+from policies.planner import Action, Decision, LayerReport
 from policies.replay import Known
 from policies.settings import Bucket, ContextSettings, Layer, Zones
 from policies.trend import Trend

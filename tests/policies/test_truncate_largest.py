@@ -15,11 +15,12 @@ from policies.ledger import EditKind
 from policies.messages import Transcript
 from policies.replay import Known
 from policies.settings import Bucket, ContextSettings, Layer, Param
-from policies.strategies.truncate_largest import truncate_largest
 from policies.tokens import CHARS4
 from proxy.policy_files.presets import preset_policies
 from tests.policies.answering import says
-from tests.policies.play import Said, assistant, decide, remember, result, step, talk, user, window, words
+from tests.policies.play import Said, assistant, decide, remember, result, step, strategy, talk, user, window, words
+
+truncate_largest = strategy("truncate_largest")
 
 NONE: Mapping[str, Param] = {}
 

@@ -14,11 +14,13 @@ from policies.ledger import Cut
 from policies.messages import ToolCall, Transcript
 from policies.replay import Known, replay
 from policies.settings import Bucket, ContextSettings, Layer, Param
-from policies.strategies.window import NOTE, window
+from policies.strategies.drop import OUTSIDE as NOTE
 from policies.tokens import CHARS4
 from policies.turns import units
-from tests.policies.play import Said, assistant, decide, remember, result, step, system, talk, user, words
+from tests.policies.play import Said, assistant, decide, remember, result, step, strategy, system, talk, user, words
 from tests.policies.play import window as budget_of
+
+window = strategy("window")
 
 EMPTY = Known()
 SUMMARY = (

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
+from policies import STRATEGIES
 from policies.budget import BUCKETS, Budget, divide
-from policies.cascade import FLOWS, STRATEGIES
 from policies.effects import Done, Failed, Flow, Offload, Reply, Summary
 from policies.errors import BudgetUnreachable
 from policies.ledger import EditKind
@@ -124,7 +124,7 @@ PARAMS: dict[str, st.SearchStrategy[dict[str, Param]]] = {
 
 @st.composite
 def layers(draw: st.DrawFn) -> Layer:
-    strategy = draw(st.sampled_from(sorted({*STRATEGIES, *FLOWS, "distil"})))
+    strategy = draw(st.sampled_from(sorted({*STRATEGIES, "distil"})))
     at = draw(st.one_of(st.none(), SHARES))
     scope = draw(st.sampled_from(["total", "total", "tool_outputs", "history"]))
     return Layer(
