@@ -1,9 +1,9 @@
 """The pure half of Weir: deciding what a request may carry. Standard library only; no clock, no IO."""
 
-from policies.budget import Budget, divide
 from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Summarize, Summary
 from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation, PolicyError
 from policies.ledger import Cut, Edit, EditKind
+from policies.limits import Budget, divide
 from policies.messages import Body, Message, ToolCall, Transcript
 from policies.pieces import Piece
 from policies.planner import Action, Decision, plan, trim

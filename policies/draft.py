@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from policies.budget import BUCKETS
 from policies.condensed import Condensed
 from policies.ledger import Cut, Edit, EditKind
+from policies.limits import BUCKETS
 from policies.messages import ToolDefinition, Transcript
 from policies.pieces import Piece
 

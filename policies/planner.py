@@ -12,20 +12,41 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from policies.bounds import Bounds, bounds_for, ingest_cap_for
-from policies.buckets import charged, find_memory, is_over, refuses
-from policies.budget import Budget
+from policies.bounds import Bounds, bounds_for
 from policies.checkpoint import Checkpoint
 from policies.condensed import Condensed
 from policies.draft import Draft, untouched
 from policies.effects import Flow, Offload
 from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation
-from policies.growth import UNKNOWN, Event, Growth, Limits, Seen, conclude, is_urgent, limits_for, measure
 from policies.invariants import broken_rules
 from policies.ledger import WINDOWS, Cut, Edit
+from policies.limits import (
+    Budget,
+    Limits,
+    charged,
+    find_memory,
+    ingest_cap_for,
+    is_over,
+    layers_of,
+    limit_for,
+    limits_for,
+    refuses,
+    target_for,
+)
 from policies.messages import Transcript
 from policies.pieces import Piece
-from policies.pressure import Pressure
+from policies.pressure import (
+    UNKNOWN,
+    Event,
+    Growth,
+    Pressure,
+    PressureReading,
+    Seen,
+    Trend,
+    conclude,
+    is_urgent,
+    measure,
+)
 from policies.protection import protect
 from policies.recalling import Elsewhere, Pages, may_recall, recall
 from policies.replay import Known, replay
@@ -45,8 +66,6 @@ from policies.strategies import (
 )
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
-from policies.trend import PressureReading, Trend
-from policies.triggers import layers_of, limit_for, target_for
 from policies.turns import parse_turn_boundaries, units
 
 MOST_NAMED = 5

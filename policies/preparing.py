@@ -9,22 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from policies.bounds import NO_LAYER, Bounds, bounds_for
-from policies.buckets import charged
-from policies.budget import Budget
 from policies.draft import Draft
 from policies.effects import Done, Failed, Flow, Offload, Reply
-from policies.growth import UNKNOWN
 from policies.ledger import Prepared
+from policies.limits import Budget, charged, layers_of, limit_for
 from policies.messages import Transcript
 from policies.narration import may_ask, tell, told_before
 from policies.planner import LayerReport, Work, run_layers
+from policies.pressure import UNKNOWN, Trend
 from policies.replay import Known, replay
 from policies.settings import ContextSettings, Layer
 from policies.strategies import STRATEGIES, Compact
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
-from policies.trend import Trend
-from policies.triggers import layers_of, limit_for
 
 LEAST_NEW = 0.5
 """What was prepared is prepared anew once it lacks this share of what a batch would summarise anew."""

@@ -5,8 +5,8 @@ from dataclasses import asdict
 
 from policies import ContextSettings, Decision
 from policies.calls import results_by_tool
-from policies.growth import Event
 from policies.health import Checkup
+from policies.pressure import Event
 from proxy.caching import CacheUse
 from proxy.outcome import Outcome, Sent, evicted_count
 from proxy.planning import Planned

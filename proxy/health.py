@@ -9,10 +9,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from policies import ContextSettings, Decision, Pressure
-from policies.buckets import raw_buckets
 from policies.calls import Run
-from policies.growth import Limits
 from policies.health import Checkup, Health, HealthRules, Sample, Snapshot, check
+from policies.limits import Limits, raw_buckets
 from proxy.conversation import Thread
 from proxy.planning import Planned
 

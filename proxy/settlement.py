@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 
 from policies.calls import follow_calls
-from policies.growth import STATUS, Event
 from policies.health import Checkup
+from policies.pressure import STATUS, Event
 from proxy.alerts import Notice
 from proxy.caching import CacheUse, follow
 from proxy.exchange_rows import row_of

@@ -9,12 +9,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from policies.bounds import Bounds, ingest_cap_for
+from policies.bounds import Bounds
 from policies.clipping import cap_text
 from policies.condensing import NO_SUMMARIZER, is_condensed, is_original
 from policies.draft import Draft
 from policies.edits import MESSAGE_OVERHEAD
 from policies.ledger import SHORTENED, Edit, EditKind
+from policies.limits import ingest_cap_for
 from policies.messages import ToolCall
 from policies.pieces import Piece
 from policies.settings import Ingest

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from policies.advise import BucketUse, BudgetAdvice, ToolAdvice, ToolUse, Traffic, advise_budget, worst_tools
-from policies.budget import BUCKETS
-from policies.burn import SOFT
+from policies.limits import BUCKETS
+from policies.pressure import SOFT
 from proxy.cli.config import config_option, console, json_option, loaded, print_json
 from proxy.cli.conversations_read import reading, store_option
 from proxy.config import Config, Flags

@@ -8,11 +8,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from policies.budget import BUCKETS
 from policies.fidelity import FEWEST, MOST
 from policies.health import HealthRules
-from policies.settings import Bucket, ContextSettings, Ingest, Layer, Mode, Shape
-from policies.trend import TrendRules
+from policies.limits import BUCKETS
+from policies.settings import Bucket, ContextSettings, Ingest, Layer, Mode, Shape, TrendRules
 from proxy.config_file import KeyPath, nearest
 from proxy.custom import check_custom
 from proxy.policy_files.layers import ASKING, LAYERS, parameters_of

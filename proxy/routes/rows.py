@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from types import MappingProxyType
 
-from policies.burn import bucket_report, turns_remaining
 from policies.checkpoint import Checkpoint
 from policies.health import Snapshot
 from policies.ledger import EditKind
-from policies.pressure import STATUSES
+from policies.pressure import STATUSES, bucket_report, turns_remaining
 from proxy.caching import shown
 from proxy.store import AuditRow
 from proxy.store.records import (

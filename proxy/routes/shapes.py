@@ -4,8 +4,8 @@ from typing import Annotated, Any, Generic, Literal, NotRequired, TypedDict, Typ
 
 from msgspec import Meta
 
-from policies.burn import BucketLine
 from policies.checkpoint import Checkpoint
+from policies.pressure import BucketLine
 
 Row = TypeVar("Row")
 

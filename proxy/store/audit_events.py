@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
-from policies.growth import Event
 from policies.health import Checkup
 from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
+from policies.pressure import Event
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, digest_of, name_digest
 from proxy.store.records import Change, ConversationRow, EvictionRow, ExchangeRow, KeyRow, NoteRow, PolicyRow
 

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit, Prepared
-from policies.trend import Trend
+from policies.pressure import Trend
 from proxy.store import audit_events, ledger
 from proxy.store.archive import add_originals, hold
 from proxy.store.audit import append

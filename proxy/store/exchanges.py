@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from policies.trend import Trend
+from policies.pressure import Trend
 from proxy.store.audit import append
 from proxy.store.audit_events import REFUSED, of_evaluation, of_exchange
 from proxy.store.bulk import run_many

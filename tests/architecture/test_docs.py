@@ -20,9 +20,9 @@ from policies.settings import (
     Recall,
     Shape,
     Summaries,
+    TrendRules,
     Zones,
 )
-from policies.trend import TrendRules
 from proxy.cli import main
 from proxy.custom import check_custom
 from proxy.policy_files.importing import known_keys

@@ -42,9 +42,9 @@ from policies import (
 )
 from policies.effects import Alike, Answers, Compare, Kept, Save, Saved, Together, Trim, Trimmed
 from policies.messages import ToolDefinition, Tools
+from policies.pressure import Trend
 from policies.text.segments import Readings
 from policies.tokens import CHARS4
-from policies.trend import Trend
 from proxy.rehearsal import Script
 from proxy.simulator.summaries import summarize
 

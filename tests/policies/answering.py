@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from policies.budget import Budget
 from policies.draft import Draft
 from policies.effects import (
     Answers,
@@ -20,6 +19,7 @@ from policies.effects import (
     Summary,
     Together,
 )
+from policies.limits import Budget
 from policies.messages import Transcript
 from policies.planner import Decision, plan
 from policies.replay import Known

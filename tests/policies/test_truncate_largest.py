@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.budget import Budget, divide
 from policies.draft import Draft, untouched
 from policies.edits import replace_content
 from policies.ledger import EditKind
+from policies.limits import Budget, divide
 from policies.messages import Transcript
 from policies.replay import Known
 from policies.settings import Bucket, ContextSettings, Layer, Param

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from policies import STRATEGIES
-from policies.budget import BUCKETS, Budget, divide
 from policies.effects import Done, Failed, Flow, Offload, Reply, Summary
 from policies.errors import BudgetUnreachable
 from policies.ledger import EditKind
+from policies.limits import BUCKETS, Budget, divide
 from policies.messages import Message, ToolCall, Transcript
 from policies.pieces import Piece
 from policies.planner import Action, Decision, plan, trim

@@ -10,16 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from policies import STRATEGIES
-from policies.buckets import raw_buckets
-from policies.budget import divide
 from policies.errors import BudgetUnreachable
+from policies.limits import divide, first_trigger, limit_for, raw_buckets
 from policies.messages import ToolCall, Transcript
 from policies.planner import Action, Decision
 from policies.replay import Known
 from policies.scoring import SCORERS as SCORERS_THERE_ARE
 from policies.scoring import parameters
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Mode
-from policies.triggers import first_trigger, limit_for
 from proxy.cli import main
 from proxy.config import load_config
 from proxy.policy_files.layers import SCORERS

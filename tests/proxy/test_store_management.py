@@ -17,8 +17,8 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 
+from policies.pressure import Trend
 from policies.settings import ContextSettings
-from policies.trend import Trend
 from proxy.store import Change, PolicyRow, Store, ledger, migrations
 from proxy.store.migrations import versions
 from proxy.store.schema import REVISIONS
