@@ -7,16 +7,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from policies.draft import Draft
+from policies.draft import Draft, Known, tokens_kept_verbatim
+from policies.ledger import Piece
 from policies.limits import Budget, first_trigger, ingest_cap_for
 from policies.messages import ToolCall, Transcript, count_occurrences
-from policies.pieces import Piece
-from policies.protection import Protection, protect
-from policies.replay import Known, tokens_kept_verbatim
 from policies.settings import ContextSettings, Layer, Shape
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
-from policies.turns import Unit, answered_calls, units
+from policies.turns import Protection, Unit, answered_calls, protect, units
 
 NO_LAYER = Layer(strategy="")
 

@@ -14,12 +14,10 @@ from enum import StrEnum
 
 from policies.bounds import Bounds, bounds_for
 from policies.checkpoint import Checkpoint
-from policies.condensed import Condensed
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, broken_rules, replay, untouched
 from policies.effects import Flow, Offload
 from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation
-from policies.invariants import broken_rules
-from policies.ledger import WINDOWS, Cut, Edit
+from policies.ledger import WINDOWS, Condensed, Cut, Edit, Piece
 from policies.limits import (
     Budget,
     Limits,
@@ -34,7 +32,6 @@ from policies.limits import (
     target_for,
 )
 from policies.messages import Transcript
-from policies.pieces import Piece
 from policies.pressure import (
     UNKNOWN,
     Event,
@@ -47,9 +44,7 @@ from policies.pressure import (
     is_urgent,
     measure,
 )
-from policies.protection import protect
 from policies.recalling import Elsewhere, Pages, may_recall, recall
-from policies.replay import Known, replay
 from policies.settings import ClientEdits, ContextSettings, Layer, amount
 from policies.strategies import (
     STRATEGIES,
@@ -66,7 +61,7 @@ from policies.strategies import (
 )
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
-from policies.turns import parse_turn_boundaries, units
+from policies.turns import parse_turn_boundaries, protect, units
 
 MOST_NAMED = 5
 HARDER_SHARE = 0.25

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from policies.bounds import NO_LAYER, Bounds, bounds_for
-from policies.draft import Draft
+from policies.draft import Draft, Known, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply
 from policies.ledger import Prepared
 from policies.limits import Budget, charged, layers_of, limit_for
@@ -17,7 +17,6 @@ from policies.messages import Transcript
 from policies.narration import may_ask, tell, told_before
 from policies.planner import LayerReport, Work, run_layers
 from policies.pressure import UNKNOWN, Trend
-from policies.replay import Known, replay
 from policies.settings import ContextSettings, Layer
 from policies.strategies import STRATEGIES, Compact
 from policies.text.segments import Readings

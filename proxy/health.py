@@ -156,7 +156,7 @@ def _spike(decision: Decision, planned: Planned, settings: ContextSettings, limi
     reading, before = decision.reading, planned.trend.baseline
     if reading is None or not reading.spike or not decision.trend.deltas:
         return None
-    if (reading.last_delta or 0) < settings.health.spike_share * limits.scale.base:
+    if (reading.last_delta or 0) < settings.health.spike_share * limits.base:
         return None
     return decision.trend.deltas[-1] / max(1.0, before or 0.0)
 

@@ -10,11 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.effects import Failed, Flow, Reply, Summarize, Summary
+from policies.effects import Failed, Flow, Reply, Summarize, Summary, together
 from policies.fidelity.prompts import ANSWER, JUDGE, NOT_STATED, PROPOSE
 from policies.fidelity.questions import MOST, Question, proposed
 from policies.fidelity.verdicts import Fidelity, Judged, Verdict, read_verdict
-from policies.flows import together
 from policies.summaries import Line, Prompt, enclosed, harmless, normal_text, render_transcript
 from policies.summaries.chunks import Sized, divide, sized, split_text
 from policies.summaries.transcript import harmless_lines

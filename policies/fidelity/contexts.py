@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from policies.ledger import EditKind
+from policies.ledger import EditKind, Piece
 from policies.messages import Transcript
-from policies.pieces import Piece
 from policies.sources import lines_of, sources_of
 from policies.summaries import Line
 from policies.text.segments import Source

@@ -6,12 +6,10 @@ from typing import Any, ClassVar, Self
 
 from policies.bounds import Bounds
 from policies.clipping import clip_middle
-from policies.draft import Draft
-from policies.edits import MESSAGE_OVERHEAD, replace_content
+from policies.draft import MESSAGE_OVERHEAD, Draft, replace_content
 from policies.effects import Flow
-from policies.ledger import Cut, Edit, EditKind
+from policies.ledger import Cut, Edit, EditKind, Piece
 from policies.messages import Message, ToolCall
-from policies.pieces import Piece
 from policies.settings import Param
 from policies.text.gist import placeholder
 

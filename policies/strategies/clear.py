@@ -12,11 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from policies.bounds import Bounds
-from policies.draft import Draft
-from policies.edits import MESSAGE_OVERHEAD
-from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind
+from policies.draft import MESSAGE_OVERHEAD, Draft
+from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind, Piece
 from policies.messages import ToolCall, same_call
-from policies.pieces import Piece
 from policies.scoring import (
     EVICTABLE,
     Block,
@@ -36,6 +34,7 @@ PROTECTED_SHARE = 0.5
 SMALLEST_DUPLICATE = 40
 CLEARED = frozenset({EditKind.PRUNE, EditKind.EVICT, EditKind.DEDUPE, EditKind.MERGE, EditKind.CUSTOM})
 IMPORTANT = "IMPORTANT"
+DEFAULT_TYPES = ("tool_result", "memory")
 BRIEF = 100
 """Tokens of a user's message up to which it is said on purpose."""
 
@@ -101,7 +100,7 @@ class Evict(Strategy):
 
     name = "evict"
     scorer: str = word("largest", "fifo", "lru", "priority", "type_based", "hybrid")
-    types: tuple[str, ...] = words("tool_result", "memory", "user", default=("tool_result", "memory"))
+    types: tuple[str, ...] = words("tool_result", "memory", "user", default=DEFAULT_TYPES)
     protect_steps: int = whole(0)
     given: Mapping[str, Param] = field(default_factory=dict)
 
@@ -147,7 +146,7 @@ def _by_age(draft: Draft, bounds: Bounds) -> list[Piece]:
     return [piece for _, _, piece in sorted(found, key=lambda f: f[:2])]
 
 
-def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...]) -> list[Block]:
+def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT_TYPES) -> list[Block]:
     """The blocks of ``types`` that are neither protected, nor out of the layer's scope, nor gone already."""
     transcript, calls = draft.transcript, bounds.calls()
     steps, used = step_numbers(transcript.messages), last_references(transcript, calls)

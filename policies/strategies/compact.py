@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 
 from policies.bounds import Bounds
 from policies.checkpoint import Checkpoint
-from policies.condensed import Condensed
-from policies.draft import Draft
-from policies.edits import MESSAGE_OVERHEAD
+from policies.draft import MESSAGE_OVERHEAD, Draft
 from policies.effects import BEFORE_MODEL, Flow, Save, Saved
-from policies.ledger import Cut, Edit, EditKind
+from policies.ledger import Condensed, Cut, Edit, EditKind
 from policies.narration import Told, may_ask, origin_of, tell, told_before
 from policies.saving import occurs_in, previous_state, standing_lists, state_of
 from policies.settings import PROMPTS

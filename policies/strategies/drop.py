@@ -15,12 +15,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from policies.bounds import Bounds
-from policies.draft import Draft
-from policies.edits import MESSAGE_OVERHEAD
+from policies.draft import MESSAGE_OVERHEAD, Draft, broken_rules
 from policies.effects import Flow, Kept, Trim, Trimmed
-from policies.invariants import broken_rules
-from policies.ledger import Edit, EditKind
-from policies.pieces import Piece
+from policies.ledger import Edit, EditKind, Piece
 from policies.strategies.base import Strategy, cut_at, edited, flag, number, ref_at, whole, word
 from policies.turns import parse_turn_boundaries
 

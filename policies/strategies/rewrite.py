@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from policies.bounds import Bounds
-from policies.condensed import Condensed
 from policies.condensing import (
     LARGEST_SHARE,
     MOST_ASKED,
@@ -27,11 +26,9 @@ from policies.condensing import (
     reworded,
 )
 from policies.draft import Draft
-from policies.effects import Alike, Compare, Flow
-from policies.flows import together
-from policies.ledger import SHORTENED, Edit, EditKind
+from policies.effects import Alike, Compare, Flow, together
+from policies.ledger import SHORTENED, Condensed, Edit, EditKind, Piece
 from policies.messages import ToolCall
-from policies.pieces import Piece
 from policies.scoring import last_references, step_numbers
 from policies.scoring.duplication import Group, Merge, Output, candidate_groups, merge
 from policies.settings import amount

@@ -12,15 +12,13 @@ from dataclasses import dataclass, replace
 from policies.bounds import Bounds
 from policies.clipping import cap_text
 from policies.condensing import NO_SUMMARIZER, is_condensed, is_original
-from policies.draft import Draft
-from policies.edits import MESSAGE_OVERHEAD
-from policies.ledger import SHORTENED, Edit, EditKind
+from policies.draft import MESSAGE_OVERHEAD, Draft
+from policies.ledger import SHORTENED, Edit, EditKind, Piece
 from policies.limits import ingest_cap_for
 from policies.messages import ToolCall
-from policies.pieces import Piece
 from policies.settings import Ingest
 from policies.strategies.base import Strategy, clipped, edited, flag, results, whole
-from policies.trimming import without_fields
+from policies.text.trimming import without_fields
 from policies.turns import answered_calls
 
 ANY_TOOL = "*"

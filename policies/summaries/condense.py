@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from policies.clipping import clip_middle
-from policies.effects import Failed, Flow, Reply, Summarize
-from policies.flows import together
-from policies.pieces import Piece
+from policies.effects import Failed, Flow, Reply, Summarize, together
+from policies.ledger import Piece
 from policies.summaries.chunks import ARCHIVE, Sized, divide, sized
 from policies.summaries.grounding import Coverage, grounded, lost_lines, missing
 from policies.summaries.judge import REPAIRABLE, TOO_LONG, judge

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from policies import ContextSettings, Known, state_of
+from policies.settings import Layer
 from policies.tokens import CHARS4
 from proxy.config_file import Document
 from proxy.policy_files.presets import policy_from, preset_documents, preset_policies
@@ -97,12 +98,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "cascade": [{"layer": "rollover", "at": 0.6}],
         "notes": {"extract": True, "min_turns": 6},
     },
-    "custom": {
-        "cascade": [
-            {"layer": "custom", "at": 0.5, "params": {"path": "textwrap:wrap"}},
-            {"layer": "window", "at": 0.7, "params": {"turns": 3, "note": True}},
-        ]
-    },
+    "custom": {"cascade": [{"layer": "window", "at": 0.7, "params": {"turns": 3, "note": True}}]},
     "reach": {
         "cascade": [
             {"layer": "dedupe", "at": 0.4, "min_savings": 0.01},
@@ -133,13 +129,14 @@ def policies() -> dict[str, ContextSettings]:
         for name, params in SCORERS.items()
     }
     documents = preset_documents()
-    return {
-        **preset_policies(),
-        **{
-            name: policy_from(name, Document(name="", data=data), presets=documents)
-            for name, data in {**OWN, **scored}.items()
-        },
+    found = {
+        name: policy_from(name, Document(name="", data=data), presets=documents)
+        for name, data in {**OWN, **scored}.items()
     }
+    # in a file its function would be imported by a process of its own, which takes seconds
+    layer = Layer(strategy="custom", at=0.5, params={"path": "textwrap:wrap"})
+    found["custom"] = replace(found["custom"], layers=(layer, *found["custom"].layers))
+    return {**preset_policies(), **found}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from policies.draft import Draft
+from policies.draft import Draft, Known
 from policies.effects import (
     Answers,
     Done,
@@ -22,7 +22,6 @@ from policies.effects import (
 from policies.limits import Budget
 from policies.messages import Transcript
 from policies.planner import Decision, plan
-from policies.replay import Known
 from policies.settings import ContextSettings
 from policies.tokens import CHARS4
 

@@ -6,14 +6,13 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from policies.bounds import Bounds
-from policies.draft import Draft
+from policies.draft import Draft, Known
 from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Save, Summarize
 from policies.ledger import Cut, Edit
 from policies.limits import Budget
 from policies.messages import Body, Message, ToolCall, Transcript, chain_of, count_occurrences, head_length
 from policies.planner import Decision, plan
 from policies.pressure import Trend
-from policies.replay import Known
 from policies.settings import ContextSettings
 from policies.strategies import STRATEGIES
 from policies.tokens import CHARS4

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, untouched
 from policies.messages import Transcript
 from policies.planner import LayerReport, Work, run_layers, run_rungs
-from policies.replay import Known
 from policies.settings import BALANCED_LAYERS, ContextSettings, Layer
 from policies.tokens import CHARS4
 from tests.policies.play import assistant, play, step, talk, user, window, words

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, untouched
 from policies.effects import Failed, Kept, Trim, Trimmed
 from policies.ledger import EditKind
 from policies.messages import Transcript
-from policies.replay import Known
 from policies.settings import ContextSettings, Layer, Param, Shape
 from policies.tokens import CHARS4
 from tests.policies.play import (

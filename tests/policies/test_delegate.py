@@ -9,13 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
-from policies.edits import replace_content
+from policies.draft import Draft, Known, broken_rules, replace_content, untouched
 from policies.effects import Failed, Summary
-from policies.invariants import broken_rules
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
-from policies.replay import Known
 from policies.settings import ContextSettings, Layer, Param
 from policies.tokens import CHARS4
 from tests.policies.answering import Model, says, texts

@@ -5,18 +5,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policies.candidates import candidates
 
 from policies.bounds import bounds_for
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
-from policies.protection import protect
-from policies.replay import Known
 from policies.scoring import SCORERS, ContentType
 from policies.settings import ContextSettings, Layer, Memory, Param
+from policies.strategies.clear import candidates
 from policies.tokens import CHARS4
-from policies.turns import units
+from policies.turns import protect, units
 from tests.policies.play import Said, assistant, result, step, strategy, system, talk, user, window, words
 
 evict = strategy("evict")

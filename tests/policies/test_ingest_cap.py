@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
 from policies.clipping import Method, cap_text
-from policies.draft import untouched
+from policies.draft import Known, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
-from policies.replay import Known
 from policies.settings import Bucket, ContextSettings, Ingest, Layer
+from policies.text.trimming import without_fields
 from policies.tokens import CHARS2_5, CHARS4, CharCounter
-from policies.trimming import without_fields
 from tests.policies.play import (
     assistant,
     decide,

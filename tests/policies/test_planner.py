@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import policies
+from policies.draft import Known
 from policies.effects import Done, Failed, Offload, Summarize, Summary
 from policies.errors import BudgetUnreachable
 from policies.ledger import EditKind
 from policies.limits import Budget, divide
 from policies.messages import ToolCall, Transcript
 from policies.planner import Action, Decision, plan, trim
-from policies.replay import Known
 from policies.settings import ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4
 from tests.policies.play import (

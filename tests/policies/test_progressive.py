@@ -10,13 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
-from policies.edits import replace_content
+from policies.draft import Draft, Known, broken_rules, replace_content, replay, untouched
 from policies.effects import Failed, Summarize, Summary
-from policies.invariants import broken_rules
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
-from policies.replay import Known, replay
 from policies.settings import ContextSettings, Layer, Param
 from policies.strategies.rewrite import Progressive
 from policies.tokens import CHARS4

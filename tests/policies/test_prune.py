@@ -6,10 +6,9 @@ from typing import Any, Literal
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, replay, untouched
 from policies.ledger import EditKind
 from policies.messages import Transcript
-from policies.replay import Known, replay
 from policies.settings import ContextSettings, Layer, Param
 from policies.tokens import CHARS4
 from proxy.tokenizer import Tokenizer

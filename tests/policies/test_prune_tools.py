@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, replay, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolDefinition, Tools, Transcript
 from policies.planner import Decision
-from policies.replay import Known, replay
 from policies.settings import Bucket, ContextSettings, Layer, Param
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, decide, remember, step, strategy, talk, user, window, words

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, untouched
 from policies.ledger import EditKind
 from policies.messages import Transcript, chain_of, count_occurrences, head_length
-from policies.replay import Known
 from policies.settings import ContextSettings, Layer
 from policies.tokens import CHARS4
 from proxy.counting import count_message

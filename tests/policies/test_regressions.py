@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import policies
+from policies.draft import Known
 from policies.effects import Done, Reply, Summarize, Summary
 from policies.errors import BudgetUnreachable
 from policies.limits import BUCKETS, Budget, bloat_limit, divide
 from policies.messages import ToolCall, ToolDefinition, Tools, Transcript
 from policies.planner import Action, Decision, plan
-from policies.replay import Known
 from policies.settings import ContextSettings, Layer
 from policies.tokens import CHARS4
 from policies.turns import units

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
-from policies.replay import Known
 from policies.settings import ContextSettings
 from policies.strategies import cap_results, clip, evict_marked
 from policies.tokens import CHARS4

@@ -428,7 +428,7 @@ def test_a_zone_lifted_by_the_rot_guard_changes_once() -> None:
     trend = Trend()
     for tokens in (60_000, 70_000, 75_000, 76_000):
         before = trend
-        trend = grow(trend, tokens).in_zone(lift("green", tokens)[0])
+        trend = grow(trend, tokens).in_zone(lift("green", tokens, 64_000)[0])
         found += told(before, read(trend, tokens, 1_000_000))
     assert found == [Event("zone_change", {"old": "green", "new": "yellow"})]
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from policies.draft import Known
 from policies.limits import Budget, divide, first_trigger, layers_of, limit_for, target_for
 from policies.planner import Action, Decision, LayerReport
 from policies.pressure import Trend
-from policies.replay import Known
 from policies.settings import Bucket, ContextSettings, Layer, Zones
 from tests.policies.play import Said, assistant, decide, remember, step, talk, user, words
 

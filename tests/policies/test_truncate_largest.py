@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
-from policies.edits import replace_content
+from policies.draft import Draft, Known, replace_content, untouched
 from policies.ledger import EditKind
 from policies.limits import Budget, divide
 from policies.messages import Transcript
-from policies.replay import Known
 from policies.settings import Bucket, ContextSettings, Layer, Param
 from policies.tokens import CHARS4
 from proxy.policy_files.presets import preset_policies

@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
-from policies.invariants import broken_rules
+from policies.draft import Draft, Known, broken_rules, replay, untouched
 from policies.ledger import Cut
 from policies.messages import ToolCall, Transcript
-from policies.replay import Known, replay
 from policies.settings import Bucket, ContextSettings, Layer, Param
 from policies.strategies.drop import OUTSIDE as NOTE
 from policies.tokens import CHARS4

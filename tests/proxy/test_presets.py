@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from policies import STRATEGIES
+from policies.draft import Known
 from policies.errors import BudgetUnreachable
 from policies.limits import divide, first_trigger, limit_for, raw_buckets
 from policies.messages import ToolCall, Transcript
 from policies.planner import Action, Decision
-from policies.replay import Known
 from policies.scoring import SCORERS as SCORERS_THERE_ARE
 from policies.scoring import parameters
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Mode

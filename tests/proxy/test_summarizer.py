@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from policies import Failed, Summarize, Summary
-from policies.pieces import Piece
+from policies.ledger import Piece
 from proxy.errors import UpstreamUnreachable
 from proxy.store import Store, StoreUnavailable
 from proxy.store.records import SummaryRow
