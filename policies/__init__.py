@@ -1,21 +1,22 @@
 """The pure half of Weir: deciding what a request may carry. Standard library only; no clock, no IO."""
 
-from policies.budget import Budget, divide
+from policies.draft import Known
 from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Summarize, Summary
 from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation, PolicyError
-from policies.ledger import Cut, Edit, EditKind
+from policies.ledger import Cut, Edit, EditKind, Piece
+from policies.limits import Budget, divide
 from policies.messages import Body, Message, ToolCall, Transcript
-from policies.pieces import Piece
 from policies.planner import Action, Decision, plan, trim
 from policies.preparing import is_near, is_soft, prepare
 from policies.pressure import Pressure
 from policies.recalling import Elsewhere, Pages
-from policies.replay import Known
 from policies.saving import milestone_of, notes_of, state_of, wants_notes, write_notes
 from policies.settings import ClientEdits, ContextSettings, Mode
+from policies.strategies import STRATEGIES
 from policies.tokens import TokenCounter
 
 __all__ = [
+    "STRATEGIES",
     "Action",
     "Body",
     "BucketExceeded",

@@ -7,19 +7,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from policies.budget import Budget
-from policies.draft import Draft
+from policies.draft import Draft, Known, tokens_kept_verbatim
+from policies.ledger import Piece
+from policies.limits import Budget, first_trigger, ingest_cap_for
 from policies.messages import ToolCall, Transcript, count_occurrences
-from policies.pieces import Piece
-from policies.protection import Protection, protect
-from policies.replay import Known, tokens_kept_verbatim
 from policies.settings import ContextSettings, Layer, Shape
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
-from policies.triggers import first_trigger
-from policies.turns import Unit, answered_calls, units
+from policies.turns import Protection, Unit, answered_calls, protect, units
 
-SMALLEST_CAP = 64
 NO_LAYER = Layer(strategy="")
 
 
@@ -106,14 +102,6 @@ class Bounds:
     def calls(self) -> dict[int, ToolCall]:
         """For each tool result the call that it answers, by the result's index. Reads every step's call."""
         return answered_calls(self.transcript, self.steps)
-
-
-def ingest_cap_for(settings: ContextSettings, budget: Budget) -> int:
-    """The largest tool result in uncalibrated tokens: the policy's cap, its share of U, the cap of its bucket."""
-    share = int(settings.ingest.share * budget.room_for(budget.usable))
-    bucket = budget.caps.get("tool_outputs")
-    caps: list[int] = [share, settings.ingest.cap, *(() if bucket is None else (budget.room_for(bucket),))]
-    return max(SMALLEST_CAP, min(caps))
 
 
 def bounds_for(

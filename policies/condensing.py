@@ -14,14 +14,10 @@ from typing import NamedTuple
 
 from policies.bounds import Bounds
 from policies.clipping import clip_middle
-from policies.condensed import Condensed
-from policies.draft import Draft
-from policies.edits import MESSAGE_OVERHEAD, replace_content
-from policies.effects import Flow
-from policies.flows import together
-from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind
+from policies.draft import MESSAGE_OVERHEAD, Draft, replace_content
+from policies.effects import Flow, together
+from policies.ledger import CONDENSED, SHORTENED, Condensed, Edit, EditKind, Piece
 from policies.messages import ToolCall
-from policies.pieces import Piece
 from policies.summary import Line, condense
 from policies.summary.prompts import REASONS
 from policies.text.gist import clip, shorten

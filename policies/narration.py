@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from policies.bounds import Bounds
 from policies.effects import Flow
-from policies.ledger import Cut
-from policies.pieces import Piece
+from policies.ledger import Cut, Piece
 from policies.sources import lines_of, sources_of
 from policies.summary import Proposal, condense
 

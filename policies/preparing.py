@@ -9,29 +9,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from policies.bounds import NO_LAYER, Bounds, bounds_for
-from policies.buckets import charged
-from policies.budget import Budget
-from policies.cascade import PAID, LayerReport, run_layers
-from policies.draft import Draft
+from policies.draft import Draft, Known, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply
-from policies.growth import UNKNOWN
 from policies.ledger import Prepared
+from policies.limits import Budget, charged, layers_of, limit_for
 from policies.messages import Transcript
 from policies.narration import may_ask, tell, told_before
-from policies.replay import Known, replay
+from policies.planner import LayerReport, Work, run_layers
+from policies.pressure import UNKNOWN, Trend
 from policies.settings import ContextSettings, Layer
-from policies.tails import tail_start
+from policies.strategies import STRATEGIES, Compact
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
-from policies.trend import Trend
-from policies.triggers import layers_of, limit_for
 
 LEAST_NEW = 0.5
 """What was prepared is prepared anew once it lacks this share of what a batch would summarise anew."""
 SOON = 3
 """Requests before a batch from which on it is prepared: what it will do is not known long before."""
-ASKING = PAID - {"rollover"}
-"""Strategies that ask a model."""
+ASKING = frozenset(name for name, strategy in STRATEGIES.items() if strategy.asks_model)
 
 
 def prepare(
@@ -68,9 +63,9 @@ def prepare(
             return None
         early, compacts = batch
         if not compacts:  # what it asks is asked now: the answers are kept by what they are about
-            yield from run_layers(draft, replace(bounds, early=early))
+            yield from run_layers(Work(draft), replace(bounds, early=early))
             return None
-    start = tail_start(draft, bounds, int(bounds.shape.tail * bounds.room))
+    start = Compact.of(layer.params).tail_start(draft, bounds)
     head = transcript.head
     gone = [i for i in range(head, start) if i not in bounds.protection.verbatim]
     before = told_before(bounds, most=start - head)
@@ -124,15 +119,15 @@ def _next_batch(draft: Draft, bounds: Bounds) -> tuple[float, bool] | None:
 def _tried(draft: Draft, bounds: Bounds) -> tuple[LayerReport, ...]:
     """What the layers do where no model answers; what they save may be little now, and more when they are due."""
     layers = tuple(replace(layer, min_savings=0) for layer in bounds.settings.layers)
-    flow = run_layers(draft, replace(bounds, settings=replace(bounds.settings, layers=layers)))
+    work = Work(draft)
+    flow = run_layers(work, replace(bounds, settings=replace(bounds.settings, layers=layers)))
     reply: Reply | None = None
-    while True:
-        try:
+    try:
+        while True:
             asked = next(flow) if reply is None else flow.send(reply)
-        except StopIteration as end:
-            _, trail = end.value
-            return trail  # type: ignore[no-any-return]
-        reply = Done() if isinstance(asked, Offload) else Failed("not_now")
+            reply = Done() if isinstance(asked, Offload) else Failed("not_now")
+    except StopIteration:
+        return work.trail
 
 
 def in_scope(draft: Draft, bounds: Bounds, scope: str) -> int:

@@ -1,13 +1,194 @@
-"""How full the window is: level and zone, and the word for what Weir is doing about it."""
+"""A fold over a conversation's requests: how full the window is, how fast it fills, and what an operator should hear.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+A :class:`Trend` is one conversation after its last request. It grows with every request by :meth:`Trend.advance`,
+is stored as JSON, and is all that the reading needs from the past. Growth is measured on what the client sent: what
+management took out was not growth, and what it leaves in says nothing about how fast the window fills.
+
+::
+
+    growth     raw(n) - raw(n - 1), raw being the tokens as the client sent them
+    velocity   mean of the newest 5 growths, tokens per request; the single one after two requests
+    baseline   exponential mean (alpha 0.3) of all growths, the first one being its start
+    spike      growth > 3 * the baseline before it; without a baseline there is none
+    burn rate  mean growth of one bucket per request, over the newest 20 requests in which it did not shrink
+    turns left (cap - used) / rate; under 3 is critical, under 10 a warning
+
+The same array again is a retry and no growth. An array that is shorter, in messages or in tokens, was rewound:
+it is the new start for the next growth, and the growths before it stay.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Literal, NamedTuple
 
-from policies.settings import Zones
+from policies.errors import PolicyError
+from policies.limits import Limits, Source, charged, is_over, is_soft, raw_buckets
+from policies.messages import Transcript
+from policies.settings import TrendRules, Zones
 
+MAX_TOKENS = 1_000_000_000
+"""Counts are taken as 0 to this: far above any window, and small enough for exact arithmetic."""
+LOW_BELOW, HIGH_FROM = 750, 4_000
+"""Ours: the middles of the gaps between 200-500 (low), 1,000-3,000 (medium) and 5,000-20,000 (high) tokens."""
+SOFT = 0.80
+URGENT_TURNS, WARNING_TURNS = 3.0, 10.0
+STATUS = "context.status"
 STATUSES: Mapping[str, str] = MappingProxyType({"green": "healthy", "yellow": "preparing"})
 """What is being done in a zone by itself; from orange on it is ``active``."""
+
+_VERSION = 1
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+VelocityClass = Literal["low", "medium", "high"]
+Urgency = Literal["critical", "warning", "normal"]
+Facts = Mapping[str, str | int | float | bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that an operator may want to hear of; ``facts`` are plain values for a log line or a span."""
+
+    kind: str
+    facts: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Burn:
+    """One bucket after a request: its tokens, and its growth in the newest requests, oldest first."""
+
+    bucket: str
+    tokens: int
+    deltas: tuple[int, ...] = ()
+
+    @property
+    def rate(self) -> float | None:
+        """Mean growth in tokens per request; None before the second request."""
+        return _mean(self.deltas)
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """One conversation after its last request; without arguments, one before its first.
+
+    Attributes:
+        raw: tokens of the array as the client sent it, None before the first request.
+        length: messages in it.
+        deltas: newest growths in tokens, oldest first.
+        baseline: exponential mean of all growths, None before the second request.
+        zone: the zone that was read.
+        at: when, in seconds of the caller's clock.
+        burn: tokens and growths by bucket.
+        spike: whether the last request grew by far more than the baseline before it.
+    """
+
+    raw: int | None = None
+    length: int = 0
+    deltas: tuple[int, ...] = ()
+    baseline: float | None = None
+    zone: str = "green"
+    at: float | None = None
+    burn: tuple[Burn, ...] = ()
+    spike: bool = False
+
+    @property
+    def velocity(self) -> float | None:
+        """Mean of the newest growths, tokens per request; None before the second request."""
+        return _mean(self.deltas)
+
+    def advance(
+        self, *, raw: int, length: int, buckets: Mapping[str, int] | None, zone: str, at: float, rules: TrendRules
+    ) -> "Trend":
+        """The trend after a request of ``raw`` tokens in ``length`` messages, as the client sent it.
+
+        ``buckets`` are tokens by bucket of the same array, None where nobody asks how fast they fill: then what was
+        known of that is forgotten. All counts are uncalibrated, or a new calibration would look like growth.
+        ``zone`` is the one that is reported, lifted by :func:`lift`; where it is not known yet, :meth:`in_zone` sets
+        it later.
+        """
+        raw, length = bounded(raw), bounded(length)
+        if raw == self.raw and length == self.length:
+            return Trend(raw, length, self.deltas, self.baseline, zone, at, self.burn if buckets is not None else ())
+        if self.raw is None or raw < self.raw or length < self.length:
+            burn = () if buckets is None else fold(self.burn, buckets, window=rules.burn_window, grew=False)
+            return Trend(raw, length, self.deltas, self.baseline, zone, at, burn)
+        growth, before = raw - self.raw, self.baseline
+        deltas = (*self.deltas, growth)[-max(1, rules.window) :]
+        baseline = growth if before is None else rules.ema_alpha * growth + (1 - rules.ema_alpha) * before
+        burn = () if buckets is None else fold(self.burn, buckets, window=rules.burn_window)
+        spike = before is not None and growth > rules.spike_multiplier * before
+        return Trend(raw, length, deltas, float(baseline), zone, at, burn, spike)
+
+    def in_zone(self, zone: str) -> "Trend":
+        """The same trend with the zone that was read once the request was managed."""
+        return self if zone == self.zone else replace(self, zone=zone)
+
+    def to_json(self) -> str:
+        """The trend as one line of ASCII JSON, about 1 KB once twenty growths of six buckets are known."""
+        state = {
+            "v": _VERSION,
+            "raw": self.raw,
+            "length": self.length,
+            "deltas": self.deltas,
+            "baseline": self.baseline,
+            "zone": self.zone,
+            "at": self.at,
+            "burn": {burn.bucket: [burn.tokens, *burn.deltas] for burn in self.burn},
+            "spike": self.spike,
+        }
+        return _ENCODER.encode(state)
+
+    @classmethod
+    def from_json(cls, text: str | None) -> "Trend":
+        """The trend that :meth:`to_json` wrote; a fresh one for any other text."""
+        try:
+            state = json.loads(text or "")
+            if state["v"] != _VERSION:
+                return cls()
+            raw, length = state["raw"], state["length"]
+            _counts((length,) if raw is None else (raw, length))
+            burns = ((name, _counts(values)) for name, values in state["burn"].items())
+            return cls(
+                raw=raw,
+                length=length,
+                deltas=_counts(state["deltas"]),
+                baseline=_finite(state["baseline"]),
+                zone=_text(state["zone"]),
+                at=_finite(state["at"]),
+                burn=tuple(Burn(name, counts[0], counts[1:]) for name, counts in burns),
+                spike=state["spike"] is True,
+            )
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
+            return cls()
+
+
+UNKNOWN = Trend()
+"""The trend of a conversation of which nothing is known."""
+
+
+def fold(burns: tuple[Burn, ...], buckets: Mapping[str, int], *, window: int, grew: bool = True) -> tuple[Burn, ...]:
+    """The buckets after one more request, in the order in which they were first seen.
+
+    A bucket that is missing has 0 tokens. The first request gives no growth; nor does one that did not continue
+    the last one (``grew`` false), of which only the tokens are taken; nor does a bucket that shrank. The oldest of more
+    than ``window`` deltas goes first.
+    """
+    newest = max(1, window)
+    found = [_next(burn, bounded(buckets.get(burn.bucket, 0)), newest if grew else 0) for burn in burns]
+    known = {burn.bucket for burn in burns}
+    if not buckets.keys() <= known:
+        began = newest if grew and burns else 0
+        found += [_next(Burn(n, 0), bounded(tokens), began) for n, tokens in buckets.items() if n not in known]
+    return tuple(found)
+
+
+def _next(burn: Burn, tokens: int, newest: int) -> Burn:
+    growth, deltas = tokens - burn.tokens, burn.deltas
+    if newest and growth >= 0:
+        deltas = (*deltas[1 - newest :], growth) if newest > 1 else (growth,)
+    return Burn(burn.bucket, tokens, deltas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +208,37 @@ class Pressure:
         return f"{self.level:.2f};{self.zone};{self.status}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PressureReading:
+    """What one request's pressure says.
+
+    Attributes:
+        current_tokens: tokens of the forwarded request.
+        max_tokens: the policy's base.
+        utilization_pct: the first over the second in percent, one decimal.
+        zone: green, yellow, orange, red or critical, lifted by the rot guard.
+        velocity_tokens_per_turn: mean growth per request, one decimal; None on the first.
+        turns_until_red: requests until red at that velocity, one decimal; None where nothing grows, 0 past it.
+        source: whose count ``current_tokens`` is.
+        last_delta: tokens of the newest growth.
+        velocity_class: low, medium or high.
+        spike: whether this request grew by far more than usual.
+        rot_guard: whether the tokens are above what models read reliably.
+    """
+
+    current_tokens: int
+    max_tokens: int
+    utilization_pct: float
+    zone: str
+    velocity_tokens_per_turn: float | None
+    turns_until_red: float | None
+    source: Source
+    last_delta: int | None
+    velocity_class: VelocityClass | None
+    spike: bool
+    rot_guard: bool
+
+
 def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
     """The zone whose start ``level`` has reached; ``critical`` also whenever the request does not fit."""
     table = (
@@ -40,6 +252,12 @@ def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
     return next((name for start, name in table if level >= start), "green")
 
 
+def lift(zone: str, tokens: int, soft: int | None) -> tuple[str, bool]:
+    """The zone, at least yellow above ``soft`` tokens, and whether they are above it; None for no such guard."""
+    rot_guard = soft is not None and tokens > soft
+    return ("yellow" if rot_guard and zone == "green" else zone), rot_guard
+
+
 def read_pressure(
     used: int, base: int, zones: Zones, *, fits: bool, acted: bool = False, emergency: bool = False
 ) -> Pressure:
@@ -48,3 +266,352 @@ def read_pressure(
     zone = zone_of(level, zones, fits=fits)
     status = "emergency" if emergency or not fits else "active" if acted else STATUSES.get(zone, "active")
     return Pressure(level=level, zone=zone, status=status)
+
+
+def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
+    """What ``tokens`` (calibrated) say in a conversation of this trend, its zone lifted by the rot guard."""
+    ratio = limits.budget.ratio
+    zone, rot_guard = lift(trend.zone, tokens, limits.settings.rot_soft_tokens)
+    speed, delta = trend.velocity, trend.deltas[-1] if trend.deltas else None
+    if ratio != 1.0 and speed is not None and delta is not None:
+        speed, delta = speed * ratio, round(delta * ratio)
+    return PressureReading(
+        current_tokens=tokens,
+        max_tokens=limits.base,
+        utilization_pct=round(100 * bounded(tokens) / max(1, bounded(limits.base)), 1),
+        zone=zone,
+        velocity_tokens_per_turn=_one_decimal(speed),
+        turns_until_red=_one_decimal(turns_remaining(tokens, limits.red, speed)),
+        source=limits.source,
+        last_delta=delta,
+        velocity_class=velocity_class(speed),
+        spike=trend.spike,
+        rot_guard=rot_guard,
+    )
+
+
+def velocity_class(speed: float | None) -> VelocityClass | None:
+    """The class of a velocity: low under 750 tokens per request, high from 4,000 on; None for None."""
+    if speed is None:
+        return None
+    if speed < LOW_BELOW:
+        return "low"
+    return "medium" if speed < HIGH_FROM else "high"
+
+
+def turns_remaining(used: int, cap: int, rate: float | None) -> float | None:
+    """Requests until ``cap`` tokens are used at ``rate`` tokens per request: 0 when past it, None without growth."""
+    if rate is None or rate <= 0:
+        return None
+    return max(0, bounded(cap) - bounded(used)) / rate
+
+
+def should_preempt(reading: PressureReading, *, orange_at: float, fits: int) -> bool:
+    """Whether layers that need no model should run before their trigger, ``fits`` being the most that may be forwarded.
+
+    True if growth spiked, as much again would reach orange, and once more would not fit: with less than that the layers
+    come in time by themselves.
+    """
+    if not reading.spike:
+        return False
+    now, growth = bounded(reading.current_tokens), bounded(reading.last_delta or 0)
+    return (now + growth) / max(1, bounded(reading.max_tokens)) >= orange_at and now + 2 * growth > fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketLine:
+    """One bucket in the report.
+
+    ``limit`` and what follows from it are None where the bucket has no cap. ``utilization`` is a share with two
+    decimals, ``turns_remaining`` has one; the flags and ``urgency`` are taken before rounding.
+    """
+
+    bucket: str
+    used: int
+    limit: int | None
+    remaining: int | None
+    utilization: float | None
+    soft_exceeded: bool
+    hard_exceeded: bool
+    turns_remaining: float | None
+    urgency: Urgency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketReport:
+    """Every bucket against its cap, and all of them together against the limit of the whole, in tokens."""
+
+    buckets: tuple[BucketLine, ...]
+    total_used: int
+    total_utilization: float
+    burn_rate_tokens_per_turn: float | None
+    turns_until_exhausted: float | None
+
+    @property
+    def critical(self) -> tuple[str, ...]:
+        """Names of the buckets that overflow within three requests at their rate."""
+        return tuple(line.bucket for line in self.buckets if line.urgency == "critical")
+
+
+def urgency(turns: float | None, *, urgent: float = URGENT_TURNS, warning: float = WARNING_TURNS) -> Urgency:
+    """What ``turns`` remaining requests call for: ``critical`` under ``urgent``, ``warning`` under ``warning``."""
+    if turns is None or turns >= warning:
+        return "normal"
+    return "critical" if turns < urgent else "warning"
+
+
+def bucket_report(
+    used: Mapping[str, int],
+    caps: Mapping[str, int],
+    burns: tuple[Burn, ...],
+    *,
+    limit: int,
+    soft: Mapping[str, float] | None = None,
+    ratio: float = 1.0,
+    urgent_turns: float = URGENT_TURNS,
+    warning_turns: float = WARNING_TURNS,
+) -> BucketReport:
+    """The report about ``used`` tokens by bucket under ``caps``, in the order of ``used``.
+
+    ``limit`` is what all of them share, tokens. ``soft`` has shares of the cap that warn, 0.80 where it names
+    none. ``ratio`` makes the uncalibrated growth of ``burns`` what the upstream would report. Raises PolicyError
+    for a cap on a bucket that is not in ``used``.
+    """
+    for name in caps:
+        if name not in used:
+            raise PolicyError(f"there is no bucket {name!r} to put a cap on; there are {', '.join(used)}")
+    rates = {burn.bucket: rate * ratio for burn in burns if (rate := burn.rate) is not None}
+    lines = []
+    for name, tokens in used.items():
+        cap, turns = caps.get(name), None
+        if cap is not None:
+            turns = turns_remaining(tokens, cap, rates.get(name))
+        level = urgency(turns, urgent=urgent_turns, warning=warning_turns)
+        share = SOFT if soft is None else soft.get(name, SOFT)
+        lines.append(_line(name, bounded(tokens), cap, soft=share, turns=turns, level=level))
+    total = sum(line.used for line in lines)
+    rate = sum(rates.values()) if rates else None
+    return BucketReport(
+        buckets=tuple(lines),
+        total_used=total,
+        total_utilization=round(total / max(1, bounded(limit)), 2),
+        burn_rate_tokens_per_turn=_one_decimal(rate),
+        turns_until_exhausted=_one_decimal(turns_remaining(total, limit, rate)),
+    )
+
+
+def _line(name: str, used: int, cap: int | None, *, soft: float, turns: float | None, level: Urgency) -> BucketLine:
+    limit = None if cap is None else bounded(cap)
+    share = None if limit is None else used / max(1, limit)
+    return BucketLine(
+        bucket=name,
+        used=used,
+        limit=limit,
+        remaining=None if limit is None else max(0, limit - used),
+        utilization=None if share is None else round(share, 2),
+        soft_exceeded=share is not None and share >= soft,
+        hard_exceeded=limit is not None and used > limit,
+        turns_remaining=_one_decimal(turns),
+        urgency=level,
+    )
+
+
+class Growth(NamedTuple):
+    """One request measured as it came: calibrated tokens, in all and by bucket.
+
+    ``tokens`` are uncalibrated, ``charged`` too, by the bucket whose cap they count against; ``cold`` says that the
+    provider's cache has nothing left of the conversation.
+    """
+
+    tokens: int
+    raw: int
+    buckets: dict[str, int]
+    charged: Mapping[str, int]
+    before: Trend
+    trend: Trend
+    cold: bool = False
+
+
+class Seen(NamedTuple):
+    """What is reported of a request when it is decided."""
+
+    pressure: Pressure
+    reading: PressureReading
+    trend: Trend
+    events: tuple[Event, ...]
+
+
+def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float | None) -> Growth:
+    """The growth that a request shows; ``at`` is its time in seconds."""
+    settings, budget, tokens = limits.settings, limits.budget, transcript.tokens
+    uncalibrated = raw_buckets(transcript)
+    counted = charged(uncalibrated, settings.buckets)
+    idle = None if at is None or trend.at is None else at - trend.at
+    return Growth(
+        tokens=tokens,
+        raw=budget.estimate(tokens),
+        buckets=budget.estimate_each(uncalibrated),
+        charged=counted,
+        before=trend,
+        trend=trend.advance(
+            raw=tokens,
+            length=len(transcript.messages),
+            buckets=counted if budget.caps else None,
+            zone=trend.zone,
+            at=trend.at or 0.0 if at is None else at,
+            rules=settings.trend,
+        ),
+        cold=idle is not None and idle > settings.cache_ttl and settings.cold_at is not None,
+    )
+
+
+def is_urgent(grown: Growth, *, limits: Limits, tokens: int) -> bool:
+    """Whether free layers should run before their trigger on a request of so many uncalibrated tokens.
+
+    That is if growth spiked and would soon be too much, or if a bucket overflows within a few requests. Where buckets
+    only warn a full one is no reason to act: its share is full for as long as the whole has room.
+    """
+    if not limits.settings.preempt:
+        return False
+    if limits.settings.enforce == "bucket" and report_buckets(grown, limits=limits).critical:
+        return True
+    return should_preempt(
+        read_on(limits, grown.trend, limits.budget.estimate(tokens)),
+        orange_at=limits.zones.orange_at,
+        fits=limits.usable,
+    )
+
+
+def conclude(
+    grown: Growth,
+    *,
+    limits: Limits,
+    tokens: int,
+    buckets: Mapping[str, int],
+    acted: bool = False,
+    emergency: bool = False,
+) -> Seen:
+    """What is reported of a request forwarded with so many uncalibrated ``tokens``; ``buckets`` are calibrated."""
+    used = grown.raw if tokens == grown.tokens else limits.budget.estimate(tokens)
+    fits = tokens <= limits.fits
+    pressure = read_pressure(used, limits.base, limits.zones, fits=fits, acted=acted, emergency=emergency)
+    zone, rot_guard = lift(pressure.zone, used, limits.settings.rot_soft_tokens)
+    if zone != pressure.zone:
+        status = "preparing" if pressure.status == "healthy" else pressure.status
+        pressure = Pressure(level=pressure.level, zone=zone, status=status)
+    trend = grown.trend.in_zone(zone)
+    reading = read_on(limits, trend, used)
+    events: tuple[Event, ...] = ()
+    calm = zone == "green" == grown.before.zone and not _is_worth_a_word(grown, limits)
+    quiet = fits and calm and not (rot_guard or reading.spike or limits.budget.caps)
+    if not quiet:
+        events = tuple(_events(grown, reading, limits=limits, tokens=tokens, buckets=buckets, acted=acted))
+    return Seen(pressure, reading, trend, events)
+
+
+def _events(
+    grown: Growth, reading: PressureReading, *, limits: Limits, tokens: int, buckets: Mapping[str, int], acted: bool
+) -> Iterator[Event]:
+    """What an operator may want to hear of: changes, full buckets, too much of one thing."""
+    settings, budget, used, zone = limits.settings, limits.budget, reading.current_tokens, reading.zone
+    if _is_worth_a_word(grown, limits):
+        percent = round(100 * grown.raw / limits.base, 1)
+        yield Event(STATUS, {"percent": percent, "used": grown.raw, "limit": limits.base, "tokens": used})
+    if zone != grown.before.zone or reading.spike:
+        yield from changes(grown.before, reading, ratio=budget.ratio)
+    if budget.caps:
+        yield from _bucket_events(charged(buckets, settings.buckets), limits)
+        yield from _burn_events(grown, limits=limits)
+    share = buckets.get("tool_outputs", 0) / max(1, used)
+    if share > limits.bloat and zone != "green":
+        yield Event("tool_bloat", {"share": round(share, 2), "limit": round(limits.bloat, 2)})
+    if reading.rot_guard and not acted:
+        yield Event("rot_guard", {"tokens": used, "soft": settings.rot_soft_tokens or 0})
+    if limits.fits < tokens <= budget.hard_limit:
+        yield Event("headroom_hit", {"used": used, "limit": limits.usable})
+
+
+def changes(before: Trend, reading: PressureReading, *, ratio: float = 1.0) -> Iterator[Event]:
+    """What changed since the trend before this request: at most one change of zone and one spike.
+
+    ``ratio`` is the reading's.
+    """
+    if reading.zone != before.zone:
+        yield Event("zone_change", {"old": before.zone, "new": reading.zone})
+    if reading.spike and reading.velocity_tokens_per_turn is not None and reading.last_delta is not None:
+        baseline = round((before.baseline or 0.0) * ratio, 1)
+        facts: Facts = {"velocity": reading.velocity_tokens_per_turn, "baseline": baseline}
+        yield Event("velocity_spike", {**facts, "last_delta": reading.last_delta})
+
+
+def _is_worth_a_word(grown: Growth, limits: Limits) -> bool:
+    """Whether a request came with so much that its status is told, whatever is done about it (requirement A1.12)."""
+    return grown.raw >= limits.zones.yellow_at * limits.base
+
+
+def report_buckets(grown: Growth, *, limits: Limits) -> BucketReport:
+    """Every bucket of a request as it came, against its cap, and how long it will last."""
+    settings, budget = limits.settings, limits.budget
+    return bucket_report(
+        charged(grown.buckets, settings.buckets),
+        budget.caps,
+        grown.trend.burn,
+        limit=budget.usable,
+        soft={name: bucket.soft for name, bucket in settings.buckets.items()},
+        ratio=budget.ratio,
+        urgent_turns=settings.trend.urgent_turns,
+        warning_turns=settings.trend.warning_turns,
+    )
+
+
+def _bucket_events(buckets: Mapping[str, int], limits: Limits) -> Iterator[Event]:
+    """A warning for each bucket at its soft limit, a violation for each above its cap (requirements A0.87)."""
+    budget, settings = limits.budget, limits.settings
+    for name, cap in budget.caps.items():
+        used = buckets.get(name, 0)
+        if is_over(name, used, budget):
+            why: Facts = {"reason": "over its cap", "component": name}
+            yield Event("hard_violation", {**why, "current": used, "limit": cap, "excess": used - cap})
+        elif is_soft(name, used, settings.buckets, budget):
+            yield Event("soft_warning", {"component": name, "utilization_after": round(used / max(1, cap), 2)})
+
+
+def _burn_events(grown: Growth, *, limits: Limits) -> Iterator[Event]:
+    """One event for each bucket that will overflow within a few requests (requirements A0.90)."""
+    for line in report_buckets(grown, limits=limits).buckets:
+        if line.urgency != "normal" and line.turns_remaining is not None:
+            facts: Facts = {"component": line.bucket, "urgency": line.urgency}
+            yield Event("burn_rate", {**facts, "turns_remaining": line.turns_remaining})
+
+
+def bounded(tokens: int) -> int:
+    """``tokens`` as a count that arithmetic is safe with: at least 0, at most :data:`MAX_TOKENS`."""
+    return min(max(tokens, 0), MAX_TOKENS)
+
+
+def _mean(deltas: Sequence[int]) -> float | None:
+    return sum(deltas) / len(deltas) if deltas else None
+
+
+def _one_decimal(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def _counts(values: Sequence[int]) -> tuple[int, ...]:
+    if values and (set(map(type, values)) != {int} or min(values) < 0 or max(values) > MAX_TOKENS):
+        raise ValueError("not counts of tokens")
+    return tuple(values)
+
+
+def _finite(value: float | None) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return float(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from policies.bounds import Bounds
 from policies.checkpoint import Checkpoint, InvalidCheckpoint, Status
+from policies.draft import Known
 from policies.effects import Flow
 from policies.messages import Transcript
 from policies.notes import Note, flaw, is_due, notes_in, read_notes, render_notes
-from policies.replay import Known
 from policies.settings import ContextSettings
 from policies.sources import lines_of, sources_of
 from policies.state import milestone, read_state

@@ -13,7 +13,28 @@ from enum import StrEnum
 from typing import Literal
 
 from policies.health import HealthRules
-from policies.trend import TrendRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrendRules:
+    """What a policy says about growth.
+
+    Attributes:
+        window: newest growths in the velocity's mean.
+        spike_multiplier: a growth above so many times the baseline is a spike.
+        ema_alpha: weight of the newest growth in the baseline.
+        burn_window: newest growths by bucket in the mean of its burn rate.
+        urgent_turns: requests left under a bucket's cap below which it is critical, and ``warning_turns`` below
+            which it warns.
+    """
+
+    window: int = 5
+    spike_multiplier: float = 3.0
+    ema_alpha: float = 0.3
+    burn_window: int = 20
+    urgent_turns: float = 3.0
+    warning_turns: float = 10.0
+
 
 DEFAULT_TREND = TrendRules()
 DEFAULT_HEALTH = HealthRules()

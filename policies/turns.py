@@ -9,7 +9,7 @@ reuse ``call_0`` in every step.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.messages import Message, ToolCall, Transcript
+from policies.messages import PIN_SIZE, Message, ToolCall, Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +92,52 @@ def answered_calls(transcript: Transcript, steps: Sequence[Unit]) -> dict[int, T
                 waiting.remove(call)
                 found[index] = call
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """Indices of protected messages, by reason."""
+
+    head: frozenset[int]
+    task: int | None
+    current: int | None
+    active: frozenset[int]
+    pinned: frozenset[int]
+
+    @property
+    def verbatim(self) -> frozenset[int]:
+        """Everything that stays word for word in every request: all reasons but ``active``."""
+        singles = {i for i in (self.task, self.current) if i is not None}
+        return self.head | self.pinned | singles
+
+    @property
+    def all(self) -> frozenset[int]:
+        """Every protected index."""
+        return self.verbatim | self.active
+
+
+def protect(messages: Sequence[Message], steps: Sequence[Unit], pins: frozenset[bytes] = frozenset()) -> Protection:
+    """What is protected in ``messages``; ``steps`` are its units, ``pins`` the first bytes of the
+    digests of messages that have to stay."""
+    pinned: set[int] = set()
+    for unit in steps:
+        if any(messages[i].keep or (pins and messages[i].digest[:PIN_SIZE] in pins) for i in unit.indices):
+            pinned.update(unit.indices)
+    return Protection(
+        head=frozenset(i for i, m in enumerate(messages) if m.is_head),
+        task=first_user(messages),
+        current=last_user(messages),
+        active=_active(messages, steps),
+        pinned=frozenset(pinned),
+    )
+
+
+def _active(messages: Sequence[Message], steps: Sequence[Unit]) -> frozenset[int]:
+    found = set(steps[-1].indices) if steps else set()
+    for unit in reversed(steps):
+        first = messages[unit.start]
+        if first.call_ids or first.is_result:
+            return frozenset(found.union(unit.indices))
+        if first.role == "assistant":
+            break
+    return frozenset(found)

@@ -25,7 +25,7 @@ from policies import Cut, Edit, EditKind, Known, Message, Transcript
 from policies.ledger import Prepared
 from policies.messages import HASH_SIZE, extend_chain
 from policies.notes import Note
-from policies.trend import Trend
+from policies.pressure import Trend
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Arrival, Branch, Change, ConversationRow
 

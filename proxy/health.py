@@ -9,11 +9,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from policies import ContextSettings, Decision, Pressure
-from policies.buckets import raw_buckets
 from policies.calls import Run
-from policies.growth import Limits
 from policies.health import Checkup, Health, HealthRules, Sample, Snapshot, check
 from policies.ledger import EditKind
+from policies.limits import Limits, raw_buckets
 from proxy.conversation import Thread
 from proxy.planning import Planned
 
@@ -158,7 +157,7 @@ def _spike(decision: Decision, planned: Planned, settings: ContextSettings, limi
     reading, before = decision.reading, planned.trend.baseline
     if reading is None or not reading.spike or not decision.trend.deltas:
         return None
-    if (reading.last_delta or 0) < settings.health.spike_share * limits.scale.base:
+    if (reading.last_delta or 0) < settings.health.spike_share * limits.base:
         return None
     return decision.trend.deltas[-1] / max(1.0, before or 0.0)
 

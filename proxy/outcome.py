@@ -10,10 +10,9 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from policies import ContextSettings, Decision, Mode, Pressure
-from policies.growth import zones_for
 from policies.ledger import DROPPING
-from policies.pressure import read_pressure
-from policies.trend import lift
+from policies.limits import zones_for
+from policies.pressure import lift, read_pressure
 from proxy.access.caller import Caller
 from proxy.access.destination import Destination
 from proxy.config import UpstreamSettings

@@ -36,9 +36,9 @@ from policies import (
 )
 from policies.checkpoint import Checkpoint
 from policies.effects import BEFORE_MODEL, Compare, Save, Saved, Together
-from policies.growth import Limits, limits_for
+from policies.limits import Limits, limits_for
 from policies.messages import ToolDefinition
-from policies.trend import Trend
+from policies.pressure import Trend
 from policies.turns import last_user
 from proxy.conversation import UNKNOWN, Conversations, Recognised, Thread
 from proxy.effects.allowance import Patience, Spent

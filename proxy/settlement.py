@@ -5,8 +5,8 @@ import time
 
 from policies import ContextSettings
 from policies.calls import follow_calls
-from policies.growth import Event
 from policies.health import Checkup
+from policies.pressure import Event
 from proxy.access.caller import Caller
 from proxy.alerts import Notice
 from proxy.caching import CacheUse, cost_of, follow, prices_of

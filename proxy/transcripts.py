@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, Self, TypeVar
 import xxhash
 
 from policies import Body, Message
-from policies.buckets import Summed, tokens_by_role
+from policies.limits import Summed, tokens_by_role
 from policies.messages import ToolDefinition, Tools, chain_of, extend_chain, head_length
 from proxy.errors import InvalidJSON, RequestTooLarge
 from proxy.tokenizer import TextCounter

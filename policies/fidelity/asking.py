@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from policies.effects import Failed, Flow, Reply, Summarize, Summary
+from policies.effects import Failed, Flow, Reply, Summarize, Summary, together
 from policies.fidelity.questions import MAX_QUESTIONS, Question, proposed
 from policies.fidelity.verdicts import Fidelity, Judged, Verdict, read_verdict
-from policies.flows import together
 from policies.summary import Line, Prompt, enclosed, harmless, normal_text, render_transcript
 from policies.summary.material import divide, harmless_lines, sized, split_text
 from policies.tokens import TokenCounter

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from policies.fidelity.questions import MAX_VALUE_LEN, MIN_VALUE_LEN, used_values
-from policies.ledger import EditKind
+from policies.ledger import EditKind, Piece
 from policies.messages import ToolCall, Transcript
-from policies.pieces import Piece
 from policies.settings import NoteTaking
 from policies.sources import lines_of, sources_of
 from policies.state import read_state

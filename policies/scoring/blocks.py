@@ -1,14 +1,8 @@
-"""One message as eviction sees it, and what a scorer is.
-
-A scorer answers one question about a block: how much is it worth keeping? 1 is keep, 0 is evict first. What
-somebody else already decided stands above every formula: a block marked ``keep: true`` scores 1, a block
-marked ``keep: false`` or superseded by a later result of the same call scores 0 (:func:`decided`).
-"""
+"""One message as eviction sees it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from policies.messages import Message
 
@@ -23,6 +17,10 @@ class ContentType(StrEnum):
     TOOL_RESULT = "tool_result"
     MEMORY = "memory"
     THINKING = "thinking"
+
+
+EVICTABLE = frozenset({ContentType.USER, ContentType.TOOL_RESULT, ContentType.MEMORY})
+"""Content that may be evicted by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,30 +58,8 @@ class Block:
     behind: int | None = None
 
 
-class Scorer(Protocol):
-    """How much a block is worth keeping. Implementations are frozen values and never raise."""
-
-    @property
-    def name(self) -> str:
-        """What policies call it."""
-        ...
-
-    @property
-    def band(self) -> float:
-        """Scores that differ by no more than this say the same; for :func:`policies.scoring.selection.select`."""
-        ...
-
-    def score(self, block: Block) -> float:
-        """The keep score, 0 to 1: 1 keep, 0 evict first."""
-        ...
-
-
-BAND = 0.02
-"""Default width within which scores count as equal (ours)."""
-
-
 def decided(block: Block) -> float | None:
-    """The score that marks and supersession fix, None where a formula has to say."""
+    """The score that marks (1 keep, 0 evict first) and supersession (0) fix, None where a formula has to say."""
     if block.keep is not None:
         return 1.0 if block.keep else 0.0
     return 0.0 if block.superseded else None

@@ -10,7 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from policies.scoring.blocks import BAND, Block
+from policies.scoring.blocks import Block
+from policies.scoring.scorers import BAND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,30 +1,28 @@
-"""Replacing older history by a summary: what code extracts, and beside it the notes of a model if one is set.
+"""History goes, a text stands for it.
 
-The result is head, task, pinned messages, summary, newest user message where it was covered, kept tail. The
-tail is whole units from the end, worth a share of room; the newest step always stays, and stays whole unless it does
-not fit beside the summary: then its tool results are cut in the middle to two thirds of what is left. The extract is
-made anew from the originals at every batch, so nothing drifts; the summary's bytes are stored and never change between
-batches.
+``compact``   older history becomes a summary: what code extracts, and beside it the notes of a model if one is set
+``rollover``  a new window: the state of the task in place of all history but the step that is open
+:func:`resume`  what another conversation left, in front of the first message
 """
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from policies.bounds import Bounds
 from policies.checkpoint import Checkpoint
-from policies.clipping import clip_middle
-from policies.condensed import Condensed
-from policies.draft import Draft
-from policies.edits import MESSAGE_OVERHEAD, replace_content
+from policies.draft import MESSAGE_OVERHEAD, Draft
 from policies.effects import BEFORE_MODEL, Flow, Save, Saved
-from policies.ledger import Cut, Edit, EditKind
-from policies.messages import Body
+from policies.ledger import Condensed, Cut, Edit, EditKind
 from policies.narration import Told, may_ask, origin_of, tell, told_before
-from policies.saving import occurs_in, previous_state, standing_lists
+from policies.saving import occurs_in, previous_state, standing_lists, state_of
+from policies.settings import PROMPTS
 from policies.sources import sources_of
 from policies.state import merge_states, read_state
-from policies.summary import render_summary
-from policies.tails import tail_start
+from policies.strategies.base import Strategy, clipped, cut_at, flag, number, ref_at, whole, word
+from policies.summary import render_resumed, render_summary
 from policies.text.extract import extract
+from policies.turns import parse_turn_boundaries
 
 SLACK = 8
 LISTS = 0.25
@@ -35,55 +33,113 @@ next one."""
 SMALLEST_STEP = 200
 LEAST_EXTRACT = 0.4
 """What of its share the summary has where the newest step alone fills what a batch should leave."""
+FEWEST_TURNS = 2  # fewer, and steps are counted instead: one user message may have sixty of them
+SMALLEST_WINDOW = 120
+SMALLEST_RESUMED = 60
 
 
-def compact(draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
-    """The draft with everything before the kept tail replaced by a summary; unchanged if nothing can go.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compact(Strategy):
+    """Everything before the kept tail becomes a summary.
 
+    The result is head, task, pinned messages, summary, newest user message where it was covered, kept tail. The tail
+    is whole units from the end: ``keep_messages``, ``keep_turns``, what is left if ``evict_pct`` percent go, or else
+    what a share of room holds. The newest step always stays, and stays whole unless it does not fit beside the
+    summary: then its tool results are cut in the middle to two thirds of what is left. The extract is made anew from
+    the originals at every batch, so nothing drifts; the summary's bytes are stored and never change between batches.
     ``share`` scales what the summary and the tail may take, for a second, harder try, which asks no model.
     """
-    head = draft.transcript.head
-    start = tail_start(draft, bounds, int(share * bounds.shape.tail * bounds.room))
-    covered = [i for i in range(head, start) if i not in bounds.protection.head]
-    gone = [i for i in covered if i not in bounds.protection.verbatim]
-    if not gone:
-        return draft
-    budget = _extract_budget(draft, bounds, start, share)
-    newest = _too_large_results(draft, bounds, room=_room_beside(bounds, budget))
-    read, end = {*gone, *newest}, len(draft.transcript.messages)
-    sources = sources_of(bounds.transcript, sorted(read), bounds.calls())
-    current = bounds.protection.current
-    asked = "" if current is None or current == bounds.protection.task else _read(bounds, current).text
-    visible = [_read(bounds, i).text for i in range(head, end) if i not in read and (not asked or i != current)]
-    state = read_state(
-        sources,
-        goal=_goal(bounds),
-        previous=previous_state(bounds.known),
-        tools=bounds.settings.notes,
-        readings=bounds.readings,
-    )
-    lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
-    before = told_before(bounds, most=start - head)
-    beside = _summary_overhead(draft, bounds) + _cost(lists, bounds) + _cost(before.text, bounds)
-    made = extract(
-        sources,
-        max_tokens=max(0, budget - beside),
-        counter=bounds.counter,
-        goal=_goal(bounds),
-        asked=asked,
-        visible=visible,
-        readings=bounds.readings,
-    )
-    state = replace(state, identifiers=made.identifiers)
-    told, version = yield from _told(gone, bounds, state, before, covers=start - head, share=share)
-    text = "\n".join(part for part in (lists, made.text) if part)
-    cut = _cut(draft, bounds, start=start, gone=gone, extracted=text, told=told, version=version)
-    checkpoint = merge_states(state, told.proposal, material=occurs_in(sources))
-    checkpoint = replace(checkpoint, narrative=told.text, version=version)
-    compacted = draft.with_cut(cut, checkpoint=checkpoint.to_json())
-    compacted = compacted.with_condensed([_condensed(draft, gone, cut, told)])
-    allowed = max(SMALLEST_STEP, int(_room_beside(bounds, cut.tokens) * max(CUT_STEP, bounds.shape.low_water)))
-    return _cut_newest_step(compacted, bounds, newest, allowed=allowed)
+
+    name = "compact"
+    asks_model = costs = True
+    keep_messages: int | None = whole(None)
+    keep_turns: int | None = whole(None)
+    evict_pct: float | None = number(None, most=100)
+    prompt: str = word(*PROMPTS)
+    prepared: bool = flag()
+
+    def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
+        """The draft with the summary in place; unchanged if nothing can go."""
+        return self.compacted(draft, bounds)
+
+    def compacted(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
+        """The same with a part of the room for what stands there afterwards."""
+        transcript, head, current = draft.transcript, draft.transcript.head, bounds.protection.current
+        start = self.tail_start(draft, bounds, share=share)
+        gone = [i for i in range(head, start) if i not in bounds.protection.verbatim]
+        if not gone:
+            return draft
+        budget = _extract_budget(draft, bounds, start, share)
+        newest = _too_large_results(draft, bounds, room=_room_beside(bounds, budget))
+        read = {*gone, *newest}
+        sources = sources_of(transcript, sorted(read), bounds.calls())
+        goal = _text(bounds, bounds.protection.task)
+        asked = "" if current == bounds.protection.task else _text(bounds, current)
+        shown = [i for i in range(head, len(transcript.messages)) if i not in read and (not asked or i != current)]
+        visible = [_text(bounds, i) for i in shown]
+        state = read_state(
+            sources,
+            goal=goal,
+            previous=previous_state(bounds.known),
+            tools=bounds.settings.notes,
+            readings=bounds.readings,
+        )
+        lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
+        before = told_before(bounds, most=start - head)
+        beside = _summary_overhead(draft, bounds) + _cost(lists, bounds) + _cost(before.text, bounds)
+        made = extract(
+            sources,
+            max_tokens=max(0, budget - beside),
+            counter=bounds.counter,
+            goal=goal,
+            asked=asked,
+            visible=visible,
+            readings=bounds.readings,
+        )
+        state = replace(state, identifiers=made.identifiers)
+        told, version = yield from _told(gone, bounds, state, before, covers=start - head, share=share)
+        text = "\n".join(part for part in (lists, made.text) if part)
+        cut = _summary_cut(draft, bounds, start=start, gone=gone, extracted=text, told=told, version=version)
+        checkpoint = merge_states(state, told.proposal, material=occurs_in(sources))
+        checkpoint = replace(checkpoint, narrative=told.text, version=version)
+        compacted = draft.with_cut(cut, checkpoint=checkpoint.to_json())
+        compacted = compacted.with_condensed([_condensed(draft, gone, cut, told)])
+        allowed = max(SMALLEST_STEP, int(_room_beside(bounds, cut.tokens) * max(CUT_STEP, bounds.shape.low_water)))
+        return _cut_newest_step(compacted, bounds, newest, allowed=allowed)
+
+    def tail_start(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> int:
+        """Index of the first message of the kept tail, always at a unit's start; the newest step is in it."""
+        messages, head = draft.transcript.messages, draft.transcript.head
+        units = [unit.start for unit in bounds.steps]
+        newest = min(bounds.protection.active, default=len(messages))
+        if self.keep_messages is not None:  # rounded out to the unit that the first one stands in
+            wanted = len(messages) - self.keep_messages
+            return min(newest, max((start for start in units if start <= wanted), default=head))
+        if self.keep_turns is not None:
+            turns = parse_turn_boundaries(messages)
+            starts = turns if len(turns) >= FEWEST_TURNS else tuple(units)
+            if self.keep_turns >= len(starts):
+                return head
+            return min(newest, starts[-self.keep_turns] if self.keep_turns else len(messages))
+        if self.evict_pct is not None:  # rounded up to a unit
+            wanted = head + math.ceil(round(self.evict_pct / 100 * (len(messages) - head), 6))
+            return min(newest, *(start for start in units if start >= wanted), len(messages))
+        return _tail_within(draft, bounds, newest, int(share * bounds.shape.tail * bounds.room))
+
+
+def _tail_within(draft: Draft, bounds: Bounds, newest: int, budget: int) -> int:
+    """Index of the first message of a tail of whole units that takes at most ``budget`` tokens."""
+    tokens, verbatim = draft.tokens_by_index(), bounds.protection.verbatim
+    start = newest
+    for unit in reversed(bounds.steps):
+        if unit.start < start and any(i not in tokens for i in unit.indices):
+            break
+        budget -= sum(tokens.get(i, 0) for i in unit.indices if i not in verbatim)
+        if unit.start < start:
+            if budget < 0:
+                break
+            start = unit.start
+    return start
 
 
 def _told(
@@ -106,14 +162,18 @@ def _told(
 def _extract_budget(draft: Draft, bounds: Bounds, start: int, share: float) -> int:
     """Tokens of the summary: what the tail leaves of low water, within the shape's share of room."""
     most = share * bounds.shape.extract * bounds.room
-    kept = bounds.protection.verbatim
-    tail = sum(p.tokens for p in draft.pieces if p.index is not None and p.index >= start and p.index not in kept)
+    tail = sum(
+        tokens for i, tokens in draft.tokens_by_index().items() if i >= start and i not in bounds.protection.verbatim
+    )
     left = share * bounds.shape.low_water * bounds.room - tail
     return min(int(min(most, max(left, LEAST_EXTRACT * most))), bounds.shape.extract_max)
 
 
+def _cost(text: str, bounds: Bounds) -> int:
+    return bounds.counter.count(text) + 1 if text else 0
+
+
 def _summary_overhead(draft: Draft, bounds: Bounds) -> int:
-    """Tokens of a summary message around its extract."""
     empty = render_summary("", version=10, ref="0" * 12, removed=len(draft.transcript.messages))
     return MESSAGE_OVERHEAD + bounds.counter.count(empty) + SLACK
 
@@ -124,22 +184,16 @@ def _room_beside(bounds: Bounds, summary: int) -> int:
 
 def _too_large_results(draft: Draft, bounds: Bounds, *, room: int) -> list[int]:
     """The newest step's tool results if together they take more than there is room: they will be cut in the middle."""
-    tokens = {p.index: p.tokens for p in draft.pieces if p.index is not None}
-    pinned, messages = bounds.protection.pinned, draft.transcript.messages
-    results = [i for i in bounds.protection.active if messages[i].is_result and i not in pinned]
-    return sorted(results) if sum(tokens[i] for i in results) > room else []
+    tokens, pinned, messages = draft.tokens_by_index(), bounds.protection.pinned, draft.transcript.messages
+    found = [i for i in bounds.protection.active if messages[i].is_result and i not in pinned]
+    return sorted(found) if sum(tokens[i] for i in found) > room else []
 
 
-def _read(bounds: Bounds, index: int) -> Body:
-    return bounds.transcript.read(index)
+def _text(bounds: Bounds, index: int | None) -> str:
+    return "" if index is None else bounds.transcript.read(index).text
 
 
-def _goal(bounds: Bounds) -> str:
-    task = bounds.protection.task
-    return "" if task is None else _read(bounds, task).text
-
-
-def _condensed(draft: Draft, gone: list[int], cut: Cut, told: Told) -> Condensed:
+def _condensed(draft: Draft, gone: Sequence[int], cut: Cut, told: Told) -> Condensed:
     """What became of the summary before and what is newly taken out: tokens, the prompt, how many questions."""
     transcript, earlier = draft.transcript, draft.active_cut
     first = transcript.head + earlier.covers if earlier is not None else 0
@@ -156,45 +210,115 @@ def _condensed(draft: Draft, gone: list[int], cut: Cut, told: Told) -> Condensed
     )
 
 
-def _cost(text: str, bounds: Bounds) -> int:
-    return bounds.counter.count(text) + 1 if text else 0
-
-
-def _cut(draft: Draft, bounds: Bounds, *, start: int, gone: list[int], extracted: str, told: Told, version: int) -> Cut:
-    transcript, head = draft.transcript, draft.transcript.head
-    prefix = transcript.chain[start - head - 1]
-    hidden = set(gone)
-    before, after = bounds.sides([i for i in range(head, start) if i not in hidden])
-    ref = prefix.hex()[:12]
-    text = render_summary(extracted, narrative=told.text, version=version, ref=ref, removed=len(gone))
-    return Cut(
-        covers=start - head,
-        prefix=prefix,
-        text=text,
-        tokens=MESSAGE_OVERHEAD + bounds.counter.count(text),
-        version=version,
-        ref=ref,
-        before=before,
-        after=after,
+def _summary_cut(
+    draft: Draft, bounds: Bounds, *, start: int, gone: Sequence[int], extracted: str, told: Told, version: int
+) -> Cut:
+    ref, hidden = ref_at(draft, start), set(gone)
+    return cut_at(
+        draft,
+        bounds,
+        start,
+        stays=[i for i in range(draft.transcript.head, start) if i not in hidden],
+        text=render_summary(extracted, narrative=told.text, version=version, ref=ref, removed=len(gone)),
         origin=origin_of(told, earlier=draft.cut),
+        version=version,
         narrative=told.text,
         noted=told.covers,
     )
 
 
-def _cut_newest_step(draft: Draft, bounds: Bounds, results: list[int], *, allowed: int) -> Draft:
+def _cut_newest_step(draft: Draft, bounds: Bounds, found: list[int], *, allowed: int) -> Draft:
     """The draft with these tool results cut in the middle; what small ones leave over, larger ones may take."""
-    tokens = {p.index: p.tokens for p in draft.pieces if p.index is not None}
-    messages = draft.transcript.messages
+    tokens, messages = draft.tokens_by_index(), draft.transcript.messages
     edits: dict[int, Edit] = {}
-    for number, index in enumerate(sorted(results, key=lambda i: (tokens[i], i))):
-        each = allowed // (len(results) - number)
+    for place, index in enumerate(sorted(found, key=lambda i: (tokens[i], i))):
+        each = allowed // (len(found) - place)
         allowed -= min(tokens[index], each)
-        if tokens[index] <= each or messages[index].media:
-            continue
-        ref = messages[index].ref
-        text = clip_middle(_read(bounds, index).text, each - MESSAGE_OVERHEAD, counter=bounds.counter, ref=ref)
-        edit = replace_content(draft.transcript, index, text, kind=EditKind.INGEST_CAP, counter=bounds.counter)
-        if edit.tokens < tokens[index]:
-            edits[index] = edit
+        if tokens[index] > each and not messages[index].media:
+            edit = clipped(bounds, index, each, EditKind.INGEST_CAP)
+            edits |= {index: edit} if edit.tokens < tokens[index] else {}
     return draft.with_edits(edits)
+
+
+class Rollover(Strategy):
+    """A new window: the state of the task in place of all history but the step that is open.
+
+    Where even a summary beside a tail does not fit, the conversation goes on from its checkpoint: goal, constraints
+    and what is left to do first, learnings and old decisions as room allows.
+    """
+
+    name = "rollover"
+    costs = True
+
+    def apply(self, draft: Draft, bounds: Bounds) -> Draft:
+        """The draft that begins with what its task's state says; unchanged where nothing would go."""
+        transcript, protection = draft.transcript, bounds.protection
+        head, start = transcript.head, min(protection.active, default=len(transcript.messages))
+        stays = [i for i in range(head, start) if i in protection.verbatim]
+        gone = start - head - len(stays)
+        room = _room_in_new_window(draft, bounds, start)
+        if gone <= 0 or room < SMALLEST_WINDOW:
+            return draft
+        state = _state(draft, bounds)
+        version = max(bounds.known.next_version, draft.cut.version if draft.cut is not None else 0)
+        state = replace(state, version=version, window_id=state.window_id + 1)
+        shown, ref = state if protection.task is None else state.beside_goal(), ref_at(draft, start)
+        empty = render_summary("", version=version, ref=ref, removed=gone)
+        around = bounds.counter.count(empty) + MESSAGE_OVERHEAD + SLACK
+        said = shown.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter, ref=ref)
+        told = told_before(bounds, most=start - head)
+        cut = cut_at(
+            draft,
+            bounds,
+            start,
+            stays=stays,
+            text=render_summary(said, version=version, ref=ref, removed=gone),
+            origin="rollover",
+            version=version,
+            narrative=told.text,
+            noted=told.covers,
+        )
+        rolled = draft.with_cut(cut, checkpoint=state.to_json())
+        return rolled if rolled.tokens < draft.tokens else draft
+
+
+def _state(draft: Draft, bounds: Bounds) -> Checkpoint:
+    """The state that a compaction of this request has just read, else the one that the messages tell."""
+    if draft.checkpoint is not None:
+        return Checkpoint.from_json(draft.checkpoint)
+    return state_of(
+        bounds.transcript,
+        settings=bounds.settings,
+        known=bounds.known,
+        counter=bounds.counter,
+        readings=bounds.readings,
+    )
+
+
+def _room_in_new_window(draft: Draft, bounds: Bounds, start: int) -> int:
+    """Tokens that the text may take: what the policy allows, within what the open step and the rest leave."""
+    kept = bounds.protection.verbatim
+    open_step = sum(tokens for i, tokens in draft.tokens_by_index().items() if i >= start and i not in kept)
+    limit = min(bounds.target, bounds.hard_limit)
+    return min(bounds.settings.checkpoints.window_tokens, limit - bounds.fixed - open_step)
+
+
+def resume(draft: Draft, bounds: Bounds) -> Draft:
+    """The draft with what the resumed state says in front of its first message; unchanged where that has no room.
+
+    The text takes at most what the policy allows and a half of the room. A state that is not valid is not used.
+    """
+    transcript, state = bounds.transcript, previous_state(bounds.known)
+    if not transcript.chain or state is None or not state.validate().valid:
+        return draft
+    room = min(bounds.settings.checkpoints.window_tokens, bounds.hard_limit - draft.tokens, bounds.room // 2)
+    first = transcript.head + 1
+    version, ref = bounds.known.next_version, ref_at(draft, first)
+    state = replace(state, version=version, window_id=state.window_id + 1)
+    around = bounds.counter.count(render_resumed("", version=version, ref=ref)) + MESSAGE_OVERHEAD
+    said = state.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter) if room > SMALLEST_RESUMED else ""
+    if not said:
+        return draft
+    text = render_resumed(said, version=version, ref=ref)
+    cut = cut_at(draft, bounds, first, stays=[], text=text, origin="resume", narrative=said)
+    return draft.with_cut(replace(cut, after=(0,)), checkpoint=state.to_json())

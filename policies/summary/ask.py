@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from policies.clipping import clip_middle
-from policies.effects import Failed, Flow, Reply, Summarize
-from policies.flows import together
-from policies.pieces import Piece
+from policies.effects import Failed, Flow, Reply, Summarize, together
+from policies.ledger import Piece
 from policies.summary.check import TOO_LONG, grounded, judge, lost_lines, missing
 from policies.summary.material import (
     ARCHIVE,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import click
 
 from policies.advise import BucketUse, ToolUse, Traffic, advise_budget, worst_tools
-from policies.budget import BUCKETS
-from policies.burn import SOFT
+from policies.limits import BUCKETS
+from policies.pressure import SOFT
 from proxy.cli.output import print_json, print_table
 from proxy.cli.stored import json_option, reading, stored
 from proxy.config import Config

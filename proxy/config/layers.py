@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from policies.settings import PROMPTS
+from policies import STRATEGIES, scoring
+from policies.scoring import HYBRID_WEIGHTS
 from proxy.config.file import nearest
 
-ASKING = frozenset({"compact", "summarize_tool_result", "progressive", "delegate"})
+ASKING = frozenset(name for name, strategy in STRATEGIES.items() if strategy.asks_model)
 """Layers that may ask a model; all others cost nothing."""
 
 
@@ -49,78 +50,21 @@ class Parameter:
 
 Parameters = Mapping[str, Parameter]
 
-_COUNT = Parameter(kind="whole")
-_ONE_OR_MORE = Parameter(kind="whole", least=1)
-_NUMBER = Parameter(kind="number")
-_SHARE = Parameter(kind="number", most=1)
-_TYPES = ("system", "tools", "user", "assistant", "tool_result", "thinking", "memory")
-_TTLS: Parameters = {f"ttl_{name}": _NUMBER for name in (*_TYPES, "other")}
-_SOURCES: Parameters = {f"source_{name}": _NUMBER for name in _TYPES}
-_BAND: Parameters = {"band": _NUMBER}
-
-
-def _weights(*signals: str) -> Parameters:
-    return {f"weight_{signal}": _NUMBER for signal in signals}
-
-
 SCORERS: Mapping[str, Parameters] = MappingProxyType(
     {
-        "largest": _BAND,
-        "fifo": {"decay": _NUMBER, **_BAND},
-        "lru": {"half_life": _NUMBER, **_BAND},
-        "priority": {**_weights("recency", "semantic", "source", "reuse", "explicit"), **_SOURCES, **_BAND},
-        "type_based": {**_TTLS, **_BAND},
-        "hybrid": {
-            "weights": Parameter(kind="word", words=("article-yaml", "article-code", "equal")),
-            **_weights("recency", "lru", "priority", "type_ttl", "reference_freq", "semantic_duplication"),
-            "decay": _NUMBER,
-            "half_life": _NUMBER,
-            **_SOURCES,
-            **_TTLS,
-            **_BAND,
-        },
+        name: {
+            key: Parameter(kind="word", words=tuple(HYBRID_WEIGHTS)) if key == "weights" else Parameter(kind="number")
+            for key in scoring.parameters(name)
+        }
+        for name in scoring.SCORERS
     }
 )
 """Ways to say what of a conversation is worth least, and the parameters of each."""
 
 LAYERS: Mapping[str, Parameters] = MappingProxyType(
     {
-        "ingest_cap": {},
-        "dedupe": {},
-        "evict": {
-            "scorer": Parameter(kind="word", words=tuple(SCORERS)),
-            "types": Parameter(kind="words", words=("tool_result", "memory", "user")),
-            "protect_steps": _COUNT,
-        },
-        "prune": {
-            "protect": _COUNT,
-            "minimum": _COUNT,
-            "skip_turns": _COUNT,
-            "straddle": Parameter(kind="word", words=("keep", "clear")),
-        },
-        "prune_tools": {"steps": _COUNT, "top_k": _COUNT},
-        "reasoning": {"ttl": _COUNT},
-        "media": {"keep": _COUNT},
-        "truncate_largest": {"floor": _ONE_OR_MORE, "truncate_after_summary": Parameter(kind="flag")},
-        "semantic_merge": {"threshold": _SHARE},
-        "window": {"messages": _ONE_OR_MORE, "turns": _ONE_OR_MORE, "note": Parameter(kind="flag")},
-        "drop_oldest": {
-            "fraction": _SHARE,
-            "recent": _COUNT,
-            "keep_system": Parameter(kind="flag"),
-        },
-        "custom": {"path": Parameter(kind="word"), "seconds": _NUMBER},
-        "summarize_tool_result": {"over": _COUNT, "ratio": _SHARE, "keep_newest": _COUNT},
-        "progressive": {"l1_until": _COUNT, "l2_until": _COUNT},
-        "compact": {
-            "keep_messages": _COUNT,
-            "keep_turns": _COUNT,
-            "evict_pct": Parameter(kind="number", most=100),
-            "prompt": Parameter(kind="word", words=PROMPTS),
-            "prepared": Parameter(kind="flag"),
-        },
-        "delegate": {"least": _NUMBER, "max_tokens": _ONE_OR_MORE},
-        "rollover": {},
+        name: {key: Parameter(**values) for key, values in strategy.parameters().items()}
+        for name, strategy in STRATEGIES.items()
     }
 )
 """Every layer by its name, cheapest first, with its parameters."""

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
-from policies.budget import Budget, divide
+from policies.limits import Budget, divide
 from policies.settings import ContextSettings, Layer, Mode
 from proxy.config.file import ConfigError, Document, KeyPath, nearest, read_document, typed
 from proxy.config.lint import cautions, faults, grave

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from policies.burn import BucketLine, bucket_report, turns_remaining
-from policies.pressure import STATUSES
+from policies.pressure import STATUSES, BucketLine, bucket_report, turns_remaining
 from proxy.caching import shown
 from proxy.http.request import ManagementRequest, cursor_of, page
 from proxy.http.shape import Count, Digest, Dollars, Moment, Page, Shape, Share, Tokens

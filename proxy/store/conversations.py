@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit, Prepared
-from policies.trend import Trend
+from policies.pressure import Trend
 from proxy.store import checkpoints, health, ledger
 from proxy.store.archive import add_originals, hold
 from proxy.store.audit import append, of_change, of_conversation

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from policies.trend import Trend
+from policies.pressure import Trend
 from proxy.store.audit import REFUSED, append, of_evaluation, of_exchange
 from proxy.store.conversations import open_conversations, touch_chains
 from proxy.store.evictions import mark_asked_again

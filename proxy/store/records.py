@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from policies.growth import Event
 from policies.health import Category, Checkup, Level
 from policies.ledger import Cut, Edit, Prepared
 from policies.notes import Note
-from policies.trend import Trend
+from policies.pressure import Event, Trend
 from proxy.store.chain import AuditEvent
 
 NOTE_SIZE = 16

@@ -20,9 +20,9 @@ from policies.settings import (
     Recall,
     Shape,
     Summaries,
+    TrendRules,
     Zones,
 )
-from policies.trend import TrendRules
 from proxy.cli import main
 from proxy.config.importing import known_keys
 from proxy.config.layers import LAYERS, SCORERS

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from policies.trend import Trend, velocity
+from policies.pressure import Trend, velocity
 from proxy.cli import main
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings

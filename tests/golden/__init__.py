@@ -1,0 +1,1 @@
+"""What the planner makes of whole conversations, pinned byte for byte."""

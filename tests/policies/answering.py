@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from policies.budget import Budget
-from policies.draft import Draft
+from policies.draft import Draft, Known
 from policies.effects import (
     Answers,
     Done,
@@ -20,9 +19,9 @@ from policies.effects import (
     Summary,
     Together,
 )
+from policies.limits import Budget
 from policies.messages import Transcript
 from policies.planner import Decision, plan
-from policies.replay import Known
 from policies.settings import ContextSettings
 from policies.tokens import CHARS4
 

@@ -1,19 +1,21 @@
 """Conversations in a line each, and flows played without a model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TypeVar
 
-from policies.budget import Budget
+from policies.bounds import Bounds
+from policies.draft import Draft, Known
 from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Save, Summarize
 from policies.ledger import Cut, Edit
+from policies.limits import Budget
 from policies.messages import Body, Message, ToolCall, Transcript, chain_of, count_occurrences, head_length
 from policies.planner import Decision, plan
-from policies.replay import Known
+from policies.pressure import Trend
 from policies.settings import ContextSettings
+from policies.strategies import STRATEGIES
 from policies.tokens import CHARS4
-from policies.trend import Trend
 
 T = TypeVar("T")
 OFFLOAD: tuple[type[Effect], Reply] = (Offload, Done())
@@ -38,6 +40,16 @@ def play(flow: Flow[T], *script: tuple[Effect | type[Effect], Reply]) -> T:
         assert lines, f"the script is over, the flow asks for {asked}"
         ask, reply = lines.pop(0)
         assert asked == ask or (isinstance(ask, type) and isinstance(asked, ask)), f"asks for {asked}, not {ask}"
+
+
+def strategy(name: str) -> Callable[[Draft, Bounds], Draft]:
+    """What a strategy that asks nobody makes of a draft, with the parameters of the layer at work."""
+    return lambda draft, bounds: STRATEGIES[name].of(bounds.layer.params).apply(draft, bounds)
+
+
+def flow(name: str) -> Callable[[Draft, Bounds], Flow[Draft]]:
+    """The same for one that asks."""
+    return lambda draft, bounds: STRATEGIES[name].of(bounds.layer.params).run(draft, bounds)
 
 
 def first_question(flow: Flow[T]) -> Summarize:

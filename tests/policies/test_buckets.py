@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.buckets import charged, find_memory, is_over, is_soft, raw_buckets
-from policies.budget import BUCKETS, divide
 from policies.draft import untouched
 from policies.errors import BucketExceeded, BudgetUnreachable
-from policies.growth import Event
+from policies.limits import BUCKETS, charged, divide, find_memory, is_over, is_soft, raw_buckets
 from policies.planner import Action, Decision
+from policies.pressure import Event
 from policies.settings import Bucket, ContextSettings, Layer, Memory
 from tests.policies.play import assistant, decide, result, step, system, talk, user, words
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.cascade import LayerReport, run_layers, run_rungs
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, untouched
 from policies.messages import Transcript
-from policies.replay import Known
+from policies.planner import LayerReport, Work, run_layers, run_rungs
 from policies.settings import BALANCED_LAYERS, ContextSettings, Layer
 from policies.tokens import CHARS4
 from tests.policies.play import assistant, play, step, talk, user, window, words
@@ -25,7 +24,15 @@ def bounds(transcript: Transcript, tokens: int = 8_000, *layers: Layer) -> Bound
 
 
 def ran(transcript: Transcript, tokens: int = 8_000, *layers: Layer) -> tuple[Draft, tuple[LayerReport, ...]]:
-    return play(run_layers(untouched(transcript), bounds(transcript, tokens, *layers)))
+    work = Work(untouched(transcript))
+    play(run_layers(work, bounds(transcript, tokens, *layers)))
+    return work.draft, work.trail
+
+
+def climbed(draft: Draft, limits: Bounds) -> tuple[Draft, tuple[LayerReport, ...]]:
+    work = Work(draft)
+    play(run_rungs(work, limits))
+    return work.draft, work.trail
 
 
 def names(reports: tuple[LayerReport, ...]) -> list[tuple[str, bool]]:
@@ -110,11 +117,11 @@ def test_reports_say_what_each_layer_did() -> None:
 def test_the_rungs_are_a_harder_summary_then_dropping_then_clipping() -> None:
     transcript = talk(*SMALL_TALK, user(words(1_000)))
     limits = replace(bounds(transcript), ceiling=1_300)
-    done, reports = play(run_rungs(untouched(transcript), limits))
+    done, reports = climbed(untouched(transcript), limits)
     assert reports[0].layer == "compact"
     assert done.tokens <= 1_300
     limits = replace(limits, ceiling=900)
-    done, reports = play(run_rungs(untouched(transcript), limits))
+    done, reports = climbed(untouched(transcript), limits)
     assert [r.layer for r in reports] == ["compact", "drop_oldest", "clip"]
     assert done.tokens <= 900
     assert [r.before for r in reports[1:]] == [min(r.before, r.after) for r in reports[:-1]]
@@ -122,4 +129,4 @@ def test_the_rungs_are_a_harder_summary_then_dropping_then_clipping() -> None:
 
 def test_under_the_limit_no_rung_is_used() -> None:
     draft = untouched(talk(user("task")))
-    assert play(run_rungs(draft, bounds(draft.transcript))) == (draft, ())
+    assert climbed(draft, bounds(draft.transcript)) == (draft, ())

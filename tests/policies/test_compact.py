@@ -6,18 +6,30 @@ import pytest
 
 from policies.bounds import Bounds, bounds_for
 from policies.checkpoint import Checkpoint
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, replay, untouched
 from policies.effects import Failed, Reply, Summarize, Summary
 from policies.ledger import Cut, EditKind
 from policies.messages import ToolCall, Transcript
-from policies.protection import protect
-from policies.replay import Known, replay
 from policies.settings import ContextSettings, Layer, Summaries
-from policies.strategies.compact import compact
 from policies.tokens import CHARS4
-from policies.turns import units
+from policies.turns import protect, units
 from tests.policies.answering import Model
-from tests.policies.play import Said, assistant, first_question, play, result, step, system, talk, user, window, words
+from tests.policies.play import (
+    Said,
+    assistant,
+    first_question,
+    flow,
+    play,
+    result,
+    step,
+    system,
+    talk,
+    user,
+    window,
+    words,
+)
+
+compact = flow("compact")
 
 NOTES = (
     'Goal: according to the user: "Why are orders late?"\n'

@@ -5,15 +5,28 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, untouched
 from policies.effects import Failed, Kept, Trim, Trimmed
 from policies.ledger import EditKind
 from policies.messages import Transcript
-from policies.replay import Known
 from policies.settings import ContextSettings, Layer, Param, Shape
-from policies.strategies.custom import custom
 from policies.tokens import CHARS4
-from tests.policies.play import OFFLOAD, assistant, decide, play, remember, step, system, talk, user, window, words
+from tests.policies.play import (
+    OFFLOAD,
+    assistant,
+    decide,
+    flow,
+    play,
+    remember,
+    step,
+    system,
+    talk,
+    user,
+    window,
+    words,
+)
+
+custom = flow("custom")
 
 PATH = "trims:newest"
 #        0             1             2 3                    4 5                    6                7

@@ -9,18 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
-from policies.edits import replace_content
+from policies.draft import Draft, Known, broken_rules, replace_content, untouched
 from policies.effects import Failed, Summary
-from policies.invariants import broken_rules
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
-from policies.replay import Known
 from policies.settings import ContextSettings, Layer, Param
-from policies.strategies.delegate import delegate
 from policies.tokens import CHARS4
 from tests.policies.answering import Model, says, texts
-from tests.policies.play import Said, assistant, decide, result, step, talk, user, window, words
+from tests.policies.play import Said, assistant, decide, flow, result, step, talk, user, window, words
+
+delegate = flow("delegate")
 
 REPORT = "The listing names 3 users, and the newest of them is ada@example.org, who joined before the others left."
 NOTHING_IN_IT = "This part holds nothing that matters for the task, only the same word over and over."

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
-from policies.invariants import broken_rules
+from policies.draft import Draft, Known, broken_rules, replay, untouched
 from policies.ledger import Cut
 from policies.messages import Transcript
-from policies.replay import Known, replay
 from policies.settings import Bucket, ContextSettings, Layer, Memory, Param
-from policies.strategies.drop_oldest import NOTE, drop_oldest
+from policies.strategies.drop import REMOVED as NOTE
 from policies.tokens import CHARS4
-from tests.policies.play import Said, assistant, decide, remember, step, system, talk, user, window, words
+from tests.policies.play import Said, assistant, decide, remember, step, strategy, system, talk, user, window, words
+
+drop_oldest = strategy("drop_oldest")
 
 SUMMARY = (
     "<weir-123456>\nWritten by Weir from 6 earlier messages (v1, archived as 0123456789ab).\nfacts\n</weir-123456>"

@@ -7,19 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import bounds_for
-from policies.candidates import candidates
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
-from policies.protection import protect
-from policies.replay import Known
 from policies.scoring import SCORERS, ContentType
 from policies.settings import ContextSettings, Layer, Memory, Param
-from policies.strategies.evict import evict
+from policies.strategies.clear import candidates
 from policies.tokens import CHARS4
-from policies.turns import units
-from tests.policies.play import Said, assistant, result, step, system, talk, user, window, words
+from policies.turns import protect, units
+from tests.policies.play import Said, assistant, result, step, strategy, system, talk, user, window, words
 from tests.profile import tried
+
+evict = strategy("evict")
 
 PLAIN = ContextSettings(margin=0.0, headroom=0, reserve_floor=0, rot_soft_tokens=None)
 ALL = tuple(kind.value for kind in ContentType)

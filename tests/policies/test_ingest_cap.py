@@ -10,15 +10,27 @@ from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
 from policies.clipping import Method, cap_text
-from policies.draft import untouched
+from policies.draft import Known, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
-from policies.replay import Known
 from policies.settings import Bucket, ContextSettings, Ingest, Layer
-from policies.strategies.ingest_cap import ingest_cap
+from policies.text.trimming import without_fields
 from policies.tokens import CHARS2_5, CHARS4, CharCounter
-from policies.trimming import without_fields
-from tests.policies.play import assistant, decide, remember, result, step, system, talk, user, window, words
+from tests.policies.play import (
+    assistant,
+    decide,
+    remember,
+    result,
+    step,
+    strategy,
+    system,
+    talk,
+    user,
+    window,
+    words,
+)
+
+ingest_cap = strategy("ingest_cap")
 
 REF = "0123456789ab"
 LONG = "".join(f"{n:05d} line of a log\n" for n in range(2_000))[:40_000]

@@ -2,10 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from policies.draft import Draft, untouched
-from policies.invariants import broken_rules
+from policies.draft import Draft, broken_rules, untouched
+from policies.ledger import Piece
 from policies.messages import ToolCall
-from policies.pieces import Piece
 from tests.policies.play import assistant, result, step, system, talk, user
 
 PAIRS, EMPTY, FIRST = (

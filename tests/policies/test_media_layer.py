@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, untouched
 from policies.ledger import EditKind
 from policies.messages import Transcript
-from policies.replay import Known
 from policies.settings import ContextSettings, Layer, Shape
-from policies.strategies.retire_media import retire_media
 from policies.tokens import CHARS4
 from proxy.wire.chat import count_message, render
-from tests.policies.play import decide, window
+from tests.policies.play import decide, strategy, window
 from tests.policies.test_reasoning_layer import read, sent, user
+
+retire_media = strategy("media")
 
 Said = dict[str, Any]
 PNG = "data:image/png;base64," + "iVBORw0KGgo" * 400

@@ -27,9 +27,9 @@ from policies.checkpoint import Checkpoint, Identifier, Status, Subtask, TaskDec
 from policies.effects import Failed, Summarize, Summary
 from policies.fidelity import Contexts, Terms, coverage_of, evaluate, questions_for
 from policies.health import HealthRules, Sample, check, trend_of
+from policies.ledger import Piece
 from policies.messages import ToolCall
 from policies.notes import Note, flaw, notes_in, read_notes, render_notes
-from policies.pieces import Piece
 from policies.settings import NoteTaking
 from policies.sources import lines_of
 from policies.state import merge_states, read_state

@@ -10,18 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
-from policies.edits import replace_content
+from policies.draft import Draft, Known, broken_rules, replace_content, replay, untouched
 from policies.effects import Failed, Summarize, Summary
-from policies.invariants import broken_rules
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
-from policies.replay import Known, replay
 from policies.settings import ContextSettings, Layer, Param
-from policies.strategies.progressive import level_of, progressive
+from policies.strategies.rewrite import Progressive
 from policies.tokens import CHARS4
 from tests.policies.answering import Model, texts
-from tests.policies.play import Said, assistant, remember, result, system, talk, user, window, words
+from tests.policies.play import Said, assistant, flow, remember, result, system, talk, user, window, words
+
+progressive = flow("progressive")
 
 NONE: Mapping[str, Param] = {}
 TALK = " ".join("".join(pair) for pair in product("bcdfghjklmnp", "aeiouy", "rstvwz"))
@@ -85,7 +84,7 @@ def levels(draft: Draft) -> dict[int, int]:
     ("age", "level"), [(0, 0), (1, 1), (5, 1), (6, 2), (20, 2), (21, 3), (1000, 3), (-1, 0), (10**9, 3)]
 )
 def test_the_level_follows_the_age_and_every_age_has_one(age: int, level: int) -> None:
-    assert level_of(age) == level
+    assert Progressive().level_of(age) == level
 
 
 @pytest.mark.requirement("A0.65", "A0.74", "A0.77")

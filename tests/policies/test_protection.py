@@ -1,8 +1,7 @@
 import pytest
 
 from policies.messages import ToolCall
-from policies.protection import Protection, protect
-from policies.turns import units
+from policies.turns import Protection, protect, units
 from tests.policies.play import Said, assistant, result, step, system, talk, user
 
 

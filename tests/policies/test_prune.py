@@ -6,18 +6,31 @@ from typing import Any, Literal
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, replay, untouched
 from policies.ledger import EditKind
 from policies.messages import Transcript
-from policies.replay import Known, replay
 from policies.settings import ContextSettings, Layer, Param
-from policies.strategies.prune import prune
 from policies.tokens import CHARS4
 from proxy.tokenizer import Tokenizer
 from proxy.transcripts import Transcripts
 from proxy.wire.chat import parse_chat
 from proxy.wire.raw import write_value
-from tests.policies.play import Said, assistant, decide, remember, result, step, system, talk, user, window, words
+from tests.policies.play import (
+    Said,
+    assistant,
+    decide,
+    remember,
+    result,
+    step,
+    strategy,
+    system,
+    talk,
+    user,
+    window,
+    words,
+)
+
+prune = strategy("prune")
 
 MARKER = "[Old tool result content cleared]"
 CLEARED = 4 + len(MARKER) // 4

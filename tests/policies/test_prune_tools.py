@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, replay, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolDefinition, Tools, Transcript
 from policies.planner import Decision
-from policies.replay import Known, replay
 from policies.settings import Bucket, ContextSettings, Layer, Param
-from policies.strategies.prune_tools import prune_tools
 from policies.tokens import CHARS4
-from tests.policies.play import Said, assistant, decide, remember, step, talk, user, window, words
+from tests.policies.play import Said, assistant, decide, remember, step, strategy, talk, user, window, words
+
+prune_tools = strategy("prune_tools")
 
 NONE: Mapping[str, Param] = {}
 TOOLS = [ToolDefinition(f"tool_{n:03}", 100, f"Does thing number {n}.") for n in range(200)]

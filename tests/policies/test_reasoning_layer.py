@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, untouched
 from policies.ledger import EditKind
 from policies.messages import Transcript, chain_of, count_occurrences, head_length
-from policies.replay import Known
 from policies.settings import ContextSettings, Layer
-from policies.strategies.reasoning import reasoning
 from policies.tokens import CHARS4
 from proxy.wire.chat import body_of, count_message, message_of, render
-from tests.policies.play import window
+from tests.policies.play import strategy, window
+
+reasoning = strategy("reasoning")
 
 CALL = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 Said = dict[str, Any]

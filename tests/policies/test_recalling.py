@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from policies.draft import Known
 from policies.ledger import EditKind
 from policies.planner import Decision
 from policies.recalling import ABOUT, HEADING
-from policies.replay import Known
 from policies.settings import ContextSettings, Layer, Recall, Shape
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, decide, remember, step, talk, user, window

@@ -4,15 +4,12 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import bounds_for
-from policies.draft import Draft
-from policies.edits import replace_content
+from policies.draft import Draft, Known, applicable_cut, replace_content, replay, tokens_kept_verbatim
 from policies.ledger import Cut, Edit, EditKind
 from policies.messages import Transcript
-from policies.protection import protect
-from policies.replay import Known, applicable_cut, replay, tokens_kept_verbatim
 from policies.settings import ContextSettings
 from policies.tokens import CHARS4
-from policies.turns import units
+from policies.turns import protect, units
 from tests.policies.play import Said, assistant, step, system, talk, user, window, words
 
 OLD = (system("s"), user("task"), *step(words(300)), assistant("read"), *step(words(200, "other")), assistant("ok"))

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from policies.checkpoint import Checkpoint, Status, Subtask
+from policies.draft import Known
 from policies.effects import Failed, Save, Saved, Summarize, Summary
 from policies.ledger import Edit, EditKind, Prepared
 from policies.messages import Transcript
 from policies.planner import Action, Decision, plan
 from policies.preparing import is_soft, prepare
-from policies.replay import Known
 from policies.saving import state_of
 from policies.settings import ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4

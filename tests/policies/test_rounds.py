@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from policies.checkpoint import Checkpoint
+from policies.draft import Known
 from policies.effects import Answers, Done, Effect, Failed, Offload, Reply, Summarize, Summary, Together
 from policies.planner import Decision, plan
-from policies.replay import Known
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Summaries
 from policies.text.literals import literals
 from policies.text.segments import Readings, sentences

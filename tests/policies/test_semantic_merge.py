@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, untouched
 from policies.effects import Alike, Compare, Failed, Reply, Summarize, Summary
 from policies.ledger import EditKind
 from policies.messages import Transcript
-from policies.replay import Known
 from policies.settings import ContextSettings, Layer
-from policies.strategies.semantic_merge import semantic_merge
 from policies.tokens import CHARS4
-from tests.policies.play import Said, assistant, play, step, talk, user, window, words
+from tests.policies.play import Said, assistant, flow, play, step, talk, user, window, words
+
+semantic_merge = flow("semantic_merge")
 
 REPORT = "build 4711 of branch main\nrunner: linux-arm\nstate: running\n" + words(60)
 

@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
+from policies.draft import Draft, Known, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
-from policies.replay import Known
 from policies.settings import ContextSettings
-from policies.strategies.clip import clip
-from policies.strategies.dedupe import dedupe
-from policies.strategies.drop_oldest import drop_oldest
-from policies.strategies.evict import evict, evict_marked
-from policies.strategies.ingest_cap import ingest_cap
+from policies.strategies import cap_results, clip, evict_marked
 from policies.tokens import CHARS4
-from tests.policies.play import assistant, result, step, system, talk, user, window, words
+from tests.policies.play import assistant, result, step, strategy, system, talk, user, window, words
+
+dedupe = strategy("dedupe")
+drop_oldest = strategy("drop_oldest")
+evict = strategy("evict")
+ingest_cap = strategy("ingest_cap")
 
 CITY = '{"order": "W7788", "city": "Denver", "status": "delivered"}'
 
@@ -61,7 +61,7 @@ def test_a_large_window_caps_at_25000_tokens() -> None:
 
 def test_a_result_that_was_sent_in_full_is_left_alone_between_batches() -> None:
     transcript = talk(user("task"), *step(words(900)), *step(words(901)))
-    draft = ingest_cap(untouched(transcript), bounds(transcript, known=Known(length=3)), new_only=True)
+    draft = cap_results(untouched(transcript), bounds(transcript, known=Known(length=3)), new_only=True)
     assert changed(draft) == {4: EditKind.INGEST_CAP}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from policies.effects import Answers, Effect, Failed, Flow, Reply, Summarize, Summary, Together
-from policies.pieces import Piece
+from policies.ledger import Piece
 from policies.summary import PROMPTS, Line, Proposal, Written, condense, harmless
 from policies.summary.ask import LOST_IN_FORM
 from policies.tokens import CHARS4, CharCounter

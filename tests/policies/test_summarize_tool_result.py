@@ -8,19 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.condensed import Condensed
-from policies.draft import Draft, untouched
-from policies.edits import replace_content
+from policies.draft import Draft, Known, broken_rules, replace_content, untouched
 from policies.effects import Failed, Summary
-from policies.invariants import broken_rules
-from policies.ledger import EditKind
+from policies.ledger import Condensed, EditKind
 from policies.messages import ToolCall, Transcript
-from policies.replay import Known
 from policies.settings import ContextSettings, Ingest, Layer, Param
-from policies.strategies.summarize_tool_result import summarize_tool_result
 from policies.tokens import CHARS4
 from tests.policies.answering import Model, says, texts
-from tests.policies.play import Said, assistant, remember, result, step, talk, user, window, words
+from tests.policies.play import Said, assistant, flow, remember, result, step, talk, user, window, words
+
+summarize_tool_result = flow("summarize_tool_result")
 
 FINDING = "The lookup found 3 users, the newest of them is ada@example.org, and nothing else was wrong with the rows."
 NONE: Mapping[str, Param] = {}

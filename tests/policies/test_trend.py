@@ -2,33 +2,26 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.pressure import zone_of
-from policies.settings import Zones
-from policies.trend import (
-    PressureEvent,
+from policies.limits import Budget, Limits, Source, limits_for, tokens_at, zones_for
+from policies.pressure import (
+    Event,
     PressureReading,
-    Source,
     Trend,
-    TrendRules,
-    events,
-    is_spike,
-    last_delta,
+    changes,
     lift,
-    percent,
-    read_trend,
-    scaled_zones,
+    read_on,
     should_preempt,
-    tokens_at,
-    turns_until_red,
-    velocity,
+    turns_remaining,
     velocity_class,
+    zone_of,
 )
+from policies.settings import ContextSettings, TrendRules, Zones
 
 RULES = TrendRules()
 WINDOW = 128_000
@@ -50,8 +43,22 @@ def after(counts: Iterable[int]) -> Trend:
     return trend
 
 
+def limits(
+    base: int = WINDOW, *, soft: int | None = 64_000, source: Source | None = None, ratio: float = 1.0
+) -> Limits:
+    """The limits of a policy whose pressure is a share of ``base``."""
+    settings = replace(ContextSettings(), rot_soft_tokens=soft)
+    budget = Budget(window=WINDOW, reserve=0, headroom=0, ratio=ratio, reported=source == "model_reported")
+    red = tokens_at(min(max(base, 0), 10**9), RED_AT)
+    return replace(limits_for(settings, budget), base=base, red=red)
+
+
 def read(trend: Trend, tokens: int, base: int = WINDOW) -> PressureReading:
-    return read_trend(trend, tokens=tokens, base=base, red_at=RED_AT)
+    return read_on(limits(base), trend, tokens)
+
+
+def told(before: Trend, reading: PressureReading, *, ratio: float = 1.0) -> list[Event]:
+    return [*changes(before, reading, ratio=ratio)]
 
 
 # -- velocity --------------------------------------------------------------------------------------------------------
@@ -66,7 +73,7 @@ def test_the_first_request_of_a_conversation_has_no_velocity() -> None:
 
 @pytest.mark.requirement("A0.22")
 def test_the_second_request_has_the_single_growth_as_velocity() -> None:
-    assert velocity(after([5_000, 8_000])) == 3_000
+    assert after([5_000, 8_000]).velocity == 3_000
     assert read(after([5_000, 8_000]), 8_000).turns_until_red == 35.7
 
 
@@ -74,15 +81,15 @@ def test_the_second_request_has_the_single_growth_as_velocity() -> None:
 def test_velocity_is_the_mean_of_the_newest_five_growths() -> None:
     trend = after([100_000, 100_000 + 90_000, *(190_000 + 1_000 * n for n in range(1, 6))])
     assert trend.deltas == (1_000,) * 5
-    assert velocity(trend) == 1_000
+    assert trend.velocity == 1_000
 
 
 @pytest.mark.requirement("A0.9")
 def test_a_single_result_of_20000_tokens_raises_velocity_by_a_fifth_of_it() -> None:
     steady = after([1_000 * n for n in range(1, 7)])
     jumped = grow(steady, 6_000 + 1_000 + 20_000)
-    assert [velocity(steady), velocity(jumped)] == [1_000, 1_000 + 20_000 / 5]
-    assert last_delta(grow(steady, 6_000 + 20_000)) == 20_000
+    assert [steady.velocity, jumped.velocity] == [1_000, 1_000 + 20_000 / 5]
+    assert grow(steady, 6_000 + 20_000).deltas[-1] == 20_000
 
 
 @pytest.mark.requirement("A0.23")
@@ -137,7 +144,7 @@ def test_a_longer_array_of_the_same_tokens_grew_by_nothing() -> None:
 )
 def test_a_conversation_is_classified_by_its_velocity(growth: int, expected: str) -> None:
     trend = after([1_000 + growth * n for n in range(6)]) if growth else grow(after([1_000]), 1_000)
-    assert velocity_class(velocity(trend)) == expected
+    assert velocity_class(trend.velocity) == expected
     assert read(trend, 1_000).velocity_class == expected
 
 
@@ -151,8 +158,8 @@ def test_a_jump_of_15000_over_growth_of_2000_is_one_spike() -> None:
     trend, fired = Trend(), []
     for raw in counts:
         before, trend = trend, grow(trend, raw)
-        fired += [e for e in events(before, read(trend, raw)) if e.kind == "velocity_spike"]
-    spike = PressureEvent(kind="velocity_spike", velocity=4_600.0, baseline=2_000.0, last_delta=15_000)
+        fired += [e for e in told(before, read(trend, raw)) if e.kind == "velocity_spike"]
+    spike = Event("velocity_spike", {"velocity": 4_600.0, "baseline": 2_000.0, "last_delta": 15_000})
     assert fired == [spike]
 
 
@@ -161,7 +168,7 @@ def test_a_jump_of_15000_over_growth_of_2000_is_one_spike() -> None:
 def test_a_spike_is_more_than_three_times_the_baseline(growth: int, spike: bool) -> None:
     trend = grow(after([1_000, 3_000]), 3_000 + growth)
     assert trend.deltas[-1] == growth
-    assert is_spike(trend) is spike
+    assert trend.spike is spike
 
 
 @pytest.mark.requirement("A0.13", "A0.21")
@@ -188,19 +195,19 @@ def test_the_numbers_of_a_policy_are_those_of_the_table() -> None:
 @pytest.mark.requirement("A0.18", "A0.21")
 def test_a_spike_is_reported_with_the_baseline_that_it_was_compared_with() -> None:
     before = after([1_000, 3_000, 4_000])
-    [event] = events(before, read(grow(before, 34_000), 34_000))
-    assert (event.velocity, event.baseline, event.last_delta) == (11_000.0, 1_700.0, 30_000)
+    [event] = told(before, read(grow(before, 34_000), 34_000))
+    assert event.facts == {"velocity": 11_000.0, "baseline": 1_700.0, "last_delta": 30_000}
 
 
 def test_the_first_growth_is_no_spike_because_nothing_went_before_it() -> None:
-    assert not is_spike(after([100, 90_000]))
+    assert not after([100, 90_000]).spike
 
 
 def test_a_retry_of_a_request_that_spiked_does_not_spike_again() -> None:
     spiked = after([1_000, 3_000, 40_000])
     again = grow(spiked, 40_000, length=spiked.length)
-    assert is_spike(spiked)
-    assert events(spiked, read(again, 40_000)) == ()
+    assert spiked.spike
+    assert told(spiked, read(again, 40_000)) == []
 
 
 # -- the reading -----------------------------------------------------------------------------------------------------
@@ -211,7 +218,7 @@ def test_the_demo_goes_through_the_zones_and_never_spikes() -> None:
     trend, readings = Trend(), []
     for tokens in COUNTS:
         trend = grow(trend, tokens, zone=zone_of(tokens / WINDOW, Zones()))
-        readings.append(read_trend(trend, tokens=tokens, base=WINDOW, red_at=RED_AT, rot_soft_tokens=None))
+        readings.append(read_on(limits(soft=None), trend, tokens))
     assert "".join(reading.zone[0] for reading in readings) == "ggggggyyor"
     assert [reading.utilization_pct for reading in readings] == [
         3.9, 6.2, 9.4, 14.1, 21.9, 35.2, 53.1, 70.3, 82.0, 92.2
@@ -239,7 +246,7 @@ def test_the_demo_goes_through_the_zones_and_never_spikes() -> None:
 def test_turns_until_red_are_what_is_left_over_the_velocity(
     tokens: int, speed: float | None, expected: float | None
 ) -> None:
-    left = turns_until_red(tokens, speed, tokens_at(WINDOW, RED_AT))
+    left = turns_remaining(tokens, tokens_at(WINDOW, RED_AT), speed)
     assert (None if left is None else round(left, 1)) == expected
 
 
@@ -281,7 +288,7 @@ def test_85_percent_of_168000_is_142800() -> None:
 @pytest.mark.requirement("A0.17")
 @pytest.mark.parametrize("source", ["model_reported", "client_estimated"])
 def test_the_reading_has_the_seven_fields_and_says_whose_count_it_is(source: Source) -> None:
-    reading = read_trend(after([60_001, 68_000]), tokens=68_000, base=WINDOW, red_at=RED_AT, source=source)
+    reading = read_on(limits(source=source), after([60_001, 68_000]), 68_000)
     assert [field.name for field in fields(reading)][:7] == [
         "current_tokens",
         "max_tokens",
@@ -297,29 +304,29 @@ def test_the_reading_has_the_seven_fields_and_says_whose_count_it_is(source: Sou
 
 def test_growth_is_reported_in_the_calibrated_tokens_of_the_reading() -> None:
     before = after([1_000, 3_000])
-    reading = read_trend(grow(before, 13_000), tokens=15_600, base=100_000, red_at=RED_AT, ratio=1.2)
+    reading = read_on(limits(100_000, ratio=1.2), grow(before, 13_000), 15_600)
     assert (reading.velocity_tokens_per_turn, reading.last_delta) == (7_200.0, 12_000)
     assert reading.turns_until_red == 10.3
-    [spike] = events(before, reading, ratio=1.2)
-    assert (spike.velocity, spike.baseline, spike.last_delta) == (7_200.0, 2_400.0, 12_000)
+    [spike] = told(before, reading, ratio=1.2)
+    assert spike.facts == {"velocity": 7_200.0, "baseline": 2_400.0, "last_delta": 12_000}
 
 
 @pytest.mark.requirement("A1.15", "A3.14", "A3.15")
 @pytest.mark.parametrize(
     ("tokens", "base", "expected"),
     [
-        (35_200, 40_000, "88.0%"),
-        (35_000, 40_000, "87.5%"),
-        (45_000, 168_000, "26.8%"),
-        (125_000, 168_000, "74.4%"),
-        (148_000, 168_000, "88.1%"),
-        (0, 168_000, "0.0%"),
-        (336_000, 168_000, "200.0%"),
-        (1, 0, "100.0%"),
+        (35_200, 40_000, 88.0),
+        (35_000, 40_000, 87.5),
+        (45_000, 168_000, 26.8),
+        (125_000, 168_000, 74.4),
+        (148_000, 168_000, 88.1),
+        (0, 168_000, 0.0),
+        (336_000, 168_000, 200.0),
+        (1, 0, 100.0),
     ],
 )
-def test_percent_has_one_decimal(tokens: int, base: int, expected: str) -> None:
-    assert percent(tokens, base) == expected
+def test_percent_has_one_decimal(tokens: int, base: int, expected: float) -> None:
+    assert read(Trend(), tokens, base).utilization_pct == expected
 
 
 # -- zones -----------------------------------------------------------------------------------------------------------
@@ -355,11 +362,7 @@ def test_the_rot_guard_lifts_green_and_leaves_the_rest(
 @pytest.mark.requirement("D22")
 @pytest.mark.parametrize(("level", "zone"), [(0.6499, "yellow"), (0.65, "orange")])
 def test_a_window_of_32000_is_orange_from_65_percent(level: float, zone: str) -> None:
-    starts = scaled_zones(32_000)
-    assert starts is not None
-    yellow, orange, red, critical = starts
-    zones = Zones(yellow_at=yellow, orange_at=orange, red_at=red, critical_at=critical)
-    assert zone_of(level, zones) == zone
+    assert zone_of(level, zones_for(replace(ContextSettings(), auto_scale=True), 32_000)) == zone
 
 
 @pytest.mark.requirement("D22", "A0.11")
@@ -379,14 +382,16 @@ def test_a_window_of_32000_is_orange_from_65_percent(level: float, zone: str) ->
 def test_zones_start_earlier_in_small_windows_and_later_in_large_ones(
     window: int, expected: tuple[float, ...] | None
 ) -> None:
-    assert scaled_zones(window) == expected
+    own = Zones(yellow_at=0.1, orange_at=0.2, red_at=0.3, critical_at=0.4)
+    found = zones_for(replace(ContextSettings(), auto_scale=True, zones=own), window)
+    starts = (found.yellow_at, found.orange_at, found.red_at, found.critical_at)
+    assert (None if found == own else starts) == expected
 
 
 @pytest.mark.requirement("A0.11")
 def test_a_large_window_does_not_loosen_red() -> None:
-    large = scaled_zones(200_000)
-    assert large is not None
-    assert large[2:] == (Zones().red_at, Zones().critical_at)
+    large = zones_for(replace(ContextSettings(), auto_scale=True), 200_000)
+    assert (large.red_at, large.critical_at) == (Zones().red_at, Zones().critical_at)
 
 
 # -- events ----------------------------------------------------------------------------------------------------------
@@ -398,7 +403,13 @@ def test_a_change_of_zone_is_one_event_and_the_same_zone_is_none() -> None:
     for tokens in (40, 60, 70, 76, 74, 60, 96, 97):
         before = trend
         trend = grow(trend, tokens, zone=zone_of(tokens / 100, Zones()))
-        found.append([(e.old, e.new) for e in events(before, read(trend, tokens, 100)) if e.kind == "zone_change"])
+        found.append(
+            [
+                (e.facts["old"], e.facts["new"])
+                for e in told(before, read(trend, tokens, 100))
+                if e.kind == "zone_change"
+            ]
+        )
     assert found == [
         [],
         [("green", "yellow")],
@@ -413,13 +424,13 @@ def test_a_change_of_zone_is_one_event_and_the_same_zone_is_none() -> None:
 
 @pytest.mark.requirement("A0.18", "A0.1")
 def test_a_zone_lifted_by_the_rot_guard_changes_once() -> None:
-    found: list[PressureEvent] = []
+    found: list[Event] = []
     trend = Trend()
     for tokens in (60_000, 70_000, 75_000, 76_000):
         before = trend
-        trend = grow(trend, tokens).in_zone(lift("green", tokens)[0])
-        found += events(before, read(trend, tokens, 1_000_000))
-    assert found == [PressureEvent(kind="zone_change", old="green", new="yellow")]
+        trend = grow(trend, tokens).in_zone(lift("green", tokens, 64_000)[0])
+        found += told(before, read(trend, tokens, 1_000_000))
+    assert found == [Event("zone_change", {"old": "green", "new": "yellow"})]
 
 
 def test_a_zone_that_is_known_only_after_management_replaces_the_first_one() -> None:
@@ -431,8 +442,8 @@ def test_a_retry_that_lands_in_another_zone_is_a_transition_too() -> None:
     trend = after([1_000, 3_000])
     again = grow(trend, 3_000, length=trend.length, zone="orange")
     third = grow(again, 3_000, length=trend.length, zone="orange")
-    assert [e.kind for e in events(trend, read(again, 3_000))] == ["zone_change"]
-    assert events(again, read(third, 3_000)) == ()
+    assert [e.kind for e in told(trend, read(again, 3_000))] == ["zone_change"]
+    assert told(again, read(third, 3_000)) == []
 
 
 # -- acting early ----------------------------------------------------------------------------------------------------
@@ -442,27 +453,27 @@ def test_a_retry_that_lands_in_another_zone_is_a_transition_too() -> None:
 def test_a_spike_of_12000_at_45_percent_of_32000_calls_for_action_at_once() -> None:
     reading = read(after([400, 2_400, 14_400]), 14_400, 32_000)
     assert (reading.utilization_pct, reading.last_delta, reading.spike) == (45.0, 12_000, True)
-    assert should_preempt(reading, base=32_000, orange_at=0.75, fits=28_000)
+    assert should_preempt(reading, orange_at=0.75, fits=28_000)
 
 
 @pytest.mark.requirement("A0.14")
 @pytest.mark.parametrize(("tokens", "early"), [(11_999, False), (12_000, True)])
 def test_a_spike_calls_for_action_only_if_as_much_again_reaches_orange(tokens: int, early: bool) -> None:
     reading = read(after([400, 2_400, 14_400]), tokens, 32_000)
-    assert should_preempt(reading, base=32_000, orange_at=0.75, fits=28_000) is early
+    assert should_preempt(reading, orange_at=0.75, fits=28_000) is early
 
 
 @pytest.mark.requirement("A0.14")
 @pytest.mark.parametrize(("fits", "early"), [(38_399, True), (38_400, False)])
 def test_a_spike_after_which_two_more_would_fit_waits_for_its_time(fits: int, early: bool) -> None:
     reading = read(after([400, 2_400, 14_400]), 14_400, 32_000)
-    assert should_preempt(reading, base=32_000, orange_at=0.75, fits=fits) is early
+    assert should_preempt(reading, orange_at=0.75, fits=fits) is early
 
 
 @pytest.mark.requirement("A0.14")
 def test_steady_growth_never_calls_for_action_before_its_time() -> None:
     reading = read(after([2_400, 14_400, 26_400]), 23_900, 32_000)
-    assert not should_preempt(reading, base=32_000, orange_at=0.75, fits=28_000)
+    assert not should_preempt(reading, orange_at=0.75, fits=28_000)
 
 
 # -- the stored state ------------------------------------------------------------------------------------------------
@@ -474,7 +485,7 @@ def test_a_restart_between_requests_keeps_velocity_baseline_and_zone() -> None:
     restored = Trend.from_json(before.to_json())
     assert restored == before
     assert grow(restored, COUNTS[7]) == grow(before, COUNTS[7])
-    assert velocity(restored) == 12_000
+    assert restored.velocity == 12_000
 
 
 @pytest.mark.requirement("A0.25")
@@ -558,11 +569,10 @@ def test_any_counts_give_a_state_that_survives_a_restart_and_can_be_read(
         restored = Trend.from_json(restored.to_json()).advance(
             raw=raw, length=length, buckets=dict(buckets), zone="green", at=at, rules=rules
         )
-        reading = read_trend(stays, tokens=tokens, base=base, red_at=RED_AT)
-        assert reading == read_trend(restored, tokens=tokens, base=base, red_at=RED_AT)
-        assert reading.spike == any(e.kind == "velocity_spike" for e in events(before, reading))
-        assert should_preempt(reading, base=base, orange_at=0.75, fits=base) in (True, False)
-        assert percent(tokens, base).endswith("%")
+        reading = read(stays, tokens, base)
+        assert reading == read(restored, tokens, base)
+        assert reading.spike == any(e.kind == "velocity_spike" for e in told(before, reading))
+        assert should_preempt(reading, orange_at=0.75, fits=base) in (True, False)
     assert restored == stays
     assert Trend.from_json(stays.to_json()) == stays
     assert len(stays.deltas) <= max(1, window)

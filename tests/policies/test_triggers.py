@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from policies.budget import Budget, divide
-from policies.cascade import LayerReport
-from policies.planner import Action, Decision
-from policies.replay import Known
+from policies.draft import Known
+from policies.limits import Budget, divide, first_trigger, layers_of, limit_for, target_for
+from policies.planner import Action, Decision, LayerReport
+from policies.pressure import Trend
 from policies.settings import Bucket, ContextSettings, Layer, Zones
-from policies.trend import Trend
-from policies.triggers import first_trigger, layers_of, limit_for, target_for
 from tests.policies.play import Said, assistant, decide, remember, step, talk, user, words
 
 PLAIN = ContextSettings(margin=0.0, headroom=0, reserve_floor=0, rot_soft_tokens=None, cold_at=None)

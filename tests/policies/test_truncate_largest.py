@@ -8,18 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.budget import Budget, divide
-from policies.draft import Draft, untouched
-from policies.edits import replace_content
+from policies.draft import Draft, Known, replace_content, untouched
 from policies.ledger import EditKind
+from policies.limits import Budget, divide
 from policies.messages import Transcript
-from policies.replay import Known
 from policies.settings import Bucket, ContextSettings, Layer, Param
-from policies.strategies.truncate_largest import truncate_largest
 from policies.tokens import CHARS4
 from proxy.config.presets import preset_policies
 from tests.policies.answering import says
-from tests.policies.play import Said, assistant, decide, remember, result, step, talk, user, window, words
+from tests.policies.play import Said, assistant, decide, remember, result, step, strategy, talk, user, window, words
+
+truncate_largest = strategy("truncate_largest")
 
 NONE: Mapping[str, Param] = {}
 

@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, untouched
-from policies.invariants import broken_rules
+from policies.draft import Draft, Known, broken_rules, replay, untouched
 from policies.ledger import Cut
 from policies.messages import ToolCall, Transcript
-from policies.replay import Known, replay
 from policies.settings import Bucket, ContextSettings, Layer, Param
-from policies.strategies.window import NOTE, window
+from policies.strategies.drop import OUTSIDE as NOTE
 from policies.tokens import CHARS4
 from policies.turns import units
-from tests.policies.play import Said, assistant, decide, remember, result, step, system, talk, user, words
+from tests.policies.play import Said, assistant, decide, remember, result, step, strategy, system, talk, user, words
 from tests.policies.play import window as budget_of
+
+window = strategy("window")
 
 EMPTY = Known()
 SUMMARY = (

@@ -7,20 +7,18 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from policies.budget import BUCKETS, Budget, divide
-from policies.cascade import FLOWS, STRATEGIES
+from policies import STRATEGIES
+from policies.draft import Known, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply, Summary
 from policies.errors import BudgetUnreachable
-from policies.ledger import EditKind
+from policies.ledger import EditKind, Piece
+from policies.limits import BUCKETS, Budget, divide
 from policies.messages import Message, ToolCall, Transcript
-from policies.pieces import Piece
 from policies.planner import Action, Decision, plan, trim
-from policies.protection import protect
-from policies.replay import Known, replay
 from policies.scoring import SCORERS
 from policies.settings import Bucket, ContextSettings, Ingest, Layer, OnOverflow, Param
 from policies.tokens import CHARS4
-from policies.turns import units
+from policies.turns import protect, units
 from tests.policies.play import Said, assistant, remember, result, system, talk, user, words
 
 FEW = settings(
@@ -124,7 +122,7 @@ PARAMS: dict[str, st.SearchStrategy[dict[str, Param]]] = {
 
 @st.composite
 def layers(draw: st.DrawFn) -> Layer:
-    strategy = draw(st.sampled_from(sorted({*STRATEGIES, *FLOWS, "distil"})))
+    strategy = draw(st.sampled_from(sorted({*STRATEGIES, "distil"})))
     at = draw(st.one_of(st.none(), SHARES))
     scope = draw(st.sampled_from(["total", "total", "tool_outputs", "history"]))
     return Layer(

@@ -8,8 +8,8 @@ from enum import Enum
 from typing import Any
 
 from policies.ledger import Prepared
+from policies.pressure import Trend
 from policies.settings import ContextSettings
-from policies.trend import Trend
 from proxy.store import (
     Arrival,
     AuditEvent,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from policies.growth import Event
 from policies.ledger import Edit, EditKind
+from policies.pressure import Event
 from proxy.store import AuditRow, AuditType, Broken, KeyRow, Store, StoreError
 from proxy.store.chain import GENESIS, AuditEvent, harmless, hash_of, linked, name_digest
 from proxy.store.packing import pack_words, unpack_words

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policies import Action, Budget, Decision, Edit, EditKind, Known, Pressure
-from policies.trend import Trend
+from policies.pressure import Trend
 from proxy.caching import CacheUse, follow, hit_ratio, prices_of, shown
 from proxy.conversation import Recognised, Thread
 from proxy.effects.evictions import CUT

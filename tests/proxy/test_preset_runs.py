@@ -9,11 +9,11 @@ from typing import TypeVar
 import pytest
 
 from policies import Decision, Flow, Known, is_soft, plan, prepare
-from policies.budget import divide
 from policies.effects import Answers, Done, Failed, Offload, Reply, Save, Summarize, Summary, Together
+from policies.limits import divide
+from policies.pressure import Trend
 from policies.text.segments import Readings
 from policies.tokens import CHARS4
-from policies.trend import Trend
 from proxy.config.presets import preset_policies
 from proxy.simulator.summaries import summarize
 from tests.functional.harness import prose

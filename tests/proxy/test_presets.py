@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from policies import cascade
-from policies.buckets import raw_buckets
-from policies.budget import divide
+from policies import STRATEGIES
+from policies.draft import Known
 from policies.errors import BudgetUnreachable
+from policies.limits import divide, first_trigger, limit_for, raw_buckets
 from policies.messages import ToolCall, Transcript
 from policies.planner import Action, Decision
-from policies.replay import Known
 from policies.scoring import SCORERS as SCORERS_THERE_ARE
 from policies.scoring import parameters
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Mode
-from policies.triggers import first_trigger, limit_for
 from proxy.cli import main
 from proxy.config import load_config
 from proxy.config.layers import SCORERS
@@ -446,7 +444,7 @@ def test_a_preset_acts_at_its_threshold_and_not_one_token_before(name: str, scop
 
     assert (before.action, before.trail) == (Action.PASS, ())
     assert (strategy, scope) in {(report.layer, report.scope) for report in reached.trail}
-    there_is = strategy in {*cascade.STRATEGIES, *cascade.FLOWS}
+    there_is = strategy in STRATEGIES
     assert not there_is or (reached.action is Action.EDIT and reached.after < reached.before)
 
 

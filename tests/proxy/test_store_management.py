@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from policies.pressure import Trend
 from policies.settings import ContextSettings
-from policies.trend import Trend
 from proxy.store import PolicyRow, Store
 from tests.proxy.store_rows import chain, change, digest, eviction, exchange, saved, url
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from policies.draft import Known
 from policies.ledger import EditKind, Prepared
-from policies.replay import Known
 from proxy.conversation import Thread
 from proxy.store import Change, ConversationRow, NoSuchVersion, StaleVersion, Store
 from proxy.store.notes import MAX_NOTES, MAX_SUMMARIES

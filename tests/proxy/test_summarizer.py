@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from policies import Failed, Summarize, Summary
-from policies.pieces import Piece
+from policies.ledger import Piece
 from proxy.effects.allowance import Allowance
 from proxy.effects.cache import MAX_CHARACTERS, MAX_KEPT, SummaryCache
 from proxy.effects.summarizer import (

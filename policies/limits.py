@@ -1,0 +1,413 @@
+"""What follows from a policy in a window: how it is divided, whose tokens are whose, and when a layer is due.
+
+::
+
+    W  context window                I  the provider's input limit where it is separate
+    R  output reserve                H  headroom, never planned to be used        M  estimator error
+    hard_limit: used * (1 + M) + R <= W   and   (no I, or used * (1 + M) <= I)
+    soft_limit: the same                  and   used * (1 + M) + R + H <= W
+
+``used`` is calibrated: the estimate times the ratio of reported to estimated tokens. Layers work in
+uncalibrated tokens, because that is what a message's count is; :meth:`Budget.room_for` converts.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from policies.messages import HEAD_ROLES, RESULT_ROLES, Message, Transcript
+from policies.settings import Bucket, ContextSettings, Layer, Memory, Param, Zones, amount
+
+BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
+"""Every token of a request is in exactly one of them."""
+RESERVED = ("working", "headroom")
+SMALLEST_RESERVE = 1
+SMALLEST_CAP = 64
+BLOAT = 0.30
+BLOAT_OVER_CAP = 1.25
+MATCHED = 1_000
+"""Characters of a message that a pattern of memory is matched against."""
+WATERMARK = 0.80
+NEVER = -1
+SMALL_WINDOW, LARGE_WINDOW = 32_768, 200_000
+SMALL_ZONES = Zones(yellow_at=0.40, orange_at=0.65, red_at=0.85, critical_at=0.92)
+LARGE_ZONES = Zones(yellow_at=0.60, orange_at=0.80, red_at=0.90, critical_at=0.95)
+"""Ours: zones in windows up to the small one, and from the large one on."""
+
+Source = Literal["model_reported", "client_estimated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The division of one request's window, in tokens; ``caps`` by bucket, only of those that have one.
+
+    ``reported`` says that the ratio comes from usage that the upstream reported.
+    """
+
+    window: int
+    reserve: int
+    headroom: int
+    max_input: int | None = None
+    margin: float = 0.0
+    ratio: float = 1.0
+    caps: Mapping[str, int] = field(default_factory=dict)
+    reported: bool = False
+
+    @property
+    def usable(self) -> int:
+        """W - R - H, at least 1: also the ``limit`` that clients are told."""
+        return max(1, self.window - self.reserve - self.headroom)
+
+    def estimate(self, tokens: int) -> int:
+        """Uncalibrated tokens as what the upstream would report."""
+        return math.ceil(round(tokens * self.ratio, 6))
+
+    def estimate_each(self, buckets: Mapping[str, int]) -> dict[str, int]:
+        """Uncalibrated tokens by bucket as what the upstream would report; they sum to the estimate of the total."""
+        result: dict[str, int] = {}
+        before = reported = 0
+        for name, tokens in buckets.items():
+            before += tokens
+            upto = self.estimate(before) if tokens else reported
+            result[name] = upto - reported
+            reported = upto
+        return result
+
+    def room_for(self, tokens: float) -> int:
+        """The uncalibrated tokens that stay within ``tokens`` even if the estimate errs by the margin."""
+        return max(0, math.floor(round(tokens / (self.ratio * (1 + self.margin)), 6)))
+
+    @property
+    def hard_limit(self) -> int:
+        """The most uncalibrated tokens that leave the output reserve free."""
+        limit = self.room_for(self.window - self.reserve)
+        return limit if self.max_input is None else min(limit, self.room_for(self.max_input))
+
+    @property
+    def soft_limit(self) -> int:
+        """The most uncalibrated tokens that leave reserve and headroom free."""
+        return min(self.hard_limit, self.room_for(self.window - self.reserve - self.headroom))
+
+    def hard_fits(self, tokens: int) -> bool:
+        """Whether uncalibrated ``tokens`` leave the output reserve free."""
+        return tokens <= self.hard_limit
+
+    def fits(self, tokens: int) -> bool:
+        """Whether uncalibrated ``tokens`` leave reserve and headroom free."""
+        return tokens <= self.soft_limit
+
+    def base(self, settings: ContextSettings) -> int:
+        """The denominator of pressure that the policy asks for, tokens."""
+        if settings.base == "window":
+            return self.window
+        if settings.base == "max_input":
+            return self.max_input or self.window
+        return self.usable
+
+    def narrowed(self, window: int) -> "Budget":
+        """The same budget in a smaller window: reserve and headroom shrink in proportion."""
+        share = window / self.window
+        return replace(
+            self,
+            window=window,
+            reserve=max(SMALLEST_RESERVE, min(self.reserve, math.floor(self.reserve * share))),
+            headroom=math.floor(self.headroom * share),
+            max_input=None if self.max_input is None else min(self.max_input, window),
+            caps={name: math.floor(cap * share) for name, cap in self.caps.items()},
+        )
+
+
+def divide(
+    settings: ContextSettings,
+    *,
+    window: int,
+    max_input: int | None = None,
+    max_output: int | None = None,
+    requested: int | None = None,
+    ratio: float = 1.0,
+    margin: float | None = None,
+    reported: bool = False,
+) -> Budget:
+    """The budget of one request.
+
+    ``requested`` is the client's ``max_completion_tokens`` or ``max_tokens``; in mode ``request`` the reserve
+    is that, bounded by the model's output limit and a quarter of the window, else the policy's reserve, never
+    under ``min(reserve_floor, W / 4)``. ``margin`` overrides the policy's once the estimate is calibrated,
+    ``reported`` says that ``ratio`` was learned.
+    """
+    scale = 1.0 if settings.designed_for is None else window / settings.designed_for
+    own_reserve = scaled(settings.reserve, window, scale)
+    quarter = max(1, window // 4)
+    floor = min(settings.reserve_floor, quarter)
+    stated = requested if requested is not None and requested > 0 else None
+    if settings.reserve_mode == "fixed":
+        reserve = max(floor, own_reserve, stated or 0)
+    elif stated is not None:
+        reserve = min(stated, quarter, max_output or stated)
+    else:
+        reserve = max(floor, own_reserve)
+    return Budget(
+        window=window,
+        reserve=min(reserve, max(1, window - 1)),
+        headroom=scaled(settings.headroom, window, scale),
+        max_input=max_input if max_input is not None and max_input < window else None,
+        margin=settings.margin if margin is None else margin,
+        ratio=ratio,
+        reported=reported,
+        caps={
+            name: scaled(bucket.cap, window, scale)
+            for name, bucket in settings.buckets.items()
+            if bucket.cap is not None and name not in RESERVED
+        },
+    )
+
+
+def scaled(value: float, window: int, scale: float) -> int:
+    """Tokens of an amount: a share of the window below 1, else tokens of the window that the policy was made for."""
+    return amount(value, window) if value < 1 else math.floor(round(value * scale, 6))
+
+
+@dataclass(frozen=True, slots=True)
+class Summed(Transcript):
+    """A transcript whose uncalibrated tokens by role are known, so that a long one costs no more than a short one."""
+
+    by_role: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Uncalibrated tokens of the whole request as the client sent it."""
+        return sum(self.by_role.values()) + self.tools + self.priming
+
+
+def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Uncalibrated tokens of messages by their role, added to those ``before`` them."""
+    result = dict(before or {})
+    for message in messages:
+        result[message.role] = result.get(message.role, 0) + message.tokens
+    return result
+
+
+def raw_buckets(transcript: Transcript) -> dict[str, int]:
+    """Uncalibrated tokens by bucket of a request as the client sent it; they sum to its tokens."""
+    by_role = transcript.by_role if isinstance(transcript, Summed) else tokens_by_role(transcript.messages)
+    result = dict.fromkeys(BUCKETS, 0)
+    result["tools"] = transcript.tools
+    result["history"] = transcript.priming
+    for role, tokens in by_role.items():
+        result[_bucket_of(role)] += tokens
+    for index in transcript.memory:
+        message = transcript.messages[index]
+        result[_bucket_of(message.role)] -= message.tokens
+        result["memory"] += message.tokens
+    return result
+
+
+def _bucket_of(role: str) -> str:
+    if role in HEAD_ROLES:
+        return "system"
+    return "tool_outputs" if role in RESULT_ROLES else "history"
+
+
+def find_memory(transcript: Transcript, memory: Memory) -> frozenset[int]:
+    """Indices of the messages that carry memory: by the beginning of the text or the message's name.
+
+    What a tool returns is never memory, whatever it says.
+    """
+    found = set[int]()
+    for index, message in enumerate(transcript.messages):
+        if message.is_result:
+            continue
+        body = transcript.read(index)
+        text = body.text.lstrip()
+        by_text = text.startswith(memory.tags) or any(re.match(p, text[:MATCHED]) for p in memory.patterns)
+        if by_text or body.name in memory.names:
+            found.add(index)
+    return frozenset(found)
+
+
+def charged(buckets: Mapping[str, int], rules: Mapping[str, Bucket]) -> Mapping[str, int]:
+    """Tokens by the bucket whose cap they count against; the sum stays the same."""
+    if not rules:
+        return buckets
+    result = dict.fromkeys(buckets, 0)
+    for name, tokens in buckets.items():
+        rule = rules.get(name)
+        target = rule.charge_to if rule is not None and rule.charge_to in result else name
+        result[target or name] += tokens
+    return result
+
+
+def is_over(name: str, tokens: int, budget: Budget) -> bool:
+    """Whether a bucket of so many calibrated tokens is above its cap; an exact fit is not."""
+    cap = budget.caps.get(name)
+    return cap is not None and tokens > cap
+
+
+def is_soft(name: str, tokens: int, rules: Mapping[str, Bucket], budget: Budget) -> bool:
+    """Whether a bucket of so many calibrated tokens has reached the share of its cap that warns."""
+    cap = budget.caps.get(name)
+    return cap is not None and tokens >= math.ceil(round(rules[name].soft * cap, 6))
+
+
+def bloat_limit(budget: Budget, least: float = BLOAT) -> float:
+    """The share of a request that tool results may take before an operator hears of it: ``least``, or 1.25 times the
+    share that the policy gives them where that is more."""
+    cap = budget.caps.get("tool_outputs", 0)
+    return max(least, BLOAT_OVER_CAP * cap / budget.window)
+
+
+def refuses(settings: ContextSettings, name: str) -> bool:
+    """Whether a request is to be refused while this bucket is above its cap."""
+    rule = settings.buckets.get(name)
+    return rule is not None and rule.on_overflow == "reject" and settings.enforce == "bucket"
+
+
+def layers_of(settings: ContextSettings) -> tuple[Layer, ...]:
+    """The policy's layers, and behind them those that its buckets ask for where buckets are enforced."""
+    if settings.enforce != "bucket":
+        return settings.layers
+    return (*settings.layers, *_bucket_layers(settings))
+
+
+def _bucket_layers(settings: ContextSettings) -> Iterator[Layer]:
+    for action in ("prune-unused", "truncate", "summarize"):
+        for name, bucket in settings.buckets.items():
+            if bucket.cap is not None and bucket.on_overflow == action:
+                strategy, params = _acting(action, name)
+                yield Layer(strategy=strategy, scope=name, at=1.0, stop_at=bucket.watermark, params=params)
+
+
+def _acting(action: str, bucket: str) -> tuple[str, Mapping[str, Param]]:
+    """The layer that does what a bucket's ``on_overflow`` asks for; what was decided in words is never truncated."""
+    if action == "prune-unused":
+        return "prune_tools", {}
+    if action == "summarize":
+        return "compact", {}
+    return ("drop_oldest", {}) if bucket == "history" else ("evict", {"scorer": "fifo"})
+
+
+def first_trigger(settings: ContextSettings, budget: Budget) -> int:
+    """The most tokens of a request at which no layer about the whole of it is due, those that always are aside."""
+    limit = budget.soft_limit
+    for layer in settings.layers:
+        if layer.scope == "total" and layer.at != 0:
+            limit = min(limit, limit_for(layer, settings, budget))
+    return limit
+
+
+def limit_for(layer: Layer, settings: ContextSettings, budget: Budget) -> int:
+    """The most tokens in the layer's scope at which it is not due; -1 for one that always is."""
+    if layer.at == 0:
+        return NEVER
+    if layer.scope != "total":
+        cap = budget.caps.get(layer.scope)
+        return budget.room_for(budget.window) if cap is None else _below(layer.at, cap, budget)
+    if layer.at is None:
+        return shape_trigger(settings, budget)
+    return min(budget.soft_limit, _below(layer.at, budget.base(settings), budget))
+
+
+def shape_trigger(settings: ContextSettings, budget: Budget) -> int:
+    """Where a batch starts: the shape's share of U, or of the provider's input limit where that is smaller."""
+    usable = budget.usable if budget.max_input is None else min(budget.usable, budget.max_input)
+    return min(budget.room_for(settings.shape_for(budget.window).trigger * usable), budget.soft_limit)
+
+
+def target_for(layer: Layer, settings: ContextSettings, budget: Budget, *, low_water: int) -> int:
+    """The tokens in the layer's scope at which its work ends."""
+    if layer.scope == "total":
+        if layer.stop_at is not None:
+            return budget.room_for(layer.stop_at * budget.base(settings))
+        if layer.at is None or layer.at == 0:
+            return low_water
+        return min(limit_for(layer, settings, budget), budget.room_for(WATERMARK * layer.at * budget.base(settings)))
+    cap = budget.caps.get(layer.scope)
+    if cap is None:
+        return budget.room_for(budget.window)
+    share = layer.stop_at if layer.stop_at is not None else WATERMARK * (1.0 if layer.at is None else layer.at)
+    return budget.room_for(share * cap)
+
+
+def _below(at: float | None, base: int, budget: Budget) -> int:
+    """The most uncalibrated tokens under the share ``at`` of ``base``; under or at it for 1 and for None."""
+    if at is None or at >= 1:
+        return budget.room_for(base)
+    return budget.room_for(math.ceil(round(at * base, 6)) - 1)
+
+
+def ingest_cap_for(settings: ContextSettings, budget: Budget) -> int:
+    """The largest tool result in uncalibrated tokens: the policy's cap, its share of U, the cap of its bucket."""
+    share = int(settings.ingest.share * budget.room_for(budget.usable))
+    bucket = budget.caps.get("tool_outputs")
+    caps: list[int] = [share, settings.ingest.cap, *(() if bucket is None else (budget.room_for(bucket),))]
+    return max(SMALLEST_CAP, min(caps))
+
+
+def zones_for(settings: ContextSettings, window: int) -> Zones:
+    """The starts of the zones in a window: the policy's, or others in a small or large one where it says so."""
+    if not settings.auto_scale or SMALL_WINDOW < window < LARGE_WINDOW:
+        return settings.zones
+    return SMALL_ZONES if window <= SMALL_WINDOW else LARGE_ZONES
+
+
+def tokens_at(base: int, share: float) -> int:
+    """The tokens at a share of ``base``, rounded down as if shares were exact decimals: 142,800 is .85 of 168,000."""
+    return math.floor(round(base * share, 6))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a policy says in one budget, the same for every request: worked out once, by :func:`limits_for`.
+
+    Attributes:
+        base: denominator of pressure; ``zones`` start at shares of it, ``red`` is where red begins; calibrated tokens.
+        source: whose count these are compared with.
+        usable: W - R - H in tokens.
+        trigger: the most uncalibrated tokens of a whole request at which no layer is due, ``fits`` those that leave
+            reserve and headroom free.
+        scoped: the same as the trigger for each layer about one bucket, as (bucket, tokens).
+        refused: the caps of buckets above which a request is refused, as (bucket, tokens).
+        bloat: the share of a request that tool results may take.
+    """
+
+    settings: ContextSettings
+    budget: Budget
+    zones: Zones
+    base: int
+    red: int
+    source: Source
+    usable: int
+    trigger: int
+    fits: int
+    scoped: tuple[tuple[str, int], ...]
+    refused: tuple[tuple[str, int], ...]
+    bloat: float
+
+    def has_room(self, buckets: Mapping[str, int]) -> bool:
+        """Whether no bucket of so many uncalibrated tokens makes a layer due or the request refused."""
+        for name, most in self.scoped:
+            if buckets.get(name, 0) > most:
+                return False
+        return not any(buckets.get(name, 0) > cap for name, cap in self.refused)
+
+
+def limits_for(settings: ContextSettings, budget: Budget) -> Limits:
+    """The limits of every request that has this policy and this budget."""
+    scoped = ((layer.scope, limit_for(layer, settings, budget)) for layer in layers_of(settings))
+    zones, base = zones_for(settings, budget.window), budget.base(settings)
+    return Limits(
+        settings=settings,
+        budget=budget,
+        zones=zones,
+        base=base,
+        red=tokens_at(base, zones.red_at),
+        source="model_reported" if budget.reported else "client_estimated",
+        usable=budget.usable,
+        trigger=first_trigger(settings, budget),
+        fits=budget.soft_limit,
+        scoped=tuple((name, most) for name, most in scoped if name != "total"),
+        refused=tuple((name, cap) for name, cap in budget.caps.items() if refuses(settings, name)),
+        bloat=bloat_limit(budget, settings.health.tool_bloat),
+    )

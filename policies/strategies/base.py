@@ -1,0 +1,182 @@
+"""What every layer is made of: its parameters with their bounds, what it may touch, and the cut that it may make."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+from policies.bounds import Bounds
+from policies.clipping import clip_middle
+from policies.draft import MESSAGE_OVERHEAD, Draft, replace_content
+from policies.effects import Flow
+from policies.ledger import Cut, Edit, EditKind, Piece
+from policies.messages import Message, ToolCall
+from policies.settings import Param
+from policies.text.gist import placeholder
+
+NOTHING = "-"
+
+
+def whole(default: int | None, *, least: int = 0) -> Any:
+    """A parameter that is a whole number from ``least`` on."""
+    return field(default=default, metadata={"kind": "whole", "least": least})
+
+
+def number(default: float | None, *, most: float | None = None) -> Any:
+    """A parameter that is a number from 0 to ``most``."""
+    return field(default=default, metadata={"kind": "number"} | ({} if most is None else {"most": most}))
+
+
+def flag() -> Any:
+    """A parameter that is true or false."""
+    return field(default=False, metadata={"kind": "flag"})
+
+
+def word(*allowed: str, default: str = "") -> Any:
+    """A parameter that is one of these words; any word without them."""
+    return field(default=default, metadata={"kind": "word", "words": allowed})
+
+
+def words(*allowed: str, default: tuple[str, ...]) -> Any:
+    """A parameter that is some of these words."""
+    return field(default=default, metadata={"kind": "words", "words": allowed})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A layer's work; its fields are the parameters that a policy may give it.
+
+    ``asks_model`` says that it may ask a model, ``costs`` that it does not run where only free layers may.
+    """
+
+    name: ClassVar[str]
+    asks_model: ClassVar[bool] = False
+    costs: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, params: Mapping[str, Param]) -> Self:
+        """The strategy with these parameters; one that is missing or of another type is as by default."""
+        values = {each.name: _value(params[each.name], each) for each in fields(cls) if each.name in params}
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
+    @classmethod
+    def parameters(cls) -> dict[str, Mapping[str, Any]]:
+        """What each parameter may be: its ``kind``, and perhaps ``least``, ``most`` and ``words``."""
+        return {each.name: dict(each.metadata) for each in fields(cls) if each.default is not MISSING}
+
+    def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
+        """The draft after the layer's work, which may take answers of others."""
+        yield from ()
+        return self.apply(draft, bounds)
+
+    def apply(self, draft: Draft, bounds: Bounds) -> Draft:
+        """The same where nobody is asked."""
+        raise NotImplementedError
+
+    def scan(self, draft: Draft, bounds: Bounds) -> int | None:  # noqa: ARG002 - of those that look at results
+        """The tokens of the results that it could take; None for a strategy that looks at something else."""
+        return None
+
+
+def _value(given: Param, of: Field[Any]) -> Param | None:
+    kind, is_number = of.metadata["kind"], isinstance(given, int | float)
+    if kind == "words":
+        return given if isinstance(given, tuple) else (str(given),)
+    if kind in {"whole", "number"}:
+        return (int(given) if kind == "whole" else float(given)) if is_number else None  # type: ignore[arg-type]
+    return given if isinstance(given, bool if kind == "flag" else str) else None
+
+
+def touchable(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, Piece, Message]]:
+    """The client's messages in the array that are in the scope of the layer at work and not protected, oldest first."""
+    guarded, messages = bounds.protection.all, draft.transcript.messages
+    for piece in draft.pieces:
+        if piece.index is not None and piece.index not in guarded and bounds.in_scope(draft, piece):
+            yield piece.index, piece, messages[piece.index]
+
+
+def results(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, Piece, Message]]:
+    """Those of them that are results in nothing but text."""
+    return (each for each in touchable(draft, bounds) if each[2].is_result and not each[2].media)
+
+
+def edited(bounds: Bounds, index: int, text: str, kind: EditKind) -> Edit:
+    """The edit that puts ``text`` in place of what a message says."""
+    return replace_content(bounds.transcript, index, text, kind=kind, counter=bounds.counter)
+
+
+def clipped(bounds: Bounds, index: int, tokens: int, kind: EditKind, *, text: str | None = None) -> Edit:
+    """The edit that leaves a message of ``tokens``, framing included: ``text`` (its own) without its middle."""
+    own = bounds.transcript.read(index).text if text is None else text
+    ref = bounds.transcript.messages[index].ref
+    return edited(bounds, index, clip_middle(own, tokens - MESSAGE_OVERHEAD, counter=bounds.counter, ref=ref), kind)
+
+
+def standin(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -> str:
+    """What stands where the content of message ``index`` was; ``calls`` are the calls that results answer.
+
+    As a policy's ``placeholder`` says it is the finding (what was asked, what came in a line, where the full text is),
+    one constant text (``marker``), or the shortest text that every upstream accepts (``none``).
+    """
+    settings, message = bounds.settings, bounds.transcript.messages[index]
+    if settings.placeholder != "finding":
+        return settings.marker if settings.placeholder == "marker" else NOTHING
+    if not message.is_result:
+        return f"[weir: {message.role} message of {message.tokens} tokens removed; archived as {message.ref}]"
+    call = calls.get(index)
+    return placeholder(
+        bounds.transcript.read(index).text,
+        tool=call.name if call else "tool",
+        arguments=call.arguments if call else "",
+        ref=message.ref,
+        max_tokens=settings.placeholder_tokens,
+        counter=bounds.counter,
+    )
+
+
+def down_to_target(draft: Draft, bounds: Bounds, edits: Iterable[tuple[Piece, Edit]]) -> Draft:
+    """The draft with the first of these edits, as many as it takes to get to the layer's target."""
+    excess = draft.tokens - bounds.target
+    taken: dict[int, Edit] = {}
+    if excess > 0:
+        for piece, edit in edits:
+            assert piece.index is not None  # noqa: S101 - edits are of the client's messages
+            taken[piece.index] = edit
+            excess -= piece.tokens - edit.tokens
+            if excess <= 0:
+                break
+    return draft.with_edits(taken)
+
+
+def ref_at(draft: Draft, start: int) -> str:
+    """The archive's key of all messages after the head and before ``start``."""
+    return draft.transcript.chain[start - draft.transcript.head - 1].hex()[:12]
+
+
+def cut_at(
+    draft: Draft,
+    bounds: Bounds,
+    start: int,
+    *,
+    stays: Sequence[int],
+    text: str,
+    origin: str,
+    version: int | None = None,
+    narrative: str = "",
+    noted: int = 0,
+) -> Cut:
+    """The cut that takes out what stands before ``start``, the messages that ``stays`` names excepted."""
+    covers = start - draft.transcript.head
+    before, after = bounds.sides(stays)
+    return Cut(
+        covers=covers,
+        prefix=draft.transcript.chain[covers - 1],
+        text=text,
+        tokens=MESSAGE_OVERHEAD + bounds.counter.count(text) if text else 0,
+        version=bounds.known.next_version if version is None else version,
+        ref=ref_at(draft, start),
+        before=before,
+        after=after,
+        origin=origin,
+        narrative=narrative,
+        noted=noted,
+    )

@@ -1,0 +1,345 @@
+"""Content goes, the message stays: with its role, and with the id of the call that it answers.
+
+``evict``    old results leave what was asked, the finding in a line, and where the full text is
+``prune``    the same for all results beyond a protected amount, if together they free enough
+``dedupe``   a result that a newer one repeats or supersedes points at that
+``media``    old images, recordings and files leave a line that says what they were; their text stays
+``reasoning`` thinking of earlier turns is left out: providers ignore it there, and it is paid for on every request
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from policies.bounds import Bounds
+from policies.draft import MESSAGE_OVERHEAD, Draft
+from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind, Piece
+from policies.messages import ToolCall, same_call
+from policies.scoring import (
+    EVICTABLE,
+    Block,
+    ContentType,
+    References,
+    last_references,
+    scorer,
+    select,
+    step_numbers,
+)
+from policies.settings import ClientEdits, Param
+from policies.strategies.base import Strategy, down_to_target, edited, standin, touchable, whole, word, words
+from policies.turns import parse_turn_boundaries
+
+WORTH_IT = 1.5
+PROTECTED_SHARE = 0.5
+SMALLEST_DUPLICATE = 40
+CLEARED = frozenset({EditKind.PRUNE, EditKind.EVICT, EditKind.DEDUPE, EditKind.MERGE, EditKind.CUSTOM})
+IMPORTANT = "IMPORTANT"
+DEFAULT_TYPES = ("tool_result", "memory")
+BRIEF = 100
+"""Tokens of a user's message up to which it is said on purpose."""
+
+
+def cleared(bounds: Bounds, index: int, kind: EditKind, calls: Mapping[int, ToolCall]) -> Edit:
+    """The edit that leaves a placeholder."""
+    return edited(bounds, index, standin(bounds, index, calls), kind)
+
+
+def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
+    """The draft with what is marked ``keep: false`` replaced by placeholders, oldest first, down to low water."""
+    messages, guarded = draft.transcript.messages, bounds.protection.all
+    marked = (p for p in draft.pieces if p.index is not None and messages[p.index].keep is False)
+    return _evicted(
+        draft, bounds, [p for p in marked if p.index not in guarded and not messages[p.index or 0].call_ids]
+    )
+
+
+def clear_results(draft: Draft, bounds: Bounds, edits: ClientEdits) -> Draft:
+    """The draft without the tool results that its client asks to have cleared; as it was where too little would go."""
+    messages, guarded, calls = draft.transcript.messages, bounds.protection.all, bounds.calls()
+    standing = [p for p in draft.pieces if p.index is not None and messages[p.index].is_result and p.text is None]
+    many = edits.results_over is not None and len(standing) > edits.results_over
+    if not many and (edits.results_at is None or draft.tokens <= bounds.budget.room_for(edits.results_at)):
+        return draft
+    old = [p for p in standing[: max(0, len(standing) - edits.keep)] if p.index not in guarded]
+    chosen = [p for p in old if p.index not in calls or calls[p.index].name not in edits.exclude]
+    done = _evicted(draft, replace(bounds, aim=0), chosen)
+    return done if draft.tokens - done.tokens >= bounds.budget.room_for(edits.at_least) else draft
+
+
+def _evicted(draft: Draft, bounds: Bounds, chosen: Iterable[Piece]) -> Draft:
+    """The draft with placeholders for these, in this order, as far as its target takes and each is worth it."""
+    calls: Mapping[int, ToolCall] | None = None
+
+    def edits() -> Iterator[tuple[Piece, Edit]]:
+        nonlocal calls
+        for piece in chosen:
+            calls = bounds.calls() if calls is None else calls
+            edit = cleared(bounds, piece.index or 0, EditKind.EVICT, calls)
+            if edit.tokens * WORTH_IT <= piece.tokens:
+                yield piece, edit
+
+    return down_to_target(draft, bounds, edits())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evict(Strategy):
+    """Old results leave a placeholder.
+
+    Without a ``scorer`` the oldest and largest go first, and the newest, worth half of what low water holds, stay.
+    With one (and its own parameters, ``given``), what it says is worth least goes, as little as the target takes.
+    Which content may go:
+
+    ==============  ======================================================================================
+    system, tools   never
+    user            only where ``types`` names it, never the task or the newest, never a brief one
+    assistant       never by itself: only a summary that covers it lets it go
+    tool results    yes, the main target
+    memory          yes
+    ==============  ======================================================================================
+    """
+
+    name = "evict"
+    scorer: str = word("largest", "fifo", "lru", "priority", "type_based", "hybrid")
+    types: tuple[str, ...] = words("tool_result", "memory", "user", default=DEFAULT_TYPES)
+    protect_steps: int = whole(0)
+    given: Mapping[str, Param] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, params: Mapping[str, Param]) -> Self:
+        """The strategy; what is not its own parameter is the scorer's."""
+        own = {"scorer", "types", "protect_steps"}
+        base = super(Evict, cls).of({name: value for name, value in params.items() if name in own})
+        return replace(base, given={name: value for name, value in params.items() if name not in own})
+
+    def apply(self, draft: Draft, bounds: Bounds) -> Draft:
+        """The draft with old content replaced by placeholders until it is at the layer's target or none is left."""
+        return self._by_score(draft, bounds) if self.scorer else _evicted(draft, bounds, _by_age(draft, bounds))
+
+    def scan(self, draft: Draft, bounds: Bounds) -> int:
+        """The tokens of all that may be replaced by placeholders."""
+        return sum(each.tokens for each in (self._blocks(draft, bounds) if self.scorer else _by_age(draft, bounds)))
+
+    def _by_score(self, draft: Draft, bounds: Bounds) -> Draft:
+        judge, calls = scorer(self.scorer, self.given), bounds.calls()
+        edits: dict[int, Edit] = {}
+
+        def cost(block: Block) -> int:
+            edits[block.index] = cleared(bounds, block.index, EditKind.EVICT, calls)
+            return edits[block.index].tokens
+
+        scored = [(block, judge.score(block)) for block in self._blocks(draft, bounds)]
+        chosen = select(scored, free=draft.tokens - bounds.target, cost=cost, band=judge.band).chosen
+        return draft.with_edits({index: edits[index] for index in sorted(block.index for block in chosen)})
+
+    def _blocks(self, draft: Draft, bounds: Bounds) -> list[Block]:
+        return [b for b in candidates(draft, bounds, types=self.types) if b.age >= self.protect_steps]
+
+
+def _by_age(draft: Draft, bounds: Bounds) -> list[Piece]:
+    """The results that may go, by age times size."""
+    budget = int(PROTECTED_SHARE * (bounds.target - bounds.fixed))
+    found: list[tuple[int, int, Piece]] = []
+    for index, piece, message in reversed([*touchable(draft, bounds)]):
+        budget -= piece.tokens
+        if budget < 0 and message.is_result:
+            found.append((-(len(draft.transcript.messages) - index) * piece.tokens, index, piece))
+    return [piece for _, _, piece in sorted(found, key=lambda f: f[:2])]
+
+
+def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT_TYPES) -> list[Block]:
+    """The blocks of ``types`` that are neither protected, nor out of the layer's scope, nor gone already."""
+    transcript, calls = draft.transcript, bounds.calls()
+    steps, used = step_numbers(transcript.messages), last_references(transcript, calls)
+    newest: dict[tuple[str, str], int] = {same_call(call): index for index, call in calls.items()}
+    found: list[Block] = []
+    for index, piece, message in touchable(draft, bounds):
+        kind = _kind(draft, index)
+        if (
+            kind not in EVICTABLE
+            or kind not in types
+            or (piece.text is not None and piece.kind not in SHORTENED | CONDENSED)
+        ):
+            continue
+        if kind is ContentType.USER and message.tokens <= BRIEF:
+            continue
+        age, reference = steps[-1] - steps[index], used.get(index, References())
+        found.append(
+            Block(
+                index=index,
+                id=message.digest.hex(),
+                kind=kind,
+                tokens=piece.tokens,
+                age=age,
+                idle=age if reference.step is None else steps[-1] - reference.step,
+                references=reference.count,
+                superseded=index in calls and newest[same_call(calls[index])] != index,
+                important=kind is not ContentType.TOOL_RESULT and IMPORTANT in transcript.read(index).text,
+                keep=message.keep,
+                behind=len(transcript.messages) - index,
+            )
+        )
+    return found
+
+
+def _kind(draft: Draft, index: int) -> ContentType:
+    message = draft.transcript.messages[index]
+    if index in draft.transcript.memory:
+        return ContentType.MEMORY
+    if message.is_head or message.is_result:
+        return ContentType.SYSTEM if message.is_head else ContentType.TOOL_RESULT
+    return ContentType.USER if message.role == "user" else ContentType.ASSISTANT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prune(Strategy):
+    """Old tool results beyond a protected amount are cleared together, if the net gain is above ``minimum`` tokens.
+
+    Results are added up from the newest to the oldest. The newest ``protect`` tokens stay, and so do the latest
+    ``skip_turns`` turns, which are not added up at all; where there are no more turns than that, only the amount and
+    the newest step protect. ``straddle`` says what becomes of the result that the protected amount ends in.
+    """
+
+    name = "prune"
+    protect: int = whole(40_000)
+    minimum: int = whole(20_000)
+    skip_turns: int = whole(2)
+    straddle: str = word("keep", "clear", default="keep")
+
+    def apply(self, draft: Draft, bounds: Bounds) -> Draft:
+        """The draft with every result beyond the protected ones cleared; as it is where that frees too little."""
+        old = self._beyond(draft, bounds)
+        if sum(piece.tokens for _, piece in old) <= self.minimum:
+            return draft
+        calls = bounds.calls()
+        made = {index: (piece, cleared(bounds, index, EditKind.PRUNE, calls)) for index, piece in old}
+        edits = {index: edit for index, (piece, edit) in made.items() if edit.tokens < piece.tokens}
+        gain = sum(made[index][0].tokens - edit.tokens for index, edit in edits.items())
+        return draft.with_edits(edits) if gain > self.minimum else draft
+
+    def scan(self, draft: Draft, bounds: Bounds) -> int:
+        """The tokens of all results that may be cleared."""
+        return sum(piece.tokens for _, piece in self._beyond(draft, bounds))
+
+    def _beyond(self, draft: Draft, bounds: Bounds) -> list[tuple[int, Piece]]:
+        """The results that may be cleared, oldest first."""
+        messages, guarded = draft.transcript.messages, bounds.protection.all
+        turns = parse_turn_boundaries(messages)
+        stop = turns[-self.skip_turns] if 0 < self.skip_turns < len(turns) else len(messages)
+        found: list[tuple[int, Piece]] = []
+        total = 0
+        for piece in reversed(draft.pieces):
+            index = piece.index
+            if index is None or index >= stop or not messages[index].is_result or not bounds.in_scope(draft, piece):
+                continue
+            newer, total = total, total + piece.tokens
+            if not (total > self.protect if self.straddle == "clear" else newer >= self.protect):
+                continue
+            if index not in guarded and piece.kind not in CLEARED:
+                found.append((index, piece))
+        return found[::-1]
+
+
+class Dedupe(Strategy):
+    """Tool results that a newer one repeats or supersedes become one line.
+
+    Exact duplicates have the same digest. A result is superseded by a later one of the same tool with the same
+    arguments: what it said about the world is stale.
+    """
+
+    name = "dedupe"
+
+    def apply(self, draft: Draft, bounds: Bounds) -> Draft:
+        """The draft with repeated and superseded tool results replaced by a pointer to the newer one."""
+        messages, calls, guarded = draft.transcript.messages, bounds.calls(), bounds.protection.all
+        newest: dict[bytes, int] = {}
+        latest: dict[tuple[str, str], int] = {}
+        edits: dict[int, Edit] = {}
+        for piece in reversed(draft.pieces):
+            index = piece.index
+            if index is None or not messages[index].is_result:
+                continue
+            message, call = messages[index], calls.get(index)
+            duplicate = newest.setdefault(message.digest, index) != index
+            superseded = call is not None and latest.setdefault(same_call(call), index) != index
+            if not (duplicate or superseded) or piece.text is not None or piece.tokens < SMALLEST_DUPLICATE:
+                continue
+            if message.keep or index in guarded:
+                continue
+            why = "the same result comes again later" if duplicate else "a later call of the same tool replaced it"
+            edit = edited(bounds, index, f"[weir: removed, {why}; archived as {message.ref}]", EditKind.DEDUPE)
+            if edit.tokens < piece.tokens:
+                edits[index] = edit
+        return draft.with_edits(edits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetireMedia(Strategy):
+    """Old images, recordings and files leave a line that says what they were and where the original is.
+
+    Their text stays. A picture that is not sent any more cannot be looked at again, so the ``keep`` newest messages
+    that carry any, protected ones included, stay as they came.
+    """
+
+    name = "media"
+    keep: int = whole(1)
+
+    def apply(self, draft: Draft, bounds: Bounds) -> Draft:
+        """The draft with the oldest media replaced by text until it is at its target."""
+        carrying = [p for p in draft.pieces if p.text is None and _carries(draft, p)]
+        newest = {p.index for p in carrying[max(0, len(carrying) - self.keep) :]}
+        old = [p for i, p, message in touchable(draft, bounds) if p.text is None and message.media and i not in newest]
+        made = ((piece, self._edit(bounds, piece.index or 0)) for piece in old)
+        return down_to_target(
+            draft, bounds, ((p, edit) for p, edit in made if edit is not None and edit.tokens < p.tokens)
+        )
+
+    @staticmethod
+    def _edit(bounds: Bounds, index: int) -> Edit | None:
+        """The edit for one message; None where not every part beside its text is known to be media."""
+        body, ref, count = bounds.transcript.read(index), bounds.transcript.messages[index].ref, bounds.counter.count
+        if not body.attached or len(body.attached) != body.media or body.calls:
+            return None
+        lines = [f"[weir: {what} left out; archived as {ref}]" for what in body.attached]
+        name = 1 + count(body.name) if body.name else 0
+        tokens = MESSAGE_OVERHEAD + name + count(body.text) + sum(map(count, lines))
+        return replace(edited(bounds, index, "\n".join(lines), EditKind.MEDIA), tokens=tokens)
+
+
+def _carries(draft: Draft, piece: Piece) -> bool:
+    return piece.index is not None and draft.transcript.messages[piece.index].media > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reasoning(Strategy):
+    """Thinking of earlier turns is left out of assistant messages that are ``ttl`` steps old; text and calls stay.
+
+    It stays in every message after the last thing that the user said, because servers refuse or degrade a tool loop
+    whose thinking is missing (DeepSeek, Kimi, MiniMax, Anthropic's signed blocks), and where nothing else is said.
+    """
+
+    name = "reasoning"
+    ttl: int = whole(2)
+
+    def apply(self, draft: Draft, bounds: Bounds) -> Draft:
+        """The draft without that thinking."""
+        transcript = draft.transcript
+        steps, read = step_numbers(transcript.messages), transcript.read
+        users = [i for i, message in enumerate(transcript.messages) if message.role == "user"]
+        # results that stand in the user role are no new turn
+        end = next((i for i in reversed(users) if read(i).text.strip()), 0)
+        edits: dict[int, Edit] = {}
+        for index, piece, message in touchable(draft, bounds):
+            if (
+                index >= end
+                or piece.text is not None
+                or message.role != "assistant"
+                or steps[-1] - steps[index] < self.ttl
+            ):
+                continue
+            body = read(index)
+            if not body.reasoning or not (body.text.strip() or body.calls):
+                continue
+            left = max(MESSAGE_OVERHEAD, piece.tokens - bounds.counter.count(body.reasoning))
+            if left < piece.tokens:
+                edits[index] = replace(edited(bounds, index, "", EditKind.REASONING), tokens=left)
+        return draft.with_edits(edits)

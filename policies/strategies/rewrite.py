@@ -1,0 +1,372 @@
+"""Content stands in shorter words, always made anew from what was said, so that nothing drifts.
+
+``summarize_tool_result``  old results become their finding
+``progressive``            what was said long ago is said in fewer words, by age
+``delegate``               very large results that nothing refers to are read apart, for what they were asked for
+``semantic_merge``         results of one tool that say nearly the same become one
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from policies.bounds import Bounds
+from policies.condensing import (
+    LARGEST_SHARE,
+    MOST_ASKED,
+    NO_SUMMARIZER,
+    TOO_LITTLE,
+    Job,
+    condense_each,
+    is_original,
+    largest_input,
+    may_ask,
+    reading_of,
+    reworded,
+)
+from policies.draft import Draft
+from policies.effects import Alike, Compare, Flow, together
+from policies.ledger import SHORTENED, Condensed, Edit, EditKind, Piece
+from policies.messages import ToolCall
+from policies.scoring import last_references, step_numbers
+from policies.scoring.duplication import Group, Merge, Output, candidate_groups, merge
+from policies.settings import amount
+from policies.strategies.base import Strategy, edited, number, results, standin, touchable, whole
+from policies.summary import Line, Written, condense
+from policies.text.gist import gist
+
+LEAST_FINDING = 32
+"""Tokens of a finding's text at the least."""
+LEAST_WORDS = 48
+"""Tokens that a model has for a group of results at the least."""
+SHARES = (1.0, 0.30, 0.05, 0.01)
+"""By level, the share of what was said that stays."""
+LEAST_TITLE = 10
+LEAST_ASKED = 16
+"""Tokens that a model has for a title at the least: names are cut otherwise."""
+WORTH_IT = 0.6
+"""The share of what stands there now that a level must not be above: a short message says little without its words."""
+LONG = 200
+"""Tokens of a user's message that may be cut to its telling sentences."""
+WORTH_ASKING = 200
+"""Tokens of a message from which on a model is asked; of a shorter one code says as much."""
+REPLACES = SHORTENED | {EditKind.SUMMARY, EditKind.DELEGATE, EditKind.PROGRESSIVE}
+_LEVEL = re.compile(r"\[weir: level ([123]), [^\[\]]{1,80}\]\Z")
+
+
+def _origin(call: ToolCall | None) -> str:
+    return f"result of {call.name}" if call else "tool result"
+
+
+def _known(call: ToolCall | None) -> str:
+    return f"{call.name} {call.arguments}" if call else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummarizeToolResult(Strategy):
+    """Old tool results become their finding: what a model writes, or the telling lines where there is none.
+
+    Results of more than ``over`` tokens take about ``ratio`` of them; those of the ``keep_newest`` newest steps stay.
+    The largest saving goes first, and only as much as the layer's target takes. A sub-agent's report above its cap is
+    read for its task instead, whatever its size, also where it was cut to the cap before. Without a model a result
+    becomes its telling lines if these take no more than that and every line that reports an error is among them.
+    """
+
+    name = "summarize_tool_result"
+    asks_model = costs = True
+    over: int = whole(500)
+    ratio: float = number(0.20, most=1)
+    keep_newest: int = whole(0)
+
+    def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
+        """The draft with results in shorter words, until it is at its target."""
+        calls = bounds.calls()
+
+        def plain(job: Job) -> str:
+            text, known = draft.transcript.read(job.index).text, _known(calls.get(job.index))
+            return gist(text, known=known, max_tokens=job.allowed, counter=bounds.counter, whole=True)
+
+        return (yield from condense_each(draft, bounds, self._jobs(draft, bounds, calls), plain=plain))
+
+    def _jobs(self, draft: Draft, bounds: Bounds, calls: Mapping[int, ToolCall]) -> list[Job]:
+        """What may be summarised: reports of sub-agents first, then what saves most, of equals the oldest."""
+        ingest, steps = bounds.settings.ingest, step_numbers(draft.transcript.messages)
+        reports = {*ingest.sub_agent_tools} if may_ask(bounds) else set[str]()
+        found: list[tuple[bool, int, Job]] = []
+        for index, piece, message in results(draft, bounds):
+            if not is_original(piece) or steps[-1] - steps[index] < self.keep_newest:
+                continue
+            call = calls.get(index)
+            report = call is not None and call.name in reports
+            if report and message.tokens > ingest.sub_agent_cap:
+                most = min(ingest.sub_agent_cap, int(piece.tokens * 0.9))
+                job: Job | None = reading_of(bounds, index, call, kind=EditKind.SUMMARY, most=most)
+            else:
+                job = self._finding(bounds, piece, index, call)
+            if job is not None:
+                found.append((report, piece.tokens - job.allowed, job))
+        found.sort(key=lambda f: (not f[0], -f[1], f[2].index))
+        return [job for _, _, job in found]
+
+    def _finding(self, bounds: Bounds, piece: Piece, index: int, call: ToolCall | None) -> Job | None:
+        message, text, count = (
+            bounds.transcript.messages[index],
+            bounds.transcript.read(index).text,
+            bounds.counter.count,
+        )
+        if piece.tokens <= self.over or count(text if piece.text is None else piece.text) <= self.over:
+            return None
+        tail = f"[weir: summary of {message.tokens:,} tokens, archived as {message.ref}]"
+        return Job(
+            index=index,
+            kind=EditKind.SUMMARY,
+            allowed=max(LEAST_FINDING, int(self.ratio * piece.tokens) - count(tail)),
+            tail=tail,
+            key=message.digest.hex(),
+            prompt="tool_result",
+            lines=(Line(_origin(call), text),),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delegate(Strategy):
+    """Very large results that nothing refers to are read apart, for what they were asked for, and leave a report.
+
+    That is what an agent does when it gives a task to another one: a window of its own, the task and the material in
+    it, and ``max_tokens`` back. A result is delegated only if no later message uses what it says and if it takes
+    ``least`` (a share of W, or tokens from 1 on); what is smaller or in use costs less to keep.
+    """
+
+    name = "delegate"
+    asks_model = costs = True
+    least: float = number(0.10)
+    max_tokens: int = whole(2_000, least=1)
+
+    def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
+        """The draft with the largest independent results read apart, until it is at the layer's target."""
+        if not may_ask(bounds):
+            return draft.because(NO_SUMMARIZER)
+        return (yield from condense_each(draft, bounds, self._jobs(draft, bounds), plain=lambda _: ""))
+
+    def _jobs(self, draft: Draft, bounds: Bounds) -> list[Job]:
+        """What may be delegated, the largest first, of equals the oldest."""
+        least = amount(self.least, bounds.budget.window) / bounds.budget.ratio
+        large = {i: p.tokens for i, p, _ in results(draft, bounds) if p.tokens >= least and is_original(p)}
+        if not large:
+            return []
+        calls = bounds.calls()
+        used = last_references(draft.transcript, calls)
+        return [
+            reading_of(bounds, index, calls.get(index), kind=EditKind.DELEGATE, most=self.max_tokens)
+            for index in sorted(large, key=lambda i: (-large[i], i))
+            if used[index].count == 0
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressive(Strategy):
+    """What was said long ago is said in fewer words: by age in steps.
+
+    =====  ==============  =================================================
+    level  age in steps    what stays
+    =====  ==============  =================================================
+    0      0               everything
+    1      to ``l1_until`` about 30 %
+    2      to ``l2_until`` about 5 %
+    3      above           a title, about 1 % and ten tokens at the least
+    =====  ==============  =================================================
+
+    Levels move only when the layer runs, the oldest first and as far as its target takes, so that the prefix that is
+    sent stays as it is between two batches. Calls stay in any case. What a user said is never put in other words: a
+    message that is not long stays, of a long one the telling sentences, at level 1 at the least.
+    """
+
+    name = "progressive"
+    asks_model = costs = True
+    l1_until: int = whole(5)
+    l2_until: int = whole(20)
+
+    def level_of(self, age: int) -> int:
+        """The level of what was said ``age`` steps ago."""
+        return (age > 0) + (age > 0 and age > self.l1_until) + (age > 0 and age > max(self.l1_until, self.l2_until))
+
+    def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
+        """The draft with messages at the level of their age, until it is at the layer's target."""
+        calls = bounds.calls()
+
+        def plain(job: Job) -> str:
+            message, text = draft.transcript.messages[job.index], draft.transcript.read(job.index).text
+            role, known = "tool" if message.is_result else message.role, _known(calls.get(job.index))
+            return gist(text, role=role, known=known, max_tokens=job.allowed, counter=bounds.counter)
+
+        return (yield from condense_each(draft, bounds, self._jobs(draft, bounds, calls), plain=plain))
+
+    def _jobs(self, draft: Draft, bounds: Bounds, calls: Mapping[int, ToolCall]) -> list[Job]:
+        """What is not at the level of its age, oldest first; a model is asked about the largest only."""
+        messages, steps = draft.transcript.messages, step_numbers(draft.transcript.messages)
+        jobs: list[Job] = []
+        for index, piece, message in touchable(draft, bounds):
+            if index in draft.transcript.memory or message.media:
+                continue
+            level = self.level_of(steps[-1] - steps[index])
+            level = min(level, 1) if message.role == "user" else level
+            job = _at_level(bounds, piece, index, level, calls.get(index)) if level > level_now(piece) else None
+            jobs += [job] if job is not None else []
+        asking = sorted((job for job in jobs if job.asks), key=lambda job: (-messages[job.index].tokens, job.index))
+        spared = {job.index for job in asking[MOST_ASKED:]}
+        return [job.without_asking() if job.index in spared else job for job in jobs]
+
+
+def level_now(piece: Piece) -> int:
+    """The level at which a message stands in the array; 3 where something else stands in its place."""
+    if piece.text is None:
+        return 0
+    if piece.kind not in REPLACES:
+        return 3
+    match = _LEVEL.search(piece.text) if piece.kind is EditKind.PROGRESSIVE else None
+    return int(match.group(1)) if match else 0
+
+
+def _at_level(bounds: Bounds, piece: Piece, index: int, level: int, call: ToolCall | None) -> Job | None:
+    """How one message gets to a level; None where it would not get much shorter."""
+    message, text, count = bounds.transcript.messages[index], bounds.transcript.read(index).text, bounds.counter.count
+    if message.role not in {"user", "assistant"} and not message.is_result:
+        return None
+    tokens = count(text)
+    if message.role == "user" and tokens < LONG:
+        return None
+    asks = message.role != "user" and tokens >= WORTH_ASKING and may_ask(bounds)
+    allowed = max(LEAST_ASKED if asks else LEAST_TITLE, int(SHARES[level] * tokens))
+    tail = f"[weir: level {level}, archived as {message.ref}]"
+    beside = piece.tokens - count(text if piece.text is None else piece.text)
+    if beside + allowed + count(tail) > WORTH_IT * piece.tokens:
+        return None
+    return Job(
+        index=index,
+        kind=EditKind.PROGRESSIVE,
+        allowed=allowed,
+        tail=tail,
+        key=f"{message.digest.hex()}:{level}",
+        prompt=f"level_{level}",
+        lines=(Line(_origin(call) if message.is_result else message.role, text),),
+        asks=asks,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SemanticMerge(Strategy):
+    """Results of one tool that are more alike than ``threshold`` become one: the latest says what changed, others go.
+
+    Whether two of them are alike is asked for (shingles, or the vectors of a model that the policy names). Equal ones
+    need no asking, and where the answer does not come nothing else is merged. Where that leaves the layer above its
+    target and the policy has a model that writes, it writes what the others said and the latest says.
+    """
+
+    name = "semantic_merge"
+    threshold: float = number(0.85, most=1)
+
+    def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
+        """The draft with results merged where that saves tokens."""
+        calls = bounds.calls()
+        answers = ((i, piece) for i, piece, message in touchable(draft, bounds) if i in calls and not message.media)
+        read = draft.transcript.read
+        outputs = [Output(i, calls[i].name, read(i).text) for i, piece in answers if piece.text is None]
+        groups = candidate_groups(outputs)
+        if not groups:
+            return draft
+        similarities = yield from _compared(groups, bounds.settings.embeddings)
+        merges = merge(groups, similarities, threshold=self.threshold)
+        tokens, edits = draft.tokens_by_index(), dict[int, Edit]()
+        for group in (_merged(bounds, found, calls) for found in merges):
+            if sum(edit.tokens for edit in group.values()) < sum(tokens[index] for index in group):
+                edits |= group
+        merged = draft.with_edits(edits)
+        if merged.tokens <= bounds.target or not may_ask(bounds):
+            return merged
+        shorter, records = yield from _in_words(bounds, merges, edits, calls)
+        return draft.with_edits({**edits, **shorter}).with_condensed(records)
+
+
+def _compared(groups: Sequence[Group], model: str | None) -> Flow[dict[tuple[int, int], float]]:
+    """How alike each pair of the groups is, by the indices of its messages; empty where nobody can say."""
+    pairs = [pair for group in groups for pair in group.pairs]
+    if not pairs:
+        return {}
+    asked = {i for pair in pairs for i in pair}
+    outputs = [output for group in groups for output in group.outputs if output.index in asked]
+    places = {output.index: place for place, output in enumerate(outputs)}
+    reply = yield Compare(
+        texts=tuple(output.text for output in outputs),
+        pairs=tuple((places[one], places[other]) for one, other in pairs),
+        model=model,
+    )
+    if not isinstance(reply, Alike) or len(reply.scores) != len(pairs):
+        return {}
+    return dict(zip(pairs, reply.scores, strict=True))
+
+
+def _merged(bounds: Bounds, found: Merge, calls: Mapping[int, ToolCall]) -> dict[int, Edit]:
+    """The edits that merge one group."""
+
+    def gone(index: int) -> str:
+        if bounds.settings.placeholder != "finding":
+            return standin(bounds, index, calls)
+        return f"[weir: merged into a later result; archived as {bounds.transcript.messages[index].ref}]"
+
+    texts = {**{index: gone(index) for index in found.earlier}, found.index: found.text}
+    return {index: edited(bounds, index, text, EditKind.MERGE) for index, text in texts.items()}
+
+
+def _in_words(
+    bounds: Bounds, merges: Sequence[Merge], edits: Mapping[int, Edit], calls: Mapping[int, ToolCall]
+) -> Flow[tuple[dict[int, Edit], list[Condensed]]]:
+    """For groups that are merged the edit of the one that stays, in a model's words where these are shorter."""
+    read, messages = bounds.transcript.read, bounds.transcript.messages
+    asked = [m for m in merges if m.index in edits and len({read(i).text for i in (*m.earlier, m.index)}) > 1]
+    asked = sorted(asked, key=lambda m: (-edits[m.index].tokens, m.index))[:MOST_ASKED]
+    found = yield from together([_asked(bounds, m, edits[m.index].tokens, calls) for m in asked])
+    shorter: dict[int, Edit] = {}
+    records: list[Condensed] = []
+    for group, written in zip(asked, found, strict=True):
+        ref, standing = messages[group.index].ref, edits[group.index]
+        others = "1 earlier result" if len(group.earlier) == 1 else f"{len(group.earlier)} earlier results"
+        text = f"{written.text.strip()}\n[weir: summary of this and {others}, archived as {ref}]"
+        edit = reworded(bounds, group.index, text, kind=EditKind.MERGE)
+        taken = bool(written.text) and edit.tokens < LARGEST_SHARE * standing.tokens
+        if taken:
+            shorter[group.index] = edit
+        records.append(
+            Condensed(
+                strategy=str(EditKind.MERGE),
+                original_tokens=sum(messages[i].tokens for i in (*group.earlier, group.index)),
+                compressed_tokens=(edit if taken else standing).tokens,
+                calls=written.calls,
+                purpose=written.purpose,
+                ref=ref,
+                key=_key(bounds, group),
+                failure=written.failure or ("" if taken else TOO_LITTLE),
+            )
+        )
+    return shorter, records
+
+
+def _asked(bounds: Bounds, group: Merge, tokens: int, calls: Mapping[int, ToolCall]) -> Flow[Written]:
+    """What a model says of a group of results, in at most half of what the latest of them takes."""
+    members, tool = (*group.earlier, group.index), calls[group.index].name
+    texts = [bounds.transcript.read(i).text for i in members]
+    lines = [Line(f"result of {tool}, {n} of {len(texts)}", text) for n, text in enumerate(texts, 1)]
+    return condense(
+        lines,
+        prompt="tool_result",
+        max_tokens=max(LEAST_WORDS, tokens // 2),
+        max_input=largest_input(bounds),
+        counter=bounds.counter,
+        key=_key(bounds, group),
+        most_chunks=bounds.settings.summaries.most_chunks,
+    )
+
+
+def _key(bounds: Bounds, group: Merge) -> str:
+    messages = bounds.transcript.messages
+    return blake2b(b"".join(messages[i].digest for i in (*group.earlier, group.index)), digest_size=16).hexdigest()
