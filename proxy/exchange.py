@@ -8,6 +8,7 @@ byte went to the client.
 
 import asyncio
 import itertools
+import os
 import secrets
 import time
 from collections.abc import MutableMapping, Sequence
@@ -49,13 +50,28 @@ NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 
 Headers = Sequence[tuple[bytes, bytes]]
 
-_PROCESS = secrets.token_hex(8)
-_NUMBERS = itertools.count(1)
+
+@dataclass(slots=True)
+class RequestIds:
+    """Ids that no other request has: random per process, then counted; a process that is forked draws its own."""
+
+    process: str = ""
+    numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+
+    def __post_init__(self) -> None:
+        self.draw()
+        os.register_at_fork(after_in_child=self.draw)
+
+    def draw(self) -> None:
+        """Draw the part that tells this process from others."""
+        self.process = secrets.token_hex(8)
+
+    def new(self) -> str:
+        """The next id."""
+        return f"req_{self.process}{next(self.numbers):08x}"
 
 
-def new_request_id() -> str:
-    """An id that no other request has: random per process, then counted."""
-    return f"req_{_PROCESS}{next(_NUMBERS):08x}"
+new_request_id = RequestIds().new
 
 
 @dataclass(slots=True)

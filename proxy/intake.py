@@ -23,6 +23,17 @@ def declared_length(headers: Headers) -> int | None:
     return int(given) if given.isdigit() else None
 
 
+async def read_part(receive: Receive, before: int, *, limit: int) -> tuple[bytes, bool]:
+    """The body's next part behind ``before`` bytes, and whether more may come. Raises as :func:`read_body` does."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    part: bytes = message.get("body", b"")
+    if before + len(part) > limit:
+        raise RequestTooLarge.of_body(limit)
+    return part, message.get("more_body", False)
+
+
 async def read_body(receive: Receive, *, limit: int, hold: Hold | None = None) -> bytes:
     """The whole body. Raises RequestTooLarge above ``limit`` bytes, ClientGone if the client leaves meanwhile.
 
@@ -31,17 +42,12 @@ async def read_body(receive: Receive, *, limit: int, hold: Hold | None = None) -
     parts: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        part = message.get("body", b"")
+        part, more = await read_part(receive, size, limit=limit)
         size += len(part)
-        if size > limit:
-            raise RequestTooLarge.of_body(limit)
         if hold is not None:
             await hold(len(part))
         parts.append(part)
-        if not message.get("more_body", False):
+        if not more:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

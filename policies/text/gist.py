@@ -11,7 +11,6 @@ from policies.tokens import TokenCounter
 LONGEST_ARGUMENT = 60
 LONGEST_VALUE = 48
 KEY_ARGUMENTS = 2
-ERRORS_SHARE = 0.5
 REPORTED = 6.0
 """A line that reports an error is worth so many times its words."""
 _LOOSE = " \n,;:-\u2013\u2014([…"

@@ -55,11 +55,6 @@ def open_error(text: str) -> str:
     return next((line for line in reversed(lines) if _NAMED.search(line)), lines[-1] if lines else "")
 
 
-def names_error(line: str) -> bool:
-    """Whether a line says which error it was, rather than that something failed."""
-    return _NAMED.search(line) is not None
-
-
 def without_line_numbers(text: str) -> str:
     """A listing without the numbers of its lines, which hide that it is source; anything else as it is."""
     bare, count = _LINE_NUMBER.subn("", text)

@@ -181,23 +181,11 @@ class Reading:
     def _said(self, sentence: str) -> Segment:
         words = WORD.findall(sentence)
         self._identify(sentence, words)
-        if sentence.isascii() or not _IS_SOLID.search(sentence):
-            terms = [word.lower() for word in words]
-            self.plain.update(set(words).intersection(terms))
-            self.names.update(set(terms[1:]).difference(words))
-            return Segment(sentence, tuple(dict.fromkeys(terms)))
-        found: dict[str, None] = {}
-        for n, word in enumerate(words):
-            if not word.isascii() and _IS_SOLID.match(word):
-                found.update(dict.fromkeys(_pairs(word)))
-                continue
-            low = word.lower()
-            found[low] = None
-            if low == word:
-                self.plain.add(low)
-            elif n:
-                self.names.add(low)
-        return Segment(sentence, tuple(found))
+        low = [word.lower() for word in words]
+        self.plain.update(set(words).intersection(low))
+        self.names.update(set(low[1:]).difference(words))
+        has_pairs = not sentence.isascii() and _IS_SOLID.search(sentence)
+        return Segment(sentence, terms_of(sentence) if has_pairs else tuple(dict.fromkeys(low)))
 
     def _lines(self, text: str) -> Iterator[Segment]:
         for line in pieces(line.strip() for line in text.splitlines() if _TELLING.search(line)):

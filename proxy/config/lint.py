@@ -45,10 +45,6 @@ _PART: tuple[Judgement, str] = (lambda value: 0 < value <= 1), "should be a shar
 _AMOUNT: tuple[Judgement, str] = (lambda value: 0 <= value < math.inf), "should not be negative"
 _POSITIVE: tuple[Judgement, str] = (lambda value: value > 0), "should be above 0"
 _COUNT: tuple[Judgement, str] = (lambda value: 0 < value <= MAX_STREAK), f"should be from 1 to {MAX_STREAK}"
-_ASKED: tuple[Judgement, str] = (
-    (lambda value: MIN_QUESTIONS <= value <= MAX_QUESTIONS),
-    f"should be {MIN_QUESTIONS} to {MAX_QUESTIONS}",
-)
 _WINDOWS = ("window", "window_per_output", "designed_for", "rot_soft_tokens", "image_tokens", "cache_ttl")
 _STREAKS = ("utilization_requests", "eviction_window", "compressions", "compactions", "compaction_window", "loop")
 _NUMBERS: tuple[tuple[str, tuple[str, ...], Judgement, str], ...] = (

@@ -14,7 +14,7 @@ from proxy.access.caller import Caller
 from proxy.access.destination import Destination, Route, admit, for_models, for_relay, is_decided_by_model, unread
 from proxy.errors import LoopDetected, ProxyError, RequestTooLarge
 from proxy.http.respond import respond_error
-from proxy.intake import ClientGone, Receive, declared_length, read_held, while_connected
+from proxy.intake import ClientGone, Receive, declared_length, read_held, read_part, while_connected
 from proxy.outcome import CLIENT_CLOSED, address_of, provider_of
 from proxy.relay import Cut, Send, relay_stream
 from proxy.runtime import Runtime
@@ -251,16 +251,9 @@ def _model_in(body: bytes) -> str:
 
 
 async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        part = message.get("body", b"")
+    size, more = 0, True
+    while more:
+        part, more = await read_part(receive, size, limit=limit)
         size += len(part)
-        if size > limit:
-            raise RequestTooLarge.of_body(limit)
         if part:
             yield part
-        if not message.get("more_body", False):
-            return
