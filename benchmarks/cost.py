@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.retention import default_data
 from policies import ContextSettings
-from policies.advise import PROVIDERS, Prices
+from policies.advise import PROVIDERS, TokenPrices
 from proxy.replay import (
     Conditions,
     Fact,
@@ -249,7 +249,7 @@ class Row:
 
 
 async def played(
-    script: Script, policies: Sequence[ContextSettings], conditions: Conditions, prices: Prices
+    script: Script, policies: Sequence[ContextSettings], conditions: Conditions, prices: TokenPrices
 ) -> Replayed:
     """A conversation played in every scenario, over a store of its own in memory."""
     async with store_in_memory() as store:

@@ -32,7 +32,7 @@ from proxy.server import serve
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.summaries import SummaryWriter
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from proxy.tokenizer import TextCounter, Tokenizer
 
 SETS = {
@@ -50,7 +50,7 @@ STRATEGIES: Mapping[str, tuple[Layer, ...]] = {
     "delegate": (Layer(strategy="delegate", params={"least": 0.05}), Layer(strategy="compact")),
     "rollover": (Layer(strategy="rollover"),),
 }
-SMALLEST_WINDOW = 4_096
+MIN_WINDOW = 4_096
 SHARE = 4
 TURNS = 30
 WINDOW = 8_192
@@ -153,7 +153,7 @@ def strategies(data: Path, *, most: int, counter: TextCounter) -> dict[str, dict
             with_model, plain = list[Row](), list[Row]()
             for script in scripts:
                 whole = script.transcript(len(script.messages)).tokens
-                window = max(SMALLEST_WINDOW, whole // SHARE)
+                window = max(MIN_WINDOW, whole // SHARE)
                 conditions = Conditions(counter=counter, window=window, max_tokens=min(512, window // 8))
                 settings = ContextSettings(layers=layers, summarizer="sim", summaries=Summaries(in_place=False))
                 with_model.append(asyncio.run(play(script, settings, conditions, Model(counter))))
@@ -186,7 +186,7 @@ async def waits(seconds: float, *, prepared: bool) -> dict[str, float]:
                 f"default_policy: mine\nstore: {{url: 'sqlite+aiosqlite:///{folder}/w.db'}}\n"
             )
             config = load_config(path, env={}, flags=Flags())
-            app = create_app(config, telemetry=Telemetry.create(TelemetrySettings()), tokenizer=tokenizer)
+            app = create_app(config, telemetry=Telemetry.create(OtelSettings()), tokenizer=tokenizer)
             async with serve(app) as server:
                 held = await _chat(f"http://127.0.0.1:{server.port}/v1", app.runtime)
             questions = sum(1 for seen in simulator.answered() if seen.model == "summariser")

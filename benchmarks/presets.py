@@ -27,7 +27,7 @@ SETS = {
     "swe_agent, 4 chained": recorded("swe_agent", at_once=4),
     "agent loop": generated(lambda: agent_loop(60, words=280, name="agent")),
 }
-SMALLEST_WINDOW = 2_048
+MIN_WINDOW = 2_048
 SHARE = 4
 HEADER = (
     f"{'preset':22} {'requests':>8} {'fit':>6} {'batches':>7} {'reuse':>6} {'facts':>6} {'archive':>7} {'cost':>5} "
@@ -52,7 +52,7 @@ def play(
             break
         script = Script(recording, counter=counter, model="")
         whole = script.transcript(len(script.messages)).tokens
-        window = max(SMALLEST_WINDOW, whole // SHARE)
+        window = max(MIN_WINDOW, whole // SHARE)
         conditions = Conditions(counter=counter, window=window, max_tokens=min(MAX_TOKENS, window // 8))
         for scenario in asyncio.run(played(script, policies, conditions, PRICES)).scenarios:
             totals.setdefault(scenario.name, Tally()).add(scenario.tally)

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from policies.effects import Answers, Failed, Flow, Reply, Summarize, Summary, Together
-from policies.fidelity import ANSWER, JUDGE, Dimension, Fidelity, Question, Terms, Verdict, evaluate
+from policies.fidelity import ANSWER, JUDGE, AnswerVerdict, Dimension, Fidelity, Question, Terms, evaluate
 from policies.fidelity import PROMPTS as EVALUATING
-from policies.summary import PROMPTS, Line, Prompt, Written, condense
+from policies.summary import PROMPTS, MaterialLine, Prompt, Written, condense
 from policies.tokens import CHARS4
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,13 +118,13 @@ def _run(flow: Flow[object], answer: Callable[[Summarize], Summary | Failed]) ->
             reply = answer(asked) if isinstance(asked, Summarize) else Failed("not_here")
 
 
-def sessions() -> list[tuple[list[Line], list[str]]]:
+def sessions() -> list[tuple[list[MaterialLine], list[str]]]:
     """The shipped sessions as who said what, each with the values that it needs later."""
     found = []
     for name in SETS:
         for row in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[:SESSIONS]:
             value = json.loads(row)
-            lines = [Line(m["role"], m["content"]) for m in value["messages"] if m.get("content")]
+            lines = [MaterialLine(m["role"], m["content"]) for m in value["messages"] if m.get("content")]
             text = "\n".join(line.text for line in lines).lower()
             facts = value.get("meta", {}).get("facts", ())
             needles = [str(n) for f in facts for n in (f.get("needles") or [f.get("value", "")])]
@@ -144,7 +144,7 @@ def measure(prompt: Prompt) -> Score:
     return Score(prompt.digest, usable=round(usable / len(held), 4), kept=round(kept / max(1, wanted), 4))
 
 
-def _written(prompt: Prompt, lines: Sequence[Line]) -> tuple[Written, str]:
+def _written(prompt: Prompt, lines: Sequence[MaterialLine]) -> tuple[Written, str]:
     """What comes of a session under a prompt, which need not be the one in force, and what the writer said last.
 
     What was said is what the prompt is worth: code puts the sources' words in the place of a note's.
@@ -169,11 +169,11 @@ def _written(prompt: Prompt, lines: Sequence[Line]) -> tuple[Written, str]:
 
 
 _ASK = Question("Which port does the service use?", Dimension.FACTS, "model")
-_PAIRS: tuple[tuple[str, str, Verdict], ...] = (
-    ("The service uses port 8123.", "In short: the service uses port 8123, as agreed.", Verdict.YES),
-    ("The service uses port 8123.", "The service uses port 9000.", Verdict.NO),
-    ("The service uses port 8123.", "We talked about the weather.", Verdict.NO),
-    ("We talked about the weather.", "The service uses port 9000.", Verdict.UNKNOWN),
+_PAIRS: tuple[tuple[str, str, AnswerVerdict], ...] = (
+    ("The service uses port 8123.", "In short: the service uses port 8123, as agreed.", AnswerVerdict.YES),
+    ("The service uses port 8123.", "The service uses port 9000.", AnswerVerdict.NO),
+    ("The service uses port 8123.", "We talked about the weather.", AnswerVerdict.NO),
+    ("We talked about the weather.", "The service uses port 9000.", AnswerVerdict.UNKNOWN),
 )
 
 
@@ -196,7 +196,7 @@ def measure_evaluation(changed: Mapping[str, Prompt] | None = None) -> float:
     right = 0
     for whole, less, verdict in _PAIRS:
         terms = Terms(counter=CHARS4, max_input=8_000, by_schema=False)
-        flow = evaluate([Line("user", whole)], [Line("user", less)], questions=[_ASK], terms=terms)
+        flow = evaluate([MaterialLine("user", whole)], [MaterialLine("user", less)], questions=[_ASK], terms=terms)
         found = _run(flow, answer)
         assert isinstance(found, Fidelity)
         right += [judged.verdict for judged in found.judged] == [verdict]

@@ -20,7 +20,7 @@ from policies import ContextSettings, divide
 from proxy.app import create_app
 from proxy.config import Flags, load_config
 from proxy.server import serve
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from proxy.tokenizer import Tokenizer
 
 Chat = list[dict[str, Any]]
@@ -123,7 +123,7 @@ async def serving(windows: Sequence[int], override: Override) -> AsyncIterator[S
             path = Path(folder) / "weir.yaml"
             path.write_text(json.dumps(values))
             config = load_config(path, env={}, flags=Flags(store=f"sqlite+aiosqlite:///{folder}/weir.db"))
-            app = create_app(config, telemetry=Telemetry.create(TelemetrySettings()), tokenizer=TOKENIZER)
+            app = create_app(config, telemetry=Telemetry.create(OtelSettings()), tokenizer=TOKENIZER)
             async with serve(app) as weir:
                 yield send
 

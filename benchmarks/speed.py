@@ -36,15 +36,15 @@ COLD_REQUESTS = 8
 COLD_ROUNDS = 4
 WARM_UP = 1.0
 STREAM_SECONDS = 0.5
-MOST_RATIO = {"small": 2.0, "agent": 2.5, "stream": 1.5}
-MOST_GROWTH = 1.5
-MOST_ALONE_MS = 2.0
-MOST_FIRST_BYTE_MS = 1.0
-MOST_COLD_MS = 40.0
-MOST_HELD_MS = 10.0
-MOST_START_S = 1.5
-MOST_READY_MB = 180.0
-MOST_MB = 250.0
+MAX_RATIO = {"small": 2.0, "agent": 2.5, "stream": 1.5}
+MAX_GROWTH = 1.5
+MAX_ALONE_MS = 2.0
+MAX_FIRST_BYTE_MS = 1.0
+MAX_COLD_MS = 40.0
+MAX_HELD_MS = 10.0
+MAX_START_S = 1.5
+MAX_READY_MB = 180.0
+MAX_MB = 250.0
 
 
 @dataclass(slots=True)
@@ -196,33 +196,33 @@ def _figures(
     """Figures per case and the targets they are held against."""
     rows = [_row(bench, label, subject) for label, subject in _measured(bench)]
     targets = [
-        Target(f"{case}: CPU per request over the floor's", median(ratios), MOST_RATIO[case], "times")
+        Target(f"{case}: CPU per request over the floor's", median(ratios), MAX_RATIO[case], "times")
         for case in cases
-        if case in MOST_RATIO and (ratios := bench.ratios(case, "weir"))
+        if case in MAX_RATIO and (ratios := bench.ratios(case, "weir"))
     ]
     if "alone" in cases:
         added = _added(bench, "alone", "p50_ms")
-        targets.append(Target("agent: added p50 at one connection", added, MOST_ALONE_MS, "ms"))
+        targets.append(Target("agent: added p50 at one connection", added, MAX_ALONE_MS, "ms"))
     if "stream" in cases:
         added = _added(bench, "stream", "first_byte_p50_ms")
-        targets.append(Target("stream: first byte after direct's", added, MOST_FIRST_BYTE_MS, "ms"))
+        targets.append(Target("stream: first byte after direct's", added, MAX_FIRST_BYTE_MS, "ms"))
     if "growth" in cases:
         short, long = (bench.of(f"growth {n}", "wide", "cpu_ms") for n in (200, 400))
         targets.append(
             Target(
                 "growth: 400 messages over 200",
                 median(b / a for a, b in zip(short, long, strict=True)),
-                MOST_GROWTH,
+                MAX_GROWTH,
                 "times",
             )
         )
     if "cold" in cases:
-        targets.append(Target("cold: added p50", _added(bench, "cold", "p50_ms"), MOST_COLD_MS, "ms"))
+        targets.append(Target("cold: added p50", _added(bench, "cold", "p50_ms"), MAX_COLD_MS, "ms"))
         held = min(bench.of("cold", "weir", "pulse_max_ms"), default=0.0)
-        targets.append(Target("cold: event loop held, at most, best round", held, MOST_HELD_MS, "ms"))
-    targets.append(Target("start to ready", tested.ready_s, MOST_START_S, "s"))
-    targets.append(Target("RSS when ready, a vocabulary loaded", memory["ready"], MOST_READY_MB, "MB"))
-    targets.append(Target("RSS after it all", tested.rss_mb(), MOST_MB, "MB"))
+        targets.append(Target("cold: event loop held, at most, best round", held, MAX_HELD_MS, "ms"))
+    targets.append(Target("start to ready", tested.ready_s, MAX_START_S, "s"))
+    targets.append(Target("RSS when ready, a vocabulary loaded", memory["ready"], MAX_READY_MB, "MB"))
+    targets.append(Target("RSS after it all", tested.rss_mb(), MAX_MB, "MB"))
     return {
         "rows": rows,
         "targets": [

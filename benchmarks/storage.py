@@ -26,7 +26,7 @@ from proxy.config import Flags, load_config
 from proxy.server import serve
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from proxy.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -79,7 +79,7 @@ async def play(url: str, *, conversations: int, requests: int) -> int:
     tokenizer = Tokenizer()
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=tokenizer.counter("o200k_base")) as simulator:
         config = load_config(None, env={}, flags=Flags(upstream=simulator.base_url, window=WINDOW, store=url))
-        app = create_app(config, telemetry=Telemetry.create(TelemetrySettings()), tokenizer=tokenizer)
+        app = create_app(config, telemetry=Telemetry.create(OtelSettings()), tokenizer=tokenizer)
         async with (
             serve(app) as server,
             openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="sk-bench") as client,

@@ -17,7 +17,7 @@ from policies.text.segments import Readings, Source
 TOKENS = 100_000
 KEPT = 4_000
 ROUNDS = 4
-MOST_MS = 120
+MAX_MS = 120
 
 
 class Counter:
@@ -59,7 +59,7 @@ def results() -> list[Source]:
 def main() -> None:
     """Print a line for each carrier."""
     carriers = {"chat": (chat("en"), 0.23), "results": (results(), 0.4), "chinese": (chat("zh"), 0.83)}
-    print(f"{'carrier':10}{'tokens':>8}{'never seen':>12}{'seen':>8}   at most {MOST_MS} never seen")
+    print(f"{'carrier':10}{'tokens':>8}{'never seen':>12}{'seen':>8}   at most {MAX_MS} never seen")
     for name, (sources, rate) in carriers.items():
         fresh, seen = [], []
         for _ in range(ROUNDS):

@@ -1,14 +1,14 @@
 """The pure half of Weir: deciding what a request may carry. Standard library only; no clock, no IO."""
 
-from policies.draft import Known
+from policies.draft import ConversationState
 from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Summarize, Summary
 from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation, PolicyError
-from policies.ledger import Cut, Edit, EditKind, Piece
-from policies.limits import Budget, divide
+from policies.ledger import Cut, Edit, EditKind, PlannedMessage
+from policies.limits import TokenBudget, divide
 from policies.messages import Body, Message, ToolCall, Transcript
 from policies.planner import Action, Decision, plan, trim
 from policies.preparing import is_near, is_soft, prepare
-from policies.pressure import Pressure
+from policies.pressure import WindowPressure
 from policies.recalling import Elsewhere, Pages
 from policies.saving import milestone_of, notes_of, state_of, wants_notes, write_notes
 from policies.settings import ClientEdits, ContextSettings, Mode
@@ -20,10 +20,10 @@ __all__ = [
     "Action",
     "Body",
     "BucketExceeded",
-    "Budget",
     "BudgetUnreachable",
     "ClientEdits",
     "ContextSettings",
+    "ConversationState",
     "Cut",
     "Decision",
     "Done",
@@ -34,20 +34,20 @@ __all__ = [
     "Failed",
     "Flow",
     "InvalidConversation",
-    "Known",
     "Message",
     "Mode",
     "Offload",
     "Pages",
-    "Piece",
+    "PlannedMessage",
     "PolicyError",
-    "Pressure",
     "Reply",
     "Summarize",
     "Summary",
+    "TokenBudget",
     "TokenCounter",
     "ToolCall",
     "Transcript",
+    "WindowPressure",
     "divide",
     "is_near",
     "is_soft",

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from policies.settings import ContextSettings, Shape
+from policies.settings import ContextSettings, ExtractShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Cliff:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class TokenPrices:
     """Price of a token as input, read from the cache, written to it, and as output, in any one unit.
 
     A prefix shorter than ``minimum`` tokens is neither read nor written. ``cliff`` is where a dearer tier begins.
@@ -52,23 +52,23 @@ class Prices:
 OPENAI_CLIFF = Cliff(above=272_000, input=2.0, output=1.5)  # OpenAI's prices for gpt-5.4 to gpt-5.6
 GEMINI_CLIFF = Cliff(above=200_000, input=2.0, output=1.5)  # Google's prices for Gemini Pro
 
-PROVIDERS: Mapping[str, Prices] = MappingProxyType(
+PROVIDERS: Mapping[str, TokenPrices] = MappingProxyType(
     {
         # relative to the provider's own input price, by its page on prompt caching; output as for its usual model
-        "anthropic": Prices(1.0, 0.1, 1.25, 5.0, minimum=1_024),
-        "anthropic-1h": Prices(1.0, 0.1, 2.0, 5.0, minimum=1_024),
-        "openai": Prices(1.0, 0.1, 1.0, 8.0, minimum=1_024),
-        "openai-5.6": Prices(1.0, 0.1, 1.25, 6.0, minimum=1_024, cliff=OPENAI_CLIFF),
-        "openai-4.1": Prices(1.0, 0.25, 1.0, 4.0, minimum=1_024),
-        "openai-4o": Prices(1.0, 0.5, 1.0, 4.0, minimum=1_024),
-        "gemini": Prices(1.0, 0.1, 1.0, 8.0, minimum=2_048, cliff=GEMINI_CLIFF),
-        "deepseek": Prices(1.0, 0.1, 1.0, 1.5, minimum=64),
-        "uncached": Prices(1.0, 1.0, 1.0, 4.0),
+        "anthropic": TokenPrices(1.0, 0.1, 1.25, 5.0, minimum=1_024),
+        "anthropic-1h": TokenPrices(1.0, 0.1, 2.0, 5.0, minimum=1_024),
+        "openai": TokenPrices(1.0, 0.1, 1.0, 8.0, minimum=1_024),
+        "openai-5.6": TokenPrices(1.0, 0.1, 1.25, 6.0, minimum=1_024, cliff=OPENAI_CLIFF),
+        "openai-4.1": TokenPrices(1.0, 0.25, 1.0, 4.0, minimum=1_024),
+        "openai-4o": TokenPrices(1.0, 0.5, 1.0, 4.0, minimum=1_024),
+        "gemini": TokenPrices(1.0, 0.1, 1.0, 8.0, minimum=2_048, cliff=GEMINI_CLIFF),
+        "deepseek": TokenPrices(1.0, 0.1, 1.0, 1.5, minimum=64),
+        "uncached": TokenPrices(1.0, 1.0, 1.0, 4.0),
     }
 )
 
 
-def request_cost(prices: Prices, *, tokens: int, cached: int) -> float:
+def request_cost(prices: TokenPrices, *, tokens: int, cached: int) -> float:
     """What a prompt costs of which ``cached`` leading tokens were sent before: read, the rest written.
 
     Below the provider's minimum nothing is cached, and tokens are plain input.
@@ -79,13 +79,15 @@ def request_cost(prices: Prices, *, tokens: int, cached: int) -> float:
     return (prices.cache_read * read + prices.cache_write * (tokens - read)) * prices.factor(tokens)
 
 
-def batch_cost(prices: Prices, *, target: int, kept: int, summary: int = 0, summarizer: Prices | None = None) -> float:
+def batch_cost(
+    prices: TokenPrices, *, target: int, kept: int, summary: int = 0, summarizer: TokenPrices | None = None
+) -> float:
     """R of the module's formula: what each batch costs whatever its size, at least 0."""
     writing = summarizer.output * summary if summarizer is not None else 0.0
     return max(0.0, (prices.cache_write - prices.cache_read) * (target - kept) + writing)
 
 
-def best_trigger(prices: Prices, *, growth: float, target: int, batch: float) -> int:
+def best_trigger(prices: TokenPrices, *, growth: float, target: int, batch: float) -> int:
     """H* = L + sqrt(2uR/r), rounded: the cheapest trigger for a low water of ``target`` and a batch's cost R.
 
     Where reading is free there is no such optimum: the trigger is as high as it can be, and this raises
@@ -98,7 +100,7 @@ def best_trigger(prices: Prices, *, growth: float, target: int, batch: float) ->
 
 
 ADVISED_FROM = 128_000
-ADVISED = Shape(window=None, trigger=0.40, low_water=0.20, extract=0.08, tail=0.12)
+ADVISED = ExtractShape(window=None, trigger=0.40, low_water=0.20, extract=0.08, tail=0.12)
 """Money first in windows of 128K and more: the lowest trigger at which simulated sessions kept every fact."""
 
 BELOW_CLIFF = 0.95
@@ -115,12 +117,12 @@ class Advice:
     trigger: float
     target: float
     optimum: int | None
-    shape: Shape
+    shape: ExtractShape
     reason: str
 
 
 def advise(
-    prices: Prices, *, growth: float, fixed: int, window: int, usable: int, settings: ContextSettings | None = None
+    prices: TokenPrices, *, growth: float, fixed: int, window: int, usable: int, settings: ContextSettings | None = None
 ) -> Advice:
     """The cheapest trigger that simulation has shown to be safe.
 
@@ -145,7 +147,9 @@ def advise(
         share = BELOW_CLIFF * cliff.above / usable
         reason += f"; above {cliff.above:,} tokens every token of a prompt costs {cliff.input:g} times as much"
     share = round(share, 2)
-    shape = Shape(window=None, trigger=share, low_water=ADVISED.low_water, extract=ADVISED.extract, tail=ADVISED.tail)
+    shape = ExtractShape(
+        window=None, trigger=share, low_water=ADVISED.low_water, extract=ADVISED.extract, tail=ADVISED.tail
+    )
     return Advice(trigger=share, target=shape.low_water, optimum=best, shape=shape, reason=f"{reason}.")
 
 
@@ -153,7 +157,7 @@ def _low_water(fixed: int, usable: int) -> int:
     return fixed + int(ADVISED.low_water * max(0.0, ADVISED.trigger * usable - fixed))
 
 
-def _unchanged(shape: Shape, best: int | None, reason: str) -> Advice:
+def _unchanged(shape: ExtractShape, best: int | None, reason: str) -> Advice:
     return Advice(trigger=shape.trigger, target=shape.low_water, optimum=best, shape=shape, reason=reason)
 
 

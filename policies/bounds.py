@@ -7,11 +7,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from policies.draft import Draft, Known, tokens_kept_verbatim
-from policies.ledger import Piece
-from policies.limits import Budget, first_trigger, ingest_cap_for
+from policies.draft import ConversationState, Draft, tokens_kept_verbatim
+from policies.ledger import PlannedMessage
+from policies.limits import TokenBudget, first_trigger, ingest_cap_for
 from policies.messages import ToolCall, Transcript, count_occurrences
-from policies.settings import ContextSettings, Layer, Shape
+from policies.settings import ContextSettings, ExtractShape, Layer
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 from policies.turns import Protection, Unit, answered_calls, protect, units
@@ -33,9 +33,9 @@ class Bounds:
 
     transcript: Transcript
     settings: ContextSettings
-    budget: Budget
-    shape: Shape
-    known: Known
+    budget: TokenBudget
+    shape: ExtractShape
+    known: ConversationState
     counter: TokenCounter
     steps: tuple[Unit, ...]
     protection: Protection
@@ -49,14 +49,14 @@ class Bounds:
     free_only: bool = False
     readings: Readings | None = None
     warm: bool = False
-    standing: tuple[Piece, ...] = ()
+    standing: tuple[PlannedMessage, ...] = ()
 
     @property
     def target(self) -> int:
         """The total tokens that the layer at work should end at: its own aim, else low water."""
         return self.low_water if self.aim is None else self.aim
 
-    def in_scope(self, draft: Draft, piece: Piece) -> bool:
+    def in_scope(self, draft: Draft, piece: PlannedMessage) -> bool:
         """Whether a piece counts against the bucket that the layer at work is about."""
         scope = self.layer.scope
         if scope == "total":
@@ -108,8 +108,8 @@ def bounds_for(
     transcript: Transcript,
     *,
     settings: ContextSettings,
-    budget: Budget,
-    known: Known,
+    budget: TokenBudget,
+    known: ConversationState,
     counter: TokenCounter,
     ceiling: int | None = None,
     summarizer_input: int | None = None,

@@ -9,8 +9,8 @@ from policies.messages import HASH_SIZE, ToolCall, Transcript, same_call
 
 Counted = tuple[tuple[str, str, int], ...]
 
-LONGEST_KEPT = 512
-MOST_READ = 64
+MAX_KEPT_LEN = 512
+MAX_READ = 64
 
 
 class Run(NamedTuple):
@@ -56,7 +56,7 @@ def results_by_tool(transcript: Transcript, start: int) -> dict[str, tuple[int, 
     Of a longer array the newest 64 messages are read.
     """
     messages, names, found = transcript.messages, dict[str, str](), dict[str, tuple[int, int, int]]()
-    for index in range(max(start, transcript.head, len(messages) - MOST_READ), len(messages)):
+    for index in range(max(start, transcript.head, len(messages) - MAX_READ), len(messages)):
         message = messages[index]
         if message.call_ids:
             names |= {call.id: call.name for call in transcript.read(index).calls}
@@ -92,7 +92,7 @@ def _next(before: Counted, made: tuple[ToolCall, ...]) -> Counted:
 
 
 def _kept(arguments: str) -> str:
-    if len(arguments) <= LONGEST_KEPT:
+    if len(arguments) <= MAX_KEPT_LEN:
         return arguments
     return blake2b(arguments.encode("utf-8", "surrogatepass"), digest_size=HASH_SIZE).hexdigest()
 

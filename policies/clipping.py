@@ -16,8 +16,8 @@ from typing import Literal
 from policies.tokens import TokenCounter
 
 HEAD_SHARE = 0.6
-SMALLEST_KEPT = 16
-SMALLEST_SIDES = 64
+MIN_KEPT = 16
+MIN_SIDES = 64
 TEXT_OF = ".txt"
 
 Method = Literal["middle_out", "head", "tail"]
@@ -33,7 +33,7 @@ def clip_middle(text: str, max_tokens: int, *, counter: TokenCounter, ref: str) 
     if total <= max_tokens:
         return text
     kept = max(0, max_tokens - _note_tokens(total, ref, counter))
-    while kept >= SMALLEST_KEPT:
+    while kept >= MIN_KEPT:
         clipped = _cut(text, kept / total, total - kept, ref)
         size = counter.count(clipped)
         if size <= max_tokens:
@@ -55,7 +55,7 @@ def cap_text(
     total = counter.count(text)
     if total <= max_tokens:
         return text
-    for sides, smallest in ((_SIDES[method], SMALLEST_SIDES), (_beginning, SMALLEST_KEPT)):
+    for sides, smallest in ((_SIDES[method], MIN_SIDES), (_beginning, MIN_KEPT)):
         kept = int(len(text) * max_tokens / total)
         while kept >= smallest:
             head, tail = sides(text, kept)

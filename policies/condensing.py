@@ -1,9 +1,9 @@
 """Putting single messages in shorter words: what the layers that do it have in common.
 
-A layer says which messages (:class:`Job`), in which order, and how short. The jobs are done in that order until the
-draft is at the layer's target, those that a model is asked about side by side. The text is always made from the
-original, never from a shorter wording, so nothing drifts; what does not save a tenth of what stands there now is not
-taken. The archive's key of the original stands behind the text.
+A layer says which messages (:class:`RewriteTask`), in which order, and how short. The tasks are done in that order
+until the draft is at the layer's target, those that a model is asked about side by side. The text is always made from
+the original, never from a shorter wording, so nothing drifts; what does not save a tenth of what stands there now is
+not taken. The archive's key of the original stands behind the text.
 """
 
 import re
@@ -16,15 +16,15 @@ from policies.bounds import Bounds
 from policies.clipping import clip_middle
 from policies.draft import MESSAGE_OVERHEAD, Draft, replace_content
 from policies.effects import Flow, together
-from policies.ledger import CONDENSED, SHORTENED, Condensed, Edit, EditKind, Piece
+from policies.ledger import CONDENSED, SHORTENED, Condensed, Edit, EditKind, PlannedMessage
 from policies.messages import ToolCall
-from policies.summary import Line, condense
+from policies.summary import MaterialLine, condense
 from policies.summary.prompts import REASONS
 from policies.text.gist import clip, shorten
 
-LARGEST_SHARE = 0.9
+MAX_SHARE = 0.9
 """The share of what stands there now from which on a shorter text is not worth it (requirement A0.78; ours)."""
-MOST_ASKED = 32
+MAX_ASKED = 32
 """Questions that one run of a layer asks at most: a request waits for them."""
 MAX_TASK = 400
 """Tokens of what the user said last that go with a reading."""
@@ -42,7 +42,7 @@ _TAIL = re.compile(r"\[weir: (?:summary of|level [123],|[\d,]{1,20} tokens were 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class RewriteTask:
     """One message to be put in shorter words.
 
     Attributes:
@@ -65,13 +65,13 @@ class Job:
     tail: str
     key: str
     prompt: str = ""
-    lines: tuple[Line, ...] = ()
+    lines: tuple[MaterialLine, ...] = ()
     task: str = ""
     asks: bool = True
     hard: bool = False
-    share: float = LARGEST_SHARE
+    share: float = MAX_SHARE
 
-    def without_asking(self) -> "Job":
+    def without_asking(self) -> "RewriteTask":
         """The job as code does it."""
         return replace(self, asks=False)
 
@@ -94,7 +94,9 @@ def largest_input(bounds: Bounds) -> int:
     return bounds.summarizer_input or bounds.budget.hard_limit
 
 
-def condense_each(draft: Draft, bounds: Bounds, jobs: Sequence[Job], *, plain: Callable[[Job], str]) -> Flow[Draft]:
+def condense_each(
+    draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask], *, plain: Callable[[RewriteTask], str]
+) -> Flow[Draft]:
     """The draft with the jobs done in their order until it is at the layer's target.
 
     ``plain`` writes the text where no model is asked or the model gave none, an empty one where it has none that is
@@ -106,7 +108,7 @@ def condense_each(draft: Draft, bounds: Bounds, jobs: Sequence[Job], *, plain: C
     failures: list[str] = []
     while not asking or rounds < MAX_ROUNDS:
         rounds += 1
-        batch, waiting = _enough(draft, bounds, waiting, most=MOST_ASKED - asked if asking else len(waiting))
+        batch, waiting = _enough(draft, bounds, waiting, most=MAX_ASKED - asked if asking else len(waiting))
         if not batch:
             break
         texts = yield from _texts(bounds, batch, plain, asking=asking)
@@ -119,7 +121,9 @@ def condense_each(draft: Draft, bounds: Bounds, jobs: Sequence[Job], *, plain: C
     return draft.because(failures[0]) if failures and draft.tokens > bounds.target else draft
 
 
-def _enough(draft: Draft, bounds: Bounds, waiting: list[Job], *, most: int) -> tuple[list[Job], list[Job]]:
+def _enough(
+    draft: Draft, bounds: Bounds, waiting: list[RewriteTask], *, most: int
+) -> tuple[list[RewriteTask], list[RewriteTask]]:
     """The first jobs that should get the draft to its target, with at most so many questions, and the others."""
     tokens = _tokens(draft)
     excess, left, chosen = draft.tokens - bounds.target, most, 0
@@ -136,7 +140,9 @@ def _tokens(draft: Draft) -> dict[int, int]:
     return {p.index: p.tokens for p in draft.pieces if p.index is not None}
 
 
-def _texts(bounds: Bounds, jobs: Sequence[Job], plain: Callable[[Job], str], *, asking: bool) -> Flow[list[_Text]]:
+def _texts(
+    bounds: Bounds, jobs: Sequence[RewriteTask], plain: Callable[[RewriteTask], str], *, asking: bool
+) -> Flow[list[_Text]]:
     """The text of each job; what several of them ask alike is asked once, and counted with the first of them."""
     first = {job.key: job for job in reversed(jobs)}
     found = yield from together([_write(job, bounds, plain, asking=asking) for job in first.values()])
@@ -144,7 +150,7 @@ def _texts(bounds: Bounds, jobs: Sequence[Job], plain: Callable[[Job], str], *, 
     return [texts[job.key] if job is first[job.key] else texts[job.key]._replace(calls=0) for job in jobs]
 
 
-def _write(job: Job, bounds: Bounds, plain: Callable[[Job], str], *, asking: bool) -> Flow[_Text]:
+def _write(job: RewriteTask, bounds: Bounds, plain: Callable[[RewriteTask], str], *, asking: bool) -> Flow[_Text]:
     """The text of one job without what stands behind it, and the code of why there is none, or none of a model's."""
     if not job.asks or not asking:
         text = plain(job)
@@ -168,7 +174,9 @@ def _write(job: Job, bounds: Bounds, plain: Callable[[Job], str], *, asking: boo
     return _Text(text, written.calls, written.purpose)
 
 
-def _placed(draft: Draft, bounds: Bounds, jobs: Sequence[Job], texts: Sequence[_Text]) -> tuple[Draft, list[str]]:
+def _placed(
+    draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask], texts: Sequence[_Text]
+) -> tuple[Draft, list[str]]:
     """The draft with the texts that are worth it in place, and the codes of why the others are not."""
     pieces = {p.index: p for p in draft.pieces}
     edits: dict[int, Edit] = {}
@@ -184,7 +192,7 @@ def _placed(draft: Draft, bounds: Bounds, jobs: Sequence[Job], texts: Sequence[_
     return draft.with_edits(edits).with_condensed(records), [r.failure for r in records if r.failure]
 
 
-def _record(bounds: Bounds, job: Job, edit: Edit | None, found: _Text) -> Condensed:
+def _record(bounds: Bounds, job: RewriteTask, edit: Edit | None, found: _Text) -> Condensed:
     message = bounds.transcript.messages[job.index]
     return Condensed(
         strategy=str(job.kind),
@@ -206,32 +214,32 @@ def reworded(bounds: Bounds, index: int, text: str, *, kind: EditKind) -> Edit:
     return replace(edit, tokens=max(edit.tokens, beside + counter.count(text)))
 
 
-def is_condensed(piece: Piece) -> bool:
+def is_condensed(piece: PlannedMessage) -> bool:
     """Whether a message stands in shorter words, or what cutting these has left of them."""
     if piece.kind in CONDENSED:
         return True
     return piece.kind in SHORTENED and piece.text is not None and _TAIL.search(piece.text) is not None
 
 
-def is_original(piece: Piece) -> bool:
+def is_original(piece: PlannedMessage) -> bool:
     """Whether a message says what the client sent, or a part of that: a layer may put it in shorter words."""
     return piece.text is None or (piece.kind in SHORTENED and not is_condensed(piece))
 
 
-def reading_of(bounds: Bounds, index: int, call: ToolCall | None, *, kind: EditKind, most: int) -> Job:
+def reading_of(bounds: Bounds, index: int, call: ToolCall | None, *, kind: EditKind, most: int) -> RewriteTask:
     """A result to be read for its task by a model that sees nothing else, in a message of at most ``most`` tokens."""
     message, counter = bounds.transcript.messages[index], bounds.counter
     tail = f"[weir: {message.tokens:,} tokens were read apart for this, archived as {message.ref}]"
     text, task = bounds.transcript.read(index).text, _task(bounds, call)
     asked = blake2b(task.encode(errors="replace"), digest_size=8).hexdigest()
-    return Job(
+    return RewriteTask(
         index=index,
         kind=kind,
         allowed=max(1, most - MESSAGE_OVERHEAD - counter.count(tail) - 1),
         tail=tail,
         key=f"{message.digest.hex()}:{asked}",
         prompt="reading",
-        lines=(Line(f"result of {call.name}" if call else "tool result", text),),
+        lines=(MaterialLine(f"result of {call.name}" if call else "tool result", text),),
         task=task,
         hard=True,
         share=1.0,

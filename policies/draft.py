@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from policies.ledger import ADDING, Condensed, Cut, Edit, EditKind, Piece, Prepared
+from policies.ledger import ADDING, Condensed, Cut, Edit, EditKind, PlannedMessage, Prepared
 from policies.limits import BUCKETS
 from policies.messages import Message, ToolDefinition, Transcript, count_occurrences
 from policies.notes import Note
@@ -33,7 +33,7 @@ class Draft:
     """
 
     transcript: Transcript
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PlannedMessage, ...]
     edits: Mapping[int, Edit] = field(default_factory=dict)
     cut: Cut | None = None
     active_cut: Cut | None = None
@@ -96,14 +96,16 @@ class Draft:
             if i is not None or cut.text
             for piece in (
                 *recalled.get(i, ()),
-                Piece(None, cut.tokens, cut.text) if i is None else pieces.get(i) or Piece(i, messages[i].tokens),
+                PlannedMessage(None, cut.tokens, cut.text)
+                if i is None
+                else pieces.get(i) or PlannedMessage(i, messages[i].tokens),
             )
         )
         alive = set(order)
         edits = {i: e for i, e in self.edits.items() if i in alive}
         return replace(self, pieces=placed, edits=edits, cut=cut, active_cut=cut, checkpoint=checkpoint)
 
-    def _recalled(self) -> dict[int | None, tuple[Piece, ...]]:
+    def _recalled(self) -> dict[int | None, tuple[PlannedMessage, ...]]:
         """What was put in front of messages, by the index of the message that it belongs to."""
         pairs = pairwise(self.pieces)
         return {after.index: (piece,) for piece, after in pairs if piece.kind is EditKind.RECALL}
@@ -117,7 +119,7 @@ class Draft:
             result[self.bucket(piece)] += piece.tokens
         return result
 
-    def bucket(self, piece: Piece) -> str:
+    def bucket(self, piece: PlannedMessage) -> str:
         """The one bucket that a piece belongs to: what a call says is history, what it returns a tool output."""
         if piece.index is None:
             return "memory" if piece.kind is EditKind.RECALL else "summary"
@@ -143,13 +145,13 @@ class Draft:
         return replace(self, reason=reason) if reason else self
 
 
-def _edited(piece: Piece, edits: Mapping[int, Edit]) -> tuple[Piece, ...]:
+def _edited(piece: PlannedMessage, edits: Mapping[int, Edit]) -> tuple[PlannedMessage, ...]:
     edit = edits.get(piece.index) if piece.index is not None else None
     if edit is None or edit.kind is EditKind.PIN:
         return (piece,)
     if edit.kind is EditKind.RECALL:
-        return (Piece(None, edit.tokens, edit.text, edit.kind), piece)
-    return (Piece(piece.index, edit.tokens, edit.text, edit.kind),)
+        return (PlannedMessage(None, edit.tokens, edit.text, edit.kind), piece)
+    return (PlannedMessage(piece.index, edit.tokens, edit.text, edit.kind),)
 
 
 def cut_order(transcript: Transcript, cut: Cut) -> list[int | None]:
@@ -163,7 +165,7 @@ def cut_order(transcript: Transcript, cut: Cut) -> list[int | None]:
 
 def untouched(transcript: Transcript) -> Draft:
     """The client's array as a draft."""
-    return Draft(transcript, tuple(Piece(i, m.tokens) for i, m in enumerate(transcript.messages)))
+    return Draft(transcript, tuple(PlannedMessage(i, m.tokens) for i, m in enumerate(transcript.messages)))
 
 
 MESSAGE_OVERHEAD = 4
@@ -228,7 +230,7 @@ def broken_rules(draft: Draft) -> tuple[str, ...]:
     return tuple(name for name, holds in RULES if holds(before) and not holds(after))
 
 
-def _message(piece: Piece, transcript: Transcript) -> Message | None:
+def _message(piece: PlannedMessage, transcript: Transcript) -> Message | None:
     return None if piece.index is None else transcript.messages[piece.index]
 
 
@@ -238,7 +240,7 @@ REWRITTEN = 4  # clients rewrite, drop or ask again for their last few messages
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ConversationState:
     """What earlier requests of the conversation left: edits by key, cuts oldest first.
 
     ``length`` is the number of messages after the head that an earlier request has sent already. ``prepared`` is a
@@ -259,7 +261,7 @@ class Known:
     version: int = 0
     notes: tuple[Note, ...] = ()
 
-    def at(self, length: int) -> "Known":
+    def at(self, length: int) -> "ConversationState":
         """What was known when the conversation had ``length`` messages after the head, or a few more.
 
         A client that begins anew from an early point is sent what it was sent then, not what was taken out later.
@@ -307,7 +309,7 @@ def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Pr
     return None
 
 
-def replay(transcript: Transcript, known: Known, protection: Protection) -> Draft:
+def replay(transcript: Transcript, known: ConversationState, protection: Protection) -> Draft:
     """The client's array with every known edit and the newest applicable cut applied."""
     if not known.edits and not known.cuts:
         return untouched(transcript)
@@ -321,12 +323,12 @@ def replay(transcript: Transcript, known: Known, protection: Protection) -> Draf
     return draft
 
 
-def _replayed(transcript: Transcript, known: Known, protection: Protection, *, cut: Cut | None) -> Draft:
+def _replayed(transcript: Transcript, known: ConversationState, protection: Protection, *, cut: Cut | None) -> Draft:
     draft = _with_cut(transcript, cut)
     return _without_tools(_with_edits(draft, known.edits, protection), known) if known.edits else draft
 
 
-def _without_tools(draft: Draft, known: Known) -> Draft:
+def _without_tools(draft: Draft, known: ConversationState) -> Draft:
     """The draft without the definitions that were pruned, but with one that is asked for by name."""
     if not draft.transcript.tools or not any(e.kind is EditKind.PRUNE_TOOLS for e in known.edits.values()):
         return draft
@@ -341,7 +343,7 @@ def _with_cut(transcript: Transcript, cut: Cut | None) -> Draft:
     return draft if cut is None else replace(draft.with_cut(cut), cut=None)
 
 
-def tokens_kept_verbatim(transcript: Transcript, known: Known, protection: Protection) -> int:
+def tokens_kept_verbatim(transcript: Transcript, known: ConversationState, protection: Protection) -> int:
     """Uncalibrated tokens of the messages that stay word for word, as known edits have left them."""
     occurrences = transcript.occurrences or count_occurrences(transcript.messages)
     total = 0

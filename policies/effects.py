@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from policies.ledger import Piece
+from policies.ledger import PlannedMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Summarize:
     purpose: str
     schema: Mapping[str, object] = field(default_factory=dict)
     key: str = ""
-    standing: tuple[Piece, ...] = ()
+    standing: tuple[PlannedMessage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ BEFORE_MODEL = "before_model"
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save a checkpoint (JSON text) before a model is asked; the reply is :class:`Saved`."""
+    """Save a checkpoint (JSON text) before a model is asked; the reply is :class:`StateSaved`."""
 
     checkpoint: str
     reason: str
@@ -104,7 +104,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class StateSaved:
     """It is saved as this version."""
 
     version: int
@@ -164,7 +164,7 @@ class Trimmed:
 
 
 Effect = Offload | Save | Summarize | Together | Compare | Embed | Trim
-Reply = Done | Saved | Summary | Answers | Alike | Vectors | Trimmed | Failed
+Reply = Done | StateSaved | Summary | Answers | Alike | Vectors | Trimmed | Failed
 
 T = TypeVar("T")
 Flow = Generator[Effect, Reply, T]

@@ -28,11 +28,11 @@ __all__ = [
     "KEPT",
     "KINDS",
     "RULES",
-    "Alert",
     "Category",
     "Checkup",
     "Episode",
     "Health",
+    "HealthAlert",
     "HealthRules",
     "HealthTrend",
     "Level",
@@ -142,7 +142,7 @@ class Episode(NamedTuple):
     at: float
 
 
-class Alert(NamedTuple):
+class HealthAlert(NamedTuple):
     """An alert that has opened; ``said`` is a sentence for people."""
 
     kind: str
@@ -223,7 +223,7 @@ class Checkup(NamedTuple):
 
     health: Health
     snapshot: Snapshot
-    opened: tuple[Alert, ...] = ()
+    opened: tuple[HealthAlert, ...] = ()
     closed: tuple[Episode, ...] = ()
     is_first: bool = False
     sample: Sample | None = None
@@ -365,11 +365,11 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
     return Checkup(after, _snapshot(after, sample), opened, closed, health is None, sample, rules)
 
 
-def _judge(health: Health, sample: Sample, rules: HealthRules) -> tuple[tuple[Alert, ...], tuple[Episode, ...]]:
+def _judge(health: Health, sample: Sample, rules: HealthRules) -> tuple[tuple[HealthAlert, ...], tuple[Episode, ...]]:
     """The alerts that begin, and the episodes that are open after the request."""
     if not health.episodes and _is_quiet(health, sample, rules):
         return (), ()
-    before, opened, episodes = dict(health.episodes), list[Alert](), list[Episode]()
+    before, opened, episodes = dict(health.episodes), list[HealthAlert](), list[Episode]()
     for rule in RULES:
         finding = rule.holds(health, sample, rules)
         if finding is None:
@@ -378,7 +378,7 @@ def _judge(health: Health, sample: Sample, rules: HealthRules) -> tuple[tuple[Al
         if since is None:
             since = sample.at
             said = rule.said.format(value=finding.value, limit=finding.limit)
-            opened.append(Alert(rule.kind, rule.level, rule.category, since, finding.value, finding.limit, said))
+            opened.append(HealthAlert(rule.kind, rule.level, rule.category, since, finding.value, finding.limit, said))
         episodes.append(Episode(rule.kind, since))
     return tuple(opened), tuple(episodes)
 

@@ -125,7 +125,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PlannedMessage:
     """One message of the planned array.
 
     ``index`` points at the client's message, None for what is Weir's own: a summary, or (of kind ``recall``) what was

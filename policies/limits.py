@@ -8,7 +8,7 @@
     soft_limit: the same                  and   used * (1 + M) + R + H <= W
 
 ``used`` is calibrated: the estimate times the ratio of reported to estimated tokens. Layers work in
-uncalibrated tokens, because that is what a message's count is; :meth:`Budget.room_for` converts.
+uncalibrated tokens, because that is what a message's count is; :meth:`TokenBudget.room_for` converts.
 """
 
 import math
@@ -23,8 +23,8 @@ from policies.settings import Bucket, ContextSettings, Layer, Memory, Param, Zon
 BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
 """Every token of a request is in exactly one of them."""
 RESERVED = ("working", "headroom")
-SMALLEST_RESERVE = 1
-SMALLEST_CAP = 64
+MIN_RESERVE = 1
+MIN_CAP = 64
 BLOAT = 0.30
 BLOAT_OVER_CAP = 1.25
 MATCHED = 1_000
@@ -40,7 +40,7 @@ Source = Literal["model_reported", "client_estimated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class TokenBudget:
     """The division of one request's window, in tokens; ``caps`` by bucket, only of those that have one.
 
     ``reported`` says that the ratio comes from usage that the upstream reported.
@@ -106,13 +106,13 @@ class Budget:
             return self.max_input or self.window
         return self.usable
 
-    def narrowed(self, window: int) -> "Budget":
+    def narrowed(self, window: int) -> "TokenBudget":
         """The same budget in a smaller window: reserve and headroom shrink in proportion."""
         share = window / self.window
         return replace(
             self,
             window=window,
-            reserve=max(SMALLEST_RESERVE, min(self.reserve, math.floor(self.reserve * share))),
+            reserve=max(MIN_RESERVE, min(self.reserve, math.floor(self.reserve * share))),
             headroom=math.floor(self.headroom * share),
             max_input=None if self.max_input is None else min(self.max_input, window),
             caps={name: math.floor(cap * share) for name, cap in self.caps.items()},
@@ -129,7 +129,7 @@ def divide(
     ratio: float = 1.0,
     margin: float | None = None,
     reported: bool = False,
-) -> Budget:
+) -> TokenBudget:
     """The budget of one request.
 
     ``requested`` is the client's ``max_completion_tokens`` or ``max_tokens``; in mode ``request`` the reserve
@@ -148,7 +148,7 @@ def divide(
         reserve = min(stated, quarter, max_output or stated)
     else:
         reserve = max(floor, own_reserve)
-    return Budget(
+    return TokenBudget(
         window=window,
         reserve=min(reserve, max(1, window - 1)),
         headroom=scaled(settings.headroom, window, scale),
@@ -239,19 +239,19 @@ def charged(buckets: Mapping[str, int], rules: Mapping[str, Bucket]) -> Mapping[
     return result
 
 
-def is_over(name: str, tokens: int, budget: Budget) -> bool:
+def is_over(name: str, tokens: int, budget: TokenBudget) -> bool:
     """Whether a bucket of so many calibrated tokens is above its cap; an exact fit is not."""
     cap = budget.caps.get(name)
     return cap is not None and tokens > cap
 
 
-def is_soft(name: str, tokens: int, rules: Mapping[str, Bucket], budget: Budget) -> bool:
+def is_soft(name: str, tokens: int, rules: Mapping[str, Bucket], budget: TokenBudget) -> bool:
     """Whether a bucket of so many calibrated tokens has reached the share of its cap that warns."""
     cap = budget.caps.get(name)
     return cap is not None and tokens >= math.ceil(round(rules[name].soft * cap, 6))
 
 
-def bloat_limit(budget: Budget, least: float = BLOAT) -> float:
+def bloat_limit(budget: TokenBudget, least: float = BLOAT) -> float:
     """The share of a request that tool results may take before an operator hears of it: ``least``, or 1.25 times the
     share that the policy gives them where that is more."""
     cap = budget.caps.get("tool_outputs", 0)
@@ -288,7 +288,7 @@ def _acting(action: str, bucket: str) -> tuple[str, Mapping[str, Param]]:
     return ("drop_oldest", {}) if bucket == "history" else ("evict", {"scorer": "fifo"})
 
 
-def first_trigger(settings: ContextSettings, budget: Budget) -> int:
+def first_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
     """The most tokens of a request at which no layer about the whole of it is due, those that always are aside."""
     limit = budget.soft_limit
     for layer in settings.layers:
@@ -297,7 +297,7 @@ def first_trigger(settings: ContextSettings, budget: Budget) -> int:
     return limit
 
 
-def limit_for(layer: Layer, settings: ContextSettings, budget: Budget) -> int:
+def limit_for(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> int:
     """The most tokens in the layer's scope at which it is not due; -1 for one that always is."""
     if layer.at == 0:
         return NEVER
@@ -309,13 +309,13 @@ def limit_for(layer: Layer, settings: ContextSettings, budget: Budget) -> int:
     return min(budget.soft_limit, _below(layer.at, budget.base(settings), budget))
 
 
-def shape_trigger(settings: ContextSettings, budget: Budget) -> int:
+def shape_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
     """Where a batch starts: the shape's share of U, or of the provider's input limit where that is smaller."""
     usable = budget.usable if budget.max_input is None else min(budget.usable, budget.max_input)
     return min(budget.room_for(settings.shape_for(budget.window).trigger * usable), budget.soft_limit)
 
 
-def target_for(layer: Layer, settings: ContextSettings, budget: Budget, *, low_water: int) -> int:
+def target_for(layer: Layer, settings: ContextSettings, budget: TokenBudget, *, low_water: int) -> int:
     """The tokens in the layer's scope at which its work ends."""
     if layer.scope == "total":
         if layer.stop_at is not None:
@@ -330,19 +330,19 @@ def target_for(layer: Layer, settings: ContextSettings, budget: Budget, *, low_w
     return budget.room_for(share * cap)
 
 
-def _below(at: float | None, base: int, budget: Budget) -> int:
+def _below(at: float | None, base: int, budget: TokenBudget) -> int:
     """The most uncalibrated tokens under the share ``at`` of ``base``; under or at it for 1 and for None."""
     if at is None or at >= 1:
         return budget.room_for(base)
     return budget.room_for(math.ceil(round(at * base, 6)) - 1)
 
 
-def ingest_cap_for(settings: ContextSettings, budget: Budget) -> int:
+def ingest_cap_for(settings: ContextSettings, budget: TokenBudget) -> int:
     """The largest tool result in uncalibrated tokens: the policy's cap, its share of U, the cap of its bucket."""
     share = int(settings.ingest.share * budget.room_for(budget.usable))
     bucket = budget.caps.get("tool_outputs")
     caps: list[int] = [share, settings.ingest.cap, *(() if bucket is None else (budget.room_for(bucket),))]
-    return max(SMALLEST_CAP, min(caps))
+    return max(MIN_CAP, min(caps))
 
 
 def zones_for(settings: ContextSettings, window: int) -> Zones:
@@ -373,7 +373,7 @@ class Limits:
     """
 
     settings: ContextSettings
-    budget: Budget
+    budget: TokenBudget
     zones: Zones
     base: int
     red: int
@@ -393,7 +393,7 @@ class Limits:
         return not any(buckets.get(name, 0) > cap for name, cap in self.refused)
 
 
-def limits_for(settings: ContextSettings, budget: Budget) -> Limits:
+def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
     """The limits of every request that has this policy and this budget."""
     scoped = ((layer.scope, limit_for(layer, settings, budget)) for layer in layers_of(settings))
     zones, base = zones_for(settings, budget.window), budget.base(settings)

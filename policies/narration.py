@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from policies.bounds import Bounds
 from policies.effects import Flow
-from policies.ledger import Cut, Piece
+from policies.ledger import Cut, PlannedMessage
 from policies.sources import lines_of, sources_of
 from policies.summary import Proposal, condense
 
@@ -107,7 +107,7 @@ def origin_of(told: Told, *, earlier: Cut | None) -> str:
     return earlier.origin if earlier is not None and earlier.narrative == told.text else "previous+extract"
 
 
-def _standing(bounds: Bounds, gone: Sequence[int], *, fresh: int) -> tuple[Piece, ...]:
+def _standing(bounds: Bounds, gone: Sequence[int], *, fresh: int) -> tuple[PlannedMessage, ...]:
     """The array that the question is put behind; empty where asking elsewhere costs less, or there is no room."""
     settings, budget = bounds.settings, bounds.budget
     if settings.summarizer != "same" or not settings.summaries.in_place or not bounds.warm:

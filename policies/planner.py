@@ -14,13 +14,13 @@ from enum import StrEnum
 
 from policies.bounds import Bounds, bounds_for
 from policies.checkpoint import Checkpoint
-from policies.draft import Draft, Known, broken_rules, replay, untouched
+from policies.draft import ConversationState, Draft, broken_rules, replay, untouched
 from policies.effects import Flow, Offload
 from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation
-from policies.ledger import WINDOWS, Condensed, Cut, Edit, Piece
+from policies.ledger import WINDOWS, Condensed, Cut, Edit, PlannedMessage
 from policies.limits import (
-    Budget,
     Limits,
+    TokenBudget,
     charged,
     find_memory,
     ingest_cap_for,
@@ -36,10 +36,10 @@ from policies.pressure import (
     UNKNOWN,
     Event,
     Growth,
-    Pressure,
     PressureReading,
-    Seen,
+    PressureReport,
     Trend,
+    WindowPressure,
     conclude,
     is_urgent,
     measure,
@@ -63,10 +63,10 @@ from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 from policies.turns import parse_turn_boundaries, protect, units
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 HARDER_SHARE = 0.25
-LEAST_EARLY = 0.05
-LEAST_STUCK = 0.20
+MIN_EARLY = 0.05
+MIN_STUCK = 0.20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class LayerReport:
 
 
 @dataclass(slots=True)
-class Work:
+class PlanWork:
     """A draft as layer after layer leaves it, and what each did."""
 
     draft: Draft
@@ -149,12 +149,12 @@ class Decision:
     """
 
     action: Action
-    pieces: tuple[Piece, ...] | None
+    pieces: tuple[PlannedMessage, ...] | None
     before: int
     after: int
     limit: int
     raw_after: int
-    pressure: Pressure
+    pressure: WindowPressure
     buckets: dict[str, int]
     applied: dict[str, int]
     edits: tuple[Edit, ...] = ()
@@ -179,8 +179,8 @@ def plan(
     transcript: Transcript,
     *,
     settings: ContextSettings,
-    budget: Budget,
-    known: Known,
+    budget: TokenBudget,
+    known: ConversationState,
     counter: TokenCounter,
     trend: Trend = UNKNOWN,
     at: float | None = None,
@@ -223,7 +223,7 @@ def plan(
         summarizer_input=summarizer_input,
         readings=readings,
     )
-    work = Work(replay(bounds.transcript, known, bounds.protection))
+    work = PlanWork(replay(bounds.transcript, known, bounds.protection))
     # the provider may still have the conversation's prefix in its cache
     warm = trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
     bounds = replace(bounds, standing=work.draft.pieces, warm=warm)
@@ -251,9 +251,9 @@ def plan(
     return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
 
 
-def trim(transcript: Transcript, *, settings: ContextSettings, budget: Budget, counter: TokenCounter) -> Decision:
+def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudget, counter: TokenCounter) -> Decision:
     """The request with its oldest units dropped until it fits: what is done when planning itself failed."""
-    bounds = bounds_for(transcript, settings=settings, budget=budget, known=Known(), counter=counter)
+    bounds = bounds_for(transcript, settings=settings, budget=budget, known=ConversationState(), counter=counter)
     draft = untouched(bounds.transcript)
     if not bounds.soft_fits(draft.tokens):
         draft = DropOldest().apply(draft, replace(bounds, aim=bounds.budget.soft_limit))
@@ -283,7 +283,7 @@ def _passed(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decisio
     )
 
 
-def _candidates(seen: Seen, transcript: Transcript, draft: Draft | None) -> Iterator[Event]:
+def _candidates(seen: PressureReport, transcript: Transcript, draft: Draft | None) -> Iterator[Event]:
     """What eviction would begin with, told once when the zone changes: nothing is changed yet (requirements A0.10).
 
     ``draft`` is what is forwarded, None where that is what came.
@@ -294,7 +294,7 @@ def _candidates(seen: Seen, transcript: Transcript, draft: Draft | None) -> Iter
     guarded = protect(messages, units(messages, transcript.head)).all
     stands = range(len(messages)) if draft is None else [p.index for p in draft.pieces if p.text is None]
     found = [(i, messages[i]) for i in stands if i is not None and messages[i].is_result and i not in guarded]
-    largest = sorted(found, key=lambda each: -each[1].tokens)[:MOST_NAMED]
+    largest = sorted(found, key=lambda each: -each[1].tokens)[:MAX_NAMED]
     yield Event(
         "eviction_candidates",
         {
@@ -305,7 +305,7 @@ def _candidates(seen: Seen, transcript: Transcript, draft: Draft | None) -> Iter
     )
 
 
-def _run_asked(work: Work, bounds: Bounds) -> Flow[None]:
+def _run_asked(work: PlanWork, bounds: Bounds) -> Flow[None]:
     """Put what another conversation left in front of this one, or summarise it because an operator asked."""
     if bounds.known.resumed is not None and not bounds.known.cuts:
         resumed = resume(work.draft, bounds)
@@ -314,14 +314,14 @@ def _run_asked(work: Work, bounds: Bounds) -> Flow[None]:
         yield from run_wanted(work, bounds)
 
 
-def _is_wanted(settings: ContextSettings, known: Known) -> bool:
+def _is_wanted(settings: ContextSettings, known: ConversationState) -> bool:
     """Whether the history is to be summarised whatever its size."""
     if known.wanted is not None:
         return True
     return known.prepared is not None and any(layer.params.get("prepared") is True for layer in settings.layers)
 
 
-def _may_edit(transcript: Transcript, grown: Growth, edits: ClientEdits | None, budget: Budget) -> bool:
+def _may_edit(transcript: Transcript, grown: Growth, edits: ClientEdits | None, budget: TokenBudget) -> bool:
     """Whether what the client asks to have taken out of a request may be due in it."""
     if edits is None:
         return False
@@ -487,7 +487,7 @@ def is_due(draft: Draft, bounds: Bounds) -> bool:
     return any(inside.get(layer.scope, 0) > _limit(layer, bounds) for layer in scoped)
 
 
-def run_layers(work: Work, bounds: Bounds) -> Flow[None]:
+def run_layers(work: PlanWork, bounds: Bounds) -> Flow[None]:
     """Do the work of every layer that is needed."""
     fired = work.draft.tokens > bounds.trigger * bounds.early
     if fired:
@@ -546,7 +546,7 @@ def _aim(layer: Layer, draft: Draft, bounds: Bounds, *, fired: bool) -> int | No
     return tokens - max(inside - end, tokens - allowed, 0)
 
 
-def run_wanted(work: Work, bounds: Bounds) -> Flow[None]:
+def run_wanted(work: PlanWork, bounds: Bounds) -> Flow[None]:
     """Have the history summarised whatever its size.
 
     An operator asked for it, or what was prepared after an answer is to be used as soon as it is there.
@@ -557,7 +557,7 @@ def run_wanted(work: Work, bounds: Bounds) -> Flow[None]:
     work.take(layer, done, kept=done.tokens < work.draft.tokens)
 
 
-def run_client_edits(work: Work, bounds: Bounds, edits: ClientEdits) -> Flow[None]:
+def run_client_edits(work: PlanWork, bounds: Bounds, edits: ClientEdits) -> Flow[None]:
     """Take out what the request's own client asked to have taken out of it."""
     if edits.thinking is not None:
         done = Reasoning(ttl=edits.thinking).apply(work.draft, bounds)
@@ -568,7 +568,7 @@ def run_client_edits(work: Work, bounds: Bounds, edits: ClientEdits) -> Flow[Non
         yield from run_wanted(work, bounds)
 
 
-def run_rungs(work: Work, bounds: Bounds) -> Flow[None]:
+def run_rungs(work: PlanWork, bounds: Bounds) -> Flow[None]:
     """Take as many rungs as it takes to get under the hard limit."""
     target, compacts = bounds.hard_limit, bounds.settings.compaction == "proxy"
     at_target = replace(bounds, aim=target)
@@ -607,8 +607,8 @@ def _least_savings(layer: Layer, bounds: Bounds, *, fits: bool, reached: bool) -
     """
     least = layer.min_savings
     if least is None:
-        least = LEAST_EARLY if fits and (layer.at or bounds.early < 1) else 0
+        least = MIN_EARLY if fits and (layer.at or bounds.early < 1) else 0
         if least and layer.scope != "total" and not reached:
-            least = LEAST_STUCK
+            least = MIN_STUCK
     whole = bounds.budget.window if layer.scope == "total" else bounds.budget.caps.get(layer.scope, 0)
     return amount(least, whole) / bounds.budget.ratio

@@ -9,20 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from policies.bounds import NO_LAYER, Bounds, bounds_for
-from policies.draft import Draft, Known, replay
+from policies.draft import ConversationState, Draft, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply
 from policies.ledger import Prepared
-from policies.limits import Budget, charged, layers_of, limit_for
+from policies.limits import TokenBudget, charged, layers_of, limit_for
 from policies.messages import Transcript
 from policies.narration import may_ask, tell, told_before
-from policies.planner import LayerReport, Work, run_layers
+from policies.planner import LayerReport, PlanWork, run_layers
 from policies.pressure import UNKNOWN, Trend
 from policies.settings import ContextSettings, Layer
 from policies.strategies import STRATEGIES, Compact
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 
-LEAST_NEW = 0.5
+MIN_NEW = 0.5
 """What was prepared is prepared anew once it lacks this share of what a batch would summarise anew."""
 SOON = 3
 """Requests before a batch from which on it is prepared: what it will do is not known long before."""
@@ -33,8 +33,8 @@ def prepare(
     transcript: Transcript,
     *,
     settings: ContextSettings,
-    budget: Budget,
-    known: Known,
+    budget: TokenBudget,
+    known: ConversationState,
     counter: TokenCounter,
     summarizer_input: int | None = None,
     readings: Readings | None = None,
@@ -63,7 +63,7 @@ def prepare(
             return None
         early, compacts = batch
         if not compacts:  # what it asks is asked now: the answers are kept by what they are about
-            yield from run_layers(Work(draft), replace(bounds, early=early))
+            yield from run_layers(PlanWork(draft), replace(bounds, early=early))
             return None
     start = Compact.of(layer.params).tail_start(draft, bounds)
     head = transcript.head
@@ -71,7 +71,7 @@ def prepare(
     before = told_before(bounds, most=start - head)
     settled = told_before(replace(bounds, known=replace(known, prepared=None)), most=start - head).covers
     new, whole = (_tokens_from(transcript, gone, covers) for covers in (before.covers, settled))
-    if not new or not may_ask(bounds) or (before.origin == "prepared" and new < LEAST_NEW * whole):
+    if not new or not may_ask(bounds) or (before.origin == "prepared" and new < MIN_NEW * whole):
         return None
     told = yield from tell(bounds, gone, before=before, key=transcript.chain[start - head - 1].hex())
     if told.origin != "model":
@@ -119,7 +119,7 @@ def _next_batch(draft: Draft, bounds: Bounds) -> tuple[float, bool] | None:
 def _tried(draft: Draft, bounds: Bounds) -> tuple[LayerReport, ...]:
     """What the layers do where no model answers; what they save may be little now, and more when they are due."""
     layers = tuple(replace(layer, min_savings=0) for layer in bounds.settings.layers)
-    work = Work(draft)
+    work = PlanWork(draft)
     flow = run_layers(work, replace(bounds, settings=replace(bounds.settings, layers=layers)))
     reply: Reply | None = None
     try:
@@ -140,8 +140,8 @@ def is_soft(
     length: int,
     *,
     settings: ContextSettings,
-    budget: Budget,
-    known: Known,
+    budget: TokenBudget,
+    known: ConversationState,
     buckets: Mapping[str, int] | None = None,
     trend: Trend = UNKNOWN,
 ) -> bool:
@@ -178,7 +178,7 @@ def _growth(trend: Trend, scope: str) -> float:
     return max(sum(deltas) / len(deltas), deltas[-1]) if deltas else math.inf
 
 
-def is_near(tokens: int, *, share: float, settings: ContextSettings, budget: Budget) -> bool:
+def is_near(tokens: int, *, share: float, settings: ContextSettings, budget: TokenBudget) -> bool:
     """Whether a request of so many uncalibrated tokens has this share of what makes the policy summarise."""
     layer = compaction_layer(settings)
     if layer is None:

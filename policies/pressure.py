@@ -192,7 +192,7 @@ def _next(burn: Burn, tokens: int, newest: int) -> Burn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pressure:
+class WindowPressure:
     """Forwarded tokens over the policy's base.
 
     ``status`` is healthy, preparing (yellow), active (orange or above, or acted on this request) or emergency (only
@@ -260,12 +260,12 @@ def lift(zone: str, tokens: int, soft: int | None) -> tuple[str, bool]:
 
 def read_pressure(
     used: int, base: int, zones: Zones, *, fits: bool, acted: bool = False, emergency: bool = False
-) -> Pressure:
+) -> WindowPressure:
     """The pressure of ``used`` tokens over ``base`` tokens."""
     level = used / base
     zone = zone_of(level, zones, fits=fits)
     status = "emergency" if emergency or not fits else "active" if acted else STATUSES.get(zone, "active")
-    return Pressure(level=level, zone=zone, status=status)
+    return WindowPressure(level=level, zone=zone, status=status)
 
 
 def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
@@ -432,10 +432,10 @@ class Growth(NamedTuple):
     cold: bool = False
 
 
-class Seen(NamedTuple):
+class PressureReport(NamedTuple):
     """What is reported of a request when it is decided."""
 
-    pressure: Pressure
+    pressure: WindowPressure
     reading: PressureReading
     trend: Trend
     events: tuple[Event, ...]
@@ -490,7 +490,7 @@ def conclude(
     buckets: Mapping[str, int],
     acted: bool = False,
     emergency: bool = False,
-) -> Seen:
+) -> PressureReport:
     """What is reported of a request forwarded with so many uncalibrated ``tokens``; ``buckets`` are calibrated."""
     used = grown.raw if tokens == grown.tokens else limits.budget.estimate(tokens)
     fits = tokens <= limits.fits
@@ -498,7 +498,7 @@ def conclude(
     zone, rot_guard = lift(pressure.zone, used, limits.settings.rot_soft_tokens)
     if zone != pressure.zone:
         status = "preparing" if pressure.status == "healthy" else pressure.status
-        pressure = Pressure(level=pressure.level, zone=zone, status=status)
+        pressure = WindowPressure(level=pressure.level, zone=zone, status=status)
     trend = grown.trend.in_zone(zone)
     reading = read_on(limits, trend, used)
     events: tuple[Event, ...] = ()
@@ -506,7 +506,7 @@ def conclude(
     quiet = fits and calm and not (rot_guard or reading.spike or limits.budget.caps)
     if not quiet:
         events = tuple(_events(grown, reading, limits=limits, tokens=tokens, buckets=buckets, acted=acted))
-    return Seen(pressure, reading, trend, events)
+    return PressureReport(pressure, reading, trend, events)
 
 
 def _events(

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from policies.bounds import Bounds
 from policies.checkpoint import Checkpoint, InvalidCheckpoint, Status
-from policies.draft import Known
+from policies.draft import ConversationState
 from policies.effects import Flow
 from policies.messages import Transcript
 from policies.notes import Note, flaw, is_due, notes_in, read_notes, render_notes
@@ -22,7 +22,7 @@ from policies.text.segments import Readings, Source
 from policies.tokens import TokenCounter
 from policies.turns import answered_calls, first_user, units
 
-LONGEST_LIST = 12
+MAX_LIST_LEN = 12
 STEPS_BETWEEN = 10
 """Steps between two times that a model takes notes."""
 NOTES_AT_ONCE = 600
@@ -30,7 +30,7 @@ IDENTIFIERS_OF = 400
 """The tokens of an extract whose identifiers a saved state lists as shown."""
 
 
-def previous_state(known: Known) -> Checkpoint | None:
+def previous_state(known: ConversationState) -> Checkpoint | None:
     """The newest state that was saved, or the one of another conversation that this one goes on from."""
     for text in (known.checkpoint, known.resumed):
         if text:
@@ -61,7 +61,7 @@ def standing_lists(state: Checkpoint, bounds: Bounds, *, most: int, visible: Seq
         f"- {'doing' if s.status is Status.IN_PROGRESS else 'TODO'}: {s.text}"
         for s in (*state.with_status(Status.IN_PROGRESS), *state.with_status(Status.PLANNED))
         if s.text not in shown
-    ][:LONGEST_LIST]
+    ][:MAX_LIST_LEN]
     text = ""
     for line in ("Left to do:", *tasks) if tasks else ():
         grown = f"{text}\n{line}" if text else line
@@ -78,7 +78,7 @@ def state_of(
     transcript: Transcript,
     *,
     settings: ContextSettings,
-    known: Known,
+    known: ConversationState,
     counter: TokenCounter,
     readings: Readings | None = None,
 ) -> Checkpoint:
@@ -92,7 +92,7 @@ def state_of(
     return replace(state, identifiers=made.identifiers, narrative=told, version=known.next_version)
 
 
-def milestone_of(transcript: Transcript, *, settings: ContextSettings, known: Known) -> str | None:
+def milestone_of(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> str | None:
     """The milestone that the messages hold which no earlier request has sent; None for none."""
     fresh = _sources(transcript, since=known.length)
     if not fresh:
@@ -117,12 +117,12 @@ def _sources(transcript: Transcript, *, since: int) -> list[Source]:
     return sources_of(transcript, indices, calls)
 
 
-def notes_of(transcript: Transcript, *, settings: ContextSettings, known: Known) -> tuple[Note, ...]:
+def notes_of(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> tuple[Note, ...]:
     """The notes in the messages that no earlier request has sent: of note-taking tools, and in fenced blocks."""
     return notes_in(_sources(transcript, since=known.length), settings.notes)
 
 
-def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: Known) -> bool:
+def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> bool:
     """Whether the conversation is long enough for notes by a model, and has grown enough since the last ones."""
     if settings.summarizer is None:
         return False
@@ -134,7 +134,7 @@ def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: Kno
 
 
 def write_notes(
-    transcript: Transcript, *, known: Known, counter: TokenCounter, max_input: int
+    transcript: Transcript, *, known: ConversationState, counter: TokenCounter, max_input: int
 ) -> Flow[tuple[Note, ...]]:
     """Notes that a model takes on the newest steps; those that say nothing on their own are left out."""
     steps = units(transcript.messages, transcript.head)[-STEPS_BETWEEN:]

@@ -49,7 +49,7 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ExtractShape:
     """Where a batch starts and where it ends in a window of ``window`` tokens (None: in any, or far above the others).
 
     ``trigger`` is a share of U = W - R - H. ``low_water``, ``extract``, ``tail`` and ``note`` are shares of
@@ -65,24 +65,24 @@ class Shape:
     note: float = 0.04
     extract_max: int = 64_000
 
-    def toward(self, other: "Shape", share: float) -> "Shape":
+    def toward(self, other: "ExtractShape", share: float) -> "ExtractShape":
         """The shape that lies so far on the way to another one."""
         mixed = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("trigger", "low_water", "extract", "tail", "note", "extract_max"):
             here, there = getattr(self, name), getattr(other, name)
             mixed[name] = type(here)(here + share * (there - here))
-        return Shape(**mixed)
+        return ExtractShape(**mixed)
 
 
 FAR = 4
 
-BALANCED_SHAPES: tuple[Shape, ...] = (
-    Shape(window=2_048, trigger=1.0, low_water=1.0, extract=1.0, tail=0.06, note=0.0),
-    Shape(window=4_096, trigger=0.97, low_water=0.77, extract=0.67, tail=0.18, note=0.0),
-    Shape(window=8_192, trigger=0.97, low_water=0.49, extract=0.43, tail=0.12),
-    Shape(window=32_768, trigger=0.92, low_water=0.42, extract=0.36, tail=0.14),
-    Shape(window=120_000, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16),
-    Shape(window=None, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16),
+BALANCED_SHAPES: tuple[ExtractShape, ...] = (
+    ExtractShape(window=2_048, trigger=1.0, low_water=1.0, extract=1.0, tail=0.06, note=0.0),
+    ExtractShape(window=4_096, trigger=0.97, low_water=0.77, extract=0.67, tail=0.18, note=0.0),
+    ExtractShape(window=8_192, trigger=0.97, low_water=0.49, extract=0.43, tail=0.12),
+    ExtractShape(window=32_768, trigger=0.92, low_water=0.42, extract=0.36, tail=0.14),
+    ExtractShape(window=120_000, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16),
+    ExtractShape(window=None, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16),
 )
 
 
@@ -408,7 +408,7 @@ class ContextSettings:
     enforce: Literal["global", "bucket", "observe"] = "global"
     when_full: Literal["manage", "reject"] = "manage"
     buckets: Mapping[str, Bucket] = field(default_factory=dict)
-    shapes: tuple[Shape, ...] = BALANCED_SHAPES
+    shapes: tuple[ExtractShape, ...] = BALANCED_SHAPES
     layers: tuple[Layer, ...] = BALANCED_LAYERS
     ingest: Ingest = Ingest()
     memory: Memory = Memory()
@@ -436,7 +436,7 @@ class ContextSettings:
         """Whether what is planned is only written down."""
         return self.mode is Mode.OBSERVE or self.enforce == "observe" or self.compaction == "provider"
 
-    def shape_for(self, window: int) -> Shape:
+    def shape_for(self, window: int) -> ExtractShape:
         """The shape for a window of ``window`` tokens: between two shapes, in proportion to the window's logarithm.
 
         So a little more window never means another policy. Below the first shape and above the last these hold; one

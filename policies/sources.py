@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from policies.messages import ToolCall, Transcript
-from policies.summary import Line
+from policies.summary import MaterialLine
 from policies.text.segments import Source
 
 
@@ -28,14 +28,14 @@ def sources_of(transcript: Transcript, indices: Sequence[int], calls: Mapping[in
     return found
 
 
-def lines_of(sources: Sequence[Source]) -> list[Line]:
+def lines_of(sources: Sequence[Source]) -> list[MaterialLine]:
     """What was said, each line with its origin: what a summariser reads."""
-    lines: list[Line] = []
+    lines: list[MaterialLine] = []
     for source in sources:
         if source.is_result:
-            lines.append(Line(f"result of {source.tool}" if source.tool else "tool result", source.text))
+            lines.append(MaterialLine(f"result of {source.tool}" if source.tool else "tool result", source.text))
             continue
         if source.text.strip():
-            lines.append(Line(source.role, source.text))
-        lines += [Line(f"{source.role} calls {call.name}", call.arguments) for call in source.calls]
+            lines.append(MaterialLine(source.role, source.text))
+        lines += [MaterialLine(f"{source.role} calls {call.name}", call.arguments) for call in source.calls]
     return lines

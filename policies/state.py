@@ -18,7 +18,7 @@ from policies.summary import Proposal
 from policies.text.extract import Item, candidates, choose, link
 from policies.text.gist import key_argument, shorten
 from policies.text.literals import literals, normal
-from policies.text.segments import Reading, Readings, Segment, Source, clipped, is_question, parse, terms_of
+from policies.text.segments import Readings, Segment, Source, TextReading, clipped, is_question, parse, terms_of
 
 __all__ = ["known_until", "merge_states", "milestone", "read_state"]
 
@@ -256,9 +256,9 @@ def _tokens(text: str) -> int:
     return 1 + len(text.encode(errors="replace")) // BYTES_PER_TOKEN
 
 
-def _undivided(source: Source) -> Reading:
+def _undivided(source: Source) -> TextReading:
     """A sentence that is known already, which its neighbours no longer divide."""
-    made = Reading(source)
+    made = TextReading(source)
     made.segments = [Segment(source.text, terms_of(source.text))]
     return made
 

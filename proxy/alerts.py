@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from policies.health import Alert
+from policies.health import HealthAlert
 from proxy.config import AlertSettings
 from proxy.errors import ProxyError
 from proxy.store.records import ExchangeRow
@@ -43,7 +43,7 @@ ENCODED = "whsec_"
 class Notice:
     """One alert, and whose it is; ``tenant`` is the hash of the key, ``request`` the id of the one it began with."""
 
-    alert: Alert
+    alert: HealthAlert
     tenant: str
     conversation: str
     policy: str

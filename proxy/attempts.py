@@ -10,9 +10,9 @@ from proxy.access.destination import Destination
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
 from proxy.heard import capture_stream
 from proxy.outcome import Outcome, address_of, provider_of
-from proxy.planning import Planned
+from proxy.planning import PlannedRequest
 from proxy.record import count_call
-from proxy.relay import IN_THE_MIDDLE, MOST_WHOLE, Opening, Received, is_readable, is_stream, open_stream
+from proxy.relay import IN_THE_MIDDLE, MAX_WHOLE, Opening, UpstreamResponse, is_readable, is_stream, open_stream
 from proxy.runtime import Runtime
 from proxy.tap import error_code, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, AnySpan
@@ -30,7 +30,7 @@ from proxy.upstream.overflow import (
 )
 from proxy.wire.chat import ChatRequest, with_fields
 
-SMALLEST_OUTPUT = 16
+MIN_OUTPUT = 16
 CLAMP_MARGIN = 8
 DROPPED = frozenset({b"accept-encoding"})
 DROPPED_WITH_CONTEXT = DROPPED | CONTEXT_HEADERS
@@ -53,7 +53,7 @@ class Attempts:
     made: int = 0
     room: int | None = None
 
-    async def make(self, body: bytes, planned: Planned) -> tuple[Received, Verdict]:
+    async def make(self, body: bytes, planned: PlannedRequest) -> tuple[UpstreamResponse, Verdict]:
         """Send ``body`` as one more attempt: the answer, and what it says about size."""
         outcome = self.outcome
         self.made += 1
@@ -101,12 +101,12 @@ class Attempts:
             asked["output_type"] = kind
         return asked
 
-    async def _look(self, answer: Answer, planned: Planned, span: AnySpan) -> tuple[Received, Verdict]:
+    async def _look(self, answer: Answer, planned: PlannedRequest, span: AnySpan) -> tuple[UpstreamResponse, Verdict]:
         """Read as much of an answer as tells whether it is an overflow, before anything goes to the client."""
         if is_stream(answer) and answer.status < 400:
             chunks = capture_stream(answer.chunks(), span) if span.captures else answer.chunks()
             if self.policy is None:
-                return Received(answer, chunks=chunks), NONE
+                return UpstreamResponse(answer, chunks=chunks), NONE
             try:
                 opening = await open_stream(chunks, begun=self.outcome.begin_stream)
             except StreamBroken as error:
@@ -121,9 +121,9 @@ class Attempts:
                 if not opening.tap.seen.ends:
                     raise UpstreamEmpty("The upstream ended its stream without an answer.")
                 raise UpstreamUnreachable(IN_THE_MIDDLE)
-            return Received(answer, chunks=chunks, opening=opening), verdict
+            return UpstreamResponse(answer, chunks=chunks, opening=opening), verdict
         try:
-            body = await answer.read(MOST_WHOLE)
+            body = await answer.read(MAX_WHOLE)
         except StreamBroken as error:
             answer.close()
             raise UpstreamUnreachable(str(error)) from None
@@ -139,14 +139,14 @@ class Attempts:
         if seen is not None:
             span.said_whole(body)
         if seen is not None and seen.said:
-            return Received(answer, body=body, seen=seen), NONE
+            return UpstreamResponse(answer, body=body, seen=seen), NONE
         window = planned.belief.budget.window if planned.belief is not None else None
         verdict = classify(answer.status, body, window=window)
         if seen is not None and verdict.kind is not Kind.CONTEXT:
             verdict = NONE  # an answer that was only cut short
-        return Received(answer, body=body, seen=seen), verdict
+        return UpstreamResponse(answer, body=body, seen=seen), verdict
 
-    def _of_opening(self, opening: Opening, planned: Planned) -> Verdict:
+    def _of_opening(self, opening: Opening, planned: PlannedRequest) -> Verdict:
         """What the beginning of a stream says: an error, or that the window was full before a word of the answer."""
         if opening.error is not None:
             return classify_event(opening.error)
@@ -162,7 +162,7 @@ class Attempts:
         )
         return verdict if verdict.kind is Kind.CONTEXT else NONE
 
-    def within_window(self, planned: Planned) -> bytes:
+    def within_window(self, planned: PlannedRequest) -> bytes:
         """The planned body, asking for no more than fits where the upstream is known to refuse more than that."""
         belief, decision = planned.belief, planned.decision
         if self.policy is None or self.policy.observes or belief is None or decision is None:
@@ -182,14 +182,14 @@ class Attempts:
     def _asking_for(self, body: bytes, room: int | None) -> bytes | None:
         """The body with the client's ``max_tokens`` cut to ``room``; None if there is nothing to cut or no room."""
         asked = self.request.max_tokens
-        if room is None or asked is None or room >= asked or room < min(SMALLEST_OUTPUT, asked):
+        if room is None or asked is None or room >= asked or room < min(MIN_OUTPUT, asked):
             return None
         name = "max_completion_tokens" if "max_completion_tokens" in self.request.fields else "max_tokens"
         self.outcome.clamped, self.room = True, room
         return with_fields(body, **{name: room})
 
 
-def learn_from_error(runtime: Runtime, verdict: Verdict, planned: Planned) -> None:
+def learn_from_error(runtime: Runtime, verdict: Verdict, planned: PlannedRequest) -> None:
     """Remember the limit and the count that an upstream put into its error."""
     belief, windows = planned.belief, runtime.windows
     if belief is None:
@@ -220,6 +220,6 @@ def learn_from_answer(runtime: Runtime, outcome: Outcome) -> None:
         runtime.planner.transcripts.learn_files(job.request, tenant=job.tenant, tokens=beyond)
 
 
-def _calibrate(runtime: Runtime, planned: Planned, reported: int) -> None:
+def _calibrate(runtime: Runtime, planned: PlannedRequest, reported: int) -> None:
     if planned.belief is not None and planned.sent is not None and not planned.has_media:
         runtime.windows.calibrate(planned.belief.counted, estimated=planned.sent, reported=reported)

@@ -18,14 +18,14 @@ from typing import Literal
 import xxhash
 
 from policies import EditKind
-from policies.advise import Prices
+from policies.advise import TokenPrices
 from policies.messages import count_occurrences
 from proxy.conversation import Prefix
 from proxy.effects.evictions import CUT
 from proxy.models import ModelFacts
-from proxy.planning import Planned
+from proxy.planning import PlannedRequest
 from proxy.prices import price_list
-from proxy.tap import Usage
+from proxy.tap import ReportedUsage
 from proxy.wire.chat import TOOL_FIELDS, ChatRequest
 
 Cause = Literal["none", "client", "proxy"]
@@ -78,7 +78,14 @@ def shown(detail: Mapping[str, object]) -> dict[str, object]:
 
 
 def follow(
-    planned: Planned, request: ChatRequest, usage: Usage | None, *, ttl: float, at: float, carried_out: bool, ok: bool
+    planned: PlannedRequest,
+    request: ChatRequest,
+    usage: ReportedUsage | None,
+    *,
+    ttl: float,
+    at: float,
+    carried_out: bool,
+    ok: bool,
 ) -> CacheUse:
     """What the cache made of a request that went up, which the next one of the conversation will be compared with.
 
@@ -111,7 +118,7 @@ def follow(
     )
 
 
-def _prefix(planned: Planned, request: ChatRequest, usage: Usage | None) -> Prefix:
+def _prefix(planned: PlannedRequest, request: ChatRequest, usage: ReportedUsage | None) -> Prefix:
     assert planned.reading is not None  # noqa: S101 - whoever was recognised was read
     transcript = planned.reading.transcript
     tools = [request.fields[name] for name in TOOLS_AND_SCHEMA if name in request.fields]
@@ -125,14 +132,14 @@ def _prefix(planned: Planned, request: ChatRequest, usage: Usage | None) -> Pref
     )
 
 
-def hit_ratio(usage: Usage | None) -> float | None:
+def hit_ratio(usage: ReportedUsage | None) -> float | None:
     """Cached tokens over all of the prompt's, at most 1; None where the upstream did not report both."""
     if usage is None or usage.cached is None or not usage.prompt or usage.prompt < 0:
         return None
     return min(1.0, max(0, usage.cached) / usage.prompt)
 
 
-def _cause(planned: Planned, before: Prefix | None, now: Prefix, *, touched: bool) -> Cause:
+def _cause(planned: PlannedRequest, before: Prefix | None, now: Prefix, *, touched: bool) -> Cause:
     if touched or (before is not None and before.is_stale):
         return "proxy"
     if before is None:
@@ -142,7 +149,7 @@ def _cause(planned: Planned, before: Prefix | None, now: Prefix, *, touched: boo
     return "none" if _goes_on(planned, before) else "client"
 
 
-def _goes_on(planned: Planned, before: Prefix) -> bool:
+def _goes_on(planned: PlannedRequest, before: Prefix) -> bool:
     """Whether the messages are those of the request before and new ones, or the first of what was sent earlier."""
     assert planned.recognised is not None  # noqa: S101 - follow() looked
     assert planned.reading is not None  # noqa: S101
@@ -152,7 +159,7 @@ def _goes_on(planned: Planned, before: Prefix) -> bool:
     return before.length == 0 or chain[before.length - 1] == before.end
 
 
-def _touches_what_was_sent(planned: Planned) -> bool:
+def _touches_what_was_sent(planned: PlannedRequest) -> bool:
     """Whether this request's batch, or one before it that the upstream refused, changed what was sent before."""
     decision, reading, recognised = planned.decision, planned.reading, planned.recognised
     if reading is None or recognised is None or not recognised.length:
@@ -167,30 +174,30 @@ def _touches_what_was_sent(planned: Planned) -> bool:
     return any(row.kind in WHOLE or (row.digest, row.occurrence) in places for row in planned.evictions)
 
 
-def _is_cold(planned: Planned, *, ttl: float, at: float) -> bool:
+def _is_cold(planned: PlannedRequest, *, ttl: float, at: float) -> bool:
     """Whether the conversation's last request came longer than ``ttl`` seconds before this one."""
     last = planned.trend.at
     mine = planned.decision.trend.at if planned.decision is not None else None
     return last is not None and (at if mine is None else mine) - last > ttl
 
 
-def _removed(planned: Planned) -> int:
+def _removed(planned: PlannedRequest) -> int:
     """Calibrated tokens by which the planned request is shorter than the client's."""
     decision = planned.decision
     return max(0, decision.before - decision.after) if decision is not None else 0
 
 
 @lru_cache(maxsize=1024)
-def prices_of(model: str, facts: ModelFacts) -> Prices | None:
+def prices_of(model: str, facts: ModelFacts) -> TokenPrices | None:
     """The model's prices in US dollars a token; a cached one is a tenth where nobody says, None without any price."""
     if facts.input_price is None:
         return None
     listed = price_list(None, model=model, facts=facts).prices
     read = facts.cache_read_price if facts.cache_read_price is not None else CACHED_PRICE * facts.input_price
-    return Prices(listed.input, read, listed.cache_write, listed.output, cliff=listed.cliff)
+    return TokenPrices(listed.input, read, listed.cache_write, listed.output, cliff=listed.cliff)
 
 
-def cost_of(prices: Prices, usage: Usage) -> float:
+def cost_of(prices: TokenPrices, usage: ReportedUsage) -> float:
     """US dollars of a request as it was reported; what was written to the cache has a price of its own."""
     prompt, cached, written = usage.prompt or 0, usage.cached or 0, usage.written or 0
     plain = max(0, prompt - cached - written)
@@ -198,14 +205,14 @@ def cost_of(prices: Prices, usage: Usage) -> float:
     return _tiered(prices, prompt, read, usage.completion or 0)
 
 
-def _cost_unmanaged(prices: Prices, usage: Usage, *, removed: int, share: float) -> float:
+def _cost_unmanaged(prices: TokenPrices, usage: ReportedUsage, *, removed: int, share: float) -> float:
     """US dollars of the same request with ``removed`` tokens more, a ``share`` of it all cached."""
     prompt = (usage.prompt or 0) + removed
     read = prompt * (prices.input * (1 - share) + prices.cache_read * share)
     return _tiered(prices, prompt, read, usage.completion or 0)
 
 
-def _tiered(prices: Prices, prompt: int, read: float, answer: int) -> float:
+def _tiered(prices: TokenPrices, prompt: int, read: float, answer: int) -> float:
     """The prompt's cost and its answer's, both in the dearer tier where the prompt is that long."""
     cliff = prices.cliff
     if cliff is None or prompt <= cliff.above:

@@ -15,10 +15,10 @@ from proxy.errors import (
     InvalidRequest,
 )
 from proxy.outcome import Outcome, evicted_count
-from proxy.planning import Job, Planned
+from proxy.planning import PlannedRequest, PlanRequest
 from proxy.recall.rounds import Rounds
 from proxy.recalling import Recalling
-from proxy.relay import Received
+from proxy.relay import UpstreamResponse
 from proxy.replies import Replies, summarizer_input
 from proxy.runtime import Runtime
 from proxy.stages import stage_of, strategy_of
@@ -28,7 +28,7 @@ from proxy.wire.chat import ChatRequest, without_field
 from proxy.wire.knobs import EDITS, client_edits, wants_no_editing
 from proxy.wire.names import MEMORY_HEADER, PARENT_HEADER, RESUME_HEADER, conversation_in, name_from
 
-MOST_RETRIES = 2
+MAX_RETRIES = 2
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Call:
     destination: Destination
     headers: Sequence[tuple[bytes, bytes]]
     outcome: Outcome
-    job: Job | None = None
+    job: PlanRequest | None = None
     recalling: Recalling | None = None
     body: bytes = b""
 
@@ -49,7 +49,7 @@ class Call:
         """Who asks."""
         return self.destination.caller
 
-    async def plan(self) -> Planned:
+    async def plan(self) -> PlannedRequest:
         """What goes up; the client's own bytes for a policy or a request that is not managed."""
         runtime, request, caller = self.runtime, self.request, self.caller
         settings = self._settings()
@@ -60,7 +60,7 @@ class Call:
             )
             runtime.hooks.turn_start(turn)
         if settings.mode is Mode.OFF or not request.messages or wants_no_editing(request.fields):
-            return Planned(request.body)
+            return PlannedRequest(request.body)
         if (tag := conversation_in(self.headers, MEMORY_HEADER)) is not None:
             settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
         edits = client_edits(request.fields)
@@ -74,7 +74,7 @@ class Call:
         patience = Patience(settings.summaries.wait)
         replies = Replies(runtime, request, caller, settings, self.outcome.trace, pruned, patience)
         self.outcome.spent = lambda: replies.spent
-        self.job = Job(
+        self.job = PlanRequest(
             request=request,
             tenant=caller.tenant,
             name=name_from(self.headers, request.fields, baggage=runtime.config.telemetry.read_baggage),
@@ -101,7 +101,7 @@ class Call:
             id=self.outcome.id,
         )
         self.outcome.job = self.job
-        begun = Planned(request.body)
+        begun = PlannedRequest(request.body)
         with self.outcome.trace.plan() as span:
             try:
                 planned = await runtime.planner.first(self.job, begun)
@@ -138,7 +138,7 @@ class Call:
             known = ", ".join(sorted(config.policies))
             raise InvalidRequest(f"There is no policy {name[:80]!r}; there are: {known}.") from None
 
-    async def send(self, planned: Planned) -> Received:
+    async def send(self, planned: PlannedRequest) -> UpstreamResponse:
         """The answer to relay. Asks again with less, at most twice, where the upstream says that it does not fit."""
         policy = None if self.job is None else self.job.settings
         attempts = Attempts(self.runtime, self.request, self.destination, self.headers, self.outcome, policy)
@@ -156,7 +156,7 @@ class Call:
                 return received
             self.outcome.overflows += 1
             learn_from_error(self.runtime, verdict, planned)
-            if retries == MOST_RETRIES:
+            if retries == MAX_RETRIES:
                 return received
             if (clamped := attempts.clamped(body, verdict)) is not None:
                 body = clamped
@@ -172,7 +172,7 @@ class Call:
         """The rounds of recall that may follow the answer; None where the request did not carry the tool."""
         return None if self.recalling is None else self.recalling.rounds(self.body)
 
-    async def _smaller(self, job: Job, planned: Planned, *, attempt: int) -> Planned | None:
+    async def _smaller(self, job: PlanRequest, planned: PlannedRequest, *, attempt: int) -> PlannedRequest | None:
         """The plan to try next, None if nothing smaller can be made."""
         with self.outcome.trace.plan() as span:
             smaller = await self.runtime.planner.harder(job, planned, attempt=attempt)
@@ -182,7 +182,7 @@ class Call:
                     self.recalling.consider(smaller)
         return smaller
 
-    def _note_plan(self, span: AnySpan, planned: Planned) -> None:
+    def _note_plan(self, span: AnySpan, planned: PlannedRequest) -> None:
         decision, belief = planned.decision, planned.belief
         if span is NULL_SPAN or decision is None or belief is None:
             return
@@ -215,7 +215,7 @@ class Call:
             before_percent=round(100 * decision.before / base, 1),
         )
 
-    def _tell_results(self, planned: Planned) -> None:
+    def _tell_results(self, planned: PlannedRequest) -> None:
         """Tell the hooks which tool results are new, and whether the request does not fit."""
         turn, hooks = self.outcome.turn, self.runtime.hooks
         if turn is None or planned.reading is None or planned.recognised is None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TypeVar
 
-from policies import Cut, Edit, EditKind, Known, Message, Transcript
+from policies import ConversationState, Cut, Edit, EditKind, Message, Transcript
 from policies.ledger import Prepared
 from policies.messages import HASH_SIZE, extend_chain
 from policies.notes import Note
@@ -33,10 +33,10 @@ log = logging.getLogger("weir.conversation")
 
 UNKNOWN = Trend()
 REWRITTEN_END = 4  # aider's two messages about files, its rules behind the newest message, and that message
-MOST_ENDS = 400_000
-MOST_BRANCHES = 20_000
-MOST_REMOVED = 10_000
-MOST_ANSWERS = 8
+MAX_ENDS = 400_000
+MAX_BRANCHES = 20_000
+MAX_REMOVED = 10_000
+MAX_ANSWERS = 8
 NEAR = 32
 """How far from its end a request's chain is looked for behind the doors of the store."""
 RESUME, NAME, ANSWER = "resume", "name", "answer"
@@ -83,11 +83,11 @@ class Thread:
     """
 
     branch: Branch
-    known: Known
+    known: ConversationState
     parent: str | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     trend: Trend = UNKNOWN
-    shadow: Known | None = None
+    shadow: ConversationState | None = None
     evicted: dict[bytes, str] = field(default_factory=dict)
     prefix: Prefix | None = None
     has_notes: bool = False
@@ -117,7 +117,7 @@ class Thread:
             return tuple(links)
         return tuple(_behind(door, link) for link in links for door in self.doors)
 
-    def ledger(self, *, observed: bool) -> Known:
+    def ledger(self, *, observed: bool) -> ConversationState:
         """What a plan starts from: what is known, or for an observed one what would be."""
         return self.shadow if observed and self.shadow is not None else self.known
 
@@ -178,7 +178,7 @@ class Thread:
 
 
 @dataclass(frozen=True, slots=True)
-class Recognised:
+class Recognized:
     """The thread that a request belongs to, how many of its messages an earlier one has sent, and behind which door it
     was found, None for in the open."""
 
@@ -195,10 +195,10 @@ class Recognised:
         """Whether the thread is resumed already, and nothing has come after this chain."""
         return self.is_resumed and self.thread.branch.longest <= len(chain)
 
-    def known(self, *, observed: bool = False) -> Known:
+    def known(self, *, observed: bool = False) -> ConversationState:
         """What to replay on this request; for an observed one what would be replayed."""
         known = self.thread.ledger(observed=observed)
-        return Known(
+        return ConversationState(
             known.edits,
             known.cuts,
             self.length,
@@ -214,7 +214,7 @@ class Recognised:
 
 def thread_from(branch: Branch) -> Thread:
     """A thread of a branch that was read from the store."""
-    known = Known(
+    known = ConversationState(
         edits={e.key: e for e in branch.edits},
         cuts=branch.cuts,
         prepared=branch.prepared,
@@ -252,7 +252,7 @@ class Conversations:
         *,
         name: str | None,
         resumes: str | None = None,
-    ) -> Recognised:
+    ) -> Recognized:
         """The thread that ``chain`` continues, or a new one, which goes on from the conversation that it ``resumes``.
 
         Raises StoreError only if nothing was found in memory.
@@ -303,7 +303,7 @@ class Conversations:
             self._ends[end] = (thread.branch.branch, True)
         return found_by
 
-    def begin(self, tenant: str, chain: Sequence[bytes], *, name: str | None) -> Recognised:
+    def begin(self, tenant: str, chain: Sequence[bytes], *, name: str | None) -> Recognized:
         """A new thread, known to memory only for now."""
         conversation = self._names.get((tenant, name)) if name else None
         recognised = _new_thread(tenant, conversation, name)
@@ -317,7 +317,7 @@ class Conversations:
 
     async def announce(
         self,
-        recognised: Recognised,
+        recognised: Recognized,
         transcript: Transcript,
         *,
         request: str,
@@ -390,7 +390,7 @@ class Conversations:
         """Have a removed message come back and stay; False if none has that ref. Raises StoreError."""
         store = self._store
         branch_id = await store.newest_branch(conversation)
-        if branch_id is None or all(row.ref != ref for row in await store.removed(conversation, limit=MOST_REMOVED)):
+        if branch_id is None or all(row.ref != ref for row in await store.removed(conversation, limit=MAX_REMOVED)):
             return False
         branch = await store.branch(conversation.tenant, branch_id)
         if branch is None:
@@ -460,7 +460,7 @@ class Conversations:
 
     def _in_memory(
         self, chain: Sequence[bytes], messages: Sequence[Message], door: Door | None = None
-    ) -> Recognised | None:
+    ) -> Recognized | None:
         """The thread of the longest prefix that a request ended at, or came near to before a user message that is
         another one now: clients rewrite the newest user message from turn to turn."""
         head = len(messages) - len(chain)
@@ -471,7 +471,7 @@ class Conversations:
                 continue
             if is_end or (length < len(chain) and messages[head + length].role == "user"):
                 self._threads.move_to_end(branch)
-                return Recognised(self._threads[branch], length, door)
+                return Recognized(self._threads[branch], length, door)
         return None
 
     def _behind_doors(
@@ -479,8 +479,8 @@ class Conversations:
         doors: Sequence[Door],
         chain: Sequence[bytes],
         messages: Sequence[Message],
-        found: Recognised | None,
-    ) -> Recognised | None:
+        found: Recognized | None,
+    ) -> Recognized | None:
         """The resumed thread that a request goes on with rather than with what was ``found`` in the open."""
         behind = (self._in_memory(chain, messages, door) for door in doors)
         return next((mine for mine in behind if mine is not None and _goes_as_far(mine, found)), None)
@@ -491,9 +491,9 @@ class Conversations:
         doors: Sequence[Door],
         chain: Sequence[bytes],
         opening: int,
-        found: Recognised | None,
-        mine: Recognised | None,
-    ) -> Recognised | None:
+        found: Recognized | None,
+        mine: Recognized | None,
+    ) -> Recognized | None:
         """The same of what is stored, if it knows more.
 
         A store of one process does not know every answer in the open: it is not asked where one may have been shared.
@@ -512,7 +512,7 @@ class Conversations:
                 return stored if stored is mine else replace(stored, door=door)
         return mine
 
-    async def _resume(self, tenant: str, name: str | None, resumes: str) -> Recognised | None:
+    async def _resume(self, tenant: str, name: str | None, resumes: str) -> Recognized | None:
         """A new thread that goes on from the newest checkpoint of the conversation it ``resumes``, if it has one."""
         try:
             found = await self._store.latest_checkpoint(tenant, resumes)
@@ -525,7 +525,7 @@ class Conversations:
         begun.thread.known = replace(begun.thread.known, resumed=found[1].body)
         return begun
 
-    async def _in_store(self, tenant: str, chain: Sequence[bytes], found: Recognised | None) -> Recognised | None:
+    async def _in_store(self, tenant: str, chain: Sequence[bytes], found: Recognized | None) -> Recognized | None:
         try:
             branch = await self._store.find(tenant, chain)
             if self._shared and found is not None and await self._is_deleted(found.thread, branch):
@@ -538,9 +538,9 @@ class Conversations:
             return found
         thread = self._threads.get(branch.branch)
         if thread is None:
-            return Recognised(thread_from(branch), branch.length)
+            return Recognized(thread_from(branch), branch.length)
         thread.catch_up(branch)
-        return Recognised(thread, branch.length)
+        return Recognized(thread, branch.length)
 
     async def _is_deleted(self, thread: Thread, instead: Branch | None) -> bool:
         """Whether another process has deleted the conversation, for which the store knows another or none."""
@@ -553,10 +553,10 @@ class Conversations:
         self._names.pop((own.tenant, own.name), None)
         return True
 
-    async def _begin(self, tenant: str, name: str | None) -> Recognised:
+    async def _begin(self, tenant: str, name: str | None) -> Recognized:
         return _new_thread(tenant, await self._conversation_named(tenant, name) if name else None, name)
 
-    async def _continue(self, found: Recognised, chain: Sequence[bytes], opening: int, name: str | None) -> Recognised:
+    async def _continue(self, found: Recognized, chain: Sequence[bytes], opening: int, name: str | None) -> Recognized:
         thread, length = found.thread, found.length
         more = thread.branch.longest - length if length < len(chain) else 0
         two_answers = found.is_resumed and length <= opening + 1  # of two that resumed alike each has its own
@@ -565,7 +565,7 @@ class Conversations:
         asked_for = found.door is not None and found.door[0] == RESUME
         if length <= opening and more > 0 and not asked_for:
             begun = await self._begin(thread.branch.tenant, name)
-            return Recognised(begun.thread, 0)
+            return Recognized(begun.thread, 0)
         if not diverges and not renamed:
             return found
         if renamed and not diverges and thread.branch.name == thread.branch.conversation:
@@ -574,7 +574,7 @@ class Conversations:
             return found
         return await self._fork(thread, chain, length, name if renamed else None)
 
-    async def _fork(self, thread: Thread, chain: Sequence[bytes], length: int, name: str | None) -> Recognised:
+    async def _fork(self, thread: Thread, chain: Sequence[bytes], length: int, name: str | None) -> Recognized:
         """A new branch that shares the past: edits by message, cuts whose prefix is in this chain."""
         conversation = thread.branch.conversation
         if name is not None:
@@ -596,9 +596,9 @@ class Conversations:
         forked = Thread(branch, known, parent=thread.branch.branch, trend=thread.trend, evicted=dict(thread.evicted))
         forked.prefix, forked.doors = thread.prefix, thread.doors
         forked.shadow = None if thread.shadow is None else _inherited(thread.shadow, chain, length)
-        return Recognised(forked, length)
+        return Recognized(forked, length)
 
-    async def _store_fork(self, parent: Branch, branch: Branch, known: Known) -> Branch:
+    async def _store_fork(self, parent: Branch, branch: Branch, known: ConversationState) -> Branch:
         """The branch as stored; as it is in memory where the store cannot be written."""
         try:
             stored = await self._store.fork(
@@ -641,9 +641,9 @@ class Conversations:
             if line:
                 self._ends[line[-1]] = (branch.branch, True)
                 self._ends.move_to_end(line[-1])
-        _bound(self._ends, MOST_ENDS)
-        _bound(self._threads, MOST_BRANCHES)
-        _bound(self._names, MOST_BRANCHES)
+        _bound(self._ends, MAX_ENDS)
+        _bound(self._threads, MAX_BRANCHES)
+        _bound(self._names, MAX_BRANCHES)
 
 
 def _opening(chain: Sequence[bytes], messages: Sequence[Message]) -> int:
@@ -665,18 +665,18 @@ def _doors(chain: Sequence[bytes], opening: int, name: str | None, resumes: str 
 
 
 def _tried(
-    doors: Sequence[Door], chain: Sequence[bytes], opening: int, found: Recognised | None, name: str | None
+    doors: Sequence[Door], chain: Sequence[bytes], opening: int, found: Recognized | None, name: str | None
 ) -> list[Door]:
     """The doors that a request may go through."""
     return [door for door in doors if _may_try(door, chain, opening, found, name)]
 
 
-def _goes_as_far(mine: Recognised, found: Recognised | None) -> bool:
+def _goes_as_far(mine: Recognized, found: Recognized | None) -> bool:
     """Whether no more of the request is known in the open than behind a door."""
     return found is None or mine.length >= found.length
 
 
-def _may_try(door: Door, chain: Sequence[bytes], opening: int, found: Recognised | None, name: str | None) -> bool:
+def _may_try(door: Door, chain: Sequence[bytes], opening: int, found: Recognized | None, name: str | None) -> bool:
     """Whether a request may go through a door where a conversation was ``found`` in the open.
 
     An opening alone gets what was resumed only if it asks for it. A name is worth more than a conversation of another
@@ -695,7 +695,7 @@ def _known_doors(doors: Sequence[Door]) -> tuple[Door, ...]:
     """Each door once; of those of answers the newest few."""
     once = list(dict.fromkeys(doors))
     answers = [door for door in once if door[0] == ANSWER]
-    return (*(door for door in once if door[0] != ANSWER), *answers[-MOST_ANSWERS:])
+    return (*(door for door in once if door[0] != ANSWER), *answers[-MAX_ANSWERS:])
 
 
 def _behind(door: Door, link: bytes) -> bytes:
@@ -703,17 +703,17 @@ def _behind(door: Door, link: bytes) -> bytes:
     return blake2b(link + repr(door).encode(), digest_size=HASH_SIZE).digest()
 
 
-def _merged(known: Known, edits: Sequence[Edit], cut: Cut | None) -> Known:
+def _merged(known: ConversationState, edits: Sequence[Edit], cut: Cut | None) -> ConversationState:
     """A ledger with one more batch of edits in it."""
     cuts = known.cuts if cut is None else (*known.cuts, cut)
     return replace(known, edits=dict(known.edits) | {e.key: e for e in edits}, cuts=cuts)
 
 
-def _inherited(known: Known, chain: Sequence[bytes], length: int) -> Known:
+def _inherited(known: ConversationState, chain: Sequence[bytes], length: int) -> ConversationState:
     """What a fork takes over that shares ``length`` messages: every edit, and the cuts whose prefix it shares."""
     cuts = tuple(c for c in known.cuts if c.covers <= len(chain) and chain[c.covers - 1] == c.prefix)
     same = known.checkpoint is not None and known.checkpoint_length <= length
-    return Known(
+    return ConversationState(
         edits=known.edits,
         cuts=cuts,
         prepared=known.prepared,
@@ -724,7 +724,7 @@ def _inherited(known: Known, chain: Sequence[bytes], length: int) -> Known:
     )
 
 
-def _new_thread(tenant: str, conversation: str | None, name: str | None) -> Recognised:
+def _new_thread(tenant: str, conversation: str | None, name: str | None) -> Recognized:
     unique = secrets.token_hex(10)
     conversation = conversation or f"conv-{unique}"
     branch = Branch(
@@ -734,7 +734,7 @@ def _new_thread(tenant: str, conversation: str | None, name: str | None) -> Reco
         branch=f"br-{unique}",
         version=0,
     )
-    return Recognised(Thread(branch, Known()), 0)
+    return Recognized(Thread(branch, ConversationState()), 0)
 
 
 def _bound(kept: OrderedDict[K, V], most: int) -> None:

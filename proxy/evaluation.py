@@ -16,12 +16,12 @@ from policies import Decision
 from policies.fidelity import (
     ANSWER,
     JUDGE,
+    AnswerVerdict,
     Contexts,
     Coverage,
     Dimension,
     Fidelity,
     Terms,
-    Verdict,
     contexts_of,
     coverage_of,
     evaluate,
@@ -30,16 +30,16 @@ from policies.fidelity import (
 from proxy.effects.background import Background
 from proxy.effects.perform import drive, step
 from proxy.models import ModelLimits
-from proxy.planning import Job, Paid, Planned
+from proxy.planning import Paid, PlannedRequest, PlanRequest
 from proxy.store import Store, StoreError
 from proxy.telemetry import Trace, names
-from proxy.transcripts import Reading
+from proxy.transcripts import RequestTranscript
 from proxy.write_behind import WriteBehindQueue
 
 log = logging.getLogger("weir.evaluation")
 
 AT_ONCE = 1
-MOST_WAITING = 8
+MAX_WAITING = 8
 PROMPTS_USED = {"prompts": {prompt.purpose: prompt.digest for prompt in (ANSWER, JUDGE)}}
 """Which wording a score came from."""
 SUMMARISING = frozenset({"compact", "rollover"})
@@ -62,9 +62,9 @@ class _Work:
     """One summary that is to be measured."""
 
     request: str
-    job: Job
+    job: PlanRequest
     ask: Paid
-    reading: Reading
+    reading: RequestTranscript
     belief: ModelLimits
     decision: Decision
     tenant: str
@@ -90,10 +90,10 @@ class OnlineEvaluation:
         self._clock = clock
         self._store = store
         self._settler = settler
-        self._background = Background("weir-evaluate", most=MOST_WAITING, at_once=AT_ONCE)
+        self._background = Background("weir-evaluate", most=MAX_WAITING, at_once=AT_ONCE)
         self.scores: dict[tuple[str, ...], float] = {}
 
-    def after(self, request: str, job: Job, planned: Planned, trace: Trace) -> None:
+    def after(self, request: str, job: PlanRequest, planned: PlannedRequest, trace: Trace) -> None:
         """Look at a request that was answered; nothing happens where it made no summary or is not sampled."""
         decision, branch = planned.decision, planned.branch
         if decision is None or decision.cut is None or not decision.is_new or job.settings.observes or branch is None:
@@ -177,9 +177,9 @@ def facts_of(
     """An evaluation as plain data; a score is null where nothing was judged or nothing was wanted."""
     return {
         **_scores(fidelity),
-        "consistent": fidelity.count(Verdict.YES),
-        "inconsistent": fidelity.count(Verdict.NO),
-        "unknown": fidelity.count(Verdict.UNKNOWN),
+        "consistent": fidelity.count(AnswerVerdict.YES),
+        "inconsistent": fidelity.count(AnswerVerdict.NO),
+        "unknown": fidelity.count(AnswerVerdict.UNKNOWN),
         "unknown_because": fidelity.unknown,
         "failure": fidelity.failure or None,
         "coverage": coverage.score,
@@ -199,8 +199,8 @@ def _attributes(fidelity: Fidelity, coverage: Coverage, ratio: float | None) -> 
     return {
         names.FIDELITY_SCORE: fidelity.score(),
         **{_ATTRIBUTES[dimension]: fidelity.score(dimension) for dimension in Dimension},
-        names.FIDELITY_JUDGED: fidelity.count(Verdict.YES) + fidelity.count(Verdict.NO),
-        names.FIDELITY_UNKNOWN: fidelity.count(Verdict.UNKNOWN),
+        names.FIDELITY_JUDGED: fidelity.count(AnswerVerdict.YES) + fidelity.count(AnswerVerdict.NO),
+        names.FIDELITY_UNKNOWN: fidelity.count(AnswerVerdict.UNKNOWN),
         names.COVERAGE_SCORE: coverage.score,
         names.FIDELITY_RATIO: ratio,
     }

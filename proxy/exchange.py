@@ -32,11 +32,11 @@ from proxy.errors import (
 from proxy.heard import Listener
 from proxy.intake import ClientGone, Receive, read_held, while_connected
 from proxy.outcome import Outcome
-from proxy.planning import Planned
+from proxy.planning import PlannedRequest
 from proxy.recall.rounds import Rounds, follow_whole
 from proxy.recall.streaming import Relaying
 from proxy.recalling import Recalling
-from proxy.relay import Cut, Received, Send, is_readable, relay_stream, relay_whole
+from proxy.relay import Send, StreamCut, UpstreamResponse, is_readable, relay_stream, relay_whole
 from proxy.runtime import Runtime
 from proxy.settlement import listened, record_exchange
 from proxy.tap import Tap
@@ -143,7 +143,7 @@ class Exchange:
             error = ShuttingDown("The proxy is stopping; please send the request again.")
             outcome.refused(error)
             await self._refuse(error, outcome)
-        except Cut:
+        except StreamCut:
             outcome.error = "stream_broken"
         except ProxyError as error:
             outcome.refused(error)
@@ -186,17 +186,17 @@ class Exchange:
         finally:
             metrics.streams -= is_stream
 
-    async def _announce(self, planned: Planned, outcome: Outcome) -> None:
+    async def _announce(self, planned: PlannedRequest, outcome: Outcome) -> None:
         """Have other processes know the conversation by the answer that its client is about to have."""
         model = outcome.request.model if outcome.request is not None else ""
         if answers := listened(self.runtime, planned, outcome):
             await self.runtime.planner.announce(planned, request=self.id, model=model, answers=answers)
 
-    async def _recall(self, received: Received, rounds: Rounds, recalling: Recalling, outcome: Outcome) -> None:
+    async def _recall(self, received: UpstreamResponse, rounds: Rounds, recalling: Recalling, outcome: Outcome) -> None:
         """Relay an answer whose calls of the recall tool Weir answers itself."""
         self.answer = received.answer
 
-        async def ask(body: bytes) -> tuple[Received, Verdict]:
+        async def ask(body: bytes) -> tuple[UpstreamResponse, Verdict]:
             self.asking = asyncio.current_task()
             try:
                 found = await recalling.again(body)
@@ -231,11 +231,11 @@ class Exchange:
                 learn_from_answer(self.runtime, outcome)
         await self._relay(received, outcome)
 
-    def _stream_headers(self, received: Received, outcome: Outcome) -> list[tuple[bytes, bytes]]:
+    def _stream_headers(self, received: UpstreamResponse, outcome: Outcome) -> list[tuple[bytes, bytes]]:
         outcome.status = received.answer.status
         return self._headers(received.answer, outcome)
 
-    async def _relay(self, received: Received, outcome: Outcome) -> None:
+    async def _relay(self, received: UpstreamResponse, outcome: Outcome) -> None:
         """Send the answer on and take note of how it went."""
         self.answer = answer = received.answer
         outcome.status = answer.status

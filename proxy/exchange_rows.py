@@ -9,7 +9,7 @@ from proxy.record import ExchangeRecord
 from proxy.stages import condensed_in, layers_in, stage_of, strategy_of
 from proxy.store.records import ExchangeRow
 
-MOST_EVENTS = 8
+MAX_EVENTS = 8
 
 
 def row_of(record: ExchangeRecord, tokens: TokenUsage) -> ExchangeRow:
@@ -79,7 +79,7 @@ def _detail(record: ExchangeRecord) -> dict[str, object]:
             detail["caps"] = dict(budget.caps)
         detail["source"] = "model_reported" if budget.reported else "client_estimated"
     if record.events:
-        detail["events"] = [{"kind": e.kind, **e.facts} for e in record.events[:MOST_EVENTS]]
+        detail["events"] = [{"kind": e.kind, **e.facts} for e in record.events[:MAX_EVENTS]]
     if record.ending is not None:
         detail["ending"] = record.ending
     if decision is not None and decision.pruned:

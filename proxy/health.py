@@ -8,13 +8,13 @@ from collections import OrderedDict
 from itertools import islice
 from typing import NamedTuple
 
-from policies import ContextSettings, Decision, Pressure
+from policies import ContextSettings, Decision, WindowPressure
 from policies.calls import Run
 from policies.health import Checkup, Health, HealthRules, Sample, Snapshot, check
 from policies.ledger import EditKind
 from policies.limits import Limits, raw_buckets
 from proxy.conversation import Thread
-from proxy.planning import Planned
+from proxy.planning import PlannedRequest
 
 MAX_CONVERSATIONS = 20_000
 MAX_READ = 500
@@ -36,7 +36,7 @@ class HealthBook:
         self._most = most
         self._known: OrderedDict[Key, _Entry] = OrderedDict()
 
-    def is_news(self, planned: Planned) -> bool:
+    def is_news(self, planned: PlannedRequest) -> bool:
         """Whether a request says anything new of its conversation: one that only repeats the last one does not."""
         decision, reading, recognised = planned.decision, planned.reading, planned.recognised
         if reading is None or recognised is None:
@@ -97,12 +97,12 @@ METRICS = tuple(name for name in Snapshot._fields if name not in {"at", "window_
 
 
 def sample_of(
-    planned: Planned,
+    planned: PlannedRequest,
     settings: ContextSettings,
     *,
     limits: Limits,
     used: int,
-    pressure: Pressure,
+    pressure: WindowPressure,
     evicted: int,
     repeats: int,
     at: float,
@@ -132,7 +132,7 @@ def sample_of(
     )
 
 
-def _bloat(decision: Decision, planned: Planned, settings: ContextSettings) -> float:
+def _bloat(decision: Decision, planned: PlannedRequest, settings: ContextSettings) -> float:
     """Tool results' share of what went up: of the whole request where a plan was only observed."""
     reading = planned.reading
     if settings.observes and decision.pieces is not None and reading is not None:
@@ -152,7 +152,7 @@ def _ratios(decision: Decision) -> tuple[float, ...]:
     )
 
 
-def _spike(decision: Decision, planned: Planned, settings: ContextSettings, limits: Limits) -> float | None:
+def _spike(decision: Decision, planned: PlannedRequest, settings: ContextSettings, limits: Limits) -> float | None:
     """How many times the baseline a growth is that is a spike and takes a share of the window worth speaking of."""
     reading, before = decision.reading, planned.trend.baseline
     if reading is None or not reading.spike or not decision.trend.deltas:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from policies import ContextSettings, Decision, Mode, Pressure
+from policies import ContextSettings, Decision, Mode, WindowPressure
 from policies.ledger import DROPPING
 from policies.limits import zones_for
 from policies.pressure import lift, read_pressure
@@ -21,9 +21,9 @@ from proxy.effects.evictions import CUT
 from proxy.effects.hooks import Turn
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.heard import Listener
-from proxy.planning import Job, Planned
+from proxy.planning import PlannedRequest, PlanRequest
 from proxy.recall.rounds import Recalled
-from proxy.tap import NO_USAGE, Tap, Usage, together
+from proxy.tap import NO_USAGE, ReportedUsage, Tap, together
 from proxy.telemetry import AnySpan, ModelCall, Trace, provider_name
 from proxy.upstream.overflow import Ending, ending_of, is_cut_short
 from proxy.wire.chat import ChatRequest
@@ -38,7 +38,7 @@ class TokenUsage:
     before: int
     after: int
     limit: int
-    pressure: Pressure
+    pressure: WindowPressure
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Outcome:
     caller: Caller | None = None
     settings: ContextSettings | None = None
     destination: Destination | None = None
-    planned: Planned = field(default_factory=lambda: Planned(b""))
+    planned: PlannedRequest = field(default_factory=lambda: PlannedRequest(b""))
     attempt: AnySpan | None = None
     seen: Tap = field(default_factory=Tap)
     status: int | None = None
@@ -74,10 +74,10 @@ class Outcome:
     overflows: int = 0
     clamped: bool = False
     turn: Turn | None = None
-    job: Job | None = None
+    job: PlanRequest | None = None
     spent: Callable[[], Spent] | None = None
     recalls: list[Recalled] = field(default_factory=list)
-    rounds: list[Usage] = field(default_factory=list)
+    rounds: list[ReportedUsage] = field(default_factory=list)
     refusal: Mapping[str, object] = field(default_factory=dict)
     listener: Listener | None = None
 
@@ -105,14 +105,14 @@ class Outcome:
         """Milliseconds from the request's arrival to its first departure upstream."""
         return 1000 * ((self.ready or time.perf_counter()) - self.started)
 
-    def billed(self) -> Usage | None:
+    def billed(self) -> ReportedUsage | None:
         """What the upstream's answers took together, every round's prompt counted."""
         usage = self.seen.usage
         if usage is None or not self.rounds:
             return usage
         return replace(together((*self.rounds, usage)), completion=usage.completion, reasoning=usage.reasoning)
 
-    def reported(self) -> Usage | None:
+    def reported(self) -> ReportedUsage | None:
         """What the upstream reported of the last round's answer alone."""
         usage = self.seen.usage
         if usage is None or usage.completion is None or not self.rounds:
@@ -125,7 +125,7 @@ class Outcome:
         """A call to the upstream begins."""
         self.called, self.received, self.first_chunk = time.perf_counter(), None, None
 
-    def end_call(self, usage: Usage, seen: Tap | None, error: str) -> ModelCall | None:
+    def end_call(self, usage: ReportedUsage, seen: Tap | None, error: str) -> ModelCall | None:
         """The call that ends now, None where none is under way; an answer's model is the one that it names."""
         begun, self.called = self.called, None
         if begun is None or self.destination is None:
@@ -249,11 +249,11 @@ def _host_and_port(base: str) -> tuple[str, int | None]:
     return parts.hostname or "", parts.port or {"https": 443, "http": 80}.get(parts.scheme)
 
 
-def evicted_count(planned: Planned) -> int:
+def evicted_count(planned: PlannedRequest) -> int:
     """How many messages and definitions were newly taken out or shortened, summaries not counted."""
     return sum(1 for row in planned.evictions if row.kind != CUT or row.tool)
 
 
-def evictions_alone(planned: Planned) -> int:
+def evictions_alone(planned: PlannedRequest) -> int:
     """The same without what a summary took the place of: that is a compaction, and no sign of too small a window."""
     return sum(1 for row in planned.evictions if row.kind != CUT or row.layer in DROPPING)

@@ -16,31 +16,31 @@ from typing import Protocol, Self
 
 from policies import (
     BucketExceeded,
-    Budget,
     BudgetUnreachable,
     ClientEdits,
     ContextSettings,
+    ConversationState,
     Decision,
     EditKind,
     Effect,
     Elsewhere,
     Failed,
-    Known,
     Pages,
-    Piece,
+    PlannedMessage,
     Reply,
     Summarize,
+    TokenBudget,
     Transcript,
     plan,
     trim,
 )
 from policies.checkpoint import Checkpoint
-from policies.effects import BEFORE_MODEL, Compare, Save, Saved, Together
+from policies.effects import BEFORE_MODEL, Compare, Save, StateSaved, Together
 from policies.limits import Limits, limits_for
 from policies.messages import ToolDefinition
 from policies.pressure import Trend
 from policies.turns import last_user
-from proxy.conversation import UNKNOWN, Conversations, Recognised, Thread
+from proxy.conversation import UNKNOWN, Conversations, Recognized, Thread
 from proxy.effects.allowance import Patience, Spent
 from proxy.effects.evictions import asked_again, evicted_calls, evictions_of
 from proxy.effects.perform import Ask, Returned, drive, step
@@ -53,7 +53,7 @@ from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
 from proxy.telemetry import LOG_CONTEXT, Trace
 from proxy.tokenizer import TextCounter
-from proxy.transcripts import Reading, Transcripts
+from proxy.transcripts import RequestTranscript, Transcripts
 from proxy.wire.chat import (
     ChatRequest,
     breakpoint_for,
@@ -68,18 +68,18 @@ from proxy.write_behind import WriteBehindQueue
 
 log = logging.getLogger("weir.planning")
 
-MOST_REPLANS = 4
+MAX_REPLANS = 4
 CLAIMED = 60.0
 """Seconds after which a process that began to have a summary written, and never ended, is waited for no longer."""
 OTHERS_EVERY = 0.05
-MOST_LIMITS = 1_000
+MAX_LIMITS = 1_000
 HARDER = (0.8, 0.5)
 
 Believe = Callable[[], Awaitable[ModelLimits]]
 
 
 @dataclass(slots=True)
-class Planned:
+class PlannedRequest:
     """What goes up, and everything that the rest of the exchange has to know of how it came about.
 
     ``sent`` are the uncalibrated tokens of what goes up; ``trend`` is the conversation's growth before this request.
@@ -91,8 +91,8 @@ class Planned:
 
     body: bytes
     decision: Decision | None = None
-    reading: Reading | None = None
-    recognised: Recognised | None = None
+    reading: RequestTranscript | None = None
+    recognised: Recognized | None = None
     belief: ModelLimits | None = None
     sent: int | None = None
     degraded: list[str] = field(default_factory=list)
@@ -128,7 +128,7 @@ class Planner:
     saved: Callable[[str], None] = lambda _: None
     _limits: dict[tuple[int, int], Limits] = field(default_factory=dict)
 
-    async def first(self, job: "Job", planned: Planned) -> Planned:
+    async def first(self, job: "PlanRequest", planned: PlannedRequest) -> PlannedRequest:
         """The plan of a request as it came, which is ``planned`` filled in.
 
         Raises ContextLengthExceeded if nothing that may be forwarded fits; ``planned`` then says how full it was.
@@ -155,7 +155,7 @@ class Planner:
         self._write_body(job, planned)
         return planned
 
-    async def harder(self, job: "Job", before: Planned, *, attempt: int) -> Planned | None:
+    async def harder(self, job: "PlanRequest", before: PlannedRequest, *, attempt: int) -> PlannedRequest | None:
         """A smaller plan after the upstream refused ``before``; None if it cannot be made smaller."""
         if before.reading is None or before.recognised is None or before.belief is None:
             return None
@@ -174,7 +174,7 @@ class Planner:
         decision = planned.decision
         return planned if decision is not None and decision.raw_after < sent else None
 
-    async def _just_smaller(self, job: "Job", planned: Planned, sent: int) -> Planned | None:
+    async def _just_smaller(self, job: "PlanRequest", planned: PlannedRequest, sent: int) -> PlannedRequest | None:
         """Aim for what the budget itself asks, where the harder aim cannot be reached."""
         try:
             await self._decide(job, planned, ceiling=sent - 1)
@@ -185,7 +185,7 @@ class Planner:
         self._write_body(job, planned)
         return planned
 
-    async def _identify(self, job: "Job", planned: Planned) -> None:
+    async def _identify(self, job: "PlanRequest", planned: PlannedRequest) -> None:
         planned.reading = await self.transcripts.read(
             job.request,
             tenant=job.tenant,
@@ -214,7 +214,9 @@ class Planner:
             del thread.evicted[call]
         planned.belief = await job.believe()
 
-    async def announce(self, planned: Planned, *, request: str, model: str, answers: Sequence[bytes] = ()) -> None:
+    async def announce(
+        self, planned: PlannedRequest, *, request: str, model: str, answers: Sequence[bytes] = ()
+    ) -> None:
         """Have other processes know a request, or the answers to it, before its client goes on."""
         if planned.recognised is None or planned.reading is None:
             return
@@ -227,7 +229,7 @@ class Planner:
             log.error("another process may not know this conversation's next request: %s", error)
             planned.degraded.append("store")
 
-    async def _elsewhere(self, job: "Job", planned: Planned) -> tuple[Elsewhere, ...]:
+    async def _elsewhere(self, job: "PlanRequest", planned: PlannedRequest) -> tuple[Elsewhere, ...]:
         """Texts about the newest user message that the client may not send any more, or that are like it.
 
         A branch addresses all that it removed by the client's own messages, so only a named conversation has more.
@@ -262,7 +264,7 @@ class Planner:
             thread.known = replace(thread.known, notes=tuple(row.note for row in rows))
             thread.has_notes = True
 
-    async def _decide(self, job: "Job", planned: Planned, *, ceiling: int | None = None) -> None:
+    async def _decide(self, job: "PlanRequest", planned: PlannedRequest, *, ceiling: int | None = None) -> None:
         assert planned.reading and planned.recognised and planned.belief  # noqa: S101, PT018 - set by _identify
         thread, observed = planned.recognised.thread, job.settings.observes
         limits = self.limits_of(job.settings, planned.belief.budget)
@@ -273,7 +275,7 @@ class Planner:
             e.kind is EditKind.PRUNE_TOOLS for e in thread.known.edits.values()
         ):
             job.pruned.update(_pruned_tools(job, thread))
-        for _ in range(MOST_REPLANS):
+        for _ in range(MAX_REPLANS):
             known = planned.recognised.known(observed=observed)
             flow = plan(
                 planned.reading.transcript,
@@ -315,7 +317,9 @@ class Planner:
                 return
         log.warning("a conversation kept changing under a request; its last plan was used without being stored")
 
-    async def _answer(self, job: "Job", planned: Planned, known: Known, turn: "_Turn", effect: Effect) -> Reply:
+    async def _answer(
+        self, job: "PlanRequest", planned: PlannedRequest, known: ConversationState, turn: "_Turn", effect: Effect
+    ) -> Reply:
         """The reply to one effect of a plan that is carried out and was begun with what was ``known``."""
         if not isinstance(effect, Save):
             return await job.ask(effect)
@@ -332,9 +336,11 @@ class Planner:
         if not rules.enabled:
             return Failed("off")
         version = await self.save(thread, planned.reading, effect, keep=rules.keep, request=job.id)
-        return Failed("store") if version is None else Saved(version)
+        return Failed("store") if version is None else StateSaved(version)
 
-    async def save(self, thread: Thread, reading: Reading, effect: Save, *, keep: int, request: str = "") -> int | None:
+    async def save(
+        self, thread: Thread, reading: RequestTranscript, effect: Save, *, keep: int, request: str = ""
+    ) -> int | None:
         """The version under which a state was saved beside what is removed; None where that failed. Holds the lock."""
         transcript, at = reading.transcript, self.clock()
         nothing = _empty_change(thread, reading, at)
@@ -357,17 +363,19 @@ class Planner:
         self.saved(effect.reason)
         return version
 
-    def limits_of(self, settings: ContextSettings, budget: Budget) -> Limits:
+    def limits_of(self, settings: ContextSettings, budget: TokenBudget) -> Limits:
         """The limits of a policy in a budget, worked out once for as long as both are the same objects."""
         key = (id(settings), id(budget))  # the limits hold both: no other object can have their ids meanwhile
         limits = self._limits.get(key)
         if limits is None:
-            if len(self._limits) >= MOST_LIMITS:
+            if len(self._limits) >= MAX_LIMITS:
                 self._limits.clear()
             limits = self._limits[key] = limits_for(settings, budget)
         return limits
 
-    async def _commit(self, job: "Job", planned: Planned, known: Known, evictions: tuple[EvictionRow, ...]) -> bool:
+    async def _commit(
+        self, job: "PlanRequest", planned: PlannedRequest, known: ConversationState, evictions: tuple[EvictionRow, ...]
+    ) -> bool:
         """Store a batch of edits before it is forwarded, planned with what was ``known``; False if another process was
         first."""
         decision, reading, recognised = planned.decision, planned.reading, planned.recognised
@@ -418,7 +426,7 @@ class Planner:
             prepared=change.prepared,
         )
 
-    def _write_body(self, job: "Job", planned: Planned) -> None:
+    def _write_body(self, job: "PlanRequest", planned: PlannedRequest) -> None:
         """The bytes to forward: the client's own, unless there is something to change."""
         request, reading, decision = job.request, planned.reading, planned.decision
         planned.body = request.body
@@ -483,7 +491,7 @@ class _DoneMeanwhile(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class PlanRequest:
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
     ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
@@ -521,7 +529,7 @@ class Job:
         begins = all(m.role != "assistant" for m in transcript.messages)
         return self.resume is not None and self.resumes is not None and thread.known.resumed is None and begins
 
-    def is_sure(self, planned: Planned) -> bool:
+    def is_sure(self, planned: PlannedRequest) -> bool:
         """Whether the window is known well enough to refuse a request without asking the upstream."""
         return planned.belief is not None and planned.belief.facts.source not in ("last_resort", "unknown")
 
@@ -573,7 +581,7 @@ def _too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
     )
 
 
-def _trim(job: Job, planned: Planned) -> None:
+def _trim(job: PlanRequest, planned: PlannedRequest) -> None:
     planned.decision = None
     if planned.reading is None or planned.belief is None or job.settings.observes:
         return
@@ -585,16 +593,16 @@ def _trim(job: Job, planned: Planned) -> None:
         log.exception("trimming failed too; the request goes up as it came")
 
 
-def _is_as_it_came(pieces: Sequence[Piece], length: int) -> bool:
+def _is_as_it_came(pieces: Sequence[PlannedMessage], length: int) -> bool:
     """Whether an array is the client's own, so that only its tools are to be changed."""
     return len(pieces) == length and all(p.index == i and p.kind is None for i, p in enumerate(pieces))
 
 
-def _figures(decision: Decision, job: Job, budget: Budget) -> dict[str, object]:
+def _figures(decision: Decision, job: PlanRequest, budget: TokenBudget) -> dict[str, object]:
     return figures_of(decision, job.settings, base=max(1, budget.base(job.settings)))
 
 
-def _empty_change(thread: Thread, reading: Reading, now: float) -> Change:
+def _empty_change(thread: Thread, reading: RequestTranscript, now: float) -> Change:
     """A change of the thread's branch that holds nothing yet."""
     transcript, branch = reading.transcript, thread.branch
     ends = thread.ends(transcript)
@@ -610,7 +618,7 @@ def _empty_change(thread: Thread, reading: Reading, now: float) -> Change:
     )
 
 
-def _change(job: Job, decision: Decision, reading: Reading, thread: Thread, now: float) -> Change:
+def _change(job: PlanRequest, decision: Decision, reading: RequestTranscript, thread: Thread, now: float) -> Change:
     transcript, cut = reading.transcript, decision.cut
     nothing = _empty_change(thread, reading, now)
     state = decision.checkpoint if job.settings.checkpoints.enabled else None
@@ -639,13 +647,13 @@ def stamped(checkpoint: str, at: float, *, version: int) -> str:
     return replace(Checkpoint.from_json(checkpoint), version=version, saved_at=moment).to_json()
 
 
-def _pruned_tools(job: Job, thread: Thread) -> Iterator[str]:
+def _pruned_tools(job: PlanRequest, thread: Thread) -> Iterator[str]:
     """The names of the tools that the conversation's requests are sent without."""
     edits = thread.known.edits
     return (name for name in tool_definitions(job.request) if (ToolDefinition(name, 0).digest, 0) in edits)
 
 
-def _definitions(job: Job, decision: Decision) -> Iterator[Original]:
+def _definitions(job: PlanRequest, decision: Decision) -> Iterator[Original]:
     """The definitions of tools that this decision leaves out, as the client sent them."""
     new = {edit.ref for edit in decision.edits if edit.kind is EditKind.PRUNE_TOOLS}
     if not new:
@@ -658,7 +666,7 @@ def _definitions(job: Job, decision: Decision) -> Iterator[Original]:
             yield Original(ref=ref, role="tool_definition", tokens=job.counter.count(said), body=body, text=said)
 
 
-def _original(job: Job, transcript: Transcript, index: int) -> Original:
+def _original(job: PlanRequest, transcript: Transcript, index: int) -> Original:
     message = transcript.messages[index]
     raw = (job.request.messages or ())[index]
     body = transcript.read(index)

@@ -27,23 +27,23 @@ from policies import (
 from policies.effects import Embed, Save, Vectors
 from policies.ledger import Prepared
 from policies.notes import Note
-from proxy.conversation import Recognised, Thread
+from proxy.conversation import Recognized, Thread
 from proxy.effects.background import Background
 from proxy.effects.perform import Ask, drive, step
 from proxy.models import ModelLimits
-from proxy.planning import CLAIMED, Job, Planned, Planner
+from proxy.planning import CLAIMED, PlannedRequest, Planner, PlanRequest
 from proxy.store import Store, StoreError
 from proxy.store.records import NoteRow
 from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, RequestContext, Trace, names
-from proxy.transcripts import Reading
+from proxy.transcripts import RequestTranscript
 
 log = logging.getLogger("weir.preparation")
 
 AT_ONCE = 2
-MOST_WAITING = 64
+MAX_WAITING = 64
 WARM_AT = 0.9
 GROWN = 1.2
-MOST_EMBEDDED = 256
+MAX_EMBEDDED = 256
 NEARLY_FULL = frozenset({"orange", "red", "critical"})
 """Zones in which a conversation without a name is read for its state: before them a batch is far, and reading costs."""
 T = TypeVar("T")
@@ -53,9 +53,9 @@ T = TypeVar("T")
 class Work:
     """What is worth doing for one request that was answered."""
 
-    job: Job
-    reading: Reading
-    recognised: Recognised
+    job: PlanRequest
+    reading: RequestTranscript
+    recognised: Recognized
     belief: ModelLimits
     prepare: bool
     save: str | None
@@ -84,10 +84,12 @@ class Preparation:
         self._planner = planner
         self._store = store
         self._happened = happened
-        self._background = Background("weir-prepare", most=MOST_WAITING, at_once=AT_ONCE)
+        self._background = Background("weir-prepare", most=MAX_WAITING, at_once=AT_ONCE)
         self._waiting: dict[str, Work] = {}
 
-    def after(self, job: Job, planned: Planned, *, save: str | None = None, trace: Trace = NULL_TRACE) -> None:
+    def after(
+        self, job: PlanRequest, planned: PlannedRequest, *, save: str | None = None, trace: Trace = NULL_TRACE
+    ) -> None:
         """Look at a request that was answered; costs next to nothing where there is nothing to do.
 
         ``save`` is a reason to save the state whatever the policy says of its marks; what is done has a trace under
@@ -98,7 +100,7 @@ class Preparation:
             return
         branch = work.thread.branch.branch
         if branch in self._background:
-            if branch in self._waiting or len(self._waiting) < MOST_WAITING:
+            if branch in self._waiting or len(self._waiting) < MAX_WAITING:
                 self._waiting[branch] = work
             return
         if self._background.has_room:
@@ -220,7 +222,7 @@ class Preparation:
         model, branch = work.job.settings.recall.embeddings, work.thread.branch
         if model is None or not work.embed:
             return
-        texts = await self._store.lacking_vectors(branch.tenant, branch.conversation, model, limit=MOST_EMBEDDED)
+        texts = await self._store.lacking_vectors(branch.tenant, branch.conversation, model, limit=MAX_EMBEDDED)
         if not texts:
             return
         reply = await work.ask(Embed(tuple(texts.values()), model))
@@ -293,7 +295,7 @@ def _lacks_state(decision: Decision, thread: Thread, length: int) -> bool:
     return thread.known.triggered and thread.known.checkpoint is None and length > thread.read * GROWN
 
 
-def _work(job: Job, planned: Planned, reason: str | None, trace: Trace) -> Work | None:
+def _work(job: PlanRequest, planned: PlannedRequest, reason: str | None, trace: Trace) -> Work | None:
     """What is worth doing after a request, None for nothing."""
     decision, recognised, belief = planned.decision, planned.recognised, planned.belief
     if decision is None or recognised is None or belief is None or planned.reading is None or job.settings.observes:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from policies.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, Prices
+from policies.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
 from policies.media import bare_name
 from proxy.models import ModelFacts
 
@@ -25,7 +25,7 @@ class BadPrices(ValueError):
 class PriceList:
     """Prices, whether they are US dollars (else multiples of an input token's price), and where they come from."""
 
-    prices: Prices
+    prices: TokenPrices
     dollars: bool
     source: str
 
@@ -45,7 +45,7 @@ def price_list(stated: str | None, *, model: str, facts: ModelFacts) -> PriceLis
         return _stated(stated)
     if facts.input_price is None:
         return PriceList(prices=PROVIDERS[DEFAULT_PRICES], dollars=False, source=f"the ratios of {DEFAULT_PRICES}")
-    prices = Prices(
+    prices = TokenPrices(
         facts.input_price,
         facts.cache_read_price if facts.cache_read_price is not None else facts.input_price,
         facts.cache_write_price if facts.cache_write_price is not None else facts.input_price,
@@ -68,7 +68,9 @@ def _stated(stated: str) -> PriceList:
         known = ", ".join(PROVIDERS)
         raise BadPrices(f"{stated} is neither one of {known} nor four dollar prices: input,read,write,output")
     read, write = numbers[1], numbers[2]
-    return PriceList(prices=Prices(numbers[0], read, write, numbers[3], minimum=MINIMUM), dollars=True, source=stated)
+    return PriceList(
+        prices=TokenPrices(numbers[0], read, write, numbers[3], minimum=MINIMUM), dollars=True, source=stated
+    )
 
 
 def _cliff(model: str) -> Cliff | None:

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from policies.ledger import ADDING
 from proxy.attempts import Attempts
-from proxy.planning import Job, Planned
+from proxy.planning import PlannedRequest, PlanRequest
 from proxy.recall.archive import Archive
 from proxy.recall.rounds import Rounds
 from proxy.recall.tool import Offer, offer_for, with_tool
 from proxy.record import count_call
-from proxy.relay import Received
+from proxy.relay import UpstreamResponse
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, Tap
 from proxy.telemetry.instruments import RETRIES
@@ -26,11 +26,11 @@ class Recalling:
     """The recall tool of one request that is managed; ``offer`` is None as long as it does not carry it."""
 
     runtime: Runtime
-    job: Job
+    job: PlanRequest
     attempts: Attempts
     offer: Offer | None = None
 
-    def consider(self, planned: Planned) -> None:
+    def consider(self, planned: PlannedRequest) -> None:
         """Have the request carry the tool from now on, if something was removed from its conversation.
 
         What the definition costs is added to what the plan says is sent.
@@ -44,7 +44,7 @@ class Recalling:
         if sent is not None and belief.budget.hard_fits(sent):
             self.offer, planned.sent = offer, sent
 
-    async def make(self, body: bytes, planned: Planned) -> tuple[Received, Verdict]:
+    async def make(self, body: bytes, planned: PlannedRequest) -> tuple[UpstreamResponse, Verdict]:
         """One attempt, with the tool where the request carries it; without where the upstream takes none."""
         received, verdict = await self.attempts.make(self._carrying(body), planned)
         if self.offer is None or verdict.is_overflow or not refuses_tools(received):
@@ -56,11 +56,11 @@ class Recalling:
             self._note_refusal(planned)
         return received, verdict
 
-    async def again(self, body: bytes) -> tuple[Received, Verdict]:
+    async def again(self, body: bytes) -> tuple[UpstreamResponse, Verdict]:
         """The answer to one more round, and what it says about size."""
         return await self.attempts.make(body, self.attempts.outcome.planned)
 
-    def note_round(self, received: Received, seen: Tap | None) -> None:
+    def note_round(self, received: UpstreamResponse, seen: Tap | None) -> None:
         """End the span of a round that another one follows, and keep what it used."""
         outcome, seen = self.attempts.outcome, seen or Tap()
         if outcome.attempt is not None:
@@ -71,11 +71,11 @@ class Recalling:
     def _carrying(self, body: bytes) -> bytes:
         return body if self.offer is None else with_tool(body, self.offer.definition)
 
-    def is_refused(self, planned: Planned) -> bool:
+    def is_refused(self, planned: PlannedRequest) -> bool:
         """Whether the upstream was seen to take no tools for this model."""
         return planned.belief is not None and planned.belief.scope in self.runtime.without_tools
 
-    def _note_refusal(self, planned: Planned) -> None:
+    def _note_refusal(self, planned: PlannedRequest) -> None:
         """Remember that the upstream took the request only without the tool."""
         self.offer = None
         if planned.belief is not None and len(self.runtime.without_tools) < MAX_SCOPES:
@@ -113,7 +113,7 @@ class Recalling:
         )
 
 
-def is_due(planned: Planned) -> bool:
+def is_due(planned: PlannedRequest) -> bool:
     """Whether something is out of the window of a request's conversation, by this request's batch or an earlier one.
 
     For a request that begins anew from an early point it is what was out by then.
@@ -124,7 +124,7 @@ def is_due(planned: Planned) -> bool:
     return bool(known.cuts) or any(edit.kind not in ADDING for edit in known.edits.values())
 
 
-def refuses_tools(received: Received) -> bool:
+def refuses_tools(received: UpstreamResponse) -> bool:
     """Whether an answer is an error that may be about the tool."""
     if received.body is None or received.answer.status not in REFUSALS:
         return False

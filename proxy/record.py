@@ -15,9 +15,9 @@ from proxy.access.caller import Caller
 from proxy.caching import CacheUse
 from proxy.effects.allowance import Spent
 from proxy.outcome import Outcome, TokenUsage, evicted_count
-from proxy.planning import Job, Planned
+from proxy.planning import PlannedRequest, PlanRequest
 from proxy.recall.rounds import Recalled
-from proxy.tap import NO_USAGE, Tap, Usage
+from proxy.tap import NO_USAGE, ReportedUsage, Tap
 from proxy.telemetry import AnySpan, ExchangeLine, Metrics, ModelCall, Trace, log_exchange
 from proxy.telemetry import instruments as i
 from proxy.upstream.overflow import Ending
@@ -56,8 +56,8 @@ class ExchangeRecord:
     caller: Caller | None
     policy: ContextSettings | None
     observed: bool
-    job: Job | None
-    planned: Planned
+    job: PlanRequest | None
+    planned: PlannedRequest
     attempt: AnySpan | None
     trace: Trace
     tokens: TokenUsage | None
@@ -67,8 +67,8 @@ class ExchangeRecord:
     overflows: int
     seen: Tap
     ending: Ending | None
-    reported: Usage
-    billed: Usage | None
+    reported: ReportedUsage
+    billed: ReportedUsage | None
     call: ModelCall | None
     cache: CacheUse | None
     events: tuple[Event, ...]
@@ -155,7 +155,7 @@ def _count_tokens(metrics: Metrics, record: ExchangeRecord) -> None:
         count_cost(metrics, record.caller, cache.cost, unmanaged=cache.cost + (cache.cost_saved or 0.0))
 
 
-def count_key(metrics: Metrics, caller: Caller, *, forwarded: int, saved: int, used: Usage) -> None:
+def count_key(metrics: Metrics, caller: Caller, *, forwarded: int, saved: int, used: ReportedUsage) -> None:
     """Count the tokens of one request for its key: the first digits of the tenant's hash, and the key's name."""
     tenant, key = caller.tenant[:TENANT_SHOWN], caller.name or ""
     for kind, tokens in (

@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 REDACTED: Final = "[redacted]"
-LONGEST_TEXT: Final = 4_096
+MAX_TEXT_LEN: Final = 4_096
 
 _SHAPES: Final = (
     r"(?<=://)[^\s/@]{1,256}(?=@)"
@@ -29,7 +29,7 @@ _HINTS: Final = (
 )
 
 
-def redact(text: str, *, limit: int = LONGEST_TEXT) -> str:
+def redact(text: str, *, limit: int = MAX_TEXT_LEN) -> str:
     """``text`` cut to ``limit`` characters, with what looks like a credential replaced by ``[redacted]``."""
     text = text[:limit]
     lowered = text.lower()

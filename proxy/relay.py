@@ -21,12 +21,12 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 PEEK = 0.025
-MOST_WHOLE = 8 * 1024 * 1024
+MAX_WHOLE = 8 * 1024 * 1024
 EVENT_STREAM = b"text/event-stream"
 IN_THE_MIDDLE = "The upstream ended its answer in the middle."
 
 
-class Cut(Exception):
+class StreamCut(Exception):
     """The answer to the client ended before its end; its connection has to be closed."""
 
 
@@ -52,7 +52,7 @@ class Opening:
 
 
 @dataclass(slots=True)
-class Received:
+class UpstreamResponse:
     """An answer that is to be relayed: as a whole (``body``), or as a stream of which a beginning was read.
 
     ``rewritten`` says that ``body`` is not what the upstream has sent.
@@ -153,7 +153,7 @@ async def relay_stream(
     except (StreamBroken, UpstreamTimeout) as error:
         if explain is not None:
             await send_more(send, explain(error).event())
-        raise Cut(str(error)) from error
+        raise StreamCut(str(error)) from error
     await send({"type": "http.response.body", "body": b"", "more_body": False})
     return tap.seen
 
@@ -180,7 +180,7 @@ async def relay_whole(
             seen.bytes_seen += len(chunk)
             await send_more(send, chunk)
     except (StreamBroken, UpstreamTimeout) as error:
-        raise Cut(str(error)) from error
+        raise StreamCut(str(error)) from error
     await send({"type": "http.response.body", "body": b"", "more_body": False})
     return seen
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from policies import ContextSettings, Failed, Reply, Summarize, Summary
-from policies.advise import Prices
+from policies.advise import TokenPrices
 from policies.effects import Compare, Embed, Trim, Vectors
 from policies.fidelity import JUDGE
 from policies.fidelity import PROMPTS as EVALUATING
@@ -21,7 +21,7 @@ from proxy.errors import UpstreamUnreachable
 from proxy.outcome import address_of, provider_of
 from proxy.record import TENANT_SHOWN
 from proxy.runtime import Runtime
-from proxy.tap import NO_USAGE, Usage
+from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import NULL_TRACE, AnySpan, ModelCall, Trace
 from proxy.telemetry.instruments import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS
 from proxy.upstream.client import StreamBroken
@@ -132,7 +132,7 @@ class Replies(EffectHandler):
         span.said_whole(said)
         return answer.status, said
 
-    def _prices(self, model: str) -> Prices | None:
+    def _prices(self, model: str) -> TokenPrices | None:
         return prices_of(model, self.runtime.registry.facts(model, settings=self.settings))
 
     def _count(self, told: SummaryResult, terms: SummarizerTerms, dollars: float | None) -> None:
@@ -210,7 +210,7 @@ def _reads(runtime: Runtime, model: str, settings: ContextSettings, caller: Call
     return None if window is None else int(window * SUMMARIZER_SHARE)
 
 
-def _dollars(prices: Prices, usage: Usage) -> float:
+def _dollars(prices: TokenPrices, usage: ReportedUsage) -> float:
     """List price of one call; a cached token has its own, and a long prompt costs the dearer tier's."""
     prompt, cached, written = usage.prompt or 0, usage.cached or 0, usage.written or 0
     read = prices.input * max(0, prompt - cached - written) + prices.cache_read * cached

@@ -15,11 +15,11 @@ from proxy.effects.hooks import TurnEnd
 from proxy.exchange_rows import row_of
 from proxy.health import sample_of
 from proxy.outcome import Outcome, TokenUsage, evictions_alone
-from proxy.planning import Planned
+from proxy.planning import PlannedRequest
 from proxy.record import ExchangeRecord, count, count_cost, count_key, end_trace, write_line
 from proxy.runtime import Runtime
 from proxy.store.records import RelayedRow
-from proxy.tap import NO_USAGE, Usage
+from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry.instruments import SETTLEMENT
 from proxy.upstream.overflow import Ending
 from proxy.wire.chat import digest_of
@@ -91,7 +91,7 @@ def record_of(runtime: Runtime, outcome: Outcome, *, ended: float) -> ExchangeRe
     )
 
 
-def listened(runtime: Runtime, planned: Planned, outcome: Outcome) -> tuple[bytes, ...]:
+def listened(runtime: Runtime, planned: PlannedRequest, outcome: Outcome) -> tuple[bytes, ...]:
     """The chain's hashes after each answer that was given, where they tell the conversation from others."""
     if outcome.listener is None or planned.recognised is None or planned.reading is None:
         return ()
@@ -107,7 +107,7 @@ def record_relayed(
     model: str,
     status: int,
     outcome: str,
-    usage: Usage | None,
+    usage: ReportedUsage | None,
     policy: str = NO_POLICY,
 ) -> None:
     """Have a request of a key counted with what its answer says that it used, at list prices where there are any."""

@@ -2,7 +2,7 @@
 
 from threading import Lock
 
-from policies.text.segments import Reading, Readings
+from policies.text.segments import Readings, TextReading
 
 
 class SharedReadings(Readings):
@@ -12,12 +12,12 @@ class SharedReadings(Readings):
         super().__init__(most=most)
         self._lock = Lock()
 
-    def find(self, key: bytes) -> Reading | None:
+    def find(self, key: bytes) -> TextReading | None:
         """What is kept under a key."""
         with self._lock:
             return super().find(key)
 
-    def keep(self, key: bytes, made: Reading) -> None:
+    def keep(self, key: bytes, made: TextReading) -> None:
         """Keep what was read."""
         with self._lock:
             super().keep(key, made)

@@ -7,13 +7,13 @@ lines, so a multi-byte character split between two chunks is no error.
 import re
 from dataclasses import dataclass, field
 
-MOST_HELD = 4 * 1024 * 1024
-MOST_OF_A_LINE = 64 * 1024
+MAX_HELD = 4 * 1024 * 1024
+MAX_OF_A_LINE = 64 * 1024
 DONE = b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ServerSentEvent:
     """One event: ``data`` lines joined by LF, and the event's name ("" for the default)."""
 
     data: bytes
@@ -24,7 +24,7 @@ class Event:
 class Decoder:
     """Feed it chunks as they arrive; it gives the events that are complete.
 
-    An event above ``MOST_HELD`` bytes is given up (``overrun`` is set): the stream itself is never held back
+    An event above ``MAX_HELD`` bytes is given up (``overrun`` is set): the stream itself is never held back
     for the decoder's sake.
     """
 
@@ -34,7 +34,7 @@ class Decoder:
     _name: bytes = b""
     _after_cr: bool = False
 
-    def feed(self, chunk: bytes) -> list[Event]:
+    def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         """The events that ``chunk`` completes, in order."""
         if self._after_cr and chunk[:1] == b"\n":
             chunk = chunk[1:]
@@ -44,7 +44,7 @@ class Decoder:
         self._after_cr = chunk.endswith(b"\r")
         text = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in chunk else chunk
         *lines, rest = text.split(b"\n")
-        events: list[Event] = []
+        events: list[ServerSentEvent] = []
         for line in lines:
             if self._line:
                 self._line += line
@@ -52,12 +52,12 @@ class Decoder:
                 self._line.clear()
             self._take(line, events)
         self._line += rest
-        if len(self._line) > MOST_HELD:
+        if len(self._line) > MAX_HELD:
             self._line.clear()
             self.overrun = True
         return events
 
-    def end(self) -> list[Event]:
+    def end(self) -> list[ServerSentEvent]:
         """The event that the stream ended in without a blank line; browsers drop it, clients of models do not."""
         return self.feed(b"\n\n")
 
@@ -66,10 +66,10 @@ class Decoder:
         """Whether an event has begun that is not all here."""
         return bool(self._line or self._data or self._name)
 
-    def _take(self, line: bytes, events: list[Event]) -> None:
+    def _take(self, line: bytes, events: list[ServerSentEvent]) -> None:
         if not line:
             if self._data:
-                events.append(Event(b"\n".join(self._data), self._name))
+                events.append(ServerSentEvent(b"\n".join(self._data), self._name))
             self._data, self._name = [], b""
             return
         if line.startswith(b"data:"):
@@ -93,18 +93,18 @@ class Lines:
             return chunk
         data = self.rest + chunk
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if len(data) - end > MOST_OF_A_LINE:
+        if len(data) - end > MAX_OF_A_LINE:
             end = len(data)
         self.rest = data[end:]
         return data[:end]
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class EventFrame:
     """Some bytes of a stream that end with an event, and the events in them (none for a comment)."""
 
     raw: bytes
-    events: tuple[Event, ...]
+    events: tuple[ServerSentEvent, ...]
 
 
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
@@ -114,30 +114,30 @@ _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 class Frames:
     """Feed it chunks as they arrive; it gives the same bytes, cut between events.
 
-    The bytes of an event above ``MOST_HELD`` go on without having been read.
+    The bytes of an event above ``MAX_HELD`` go on without having been read.
     """
 
     _held: bytearray = field(default_factory=bytearray)
     _decoder: Decoder = field(default_factory=Decoder)
 
-    def feed(self, chunk: bytes) -> list[Frame]:
+    def feed(self, chunk: bytes) -> list[EventFrame]:
         """The frames that ``chunk`` completes, in order."""
         self._held += chunk
-        frames: list[Frame] = []
+        frames: list[EventFrame] = []
         start = 0
         for match in _BLANK_LINE.finditer(self._held):
             frames.append(self._frame(bytes(self._held[start : match.end()])))
             start = match.end()
         del self._held[:start]
-        if len(self._held) > MOST_HELD:
+        if len(self._held) > MAX_HELD:
             frames.append(self.rest())
         return frames
 
-    def rest(self) -> Frame:
+    def rest(self) -> EventFrame:
         """What is left at the end of the stream."""
         raw = bytes(self._held)
         self._held.clear()
         return self._frame(raw)
 
-    def _frame(self, raw: bytes) -> Frame:
-        return Frame(raw, tuple(self._decoder.feed(raw)))
+    def _frame(self, raw: bytes) -> EventFrame:
+        return EventFrame(raw, tuple(self._decoder.feed(raw)))

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from policies import ContextSettings, Decision
 from policies.summary import PROMPTS
 
-MOST_CONDENSED = 40
-MOST_LAYERS = 32
+MAX_CONDENSED = 40
+MAX_LAYERS = 32
 
 
 def figures_of(decision: Decision, settings: ContextSettings, *, base: int) -> dict[str, object]:
@@ -30,7 +30,7 @@ def condensed_in(decision: Decision) -> list[dict[str, object]]:
     """What a decision put in shorter words, for the audit: tokens, ratio, questions, prompt with its digest."""
     found: list[dict[str, object]] = []
     for report in decision.trail:
-        for each in report.condensed[: MOST_CONDENSED - len(found)]:
+        for each in report.condensed[: MAX_CONDENSED - len(found)]:
             digest = next((p.digest for p in PROMPTS.values() if p.purpose == each.purpose), None)
             row = {**asdict(each), "ratio": round(each.ratio, 2), "kept": report.kept}
             found.append(row if digest is None else row | {"prompt_digest": digest})
@@ -55,7 +55,7 @@ def layers_in(decision: Decision) -> list[dict[str, object]]:
             "reason": report.reason or None,
             "ref": report.ref,
         }
-        for report in decision.trail[:MOST_LAYERS]
+        for report in decision.trail[:MAX_LAYERS]
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.sse import DONE, Decoder, Event
+from proxy.sse import DONE, Decoder, ServerSentEvent
 
 MAX_READ = 8 * 1024 * 1024
 MAX_ERROR = 64 * 1024
@@ -23,7 +23,7 @@ _CUT_JSON = "Input data was truncated"  # msgspec's word for JSON that ends in t
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ReportedUsage:
     """Tokens that the upstream reported; None where it did not.
 
     ``prompt`` counts all of the prompt, ``cached`` what of it was read from a cache and ``written`` what was written
@@ -37,26 +37,26 @@ class Usage:
     written: int | None = None
 
 
-NO_USAGE = Usage()
+NO_USAGE = ReportedUsage()
 
 
-def together(usages: Sequence[Usage]) -> Usage:
+def together(usages: Sequence[ReportedUsage]) -> ReportedUsage:
     """The sum of what several answers used; None stays where none of them said anything."""
 
     def total(name: str) -> int | None:
         said = [value for each in usages if (value := getattr(each, name)) is not None]
         return sum(said) if said else None
 
-    return Usage(**{name: total(name) for name in Usage.__slots__})
+    return ReportedUsage(**{name: total(name) for name in ReportedUsage.__slots__})
 
 
-def usage_from(value: object) -> Usage | None:
+def usage_from(value: object) -> ReportedUsage | None:
     """A usage object, in whichever way it is spelled; None where it says nothing about the prompt."""
     usage = _usage_in(value) if isinstance(value, dict) else NO_USAGE
     return None if usage.prompt is None else usage
 
 
-def _usage_in(said: Mapping[str, Any]) -> Usage:
+def _usage_in(said: Mapping[str, Any]) -> ReportedUsage:
     """What a usage object says in OpenAI's spelling of chats or of Responses, or in Anthropic's of Messages."""
     asked, answered = _details(said, "prompt", "input"), _details(said, "completion", "output")
     read = _count(said, "cache_read_input_tokens")
@@ -66,7 +66,7 @@ def _usage_in(said: Mapping[str, Any]) -> Usage:
     prompt, uncached = _count(said, "prompt_tokens"), _count(said, "input_tokens")
     if prompt is None and uncached is not None:  # Anthropic's input_tokens leave out what the cache gave and took
         prompt = uncached + (read or 0) + (_count(said, "cache_creation_input_tokens") or 0)
-    return Usage(
+    return ReportedUsage(
         prompt=prompt,
         completion=_count(said, "completion_tokens", "output_tokens"),
         cached=cached,
@@ -98,7 +98,7 @@ class Tap:
     whose JSON ends in the middle.
     """
 
-    usage: Usage | None = None
+    usage: ReportedUsage | None = None
     finish_reasons: list[str] = field(default_factory=list)
     ends: dict[int, bool] = field(default_factory=dict)
     model: str | None = None
@@ -188,7 +188,7 @@ class StreamTap:
         """Take note of the stream's end."""
         self._take(self._decoder.end())
 
-    def _take(self, events: list[Event]) -> None:
+    def _take(self, events: list[ServerSentEvent]) -> None:
         self.events += len(events)
         for event in events:
             data = event.data
@@ -253,7 +253,7 @@ class Reported:
         self._unpacker = zlib.decompressobj(wbits=47) if encoding in _PACKED else None
         self._left = _MAX_UNPACKED
         self._tail = b""
-        self.usage: Usage | None = None
+        self.usage: ReportedUsage | None = None
 
     def feed(self, chunk: bytes) -> None:
         """Take note of bytes that are on their way to the client."""
@@ -288,8 +288,8 @@ class Reported:
         except (ValueError, RecursionError):
             return
         before = self.usage or NO_USAGE
-        found = {name: _greater(getattr(before, name), getattr(said, name)) for name in Usage.__slots__}
-        self.usage = Usage(**found) if any(value is not None for value in found.values()) else self.usage
+        found = {name: _greater(getattr(before, name), getattr(said, name)) for name in ReportedUsage.__slots__}
+        self.usage = ReportedUsage(**found) if any(value is not None for value in found.values()) else self.usage
 
 
 def _greater(one: int | None, other: int | None) -> int | None:

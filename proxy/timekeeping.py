@@ -14,7 +14,7 @@ from collections.abc import Callable
 log = logging.getLogger("weir.timekeeping")
 
 DAY = 86_400.0
-LONGEST_STEP = 60.0  # between two looks: what a monotonic clock says beyond that, a suspended machine slept through
+MAX_STEP_LEN = 60.0  # between two looks: what a monotonic clock says beyond that, a suspended machine slept through
 
 
 class Timekeeper:
@@ -43,7 +43,7 @@ class Timekeeper:
     def look(self) -> None:
         """Compare the clock with the time that has passed since the last look; a change of mind is logged."""
         now, looked = self._clock(), self._monotonic()
-        passed = min(looked - self._looked, LONGEST_STEP)
+        passed = min(looked - self._looked, MAX_STEP_LEN)
         self._looked = looked
         if now > self.believed + passed + DAY:
             self.doubted += passed

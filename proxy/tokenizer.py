@@ -29,7 +29,7 @@ ESTIMATORS_GROUP = "weir.estimators"
 ENCODINGS = ("o200k_base", "cl100k_base")
 INLINE_CHARS = 8_192
 PIECE_CHARS = 50_000
-SMALLEST_PIECE = 1_000
+MIN_PIECE = 1_000
 
 _CL100K = re.compile(r"gpt-(?:4(?![.\w])|3\.?5)|text-embedding-(?:3|ada-002)|(?:davinci|babbage)-002")
 _SAFE_CUT = re.compile(r"(?s).*(?:\n(?=[A-Za-z])|[A-Za-z](?= [A-Za-z]))")
@@ -238,7 +238,7 @@ def _count(encoding: tiktoken.Encoding, text: str) -> int:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # noqa: BLE001 - a panic in Rust arrives as a BaseException that cannot be imported
-        if len(text) <= SMALLEST_PIECE:
+        if len(text) <= MIN_PIECE:
             return (len(text.encode("utf-8", "surrogatepass")) + 1) // 2
     half = len(text) // 2
     return _count(encoding, text[:half]) + _count(encoding, text[half:])

@@ -54,7 +54,7 @@ MIN_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RequestTranscript:
     """A transcript, the indices of messages that carry Weir's own mark, and whether there are images or the like."""
 
     transcript: Summed
@@ -130,7 +130,7 @@ class Transcripts:
 
     async def read(
         self, request: ChatRequest, *, tenant: str, model: str, counter: TextCounter, image_tokens: int | None = None
-    ) -> Reading:
+    ) -> RequestTranscript:
         """The transcript of a request whose ``messages`` is an array. Raises RequestTooLarge for too many, InvalidJSON
         for one that is nested too deeply.
 
@@ -157,7 +157,7 @@ class Transcripts:
         array = _joined(known, entries, size=size, digest=digest, tenant=tenant)
         if places:
             self._remember(array, (places[-1].digest, kind))
-        return Reading(
+        return RequestTranscript(
             Summed(
                 messages=array.messages,
                 read=_Bodies(raws, new, first=len(array.messages) - len(new)).read,

@@ -28,7 +28,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "proxy"]
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux: orphans below get this process as their parent
-MOST = 1 << 20
+MAX_MESSAGE = 1 << 20
 EARLY = ("PYTHON", "LD_", "MALLOC_", "TZ", "LANG", "LC_")
 
 
@@ -77,7 +77,7 @@ class _Ready:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             for line in (self._line, theirs):
-                line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MOST)
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_MESSAGE)
             words = [sys.executable, "-c", "from tests.forked import wait; wait()", str(theirs.fileno())]
             self._process = subprocess.Popen(words, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._prctl = ctypes.CDLL(None).prctl
@@ -104,7 +104,7 @@ def wait() -> NoReturn:
     gc.collect()
     gc.freeze()
     while True:
-        asked, standard, *_ = socket.recv_fds(line, MOST, 3)
+        asked, standard, *_ = socket.recv_fds(line, MAX_MESSAGE, 3)
         if not asked:
             os._exit(0)
         reading, writing = os.pipe()

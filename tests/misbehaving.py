@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from proxy.simulator import Answer, Call, Problem, Rejected, Request
+from proxy.simulator import Problem, Rejected, Request, SimulatedAnswer, SimulatedCall
 from proxy.simulator.delivery import FAULTS, FaultRule, InjectedFault, Scene, Transmission, as_json
 from proxy.simulator.errors import Dialect, status_problem
 from proxy.simulator.summaries import SummaryWriter, instruction_of, read_material, schema_of
@@ -151,15 +151,15 @@ INVENTED = (
     "The fix went into src/invented/ghost_module_77.py, see ticket WEIR-998877",
     "The service listens on port 48213 and its id is 5550001234",
 )
-SAID: Mapping[SummaryMode, Answer] = {
-    SummaryMode.EMPTY: Answer(),
-    SummaryMode.WHITESPACE: Answer(text=" \n\t \n "),
-    SummaryMode.GARBAGE: Answer(
+SAID: Mapping[SummaryMode, SimulatedAnswer] = {
+    SummaryMode.EMPTY: SimulatedAnswer(),
+    SummaryMode.WHITESPACE: SimulatedAnswer(text=" \n\t \n "),
+    SummaryMode.GARBAGE: SimulatedAnswer(
         text="\ufffd\u0000\ufffd}{][ \ufffd\ufffd <<<< 0x \ufffd ;;;; \ufffd\ufffd\ufffd }}}} \ufffd"
     ),
-    SummaryMode.REFUSAL: Answer(text="I'm sorry, but I can't help with summarizing this conversation."),
-    SummaryMode.TOOL_CALL: Answer(calls=(Call("read_file", '{"path": "notes.md"}'),)),
-    SummaryMode.REASONING_ONLY: Answer(
+    SummaryMode.REFUSAL: SimulatedAnswer(text="I'm sorry, but I can't help with summarizing this conversation."),
+    SummaryMode.TOOL_CALL: SimulatedAnswer(calls=(SimulatedCall("read_file", '{"path": "notes.md"}'),)),
+    SummaryMode.REASONING_ONLY: SimulatedAnswer(
         text="<think>The user wants notes on the conversation. Let me think about it.</think>"
     ),
 }
@@ -191,21 +191,21 @@ class Failing(SummaryWriter):
             said = "Unsupported value: 'temperature' does not support 0 with this model."
             raise Rejected(Problem(message=said, param="temperature", code="unsupported_value"))
 
-    def answer(self, request: Request, *, max_output: int | None, count: Count) -> Answer:
+    def answer(self, request: Request, *, max_output: int | None, count: Count) -> SimulatedAnswer:
         if self.mode in SAID:
             return SAID[self.mode]
         if self.mode is SummaryMode.ECHO:
-            return Answer(text=read_material(request), endless=True)
+            return SimulatedAnswer(text=read_material(request), endless=True)
         if self.mode is SummaryMode.TOO_LONG:
             sentences = (
                 f"Item {number} of the conversation was discussed at length and is repeated here in full.\n"
                 for number in range(1, max(60, count(read_material(request)) // 8))
             )
-            return Answer(text="".join(sentences), endless=True)
+            return SimulatedAnswer(text="".join(sentences), endless=True)
         if self.mode is SummaryMode.FIRST_BAD_THEN_OK and not _AGAIN.search(instruction_of(request)):
-            return Answer(text="Noted.")
+            return SimulatedAnswer(text="Noted.")
         if self.mode is SummaryMode.EMPTY_FORM and schema_of(request) is not None:
-            return Answer(text="{}")
+            return SimulatedAnswer(text="{}")
         return SummaryWriter.answer(self, request, max_output=max_output, count=count)
 
     def lines(self, data: str) -> list[str]:

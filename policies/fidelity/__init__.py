@@ -7,7 +7,7 @@ and which can be fetched back. Fidelity asks a model the same questions of both 
 from policies.fidelity.asking import ANSWER, JUDGE, PROMPTS, PROPOSE, Terms, evaluate
 from policies.fidelity.coverage import Contexts, Coverage, Share, contexts_of, coverage_of
 from policies.fidelity.questions import MAX_QUESTIONS, MIN_QUESTIONS, MINIMUM, Dimension, Question, questions_for
-from policies.fidelity.verdicts import Fidelity, Judged, Verdict, read_verdict
+from policies.fidelity.verdicts import AnswerVerdict, Fidelity, Judged, read_verdict
 
 __all__ = [
     "ANSWER",
@@ -17,6 +17,7 @@ __all__ = [
     "MIN_QUESTIONS",
     "PROMPTS",
     "PROPOSE",
+    "AnswerVerdict",
     "Contexts",
     "Coverage",
     "Dimension",
@@ -25,7 +26,6 @@ __all__ = [
     "Question",
     "Share",
     "Terms",
-    "Verdict",
     "contexts_of",
     "coverage_of",
     "evaluate",

@@ -16,8 +16,8 @@ from types import MappingProxyType
 
 from policies.effects import Failed, Flow, Reply, Summarize, Summary, together
 from policies.fidelity.questions import MAX_QUESTIONS, Question, proposed
-from policies.fidelity.verdicts import Fidelity, Judged, Verdict, read_verdict
-from policies.summary import Line, Prompt, enclosed, harmless, normal_text, render_transcript
+from policies.fidelity.verdicts import AnswerVerdict, Fidelity, Judged, read_verdict
+from policies.summary import MaterialLine, Prompt, enclosed, harmless, normal_text, render_transcript
 from policies.summary.material import divide, harmless_lines, sized, split_text
 from policies.tokens import TokenCounter
 
@@ -129,7 +129,7 @@ class _Answers:
 
 
 def evaluate(
-    original: Sequence[Line], compacted: Sequence[Line], *, questions: Sequence[Question], terms: Terms
+    original: Sequence[MaterialLine], compacted: Sequence[MaterialLine], *, questions: Sequence[Question], terms: Terms
 ) -> Flow[Fidelity]:
     """The verdicts on every question; without any where a context cannot be read, with the reason."""
     whole, less = (sized(harmless_lines(lines), terms.counter) for lines in (original, compacted))
@@ -153,11 +153,11 @@ def evaluate(
     sides = [_renumbered(told[: len(groups)]), _renumbered(told[len(groups) :])]
     judged = yield from together([_judge(n, q, sides[0], sides[1], terms) for n, q in enumerate(questions)])
     failed = {j.why for j, _ in judged}
-    failure = failed.pop() if len(failed) == 1 and all(j.verdict is Verdict.UNKNOWN for j, _ in judged) else ""
+    failure = failed.pop() if len(failed) == 1 and all(j.verdict is AnswerVerdict.UNKNOWN for j, _ in judged) else ""
     return Fidelity(tuple(j for j, _ in judged), calls + sum(asked for _, asked in judged), failure)
 
 
-def _propose(lines: Sequence[Line], terms: Terms) -> Flow[tuple[Question, ...]]:
+def _propose(lines: Sequence[MaterialLine], terms: Terms) -> Flow[tuple[Question, ...]]:
     """Questions that the model writes about the newest part of the conversation that it can read."""
     instruction = PROPOSE.instruction.replace("{words}", str(terms.propose))
     room = terms.max_input - _size(PROPOSE, instruction, terms) - PROPOSAL_TOKENS
@@ -169,7 +169,7 @@ def _propose(lines: Sequence[Line], terms: Terms) -> Flow[tuple[Question, ...]]:
     return tuple(proposed(reply.text))[: terms.propose] if isinstance(reply, Summary) else ()
 
 
-def _chunks(lines: Sequence[Line], group: Sequence[Question], terms: Terms) -> list[list[Line]]:
+def _chunks(lines: Sequence[MaterialLine], group: Sequence[Question], terms: Terms) -> list[list[MaterialLine]]:
     """The context in parts that a question with its answer can hold; empty where not even one line has room."""
     room = _room(group, terms)
     return divide(lines, room, most=ALL_CHUNKS, counter=terms.counter) if room >= MIN_ROOM else []
@@ -194,7 +194,7 @@ def _listed(group: Sequence[Question]) -> str:
     return enclosed("questions", "\n".join(f"{n}: {q.text}" for n, q in enumerate(group, 1)))
 
 
-def _answer(group: Sequence[Question], chunks: Sequence[Sequence[Line]], terms: Terms) -> Flow[_Answers]:
+def _answer(group: Sequence[Question], chunks: Sequence[Sequence[MaterialLine]], terms: Terms) -> Flow[_Answers]:
     """The answers to a group of questions from a whole context, read in one part or in several that are merged."""
     parts = yield from together([_from_part(group, chunk, terms) for chunk in chunks])
     calls = sum(part.calls for part in parts)
@@ -215,7 +215,7 @@ def _answer(group: Sequence[Question], chunks: Sequence[Sequence[Line]], terms: 
     return _Answers({n: t for n, t in texts.items() if n not in failures}, failures, calls)
 
 
-def _from_part(group: Sequence[Question], chunk: Sequence[Line], terms: Terms) -> Flow[_Answers]:
+def _from_part(group: Sequence[Question], chunk: Sequence[MaterialLine], terms: Terms) -> Flow[_Answers]:
     material = render_transcript(chunk)
     asked = f"{material}\n\n{_listed(group)}\n\n{ANSWER.ask(max_tokens=_tokens(group))}"
     reply = yield _ask(ANSWER, asked, _tokens(group), terms)
@@ -304,20 +304,20 @@ def _judge(number: int, question: Question, whole: _Answers, less: _Answers, ter
     a, b = whole.texts.get(number, ""), less.texts.get(number, "")
     failure = whole.failures.get(number) or less.failures.get(number)
     if failure or not a or not b:
-        return Judged(question, a, b, Verdict.UNKNOWN, failure or "no_answer"), 0
+        return Judged(question, a, b, AnswerVerdict.UNKNOWN, failure or "no_answer"), 0
     if _NOT_STATED.match(a):
-        return Judged(question, a, b, Verdict.UNKNOWN, "not_stated"), 0
+        return Judged(question, a, b, AnswerVerdict.UNKNOWN, "not_stated"), 0
     if _NOT_STATED.match(b):
-        return Judged(question, a, b, Verdict.NO, "lost"), 0
+        return Judged(question, a, b, AnswerVerdict.NO, "lost"), 0
     if _lacks(question, a, b):
-        return Judged(question, a, b, Verdict.NO, "value"), 0
+        return Judged(question, a, b, AnswerVerdict.NO, "value"), 0
     if normal_text(a) == normal_text(b):
-        return Judged(question, a, b, Verdict.YES, "same"), 0
+        return Judged(question, a, b, AnswerVerdict.YES, "same"), 0
     most = int((terms.judge_input or terms.max_input) * MAX_ANSWER_SHARE)
     shown = [enclosed(name, text) for name, text in
              (("question", question.text), ("answer A", a), ("answer B", b))]  # fmt: skip
     if any(len(split_text(text, most, counter=terms.counter)) > 1 for text in shown):
-        return Judged(question, a, b, Verdict.UNKNOWN, "too_long"), 0
+        return Judged(question, a, b, AnswerVerdict.UNKNOWN, "too_long"), 0
     asked = "\n\n".join((*shown, JUDGE.instruction))
     reply = yield _ask(JUDGE, asked, VERDICT_TOKENS, terms, schema=JUDGE.schema if terms.by_schema else {})
     if isinstance(reply, Failed) and reply.reason == "no_schema":

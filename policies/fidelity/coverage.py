@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from policies.fidelity.questions import MAX_VALUE_LEN, MIN_VALUE_LEN, used_values
-from policies.ledger import EditKind, Piece
+from policies.ledger import EditKind, PlannedMessage
 from policies.messages import ToolCall, Transcript
 from policies.settings import NoteTaking
 from policies.sources import lines_of, sources_of
 from policies.state import read_state
-from policies.summary import Line, normal_text
+from policies.summary import MaterialLine, normal_text
 from policies.summary.check import places
 from policies.text.literals import literals
 from policies.text.segments import Source
@@ -33,12 +33,12 @@ class Contexts:
     """
 
     sources: tuple[Source, ...]
-    compacted: tuple[Line, ...]
+    compacted: tuple[MaterialLine, ...]
     tokens_before: int = 0
     tokens_after: int = 0
 
     @property
-    def original(self) -> tuple[Line, ...]:
+    def original(self) -> tuple[MaterialLine, ...]:
         """The whole conversation."""
         return tuple(lines_of(self.sources))
 
@@ -48,14 +48,14 @@ class Contexts:
         return self.tokens_before / self.tokens_after if self.tokens_before and self.tokens_after else None
 
 
-def contexts_of(transcript: Transcript, pieces: Sequence[Piece]) -> Contexts:
+def contexts_of(transcript: Transcript, pieces: Sequence[PlannedMessage]) -> Contexts:
     """The contexts of a request as it came and as it was planned."""
     head = transcript.head
     calls = answered_calls(transcript, units(transcript.messages, head))
     indices = range(head, len(transcript.messages))
     whole = sources_of(transcript, indices, calls)
     by_index = dict(zip(indices, whole, strict=True))
-    lines: list[Line] = []
+    lines: list[MaterialLine] = []
     tokens = 0
     for piece in pieces:
         if piece.index is not None and piece.index < head:
@@ -66,9 +66,9 @@ def contexts_of(transcript: Transcript, pieces: Sequence[Piece]) -> Contexts:
     return Contexts(tuple(whole), tuple(lines), before, tokens)
 
 
-def _lines_of(piece: Piece, by_index: Mapping[int, Source]) -> list[Line]:
+def _lines_of(piece: PlannedMessage, by_index: Mapping[int, Source]) -> list[MaterialLine]:
     if piece.index is None:
-        return [Line(RECALLED if piece.kind is EditKind.RECALL else NOTES, piece.text or "")]
+        return [MaterialLine(RECALLED if piece.kind is EditKind.RECALL else NOTES, piece.text or "")]
     source = by_index[piece.index]
     return lines_of([source if piece.text is None else replace(source, text=piece.text)])
 
@@ -172,7 +172,7 @@ def _identifiers(sources: Sequence[Source], later: Sequence[ToolCall]) -> list[s
     return list(found)
 
 
-def _text_of(lines: Sequence[Line]) -> str:
+def _text_of(lines: Sequence[MaterialLine]) -> str:
     return normal_text("\n".join(line.text for line in lines))
 
 

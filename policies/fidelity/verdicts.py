@@ -20,7 +20,7 @@ _EDGES = " \t\r\n\"'`*_.,:;!#>(){}[]\u201c\u201d\u2018\u2019"
 _BOTH = re.compile(r"\A(?:yes|no|unknown)\s{0,3}(?:[/|,]|\bor\b|\band\b|\bbut\b|-)?\s{0,3}(?:yes|no|unknown)\b")
 
 
-class Verdict(StrEnum):
+class AnswerVerdict(StrEnum):
     """Whether the compacted context answers as the whole one does."""
 
     YES = "yes"
@@ -28,37 +28,37 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
 
 
-def read_verdict(reply: Reply) -> tuple[Verdict, str]:
+def read_verdict(reply: Reply) -> tuple[AnswerVerdict, str]:
     """The verdict of a judge's reply, and for an unknown one why: its code, ``unreadable`` or ``undecided``."""
     if isinstance(reply, Failed):
-        return Verdict.UNKNOWN, reply.reason
+        return AnswerVerdict.UNKNOWN, reply.reason
     if not isinstance(reply, Summary) or reply.tool_calls:
-        return Verdict.UNKNOWN, "unreadable"
+        return AnswerVerdict.UNKNOWN, "unreadable"
     text = _THOUGHT.sub("", reply.text, count=1)[:MAX_READ_LEN].strip().lower()
     if (document := text.strip("` \n").removeprefix("json").lstrip()).startswith("{"):
         return _in_json(document)
     said = text.lstrip(_EDGES)
     word = _WORD.match(said)
     if word is None or _BOTH.match(said):
-        return Verdict.UNKNOWN, "unreadable"
+        return AnswerVerdict.UNKNOWN, "unreadable"
     return _of_word(word.group())
 
 
-def _in_json(text: str) -> tuple[Verdict, str]:
+def _in_json(text: str) -> tuple[AnswerVerdict, str]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return Verdict.UNKNOWN, "unreadable"
+        return AnswerVerdict.UNKNOWN, "unreadable"
     said = value.get("verdict") if isinstance(value, dict) else None
-    return _of_word(said.strip()) if isinstance(said, str) else (Verdict.UNKNOWN, "unreadable")
+    return _of_word(said.strip()) if isinstance(said, str) else (AnswerVerdict.UNKNOWN, "unreadable")
 
 
-def _of_word(word: str) -> tuple[Verdict, str]:
+def _of_word(word: str) -> tuple[AnswerVerdict, str]:
     try:
-        verdict = Verdict.NO if word.split() == ["not", "yes"] else Verdict(word)
+        verdict = AnswerVerdict.NO if word.split() == ["not", "yes"] else AnswerVerdict(word)
     except ValueError:
-        return Verdict.UNKNOWN, "unreadable"
-    return verdict, "undecided" if verdict is Verdict.UNKNOWN else ""
+        return AnswerVerdict.UNKNOWN, "unreadable"
+    return verdict, "undecided" if verdict is AnswerVerdict.UNKNOWN else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Judged:
     question: Question
     original: str
     compacted: str
-    verdict: Verdict
+    verdict: AnswerVerdict
     why: str = ""
 
 
@@ -86,17 +86,17 @@ class Fidelity:
     def __add__(self, other: "Fidelity") -> "Fidelity":
         return Fidelity((*self.judged, *other.judged), self.calls + other.calls, self.failure or other.failure)
 
-    def count(self, verdict: Verdict, dimension: Dimension | None = None) -> int:
+    def count(self, verdict: AnswerVerdict, dimension: Dimension | None = None) -> int:
         """How many questions, of one dimension or of all, got that verdict."""
         return sum(j.verdict is verdict and dimension in (None, j.question.dimension) for j in self.judged)
 
     def score(self, dimension: Dimension | None = None) -> float | None:
         """The share of consistent answers among those that were judged; None of none: that is no success."""
-        kept = self.count(Verdict.YES, dimension)
-        judged = kept + self.count(Verdict.NO, dimension)
+        kept = self.count(AnswerVerdict.YES, dimension)
+        judged = kept + self.count(AnswerVerdict.NO, dimension)
         return kept / judged if judged else None
 
     @property
     def unknown(self) -> dict[str, int]:
         """Why questions were not decided, and how many for each reason."""
-        return dict(Counter(j.why for j in self.judged if j.verdict is Verdict.UNKNOWN))
+        return dict(Counter(j.why for j in self.judged if j.verdict is AnswerVerdict.UNKNOWN))

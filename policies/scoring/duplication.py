@@ -21,8 +21,8 @@ LENGTH_RATIO = 0.5
 MAX_CHANGES = 6
 MAX_VALUES = 4
 MAX_NOTE = 300
-_LONGEST_VALUE = 40
-_LONGEST_NAME = 60
+_MAX_VALUE_LEN = 40
+_MAX_NAME_LEN = 60
 _MAX_FIELDS = 400
 _MAX_PARSED = 100_000
 _FIELD = re.compile(r"^[ \t]*([A-Za-z][\w .-]{0,39}?)[ \t]*[:=][ \t]*(\S.{0,400})$", re.MULTILINE)
@@ -176,14 +176,14 @@ def fields(text: str) -> dict[str, str]:
     document = _document(text)
     if document is not None:
         return dict(_leaves(document))
-    named = [(_harmless(m[1], _LONGEST_NAME), _harmless(m[2], _LONGEST_VALUE)) for m in _FIELD.finditer(text)]
+    named = [(_harmless(m[1], _MAX_NAME_LEN), _harmless(m[2], _MAX_VALUE_LEN)) for m in _FIELD.finditer(text)]
     if named:
         found: dict[str, str] = {}
         for name, value in named[:_MAX_FIELDS]:
             found.setdefault(name, value)
         return found
     lines = [line for line in text.splitlines() if line.strip()][:_MAX_FIELDS]
-    return {f"line {n}": _harmless(line, _LONGEST_VALUE) for n, line in enumerate(lines, 1)}
+    return {f"line {n}": _harmless(line, _MAX_VALUE_LEN) for n, line in enumerate(lines, 1)}
 
 
 def _document(text: str) -> object | None:
@@ -209,11 +209,11 @@ def _leaves(document: object) -> Iterator[tuple[str, str]]:
             waiting.extend((_below(path, str(n)), inner) for n, inner in reversed([*enumerate(node)]))
         else:
             value = node if isinstance(node, str) else json.dumps(node)
-            yield _harmless(path, _LONGEST_NAME), _harmless(value, _LONGEST_VALUE)
+            yield _harmless(path, _MAX_NAME_LEN), _harmless(value, _MAX_VALUE_LEN)
 
 
 def _below(path: str, key: str) -> str:
-    return f"{path}.{key[:_LONGEST_NAME]}" if path else key[:_LONGEST_NAME]
+    return f"{path}.{key[:_MAX_NAME_LEN]}" if path else key[:_MAX_NAME_LEN]
 
 
 def _harmless(text: str, longest: int) -> str:

@@ -20,7 +20,7 @@ from policies.scoring.blocks import step_numbers
 from policies.text.segments import is_identifier
 
 HOLDERS = 8
-LONGEST_PHRASE = 80
+MAX_PHRASE_LEN = 80
 SHORTEST_PHRASE = 4
 MAX_VALUES = 2_000
 TRIVIAL_UP_TO = 10
@@ -141,9 +141,9 @@ def _identifiers(body: Body, heard: frozenset[str]) -> frozenset[str]:
 
 def _phrases_used(body: Body) -> frozenset[str]:
     """The quoted strings in the text of an assistant message, and the values of its arguments that have blanks."""
-    values = (" ".join(v.split()) for v in _argument_values(body) if len(v) <= 2 * LONGEST_PHRASE)
+    values = (" ".join(v.split()) for v in _argument_values(body) if len(v) <= 2 * MAX_PHRASE_LEN)
     spoken = (*_quotes(_plain(body.text)), *(v for v in values if " " in v))
-    return frozenset(f'"{p}"' for p in spoken if SHORTEST_PHRASE <= len(p) <= LONGEST_PHRASE)
+    return frozenset(f'"{p}"' for p in spoken if SHORTEST_PHRASE <= len(p) <= MAX_PHRASE_LEN)
 
 
 def _quotes(text: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from policies.bounds import Bounds
 from policies.clipping import clip_middle
 from policies.draft import MESSAGE_OVERHEAD, Draft, replace_content
 from policies.effects import Flow
-from policies.ledger import Cut, Edit, EditKind, Piece
+from policies.ledger import Cut, Edit, EditKind, PlannedMessage
 from policies.messages import Message, ToolCall
 from policies.settings import Param
 from policies.text.gist import placeholder
@@ -86,7 +86,7 @@ def _value(given: Param, of: Field[Any]) -> Param | None:
     return given if isinstance(given, bool if kind == "flag" else str) else None
 
 
-def touchable(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, Piece, Message]]:
+def touchable(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage, Message]]:
     """The client's messages in the array that are in the scope of the layer at work and not protected, oldest first."""
     guarded, messages = bounds.protection.all, draft.transcript.messages
     for piece in draft.pieces:
@@ -94,7 +94,7 @@ def touchable(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, Piece, Messag
             yield piece.index, piece, messages[piece.index]
 
 
-def results(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, Piece, Message]]:
+def results(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage, Message]]:
     """Those of them that are results in nothing but text."""
     return (each for each in touchable(draft, bounds) if each[2].is_result and not each[2].media)
 
@@ -133,7 +133,7 @@ def standin(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -> str:
     )
 
 
-def down_to_target(draft: Draft, bounds: Bounds, edits: Iterable[tuple[Piece, Edit]]) -> Draft:
+def down_to_target(draft: Draft, bounds: Bounds, edits: Iterable[tuple[PlannedMessage, Edit]]) -> Draft:
     """The draft with the first of these edits, as many as it takes to get to the layer's target."""
     excess = draft.tokens - bounds.target
     taken: dict[int, Edit] = {}

@@ -13,7 +13,7 @@ from typing import Self
 
 from policies.bounds import Bounds
 from policies.draft import MESSAGE_OVERHEAD, Draft
-from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind, Piece
+from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind, PlannedMessage
 from policies.messages import ToolCall, same_call
 from policies.scoring import (
     EVICTABLE,
@@ -31,7 +31,7 @@ from policies.turns import parse_turn_boundaries
 
 WORTH_IT = 1.5
 PROTECTED_SHARE = 0.5
-SMALLEST_DUPLICATE = 40
+MIN_DUPLICATE = 40
 CLEARED = frozenset({EditKind.PRUNE, EditKind.EVICT, EditKind.DEDUPE, EditKind.MERGE, EditKind.CUSTOM})
 IMPORTANT = "IMPORTANT"
 DEFAULT_TYPES = ("tool_result", "memory")
@@ -66,11 +66,11 @@ def clear_results(draft: Draft, bounds: Bounds, edits: ClientEdits) -> Draft:
     return done if draft.tokens - done.tokens >= bounds.budget.room_for(edits.at_least) else draft
 
 
-def _evicted(draft: Draft, bounds: Bounds, chosen: Iterable[Piece]) -> Draft:
+def _evicted(draft: Draft, bounds: Bounds, chosen: Iterable[PlannedMessage]) -> Draft:
     """The draft with placeholders for these, in this order, as far as its target takes and each is worth it."""
     calls: Mapping[int, ToolCall] | None = None
 
-    def edits() -> Iterator[tuple[Piece, Edit]]:
+    def edits() -> Iterator[tuple[PlannedMessage, Edit]]:
         nonlocal calls
         for piece in chosen:
             calls = bounds.calls() if calls is None else calls
@@ -135,10 +135,10 @@ class Evict(Strategy):
         return [b for b in candidates(draft, bounds, types=self.types) if b.age >= self.protect_steps]
 
 
-def _by_age(draft: Draft, bounds: Bounds) -> list[Piece]:
+def _by_age(draft: Draft, bounds: Bounds) -> list[PlannedMessage]:
     """The results that may go, by age times size."""
     budget = int(PROTECTED_SHARE * (bounds.target - bounds.fixed))
-    found: list[tuple[int, int, Piece]] = []
+    found: list[tuple[int, int, PlannedMessage]] = []
     for index, piece, message in reversed([*touchable(draft, bounds)]):
         budget -= piece.tokens
         if budget < 0 and message.is_result:
@@ -220,12 +220,12 @@ class Prune(Strategy):
         """The tokens of all results that may be cleared."""
         return sum(piece.tokens for _, piece in self._beyond(draft, bounds))
 
-    def _beyond(self, draft: Draft, bounds: Bounds) -> list[tuple[int, Piece]]:
+    def _beyond(self, draft: Draft, bounds: Bounds) -> list[tuple[int, PlannedMessage]]:
         """The results that may be cleared, oldest first."""
         messages, guarded = draft.transcript.messages, bounds.protection.all
         turns = parse_turn_boundaries(messages)
         stop = turns[-self.skip_turns] if 0 < self.skip_turns < len(turns) else len(messages)
-        found: list[tuple[int, Piece]] = []
+        found: list[tuple[int, PlannedMessage]] = []
         total = 0
         for piece in reversed(draft.pieces):
             index = piece.index
@@ -261,7 +261,7 @@ class Dedupe(Strategy):
             message, call = messages[index], calls.get(index)
             duplicate = newest.setdefault(message.digest, index) != index
             superseded = call is not None and latest.setdefault(same_call(call), index) != index
-            if not (duplicate or superseded) or piece.text is not None or piece.tokens < SMALLEST_DUPLICATE:
+            if not (duplicate or superseded) or piece.text is not None or piece.tokens < MIN_DUPLICATE:
                 continue
             if message.keep or index in guarded:
                 continue
@@ -305,7 +305,7 @@ class RetireMedia(Strategy):
         return replace(edited(bounds, index, "\n".join(lines), EditKind.MEDIA), tokens=tokens)
 
 
-def _carries(draft: Draft, piece: Piece) -> bool:
+def _carries(draft: Draft, piece: PlannedMessage) -> bool:
     return piece.index is not None and draft.transcript.messages[piece.index].media > 0
 
 

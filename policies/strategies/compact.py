@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from policies.bounds import Bounds
 from policies.checkpoint import Checkpoint
 from policies.draft import MESSAGE_OVERHEAD, Draft
-from policies.effects import BEFORE_MODEL, Flow, Save, Saved
+from policies.effects import BEFORE_MODEL, Flow, Save, StateSaved
 from policies.ledger import Condensed, Cut, Edit, EditKind
 from policies.narration import Told, may_ask, origin_of, tell, told_before
 from policies.saving import occurs_in, previous_state, standing_lists, state_of
@@ -30,12 +30,12 @@ LISTS = 0.25
 CUT_STEP = 2 / 3
 """What a newest step that has to be cut may take of the room beside the summary, or low water: the rest is for the
 next one."""
-SMALLEST_STEP = 200
-LEAST_EXTRACT = 0.4
+MIN_STEP = 200
+MIN_EXTRACT = 0.4
 """What of its share the summary has where the newest step alone fills what a batch should leave."""
 FEWEST_TURNS = 2  # fewer, and steps are counted instead: one user message may have sixty of them
-SMALLEST_WINDOW = 120
-SMALLEST_RESUMED = 60
+MIN_WINDOW = 120
+MIN_RESUMED = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Compact(Strategy):
         checkpoint = replace(checkpoint, narrative=told.text, version=version)
         compacted = draft.with_cut(cut, checkpoint=checkpoint.to_json())
         compacted = compacted.with_condensed([_condensed(draft, gone, cut, told)])
-        allowed = max(SMALLEST_STEP, int(_room_beside(bounds, cut.tokens) * max(CUT_STEP, bounds.shape.low_water)))
+        allowed = max(MIN_STEP, int(_room_beside(bounds, cut.tokens) * max(CUT_STEP, bounds.shape.low_water)))
         return _cut_newest_step(compacted, bounds, newest, allowed=allowed)
 
     def tail_start(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> int:
@@ -154,7 +154,7 @@ def _told(
     if share < 1 or not waits or not may_ask(bounds) or before.origin == "prepared":
         return before, version
     saved = yield Save(checkpoint.to_json(), BEFORE_MODEL)
-    version = saved.version + 1 if isinstance(saved, Saved) else version
+    version = saved.version + 1 if isinstance(saved, StateSaved) else version
     told = yield from tell(bounds, gone, before=before, key=bounds.transcript.chain[covers - 1].hex())
     return told, version
 
@@ -166,7 +166,7 @@ def _extract_budget(draft: Draft, bounds: Bounds, start: int, share: float) -> i
         tokens for i, tokens in draft.tokens_by_index().items() if i >= start and i not in bounds.protection.verbatim
     )
     left = share * bounds.shape.low_water * bounds.room - tail
-    return min(int(min(most, max(left, LEAST_EXTRACT * most))), bounds.shape.extract_max)
+    return min(int(min(most, max(left, MIN_EXTRACT * most))), bounds.shape.extract_max)
 
 
 def _cost(text: str, bounds: Bounds) -> int:
@@ -257,7 +257,7 @@ class Rollover(Strategy):
         stays = [i for i in range(head, start) if i in protection.verbatim]
         gone = start - head - len(stays)
         room = _room_in_new_window(draft, bounds, start)
-        if gone <= 0 or room < SMALLEST_WINDOW:
+        if gone <= 0 or room < MIN_WINDOW:
             return draft
         state = _state(draft, bounds)
         version = max(bounds.known.next_version, draft.cut.version if draft.cut is not None else 0)
@@ -316,7 +316,7 @@ def resume(draft: Draft, bounds: Bounds) -> Draft:
     version, ref = bounds.known.next_version, ref_at(draft, first)
     state = replace(state, version=version, window_id=state.window_id + 1)
     around = bounds.counter.count(render_resumed("", version=version, ref=ref)) + MESSAGE_OVERHEAD
-    said = state.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter) if room > SMALLEST_RESUMED else ""
+    said = state.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter) if room > MIN_RESUMED else ""
     if not said:
         return draft
     text = render_resumed(said, version=version, ref=ref)

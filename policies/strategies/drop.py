@@ -17,7 +17,7 @@ from itertools import pairwise
 from policies.bounds import Bounds
 from policies.draft import MESSAGE_OVERHEAD, Draft, broken_rules
 from policies.effects import Flow, Kept, Trim, Trimmed
-from policies.ledger import Edit, EditKind, Piece
+from policies.ledger import Edit, EditKind, PlannedMessage
 from policies.strategies.base import Strategy, cut_at, edited, flag, number, ref_at, whole, word
 from policies.turns import parse_turn_boundaries
 
@@ -192,12 +192,12 @@ class Custom(Strategy):
         return trimmed if trimmed.tokens < draft.tokens and not broken_rules(trimmed) else draft
 
 
-def _is_replaced(piece: Piece) -> bool:
+def _is_replaced(piece: PlannedMessage) -> bool:
     """Whether a message's content is another already; without its thinking or its media it is still its own."""
     return piece.text is not None and piece.kind not in (EditKind.REASONING, EditKind.MEDIA)
 
 
-def _is_selection(messages: Sequence[Kept], given: Sequence[Piece]) -> bool:
+def _is_selection(messages: Sequence[Kept], given: Sequence[PlannedMessage]) -> bool:
     """Whether these are some of the messages that were given, each once, in their order."""
     known = {p.index for p in given}
     return all(m.index in known for m in messages) and all(a.index < b.index for a, b in pairwise(messages))

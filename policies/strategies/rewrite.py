@@ -13,11 +13,11 @@ from hashlib import blake2b
 
 from policies.bounds import Bounds
 from policies.condensing import (
-    LARGEST_SHARE,
-    MOST_ASKED,
+    MAX_ASKED,
+    MAX_SHARE,
     NO_SUMMARIZER,
     TOO_LITTLE,
-    Job,
+    RewriteTask,
     condense_each,
     is_original,
     largest_input,
@@ -27,23 +27,23 @@ from policies.condensing import (
 )
 from policies.draft import Draft
 from policies.effects import Alike, Compare, Flow, together
-from policies.ledger import SHORTENED, Condensed, Edit, EditKind, Piece
+from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
 from policies.messages import ToolCall
 from policies.scoring import last_references, step_numbers
 from policies.scoring.duplication import Group, Merge, Output, candidate_groups, merge
 from policies.settings import amount
 from policies.strategies.base import Strategy, edited, number, results, standin, touchable, whole
-from policies.summary import Line, Written, condense
+from policies.summary import MaterialLine, Written, condense
 from policies.text.gist import gist
 
-LEAST_FINDING = 32
+MIN_FINDING = 32
 """Tokens of a finding's text at the least."""
-LEAST_WORDS = 48
+MIN_WORDS = 48
 """Tokens that a model has for a group of results at the least."""
 SHARES = (1.0, 0.30, 0.05, 0.01)
 """By level, the share of what was said that stays."""
-LEAST_TITLE = 10
-LEAST_ASKED = 16
+MIN_TITLE = 10
+MIN_ASKED = 16
 """Tokens that a model has for a title at the least: names are cut otherwise."""
 WORTH_IT = 0.6
 """The share of what stands there now that a level must not be above: a short message says little without its words."""
@@ -83,17 +83,17 @@ class SummarizeToolResult(Strategy):
         """The draft with results in shorter words, until it is at its target."""
         calls = bounds.calls()
 
-        def plain(job: Job) -> str:
+        def plain(job: RewriteTask) -> str:
             text, known = draft.transcript.read(job.index).text, _known(calls.get(job.index))
             return gist(text, known=known, max_tokens=job.allowed, counter=bounds.counter, whole=True)
 
         return (yield from condense_each(draft, bounds, self._jobs(draft, bounds, calls), plain=plain))
 
-    def _jobs(self, draft: Draft, bounds: Bounds, calls: Mapping[int, ToolCall]) -> list[Job]:
+    def _jobs(self, draft: Draft, bounds: Bounds, calls: Mapping[int, ToolCall]) -> list[RewriteTask]:
         """What may be summarised: reports of sub-agents first, then what saves most, of equals the oldest."""
         ingest, steps = bounds.settings.ingest, step_numbers(draft.transcript.messages)
         reports = {*ingest.sub_agent_tools} if may_ask(bounds) else set[str]()
-        found: list[tuple[bool, int, Job]] = []
+        found: list[tuple[bool, int, RewriteTask]] = []
         for index, piece, message in results(draft, bounds):
             if not is_original(piece) or steps[-1] - steps[index] < self.keep_newest:
                 continue
@@ -101,7 +101,7 @@ class SummarizeToolResult(Strategy):
             report = call is not None and call.name in reports
             if report and message.tokens > ingest.sub_agent_cap:
                 most = min(ingest.sub_agent_cap, int(piece.tokens * 0.9))
-                job: Job | None = reading_of(bounds, index, call, kind=EditKind.SUMMARY, most=most)
+                job: RewriteTask | None = reading_of(bounds, index, call, kind=EditKind.SUMMARY, most=most)
             else:
                 job = self._finding(bounds, piece, index, call)
             if job is not None:
@@ -109,7 +109,7 @@ class SummarizeToolResult(Strategy):
         found.sort(key=lambda f: (not f[0], -f[1], f[2].index))
         return [job for _, _, job in found]
 
-    def _finding(self, bounds: Bounds, piece: Piece, index: int, call: ToolCall | None) -> Job | None:
+    def _finding(self, bounds: Bounds, piece: PlannedMessage, index: int, call: ToolCall | None) -> RewriteTask | None:
         message, text, count = (
             bounds.transcript.messages[index],
             bounds.transcript.read(index).text,
@@ -118,14 +118,14 @@ class SummarizeToolResult(Strategy):
         if piece.tokens <= self.over or count(text if piece.text is None else piece.text) <= self.over:
             return None
         tail = f"[weir: summary of {message.tokens:,} tokens, archived as {message.ref}]"
-        return Job(
+        return RewriteTask(
             index=index,
             kind=EditKind.SUMMARY,
-            allowed=max(LEAST_FINDING, int(self.ratio * piece.tokens) - count(tail)),
+            allowed=max(MIN_FINDING, int(self.ratio * piece.tokens) - count(tail)),
             tail=tail,
             key=message.digest.hex(),
             prompt="tool_result",
-            lines=(Line(_origin(call), text),),
+            lines=(MaterialLine(_origin(call), text),),
         )
 
 
@@ -149,7 +149,7 @@ class Delegate(Strategy):
             return draft.because(NO_SUMMARIZER)
         return (yield from condense_each(draft, bounds, self._jobs(draft, bounds), plain=lambda _: ""))
 
-    def _jobs(self, draft: Draft, bounds: Bounds) -> list[Job]:
+    def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
         """What may be delegated, the largest first, of equals the oldest."""
         least = amount(self.least, bounds.budget.window) / bounds.budget.ratio
         large = {i: p.tokens for i, p, _ in results(draft, bounds) if p.tokens >= least and is_original(p)}
@@ -195,17 +195,17 @@ class Progressive(Strategy):
         """The draft with messages at the level of their age, until it is at the layer's target."""
         calls = bounds.calls()
 
-        def plain(job: Job) -> str:
+        def plain(job: RewriteTask) -> str:
             message, text = draft.transcript.messages[job.index], draft.transcript.read(job.index).text
             role, known = "tool" if message.is_result else message.role, _known(calls.get(job.index))
             return gist(text, role=role, known=known, max_tokens=job.allowed, counter=bounds.counter)
 
         return (yield from condense_each(draft, bounds, self._jobs(draft, bounds, calls), plain=plain))
 
-    def _jobs(self, draft: Draft, bounds: Bounds, calls: Mapping[int, ToolCall]) -> list[Job]:
+    def _jobs(self, draft: Draft, bounds: Bounds, calls: Mapping[int, ToolCall]) -> list[RewriteTask]:
         """What is not at the level of its age, oldest first; a model is asked about the largest only."""
         messages, steps = draft.transcript.messages, step_numbers(draft.transcript.messages)
-        jobs: list[Job] = []
+        jobs: list[RewriteTask] = []
         for index, piece, message in touchable(draft, bounds):
             if index in draft.transcript.memory or message.media:
                 continue
@@ -214,11 +214,11 @@ class Progressive(Strategy):
             job = _at_level(bounds, piece, index, level, calls.get(index)) if level > level_now(piece) else None
             jobs += [job] if job is not None else []
         asking = sorted((job for job in jobs if job.asks), key=lambda job: (-messages[job.index].tokens, job.index))
-        spared = {job.index for job in asking[MOST_ASKED:]}
+        spared = {job.index for job in asking[MAX_ASKED:]}
         return [job.without_asking() if job.index in spared else job for job in jobs]
 
 
-def level_now(piece: Piece) -> int:
+def level_now(piece: PlannedMessage) -> int:
     """The level at which a message stands in the array; 3 where something else stands in its place."""
     if piece.text is None:
         return 0
@@ -228,7 +228,9 @@ def level_now(piece: Piece) -> int:
     return int(match.group(1)) if match else 0
 
 
-def _at_level(bounds: Bounds, piece: Piece, index: int, level: int, call: ToolCall | None) -> Job | None:
+def _at_level(
+    bounds: Bounds, piece: PlannedMessage, index: int, level: int, call: ToolCall | None
+) -> RewriteTask | None:
     """How one message gets to a level; None where it would not get much shorter."""
     message, text, count = bounds.transcript.messages[index], bounds.transcript.read(index).text, bounds.counter.count
     if message.role not in {"user", "assistant"} and not message.is_result:
@@ -237,19 +239,19 @@ def _at_level(bounds: Bounds, piece: Piece, index: int, level: int, call: ToolCa
     if message.role == "user" and tokens < LONG:
         return None
     asks = message.role != "user" and tokens >= WORTH_ASKING and may_ask(bounds)
-    allowed = max(LEAST_ASKED if asks else LEAST_TITLE, int(SHARES[level] * tokens))
+    allowed = max(MIN_ASKED if asks else MIN_TITLE, int(SHARES[level] * tokens))
     tail = f"[weir: level {level}, archived as {message.ref}]"
     beside = piece.tokens - count(text if piece.text is None else piece.text)
     if beside + allowed + count(tail) > WORTH_IT * piece.tokens:
         return None
-    return Job(
+    return RewriteTask(
         index=index,
         kind=EditKind.PROGRESSIVE,
         allowed=allowed,
         tail=tail,
         key=f"{message.digest.hex()}:{level}",
         prompt=f"level_{level}",
-        lines=(Line(_origin(call) if message.is_result else message.role, text),),
+        lines=(MaterialLine(_origin(call) if message.is_result else message.role, text),),
         asks=asks,
     )
 
@@ -324,7 +326,7 @@ def _in_words(
     """For groups that are merged the edit of the one that stays, in a model's words where these are shorter."""
     read, messages = bounds.transcript.read, bounds.transcript.messages
     asked = [m for m in merges if m.index in edits and len({read(i).text for i in (*m.earlier, m.index)}) > 1]
-    asked = sorted(asked, key=lambda m: (-edits[m.index].tokens, m.index))[:MOST_ASKED]
+    asked = sorted(asked, key=lambda m: (-edits[m.index].tokens, m.index))[:MAX_ASKED]
     found = yield from together([_asked(bounds, m, edits[m.index].tokens, calls) for m in asked])
     shorter: dict[int, Edit] = {}
     records: list[Condensed] = []
@@ -333,7 +335,7 @@ def _in_words(
         others = "1 earlier result" if len(group.earlier) == 1 else f"{len(group.earlier)} earlier results"
         text = f"{written.text.strip()}\n[weir: summary of this and {others}, archived as {ref}]"
         edit = reworded(bounds, group.index, text, kind=EditKind.MERGE)
-        taken = bool(written.text) and edit.tokens < LARGEST_SHARE * standing.tokens
+        taken = bool(written.text) and edit.tokens < MAX_SHARE * standing.tokens
         if taken:
             shorter[group.index] = edit
         records.append(
@@ -355,11 +357,11 @@ def _asked(bounds: Bounds, group: Merge, tokens: int, calls: Mapping[int, ToolCa
     """What a model says of a group of results, in at most half of what the latest of them takes."""
     members, tool = (*group.earlier, group.index), calls[group.index].name
     texts = [bounds.transcript.read(i).text for i in members]
-    lines = [Line(f"result of {tool}, {n} of {len(texts)}", text) for n, text in enumerate(texts, 1)]
+    lines = [MaterialLine(f"result of {tool}, {n} of {len(texts)}", text) for n, text in enumerate(texts, 1)]
     return condense(
         lines,
         prompt="tool_result",
-        max_tokens=max(LEAST_WORDS, tokens // 2),
+        max_tokens=max(MIN_WORDS, tokens // 2),
         max_input=largest_input(bounds),
         counter=bounds.counter,
         key=_key(bounds, group),

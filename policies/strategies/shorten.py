@@ -13,7 +13,7 @@ from policies.bounds import Bounds
 from policies.clipping import cap_text
 from policies.condensing import NO_SUMMARIZER, is_condensed, is_original
 from policies.draft import MESSAGE_OVERHEAD, Draft
-from policies.ledger import SHORTENED, Edit, EditKind, Piece
+from policies.ledger import SHORTENED, Edit, EditKind, PlannedMessage
 from policies.limits import ingest_cap_for
 from policies.messages import ToolCall
 from policies.settings import Ingest
@@ -22,13 +22,13 @@ from policies.text.trimming import without_fields
 from policies.turns import answered_calls
 
 ANY_TOOL = "*"
-SMALLEST_CLIPPED = 64
+MIN_CLIPPED_TOKENS = 64
 SLACK = 8
 RESULT_WEIGHT = 2
-LEAST_CLIPPED = 0.5
-LARGEST_STANDING = 0.6  # of what may be used: a protected message above it leaves no room to work in
+MIN_CLIPPED_SHARE = 0.5
+MAX_STANDING = 0.6  # of what may be used: a protected message above it leaves no room to work in
 STANDING_KEPT = 0.45
-LEAST_CUT_AGAIN = 0.2
+MIN_CUT_AGAIN = 0.2
 """The share of a shortened result that shortening it once more has to take: each time the cache behind it is lost."""
 NOT_SUMMARISED = "not_summarised"
 
@@ -67,7 +67,7 @@ def cap_results(draft: Draft, bounds: Bounds, *, new_only: bool) -> Draft:
     return draft.with_edits(edits)
 
 
-def _capped(bounds: Bounds, piece: Piece, index: int, tool: str) -> Edit | None:
+def _capped(bounds: Bounds, piece: PlannedMessage, index: int, tool: str) -> Edit | None:
     """The edit that brings one result to its cap, None for a result that may stay as it is."""
     ingest, ref = bounds.settings.ingest, bounds.transcript.messages[index].ref
     cap, names = _cap(bounds, tool), _dropped(ingest, tool)
@@ -130,7 +130,7 @@ class TruncateLargest(Strategy):
             return shrunk
         return rest.because(NO_SUMMARIZER if bounds.settings.summarizer is None else NOT_SUMMARISED)
 
-    def _shrunk(self, draft: Draft, bounds: Bounds, may: Callable[[Piece], bool]) -> Draft:
+    def _shrunk(self, draft: Draft, bounds: Bounds, may: Callable[[PlannedMessage], bool]) -> Draft:
         """The draft with the results that ``may`` be cut, as far as its target takes."""
         floor, excess = max(1, self.floor), draft.tokens - bounds.target
         found = [(i, p) for i, p, _ in results(draft, bounds) if p.tokens > floor and may(p)]
@@ -145,12 +145,12 @@ class TruncateLargest(Strategy):
         return draft.with_edits({index: edits[index] for index in sorted(edits)})
 
 
-def _cut(bounds: Bounds, index: int, piece: Piece, *, allowed: int, floor: int) -> Edit | None:
+def _cut(bounds: Bounds, index: int, piece: PlannedMessage, *, allowed: int, floor: int) -> Edit | None:
     """The edit that brings one result down to ``allowed`` tokens; None where it does not pay.
 
     An original is cut anew from all of it, a text in shorter words as it is.
     """
-    most = piece.tokens - 1 if piece.text is None else int(piece.tokens * (1 - LEAST_CUT_AGAIN))
+    most = piece.tokens - 1 if piece.text is None else int(piece.tokens * (1 - MIN_CUT_AGAIN))
     if most < floor:
         return None
     text = piece.text if piece.text is not None and is_condensed(piece) else bounds.transcript.read(index).text
@@ -172,8 +172,8 @@ def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
         if (
             index not in bounds.protection.active
         ):  # it stays for good: without room for what follows it is cut every time
-            allowed = min(allowed, int(piece.tokens * (1 - LEAST_CLIPPED)))
-        draft = _with_clipped(draft, bounds, piece, max(SMALLEST_CLIPPED, allowed))
+            allowed = min(allowed, int(piece.tokens * (1 - MIN_CLIPPED_SHARE)))
+        draft = _with_clipped(draft, bounds, piece, max(MIN_CLIPPED_TOKENS, allowed))
     return draft
 
 
@@ -188,12 +188,12 @@ def shorten_standing(draft: Draft, bounds: Bounds) -> Draft:
         index = piece.index
         if index is None or index not in (protection.task, protection.current) or index in protection.active:
             continue
-        if piece.tokens > LARGEST_STANDING * usable and not draft.transcript.messages[index].keep:
+        if piece.tokens > MAX_STANDING * usable and not draft.transcript.messages[index].keep:
             draft = _with_clipped(draft, bounds, piece, int(STANDING_KEPT * usable))
     return draft
 
 
-def _with_clipped(draft: Draft, bounds: Bounds, piece: Piece, allowed: int) -> Draft:
+def _with_clipped(draft: Draft, bounds: Bounds, piece: PlannedMessage, allowed: int) -> Draft:
     index = piece.index or 0
     if draft.transcript.messages[index].media or allowed >= piece.tokens:
         return draft
@@ -201,7 +201,7 @@ def _with_clipped(draft: Draft, bounds: Bounds, piece: Piece, allowed: int) -> D
     return draft.with_edits({index: edit}) if edit.tokens < piece.tokens else draft
 
 
-def _clippable(draft: Draft, bounds: Bounds) -> Iterator[Piece]:
+def _clippable(draft: Draft, bounds: Bounds) -> Iterator[PlannedMessage]:
     """What may be clipped, the weightiest first."""
     messages, protection = draft.transcript.messages, bounds.protection
     newest = {i for i in protection.active if messages[i].is_result or messages[i].role == "user"}

@@ -3,7 +3,7 @@
 from policies.summary.ask import Written, condense
 from policies.summary.check import declines, grounded, invented, judge, missing, normal_text, without_reasoning
 from policies.summary.material import (
-    Line,
+    MaterialLine,
     defang,
     enclosed,
     fence,
@@ -18,7 +18,7 @@ from policies.summary.provenance import bind
 
 __all__ = [
     "PROMPTS",
-    "Line",
+    "MaterialLine",
     "Prompt",
     "Proposal",
     "Written",

@@ -11,11 +11,11 @@ from hashlib import blake2b
 
 from policies.clipping import clip_middle
 from policies.effects import Failed, Flow, Reply, Summarize, together
-from policies.ledger import Piece
+from policies.ledger import PlannedMessage
 from policies.summary.check import TOO_LONG, grounded, judge, lost_lines, missing
 from policies.summary.material import (
     ARCHIVE,
-    Line,
+    MaterialLine,
     clipped,
     divide,
     enclosed,
@@ -90,10 +90,10 @@ class _SummaryRequest:
     key: str
     task: str
     by_schema: bool
-    lines: tuple[Line, ...]
+    lines: tuple[MaterialLine, ...]
     previous: str
     tokens: int
-    beside: tuple[Line, ...]
+    beside: tuple[MaterialLine, ...]
 
     @property
     def room(self) -> int:
@@ -120,7 +120,7 @@ class _SummaryRequest:
     def instruction(self, *, merge: bool = False) -> str:
         return self.prompt.ask(max_tokens=self.aim, merge=merge, task=self.task)
 
-    def question(self, asked: str, *, standing: tuple[Piece, ...] = ()) -> Summarize:
+    def question(self, asked: str, *, standing: tuple[PlannedMessage, ...] = ()) -> Summarize:
         prompt = self.prompt
         schema = dict(prompt.schema) if self.by_schema else {}
         address = self._address("in place", asked, self.material) if standing else self._address(asked)
@@ -138,7 +138,7 @@ class _SummaryRequest:
 
 
 def condense(
-    lines: Sequence[Line],
+    lines: Sequence[MaterialLine],
     *,
     prompt: str,
     max_tokens: int,
@@ -147,10 +147,10 @@ def condense(
     previous: str = "",
     key: str = "",
     by_schema: bool = False,
-    standing: tuple[Piece, ...] = (),
+    standing: tuple[PlannedMessage, ...] = (),
     most_chunks: int = 32,
     task: str = "",
-    beside: Sequence[Line] = (),
+    beside: Sequence[MaterialLine] = (),
 ) -> Flow[Written]:
     """A summary of ``lines`` that goes on from ``previous``, of about ``max_tokens`` (half more at the most).
 
@@ -188,7 +188,7 @@ def condense(
     return _finished(request, replace(taken, calls=taken.calls + spent.calls))
 
 
-def _in_place(request: _SummaryRequest, standing: tuple[Piece, ...]) -> Flow[Written]:
+def _in_place(request: _SummaryRequest, standing: tuple[PlannedMessage, ...]) -> Flow[Written]:
     """The answer to a question behind the array that the provider has cached; the notes so far stand there already."""
     asked = f"{IN_PLACE}\n\n{request.instruction()}"
     reply = yield replace(request, by_schema=False).question(asked, standing=standing)
@@ -254,7 +254,7 @@ def _merge(request: _SummaryRequest, texts: Sequence[str], *, depth: int) -> Flo
     if len(texts) == 1:
         return _judged(request, texts[0])
     counter = request.counter
-    lines = sized([Line(f"notes on part {n}", text) for n, text in enumerate(texts, 1)], counter)
+    lines = sized([MaterialLine(f"notes on part {n}", text) for n, text in enumerate(texts, 1)], counter)
     groups = _merge_groups(lines, request.room, last=depth >= MAX_DEPTH, counter=counter)
     if len(groups) == 1:
         taken = yield from _ask(request, render_transcript(groups[0]), merge=True)
@@ -266,15 +266,17 @@ def _merge(request: _SummaryRequest, texts: Sequence[str], *, depth: int) -> Flo
     return replace(merged, calls=merged.calls + sum(t.calls for t in takes))
 
 
-def _merge_group(request: _SummaryRequest, group: Sequence[Line]) -> Flow[Written]:
+def _merge_group(request: _SummaryRequest, group: Sequence[MaterialLine]) -> Flow[Written]:
     if len(group) == 1:
         return Written(group[0].text)
     return (yield from _ask(request, render_transcript(group), merge=True))
 
 
-def _merge_groups(lines: Sequence[Line], room: int, *, last: bool, counter: TokenCounter) -> list[list[Line]]:
+def _merge_groups(
+    lines: Sequence[MaterialLine], room: int, *, last: bool, counter: TokenCounter
+) -> list[list[MaterialLine]]:
     """Consecutive notes in groups that fit one question, two at the least; all in one, clipped, at the last level."""
-    groups: list[list[Line]] = [[]]
+    groups: list[list[MaterialLine]] = [[]]
     used = 0
     most = room // len(lines) if last else room // 2
     for line in lines:
@@ -382,7 +384,7 @@ def _bound(request: _SummaryRequest, text: str) -> str:
     """A text whose claims have their origin, within what it may take; empty where too little is left of it."""
     prompt = request.prompt
     text = text.replace(prompt.prefix, "").strip() if prompt.prefix else text
-    spoken = [*request.beside, *request.lines, *([Line("user", request.task)] if request.task else [])]
+    spoken = [*request.beside, *request.lines, *([MaterialLine("user", request.task)] if request.task else [])]
     text = harmless(bind(text, spoken, previous=request.previous, in_place=prompt.reads)).strip()
     text = _fitted(under_headings(text) if prompt.schema else text, request)
     return text if request.counter.count(text) >= prompt.shortest else ""

@@ -14,7 +14,7 @@ from policies.clipping import clip_middle
 from policies.tokens import TokenCounter
 
 __all__ = [
-    "Line",
+    "MaterialLine",
     "defang",
     "enclosed",
     "fence",
@@ -112,7 +112,7 @@ def _written_by_weir(written: str, body: str, *, ref: str, note: str = "") -> st
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MaterialLine:
     """One thing said: who (``user``, ``assistant``, ``assistant calls look``, ``result of look``) and what.
 
     ``tokens`` are what it takes in a transcript, once :func:`sized` has counted them.
@@ -141,27 +141,27 @@ def label(origin: str) -> str:
     return " ".join(_NOT_IN_ORIGIN.sub(" ", harmless(origin)).split())[:MAX_ORIGIN_LEN].strip() or "unknown"
 
 
-def harmless_lines(lines: Sequence[Line]) -> list[Line]:
-    return [Line(label(line.origin), harmless(line.text).strip()) for line in lines if line.text.strip()]
+def harmless_lines(lines: Sequence[MaterialLine]) -> list[MaterialLine]:
+    return [MaterialLine(label(line.origin), harmless(line.text).strip()) for line in lines if line.text.strip()]
 
 
-def render_transcript(lines: Sequence[Line], *, previous: str = "") -> str:
+def render_transcript(lines: Sequence[MaterialLine], *, previous: str = "") -> str:
     """The fenced transcript of harmless lines, behind the notes taken earlier, if any; both must be harmless."""
     said = enclosed("transcript", "\n".join(map(str, lines)))
     return f"{enclosed('notes so far', previous)}\n{said}" if previous else said
 
 
-def sized(lines: Sequence[Line], counter: TokenCounter) -> list[Line]:
+def sized(lines: Sequence[MaterialLine], counter: TokenCounter) -> list[MaterialLine]:
     return [replace(line, tokens=counter.count(str(line)) + TOKENS_PER_LINE) for line in lines]
 
 
-def clipped(line: Line, most: int, counter: TokenCounter) -> Line:
+def clipped(line: MaterialLine, most: int, counter: TokenCounter) -> MaterialLine:
     """The sized line with its middle left out where its text takes more than ``most`` tokens."""
     text = clip_middle(line.text, most, counter=counter, ref=ARCHIVE)
     return sized([replace(line, text=text)], counter)[0]
 
 
-def divide(lines: Sequence[Line], room: int, *, most: int, counter: TokenCounter) -> list[list[Line]]:
+def divide(lines: Sequence[MaterialLine], room: int, *, most: int, counter: TokenCounter) -> list[list[MaterialLine]]:
     """Sized lines in at most ``most`` consecutive chunks of at most ``room`` tokens each, all of about the same size.
 
     A call stays with its results, a long line is read in parts, and nothing is left unread. Only where there would be
@@ -181,13 +181,13 @@ def divide(lines: Sequence[Line], room: int, *, most: int, counter: TokenCounter
     half = max(1, most // 2)
     end = len(chunks) - (most - half)
     left_out = sum(map(len, chunks[half:end]))
-    note = Line("omitted", f"{left_out} lines are left out here", TOKENS_PER_PART + TOKENS_PER_LINE)
+    note = MaterialLine("omitted", f"{left_out} lines are left out here", TOKENS_PER_PART + TOKENS_PER_LINE)
     if sum(line.tokens for line in chunks[half - 1]) + note.tokens <= room:
         chunks[half - 1].append(note)
     return [*chunks[:half], *chunks[end:]]
 
 
-def _cut_to(lines: Sequence[Line], budget: int, counter: TokenCounter) -> list[Line]:
+def _cut_to(lines: Sequence[MaterialLine], budget: int, counter: TokenCounter) -> list[MaterialLine]:
     """The lines within about ``budget`` tokens: the longest are cut in the middle, to the same length."""
     sizes = sorted(line.tokens for line in lines)
     left, cap = budget, MIN_LINE
@@ -200,10 +200,10 @@ def _cut_to(lines: Sequence[Line], budget: int, counter: TokenCounter) -> list[L
     return [line if line.tokens <= cap else clipped(line, cap, counter) for line in lines]
 
 
-def _pack(lines: Sequence[Line], room: int, counter: TokenCounter) -> list[list[Line]]:
+def _pack(lines: Sequence[MaterialLine], room: int, counter: TokenCounter) -> list[list[MaterialLine]]:
     total = sum(line.tokens for line in lines)
     even = min(room, total // -(-total // room) + room // 10)
-    chunks: list[list[Line]] = [[]]
+    chunks: list[list[MaterialLine]] = [[]]
     used = 0
     for group in _groups(lines):
         whole = sum(line.tokens for line in group) <= room
@@ -218,9 +218,9 @@ def _pack(lines: Sequence[Line], room: int, counter: TokenCounter) -> list[list[
     return chunks
 
 
-def _groups(lines: Sequence[Line]) -> Iterator[list[Line]]:
+def _groups(lines: Sequence[MaterialLine]) -> Iterator[list[MaterialLine]]:
     """What is not to be separated: an assistant's words, its calls, and the results of the calls."""
-    group: list[Line] = []
+    group: list[MaterialLine] = []
     for line in lines:
         before = group[-1] if group else None
         joins = before is not None and (
@@ -235,13 +235,15 @@ def _groups(lines: Sequence[Line]) -> Iterator[list[Line]]:
         yield group
 
 
-def _parts(line: Line, room: int, counter: TokenCounter) -> list[Line]:
+def _parts(line: MaterialLine, room: int, counter: TokenCounter) -> list[MaterialLine]:
     """A line in consecutive parts of at most ``room`` tokens; a part says which it is of how many."""
     if line.tokens <= room:
         return [line]
     inner = max(1, room - TOKENS_PER_PART - TOKENS_PER_LINE - counter.count(line.origin))
     texts = split_text(line.text, inner, counter=counter)
-    return sized([Line(f"{line.origin}, part {n} of {len(texts)}", text) for n, text in enumerate(texts, 1)], counter)
+    return sized(
+        [MaterialLine(f"{line.origin}, part {n} of {len(texts)}", text) for n, text in enumerate(texts, 1)], counter
+    )
 
 
 def split_text(text: str, most: int, *, counter: TokenCounter) -> list[str]:

@@ -15,7 +15,7 @@ MAX_ITEM_LEN = 1_200
 MAX_READ_LEN = 400_000
 MAX_PREAMBLE_LEN = 200
 ATTEMPTS = 12
-MOST_OF_TEXT = 0.6
+MAX_OF_TEXT = 0.6
 HEADINGS: Mapping[str, str] = {
     "goal": "Goal",
     "done": "Done",
@@ -115,7 +115,7 @@ def under_headings(text: str) -> str:
         return found.to_text()
     found = _from_headings(text[:MAX_READ_LEN])
     shown = "" if found is None else found.to_text()
-    return shown if found is not None and _weight(shown) >= _weight(text) * MOST_OF_TEXT else text
+    return shown if found is not None and _weight(shown) >= _weight(text) * MAX_OF_TEXT else text
 
 
 def _from_json_in(text: str) -> Proposal | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from policies.summary.check import hard_terms, normal_text, without_empty_headings
-from policies.summary.material import AUTHORITIES, Line, harmless, label
+from policies.summary.material import AUTHORITIES, MaterialLine, harmless, label
 from policies.summary.proposal import field_named
 from policies.text.segments import is_identifier, sentences, terms_of
 
@@ -66,7 +66,7 @@ class _Passage:
     terms: frozenset[str]
 
 
-def bind(text: str, lines: Sequence[Line], *, previous: str = "", in_place: bool = False) -> str:
+def bind(text: str, lines: Sequence[MaterialLine], *, previous: str = "", in_place: bool = False) -> str:
     """``text`` with every sentence bound to its source among ``lines`` and the notes taken before, or left out.
 
     ``in_place`` says that it stands where its only source stood, which tells whose word it is.
@@ -116,12 +116,12 @@ def _sentences(body: str) -> list[str]:
     return [*found, *sentences(body[at:])]
 
 
-def _noted(previous: str) -> Iterator[Line]:
+def _noted(previous: str) -> Iterator[MaterialLine]:
     """What earlier notes say: the quotations in them are their origins', the rest is the notes' own."""
     for line in previous.split("\n"):
         for sentence in _sentences(_lead(line)[2]):
             quote = _QUOTED.fullmatch(sentence)
-            yield Line(quote.group(1), _inside(quote)) if quote else Line(NOTES, sentence)
+            yield MaterialLine(quote.group(1), _inside(quote)) if quote else MaterialLine(NOTES, sentence)
 
 
 def _inside(quote: "re.Match[str]") -> str:
@@ -148,7 +148,7 @@ def stems(text: str) -> frozenset[str]:
 class _Sources:
     """Who said what, by the terms that it was said in."""
 
-    lines: Sequence[Line]
+    lines: Sequence[MaterialLine]
     passages: list[_Passage] = field(default_factory=list)
     holding: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     quotes: dict[int, str] = field(default_factory=dict)
@@ -283,7 +283,7 @@ class _Sources:
         return True
 
 
-def _passages(line: Line) -> Iterable[str]:
+def _passages(line: MaterialLine) -> Iterable[str]:
     """The sentences of what somebody said, the records and lines of what a tool returned."""
     if not (line.is_result or line.is_call):
         return sentences(line.text)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
 
 from policies.checkpoint import Identifier
-from policies.text.segments import Reading, Readings, Segment, Source, is_identifier, is_question, terms_of
+from policies.text.segments import Readings, Segment, Source, TextReading, is_identifier, is_question, terms_of
 from policies.tokens import TokenCounter
 
 SPEAKERS = {"user": 1.0, "assistant": 0.2, "tool": 0.6}
@@ -50,9 +50,9 @@ STEM = 4
 """Letters by which words are compared across their inflections."""
 CORRECTION = 16
 """Tokens of a message that is a mere correction of the one before, where others are twice as long."""
-MOST_ABOUT = 64
+MAX_ABOUT = 64
 """Statements, the newest, among which a word's later one is looked for."""
-MOST_TOGETHER = 8
+MAX_TOGETHER = 8
 """Statements that stand together: a talk that drifts, each about a part of the one before, is not one statement."""
 SPARE = 1.5
 """Of so many times the budget the order is worked out; how much of it fits is then counted exactly."""
@@ -108,7 +108,7 @@ class Weights:
         self._known: dict[str, float] = {}
 
     @classmethod
-    def over(cls, readings: Sequence[Reading], *, asked: Iterable[str] = ()) -> "Weights":
+    def over(cls, readings: Sequence[TextReading], *, asked: Iterable[str] = ()) -> "Weights":
         """By what messages hold, what their calls ask for, and which words are names: never in small letters."""
         empty = frozenset[str]()
         names, plain = empty.union(*(r.names for r in readings)), empty.union(*(r.plain for r in readings))
@@ -198,7 +198,7 @@ def fitted(
     return best
 
 
-def candidates(sources: Sequence[Source], read: Sequence[Reading], *, room: int = 0, asked: str = "") -> list[Item]:
+def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: int = 0, asked: str = "") -> list[Item]:
     """Every segment of the sources, and every identifier alone; of a call made twice only the newest result's.
 
     Where the user's words are few beside the ``room`` in tokens, they come before all else.
@@ -225,7 +225,9 @@ def candidates(sources: Sequence[Source], read: Sequence[Reading], *, room: int 
     return [*items, *alone.values()]
 
 
-def _of_segments(i: int, source: Source, reading: Reading, weights: Weights, rate: float, few: float) -> Iterator[Item]:
+def _of_segments(
+    i: int, source: Source, reading: TextReading, weights: Weights, rate: float, few: float
+) -> Iterator[Item]:
     result, said = source.is_result, source.is_users
     worth = REASON if source.calls else SPEAKERS.get("tool" if result else source.role, OTHER_SPEAKER)
     if said or source.calls:
@@ -278,7 +280,7 @@ def link(items: Sequence[Item], sources: Sequence[Source]) -> None:
     for n in spoken:
         taken_up: dict[int, float] = defaultdict(float)
         for stem in stems[n]:
-            for other in said.get(stem, ())[: -MOST_ABOUT - 1 : -1]:
+            for other in said.get(stem, ())[: -MAX_ABOUT - 1 : -1]:
                 if items[other].source <= items[n].source:
                     break
                 taken_up[other] += weight[stem]
@@ -375,7 +377,7 @@ def choose(
 def _together(number: int, items: Sequence[Item], taken: bytearray) -> list[int]:
     group = [number]
     for n in group:
-        if len(group) >= MOST_TOGETHER:
+        if len(group) >= MAX_TOGETHER:
             break
         group.extend(other for other in items[n].later if not taken[other] and other not in group)
     return group

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from policies.text.extract import Item, Weights, choose, fitted, is_alone, joined
 from policies.text.output import error_lines, reports_error, without_line_numbers
-from policies.text.segments import Reading, Segment, Source, is_identifier, parse, structured, terms_of
+from policies.text.segments import Segment, Source, TextReading, is_identifier, parse, structured, terms_of
 from policies.tokens import TokenCounter
 
-LONGEST_ARGUMENT = 60
-LONGEST_VALUE = 48
+MAX_ARGUMENT_LEN = 60
+MAX_VALUE_LEN = 48
 KEY_ARGUMENTS = 2
 REPORTED = 6.0
 """A line that reports an error is worth so many times its words."""
@@ -48,7 +48,7 @@ def gist(
 
 
 def _items(text: str, role: str) -> list[Item]:
-    segments = [s for s in Reading(Source(0, role, text)).segments if s.terms]
+    segments = [s for s in TextReading(Source(0, role, text)).segments if s.terms]
     weights = Weights([frozenset(s.terms) for s in segments])
     return [
         Item(
@@ -74,10 +74,10 @@ def key_argument(arguments: str) -> str:
     found = list(structured(document)) if document is not None else []
     ranked = sorted(range(len(found)), key=lambda i: (-_telling(found[i]), i))[:KEY_ARGUMENTS]
     values = [found[i].text for i in sorted(ranked)]
-    text = ", ".join(shorten(" ".join(v.split()), LONGEST_VALUE) for v in values) or " ".join(arguments[:400].split())
-    if len(text) <= LONGEST_ARGUMENT or len(values) < KEY_ARGUMENTS:
-        return shorten(text, LONGEST_ARGUMENT)
-    return shorten(" ".join(found[ranked[0]].text.split()), LONGEST_ARGUMENT)
+    text = ", ".join(shorten(" ".join(v.split()), MAX_VALUE_LEN) for v in values) or " ".join(arguments[:400].split())
+    if len(text) <= MAX_ARGUMENT_LEN or len(values) < KEY_ARGUMENTS:
+        return shorten(text, MAX_ARGUMENT_LEN)
+    return shorten(" ".join(found[ranked[0]].text.split()), MAX_ARGUMENT_LEN)
 
 
 def _telling(pair: Segment) -> float:

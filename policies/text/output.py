@@ -2,10 +2,10 @@
 
 import re
 
-LONGEST = 240
+MAX_QUOTED_LEN = 240
 BEFORE = 60
-LONGEST_LINE = 20_000
-LONGEST_OUTPUT = 400_000
+MAX_LINE_LEN = 20_000
+MAX_OUTPUT_LEN = 400_000
 ERROR = re.compile(
     r"\b(?:\w{0,40}(?:Error|Exception)\b|error\b|failed\b|failure\b|fatal\b|denied\b|not found\b|invalid\b|traceback\b|"
     r"cannot\b|unable to\b|refused\b|timed? ?out\b|panic\b|exit (?:code|status) [1-9])",
@@ -37,7 +37,7 @@ def is_code(line: str) -> bool:
 
 def reports_error(line: str) -> bool:
     """Whether a line reports an error."""
-    return bool(ERROR.search(line)) and not _NONE.search(line) and not is_code(line[:LONGEST_LINE])
+    return bool(ERROR.search(line)) and not _NONE.search(line) and not is_code(line[:MAX_LINE_LEN])
 
 
 def error_lines(text: str) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def error_lines(text: str) -> tuple[str, ...]:
 
 def open_error(text: str) -> str:
     """The line of an output that names its error best, the last of equals; empty where it shows none."""
-    if len(text) > LONGEST_OUTPUT:
+    if len(text) > MAX_OUTPUT_LEN:
         return ""
     lines = [line for line in error_lines(text) if len(line) > len("error")]
     return next((line for line in reversed(lines) if _NAMED.search(line)), lines[-1] if lines else "")
@@ -62,9 +62,9 @@ def without_line_numbers(text: str) -> str:
 
 
 def _around(line: str) -> str:
-    line = " ".join(line.split()) if len(line) <= LONGEST else line
-    if len(line) <= LONGEST:
+    line = " ".join(line.split()) if len(line) <= MAX_QUOTED_LEN else line
+    if len(line) <= MAX_QUOTED_LEN:
         return line
     match = ERROR.search(line)
     start = max(0, match.start() - BEFORE) if match else 0
-    return " ".join(line[start : start + LONGEST].split())
+    return " ".join(line[start : start + MAX_QUOTED_LEN].split())

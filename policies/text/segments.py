@@ -144,7 +144,7 @@ def _width(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
 
 
-class Reading:
+class TextReading:
     """What one message says by itself.
 
     Attributes:
@@ -264,30 +264,30 @@ class Readings:
     def __init__(self, *, most: int = 60_000) -> None:
         self._most = most
         self._held = 0
-        self._kept: OrderedDict[bytes, Reading] = OrderedDict()
+        self._kept: OrderedDict[bytes, TextReading] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def of(self, source: Source) -> Reading:
+    def of(self, source: Source) -> TextReading:
         """The reading of a message."""
         calls = "\0".join(f"{c.name}\1{c.arguments}" for c in source.calls)
         said = f"{source.role}\0{source.tool}\0{source.arguments}\0{calls}\0{source.text}"
         key = blake2b(said.encode(errors="replace"), digest_size=16).digest()
         found = self.find(key)
         if found is None:
-            found = Reading(source)
+            found = TextReading(source)
             self.keep(key, found)
         return found
 
-    def find(self, key: bytes) -> Reading | None:
+    def find(self, key: bytes) -> TextReading | None:
         """What is kept under a key, which is thereby the newest."""
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
         return found
 
-    def keep(self, key: bytes, made: Reading) -> None:
+    def keep(self, key: bytes, made: TextReading) -> None:
         """Keep what was read, unless it is kept already, and let go of the oldest."""
         if key in self._kept:
             return

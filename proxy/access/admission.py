@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from proxy.access.caller import Caller
-from proxy.config.values import Limits
+from proxy.config.values import LimitSettings
 from proxy.errors import Busy, RateLimited
 
 PATIENCE = 5.0  # seconds that a body waits for others to go
@@ -16,7 +16,7 @@ PATIENCE = 5.0  # seconds that a body waits for others to go
 class Admission:
     """Requests and bytes of bodies that are inside, by tenant."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: LimitSettings) -> None:
         self._most = limits.concurrency_per_key or max(1, limits.concurrency // 2)
         self._bytes = limits.bytes_in_flight
         self._bytes_of_one = limits.bytes_in_flight_per_key or max(1, limits.bytes_in_flight // 2)

@@ -11,7 +11,7 @@ from proxy.cli import Failure
 from proxy.cli.output import moment, print_json, print_line, print_table, progress
 from proxy.cli.stored import json_option, reading, stored
 from proxy.config import Config
-from proxy.store import Audited, AuditRow, AuditType, Store, Verified
+from proxy.store import AuditRow, AuditType, Store, Verified, VerifiedChains
 from proxy.store.records import EvictionRow, EvictionSum
 
 OPERATOR = "operator"
@@ -63,7 +63,7 @@ def verify(config: Config, *, tenant: str | None, heads: tuple[str, ...], as_jso
     """
     noted = [_head(text) for text in heads]
 
-    async def read(store: Store) -> Audited:
+    async def read(store: Store) -> VerifiedChains:
         only = None if tenant is None else await _tenant(store, tenant)
         with progress("rows") as progressed:
             return await store.verify(
@@ -193,7 +193,7 @@ async def _tenant(store: Store, given: str) -> str:
     return matching[0]
 
 
-def _faults(audited: Audited, lost: int, broken: int) -> Iterator[str]:
+def _faults(audited: VerifiedChains, lost: int, broken: int) -> Iterator[str]:
     if broken:
         yield f"{broken} of {len(audited.chains)} chains {'was' if broken == 1 else 'were'} changed"
     if lost:

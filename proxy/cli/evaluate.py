@@ -16,12 +16,12 @@ from policies.fidelity import (
     MIN_QUESTIONS,
     PROMPTS,
     PROPOSE,
+    AnswerVerdict,
     Coverage,
     Dimension,
     Fidelity,
     Share,
     Terms,
-    Verdict,
 )
 from proxy.asking import AT_ONCE, SECONDS, Models
 from proxy.cli.conversations import checkpoints_of
@@ -297,7 +297,9 @@ def _rows(run: _EvaluationRun) -> Iterator[tuple[str, ...]]:
 
 
 def _scores(coverage: Coverage, fidelity: Fidelity) -> tuple[str, ...]:
-    counts = "/".join(str(fidelity.count(verdict)) for verdict in (Verdict.YES, Verdict.NO, Verdict.UNKNOWN))
+    counts = "/".join(
+        str(fidelity.count(verdict)) for verdict in (AnswerVerdict.YES, AnswerVerdict.NO, AnswerVerdict.UNKNOWN)
+    )
     return (
         _percent(coverage.score),
         _percent(coverage.whole.recoverable),

@@ -19,8 +19,8 @@ from proxy.app import create_app
 from proxy.config import Config, Flags, load_config
 from proxy.replay import Recording, read_recordings
 from proxy.server import serve
-from proxy.simulator import RunningSimulator, Seen, SimulatorSettings, serve_simulator
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.simulator import RecordedRequest, RunningSimulator, SimulatorSettings, serve_simulator
+from proxy.telemetry import OtelSettings, Telemetry
 from proxy.tokenizer import Tokenizer
 
 MODEL = "sim"
@@ -174,7 +174,7 @@ class Side:
             headers={name.lower(): value for name, value in raw.headers.items()},
         )
 
-    def seen(self, model: str) -> list[Seen]:
+    def seen(self, model: str) -> list[RecordedRequest]:
         """The requests for a model that the simulator has answered."""
         return [seen for seen in self._simulator.answered() if seen.model == model]
 
@@ -237,7 +237,7 @@ async def playing(show: Demonstration) -> AsyncIterator[Playback]:
         stack.callback(tokenizer.close)
         alone = await stack.enter_async_context(serve_simulator(settings, counter=counter))
         behind = await stack.enter_async_context(serve_simulator(settings, counter=counter))
-        telemetry = Telemetry.create(TelemetrySettings())
+        telemetry = Telemetry.create(OtelSettings())
         app = create_app(show.config_for(behind.base_url), telemetry=telemetry, tokenizer=tokenizer)
         server = await stack.enter_async_context(serve(app))
         direct = Side(await stack.enter_async_context(_client(alone.base_url)), alone)

@@ -29,7 +29,7 @@ from proxy.effects.hooks import Hooks, Plugin
 from proxy.server import App, ServerLimits, run
 from proxy.simulator import SimulatorSettings, run_simulator
 from proxy.store import Store, StoreError
-from proxy.telemetry import QueuedLog, Telemetry, TelemetryError, TelemetrySettings
+from proxy.telemetry import OtelSettings, QueuedLog, Telemetry, TelemetryError
 from proxy.telemetry.instruments import DROPPED
 from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.upstream.providers import providers_for
@@ -39,7 +39,7 @@ log = logging.getLogger("weir")
 DISTRIBUTION = "weir-proxy"
 HOOKS = "weir.hooks"
 SIMULATED_WINDOW = 8192
-MOST_DESCRIPTORS = 65_536
+MAX_DESCRIPTORS = 65_536
 OWN_DESCRIPTORS = 64  # the database, libraries, listeners, exporters
 COLLECT_AFTER = (2_000, 10, 10)
 
@@ -157,10 +157,10 @@ def _app(
     )
 
 
-def _telemetry_settings(config: Config) -> TelemetrySettings:
+def _telemetry_settings(config: Config) -> OtelSettings:
     """Telemetry as the configuration and the standard variables ask for it."""
     chosen = config.telemetry
-    return TelemetrySettings(
+    return OtelSettings(
         service_name=chosen.service_name,
         service_version=importlib.metadata.version(DISTRIBUTION),
         otlp_endpoint=chosen.otlp_endpoint,
@@ -246,12 +246,12 @@ def _limits(config: Config) -> ServerLimits:
 def _most_connections() -> int:
     """Clients' connections for which there are descriptors, beside as many to upstreams, as many that are refused."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    there = MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    there = MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
     return max(8, (there - OWN_DESCRIPTORS) // 3)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from policies.fidelity import MAX_QUESTIONS, MIN_QUESTIONS
 from policies.limits import BUCKETS
-from policies.settings import Bucket, ContextSettings, Layer, Mode, Shape
+from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Mode
 from proxy.config.file import KeyPath, nearest
 from proxy.config.layers import ASKING, LAYERS, parameters_of
 from proxy.custom.functions import check_custom
@@ -172,7 +172,7 @@ def _number_faults(settings: ContextSettings) -> Found:
         yield ("health", "compactions"), f"never happens within {health.compaction_window} requests"
 
 
-def _shape_faults(shapes: tuple[Shape, ...]) -> Found:
+def _shape_faults(shapes: tuple[ExtractShape, ...]) -> Found:
     if not shapes or shapes[-1].window is not None:
         yield ("shapes",), "the last one should have window: null, for every larger window"
     windows = [shape.window for shape in shapes[:-1]]

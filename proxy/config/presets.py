@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
-from policies.limits import Budget, divide
+from policies.limits import TokenBudget, divide
 from policies.settings import ContextSettings, Layer, Mode
 from proxy.config.file import ConfigError, Document, KeyPath, nearest, read_document, typed
 from proxy.config.lint import cautions, faults, grave
@@ -337,7 +337,7 @@ def policy_amounts(settings: ContextSettings, window: int) -> dict[str, object]:
     }
 
 
-def _limit(layer: Layer, settings: ContextSettings, budget: Budget) -> int:
+def _limit(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> int:
     """The most tokens at which a layer is not due, by the table of policies.triggers; -1 for one that always is."""
     if layer.at == 0:
         return -1

@@ -235,7 +235,7 @@ class TelemetrySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class LimitSettings:
     """What one client may cost; bytes, counts and seconds."""
 
     body: Size = 64 * 2**20
@@ -283,7 +283,7 @@ class FileValues:
     window: Tokens | None = None
     store: StoreSettings = StoreSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
-    limits: Limits = Limits()
+    limits: LimitSettings = LimitSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +315,7 @@ class Config:
     window: int | None
     store: StoreSettings
     telemetry: TelemetrySettings
-    limits: Limits
+    limits: LimitSettings
     warnings: tuple[str, ...] = ()
     places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False, compare=False)
 

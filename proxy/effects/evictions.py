@@ -7,7 +7,7 @@ placeholders, markers and summaries included.
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 
-from policies import ContextSettings, Cut, Decision, EditKind, Known, ToolCall, Transcript
+from policies import ContextSettings, ConversationState, Cut, Decision, EditKind, ToolCall, Transcript
 from policies.ledger import ADDING
 from policies.messages import count_occurrences, same_call
 from policies.turns import answered_calls, units
@@ -27,7 +27,7 @@ def call_hash(call: ToolCall) -> bytes:
 
 
 def evictions_of(
-    transcript: Transcript, decision: Decision, known: Known, *, settings: ContextSettings
+    transcript: Transcript, decision: Decision, known: ConversationState, *, settings: ContextSettings
 ) -> tuple[EvictionRow, ...]:
     """A row for everything that a decision newly removes or shortens, given what was known before it."""
     if not decision.is_new:
@@ -66,7 +66,9 @@ def _calls(transcript: Transcript, start: int, stop: int) -> Iterator[bytes]:
 class _Batch:
     """The rows of one decision."""
 
-    def __init__(self, transcript: Transcript, decision: Decision, known: Known, settings: ContextSettings) -> None:
+    def __init__(
+        self, transcript: Transcript, decision: Decision, known: ConversationState, settings: ContextSettings
+    ) -> None:
         self._transcript = transcript
         self._decision = decision
         self._known = known

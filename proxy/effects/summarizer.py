@@ -28,14 +28,14 @@ from proxy.effects.allowance import Allowance, SharedBook
 from proxy.effects.cache import STOPPED, SummaryCache, SummaryStore
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
 from proxy.store.records import SummaryRow
-from proxy.tap import Usage, usage_from
+from proxy.tap import ReportedUsage, usage_from
 from proxy.upstream.overflow import classify, plausible_limit
 from proxy.wire.chat import PLAIN, REASONING, Form, own_body
 
 AT_ONCE = 8
 BACK_OFF_AFTER = 3
 BACK_OFF_FIRST = 15.0
-BACK_OFF_MOST = 600.0
+MAX_BACK_OFF = 600.0
 MAX_DOUBLINGS = 10
 MAX_KNOWN = 1_024
 MAX_ANSWER = 4 * 1024 * 1024
@@ -83,7 +83,7 @@ class SummaryResult:
 
     reply: Summary | Failed
     source: Source
-    usage: Usage | None = None
+    usage: ReportedUsage | None = None
     seconds: float = 0.0
 
     @property
@@ -283,7 +283,7 @@ class Summarizer:
         if isinstance(reply, Summary) and _by_schema(question.effect) and _is_without_form(reply):
             self._no_schema.put(terms.served, value=True)
         if isinstance(reply, Summary) and question.address:
-            self._keep(question, reply, usage or Usage())
+            self._keep(question, reply, usage or ReportedUsage())
         return SummaryResult(reply=reply, source="asked", usage=usage, seconds=self._clock() - started)
 
     def _refusal(self, question: _Question, line: _ModelQueue) -> str:
@@ -292,7 +292,7 @@ class Summarizer:
             return "no_schema"
         return "backing_off" if line.is_failing and line.until > self._clock() else ""
 
-    async def _call(self, question: _Question) -> tuple[Summary | Failed, Usage | None]:
+    async def _call(self, question: _Question) -> tuple[Summary | Failed, ReportedUsage | None]:
         """The reply of the model, and what it reported; asked once more where it takes its limits in another form."""
         terms = question.terms
         try:
@@ -334,7 +334,7 @@ class Summarizer:
             line.failures += 1
             if line.is_failing:
                 pause = BACK_OFF_FIRST * 2 ** min(line.failures - BACK_OFF_AFTER, MAX_DOUBLINGS)
-                line.rests, line.until = rests + 1, self._clock() + min(pause, BACK_OFF_MOST)
+                line.rests, line.until = rests + 1, self._clock() + min(pause, MAX_BACK_OFF)
 
     def _tidy(self, scope: tuple[str, str, str], line: _ModelQueue) -> None:
         """Forget a line without calls and failures, and above so many the oldest without calls."""
@@ -345,7 +345,7 @@ class Summarizer:
             if idle is not None:
                 del self._lines[idle]
 
-    def _keep(self, question: _Question, answer: Summary, usage: Usage) -> None:
+    def _keep(self, question: _Question, answer: Summary, usage: ReportedUsage) -> None:
         """Keep an answer that came to its end and says something."""
         if answer.finish_reason != STOPPED or answer.tool_calls or not answer.text.strip() or declines(answer.text):
             return
@@ -407,7 +407,7 @@ def _digest(*parts: str | bytes) -> bytes:
     return hashed.digest()
 
 
-def _used(reply: Summary | Failed, usage: Usage | None, *, asked: int) -> int:
+def _used(reply: Summary | Failed, usage: ReportedUsage | None, *, asked: int) -> int:
     """Tokens that a call took: as reported, else estimated; a refusal took none, a broken answer may be charged."""
     if usage is not None:
         return (usage.prompt or 0) + (usage.completion or 0)
@@ -417,7 +417,7 @@ def _used(reply: Summary | Failed, usage: Usage | None, *, asked: int) -> int:
     return 0 if is_refused or reply.reason == LoopDetected.code else asked
 
 
-def read_answer(content: bytes) -> tuple[Summary | Failed, Usage | None]:
+def read_answer(content: bytes) -> tuple[Summary | Failed, ReportedUsage | None]:
     """The text of a completion and its usage; a text that is longer than may be is none."""
     try:
         answer = msgspec.json.decode(content)

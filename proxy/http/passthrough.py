@@ -16,10 +16,10 @@ from proxy.errors import LoopDetected, ProxyError, RequestTooLarge
 from proxy.http.respond import respond_error
 from proxy.intake import ClientGone, Receive, declared_length, read_held, read_part, while_connected
 from proxy.outcome import CLIENT_CLOSED, address_of, provider_of
-from proxy.relay import Cut, Send, relay_stream
+from proxy.relay import Send, StreamCut, relay_stream
 from proxy.runtime import Runtime
 from proxy.settlement import NO_POLICY, record_relayed
-from proxy.tap import Reported, Tap, Usage, read_completion
+from proxy.tap import Reported, ReportedUsage, Tap, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
 from proxy.telemetry.instruments import REQUESTS
 from proxy.telemetry.names import OPERATIONS
@@ -63,7 +63,7 @@ class RelayedRequest:
             await self._relay()
         except ClientGone:
             self.error = "client_disconnect"
-        except Cut:
+        except StreamCut:
             self.error = "stream_broken"
             log.warning("a relayed answer broke off before its end")
         except ProxyError as error:
@@ -134,8 +134,8 @@ class RelayedRequest:
         try:
             async with aclosing(watched) as chunks:
                 await relay_stream(self.send, status=answer.status, headers=headers, opening=None, chunks=chunks)
-        except (Cut, asyncio.CancelledError) as error:
-            failed = "stream_broken" if isinstance(error, Cut) else "client_disconnect"
+        except (StreamCut, asyncio.CancelledError) as error:
+            failed = "stream_broken" if isinstance(error, StreamCut) else "client_disconnect"
             raise
         finally:
             answer.close()
@@ -180,7 +180,7 @@ class RelayedRequest:
                     address=address,
                     port=port,
                     error=self.error or (str(self.status) if (self.status or 0) >= 400 else ""),
-                    usage=Usage() if usage is None else Usage(usage.prompt, usage.completion),
+                    usage=ReportedUsage() if usage is None else ReportedUsage(usage.prompt, usage.completion),
                 )
             )
 

@@ -28,7 +28,7 @@ MAX_BODY = 64 * 1024
 MAX_NAME_LEN = 256
 MAX_NAMES = 100_000
 MAX_CURSOR_LEN = 1_024
-LARGEST_IN_CURSOR = 2**53  # what a JSON number holds exactly
+MAX_IN_CURSOR = 2**53  # what a JSON number holds exactly
 NAMES_SHOWN = 5
 AGO = re.compile(r"([0-9]{1,6})([smhd])")
 MOMENT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
@@ -257,4 +257,4 @@ def _is_of(given: object, kind: type[str] | type[int] | type[float]) -> bool:
         return kind is str and "\0" not in given and given.encode("utf-8", "replace").decode() == given
     if isinstance(given, bool) or not isinstance(given, int | float):
         return False
-    return (kind is float or (kind is int and isinstance(given, int))) and abs(given) < LARGEST_IN_CURSOR
+    return (kind is float or (kind is int and isinstance(given, int))) and abs(given) < MAX_IN_CURSOR

@@ -14,7 +14,7 @@ from proxy.store.records import LimitRow
 class LearnedLimits:
     """Windows that upstreams stated or let feel, each for a while. Times are seconds since the epoch."""
 
-    SMALLEST = 256
+    MIN_LIMIT = 256
     ONCE = 3600.0
     CONFIRMED = 24 * 3600.0
     UNTRIED = 1 / 3  # of what failed twice, where nothing is known to have passed
@@ -30,7 +30,7 @@ class LearnedLimits:
 
         While a smaller limit lasts, a larger one changes nothing.
         """
-        if isinstance(limit, bool) or limit < self.SMALLEST:
+        if isinstance(limit, bool) or limit < self.MIN_LIMIT:
             return None
         if scope in self._inferred:
             self._inferred.discard(scope)
@@ -55,13 +55,13 @@ class LearnedLimits:
         """
         passed = self._passed.get(scope, 0)
         held = self._live(scope, now)
-        if tokens <= max(passed, self.SMALLEST) or (
+        if tokens <= max(passed, self.MIN_LIMIT) or (
             held is not None and held.limit < tokens and not self._guessed(held)
         ):
             return None
         refusals = held.seen + 1 if held is not None and self._guessed(held) else 1
         limit = tokens - 1 if refusals == 1 else passed or int(tokens * self.UNTRIED)
-        row = LimitRow(scope=scope, limit=max(limit, self.SMALLEST), seen=refusals, expires=now + self.ONCE)
+        row = LimitRow(scope=scope, limit=max(limit, self.MIN_LIMIT), seen=refusals, expires=now + self.ONCE)
         self._inferred.add(scope)
         self._put(row, now)
         return row

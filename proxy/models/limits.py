@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from urllib.parse import urlsplit
 
-from policies import Budget, ContextSettings, divide
+from policies import ContextSettings, TokenBudget, divide
 from policies.settings import amount
 from policies.tokens import Calibration
 from proxy.access.caller import Caller
@@ -45,7 +45,7 @@ class ModelLimits:
     ``counted`` is the scope of the calibration: estimators that count differently are not calibrated together.
     """
 
-    budget: Budget
+    budget: TokenBudget
     facts: ModelFacts
     scope: str
     counted: str

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from policies import Cut, Edit, EditKind, Elsewhere, Piece, Transcript
+from policies import Cut, Edit, EditKind, Elsewhere, PlannedMessage, Transcript
 from policies.effects import Alike, Compare, Embed, Vectors
 from policies.messages import Body
 from proxy.effects.perform import Ask
@@ -72,7 +72,7 @@ class Archive:
     """
 
     transcript: Transcript
-    pieces: Sequence[Piece] | None
+    pieces: Sequence[PlannedMessage] | None
     edits: Sequence[Edit]
     cuts: Sequence[Cut]
     tenant: str

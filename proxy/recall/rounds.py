@@ -33,7 +33,7 @@ from proxy.recall.answering import (
 )
 from proxy.recall.archive import Archive, SearchResult
 from proxy.recall.tool import Offer, RecallCall, RecallTurn, turn_of, with_more_messages, without_calls
-from proxy.relay import Received
+from proxy.relay import UpstreamResponse
 from proxy.store import StoreError
 from proxy.tap import Tap, read_completion
 from proxy.upstream.overflow import Verdict
@@ -43,8 +43,8 @@ from proxy.wire.raw import write_value
 SHARES = (1.0, 0.5, 0.0)
 NOT_OURS = frozenset({401, 402, 403, 408, 409, 425, 429})
 
-AskAgain = Callable[[bytes], Awaitable[tuple[Received, Verdict]]]
-Ended = Callable[[Received, Tap | None], None]
+AskAgain = Callable[[bytes], Awaitable[tuple[UpstreamResponse, Verdict]]]
+Ended = Callable[[UpstreamResponse, Tap | None], None]
 """RecallAnswer of each answer that another round follows, with what the upstream said of itself in it."""
 
 
@@ -180,7 +180,7 @@ def _hash(call: RecallCall) -> str:
     return blake2b((call.ref or call.query).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-async def next_answer(rounds: Rounds, turn: RecallTurn, ask: AskAgain) -> Received:
+async def next_answer(rounds: Rounds, turn: RecallTurn, ask: AskAgain) -> UpstreamResponse:
     """The answer to the next round. Raises ProxyError where the upstream cannot be asked."""
     body: bytes | None = await rounds.after(turn)
     while body is not None:
@@ -218,8 +218,8 @@ JOINED = ("content", "reasoning_content", "reasoning")
 
 
 async def follow_whole(
-    received: Received, rounds: Rounds, ask: AskAgain, ended: Ended, *, joins: bool = True
-) -> Received:
+    received: UpstreamResponse, rounds: Rounds, ask: AskAgain, ended: Ended, *, joins: bool = True
+) -> UpstreamResponse:
     """The answer to relay once the model has what it recalled; the same one where it recalled nothing.
 
     ``joins`` puts what the model said before its calls in front of what it says in the end.
@@ -243,7 +243,7 @@ async def follow_whole(
     return replace(received, body=written, seen=read_completion(written), rewritten=True)
 
 
-def _completion(received: Received, name: str) -> dict[str, Any] | None:
+def _completion(received: UpstreamResponse, name: str) -> dict[str, Any] | None:
     """A completion that has ``name`` in it; None for anything else."""
     body = received.body
     if body is None or received.answer.status >= 400 or not received.answer.ended or name.encode() not in body:

@@ -30,8 +30,8 @@ import msgspec
 from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.recall.rounds import AskAgain, Ended, Rounds, added_up, next_answer
 from proxy.recall.tool import RecallTurn, name_of, turn_of
-from proxy.relay import Cut, Headers, Received, Send, end_of, send_more, send_start
-from proxy.sse import DONE, Frame, Frames
+from proxy.relay import Headers, Send, StreamCut, UpstreamResponse, end_of, send_more, send_start
+from proxy.sse import DONE, EventFrame, Frames
 from proxy.tap import StreamTap, Tap
 from proxy.upstream.client import StreamBroken
 from proxy.wire.raw import write_value
@@ -121,7 +121,7 @@ class Filter:
     def _chunks(self) -> list[dict[str, Any]]:
         return [value for data in self._kept if (value := _decoded(data)) is not None]
 
-    def _pass(self, frame: Frame) -> bytes:
+    def _pass(self, frame: EventFrame) -> bytes:
         if not frame.events:
             return frame.raw
         for event in frame.events:
@@ -133,7 +133,7 @@ class Filter:
             return frame.raw
         return b"".join(self._changed(event.data, frame) for event in frame.events)
 
-    def _changed(self, data: bytes, frame: Frame) -> bytes:
+    def _changed(self, data: bytes, frame: EventFrame) -> bytes:
         """One event as the client sees it; empty for one that is withheld."""
         raw = frame.raw if len(frame.events) == 1 else _event(data)
         if data == DONE:
@@ -313,8 +313,8 @@ class Gate:
     """The client's side of the stream: what is written before it opens waits."""
 
     send: Send
-    headers: Callable[[Received], Headers]
-    received: Received
+    headers: Callable[[UpstreamResponse], Headers]
+    received: UpstreamResponse
     tap: StreamTap = field(default_factory=StreamTap)
     is_open: bool = False
     _held: bytearray = field(default_factory=bytearray)
@@ -379,12 +379,12 @@ class Relaying:
     rounds: Rounds
     ask: AskAgain
     send: Send
-    headers: Callable[[Received], Headers]
+    headers: Callable[[UpstreamResponse], Headers]
     explain: Callable[[Exception], ProxyError]
     ended: Ended
     patience: float = PATIENCE
 
-    async def run(self, received: Received) -> Tap | Received:
+    async def run(self, received: UpstreamResponse) -> Tap | UpstreamResponse:
         """What the client saw, or an answer that is to be relayed instead, nothing having been sent.
 
         Raises Cut if the stream broke off, ProxyError if the upstream could not be asked again and nothing was sent.
@@ -408,7 +408,7 @@ class Relaying:
         await gate.close()
         return gate.tap.seen
 
-    async def _round(self, gate: Gate, view: Filter, received: Received) -> Tap:
+    async def _round(self, gate: Gate, view: Filter, received: UpstreamResponse) -> Tap:
         """Relay one round; what the upstream said of itself in it comes back."""
         tap = StreamTap()
         try:
@@ -431,7 +431,7 @@ class Relaying:
             received.answer.close()
         return tap.seen
 
-    async def _next(self, gate: Gate, asking: Coroutine[Any, Any, Received]) -> Received:
+    async def _next(self, gate: Gate, asking: Coroutine[Any, Any, UpstreamResponse]) -> UpstreamResponse:
         try:
             return await patiently(asking, gate.keep_alive, every=self.patience)
         except (ProxyError, asyncio.CancelledError) as error:
@@ -446,10 +446,10 @@ class Relaying:
     async def _fail(self, gate: Gate, event: bytes, cause: BaseException | None = None) -> NoReturn:
         """End the client's stream with an error event, and without a proper end."""
         await gate.write(event)
-        raise Cut("the answer broke off between two rounds") from cause
+        raise StreamCut("the answer broke off between two rounds") from cause
 
 
-async def _chunks(received: Received) -> AsyncGenerator[bytes | None, None]:
+async def _chunks(received: UpstreamResponse) -> AsyncGenerator[bytes | None, None]:
     """The stream from its beginning; None where what was looked at before ends."""
     opening, chunks = received.opening, received.chunks
     assert chunks is not None  # noqa: S101 - the caller looked
@@ -464,7 +464,7 @@ async def _chunks(received: Received) -> AsyncGenerator[bytes | None, None]:
             yield chunk
 
 
-def _refusal(received: Received) -> bytes:
+def _refusal(received: UpstreamResponse) -> bytes:
     """What the upstream said in place of the next round, as an event."""
     try:
         value = msgspec.json.decode(received.body or b"")

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from policies import Piece, ToolCall
+from policies import PlannedMessage, ToolCall
 from policies.fidelity import (
     Contexts,
     Coverage,
@@ -76,7 +76,7 @@ def archived_pair(recording: Recording, cut: Cut, *, script: Script) -> Compacti
     length = len(recording.values)
     return Compaction(
         request=0,
-        contexts=contexts_of(script.transcript(length), (Piece(None, cut.tokens, cut.text),)),
+        contexts=contexts_of(script.transcript(length), (PlannedMessage(None, cut.tokens, cut.text),)),
         archived="\n".join(script.text(index) for index in range(length)),
         layers=(cut.layer,),
     )

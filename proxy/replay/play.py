@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from policies import ContextSettings
-from policies.advise import Prices, request_cost
+from policies.advise import TokenPrices, request_cost
 from proxy.replay.scenarios import (
     SLIDING,
     UNMANAGED,
@@ -231,7 +231,7 @@ async def replay(
     script: Script,
     policies: Sequence[ContextSettings],
     conditions: Conditions,
-    prices: Prices,
+    prices: TokenPrices,
     store: Store,
     *,
     keep_steps: bool = False,
@@ -274,7 +274,7 @@ class _Played:
 class _Meter:
     """Plays one scenario of one conversation; ``room`` is what a prompt may have beside its answer, tokens."""
 
-    def __init__(self, script: Script, scenario: Scenario, prices: Prices, *, room: int, keep_steps: bool) -> None:
+    def __init__(self, script: Script, scenario: Scenario, prices: TokenPrices, *, room: int, keep_steps: bool) -> None:
         self.tally = Tally(conversations=1)
         self.steps: list[Step] = []
         self._script = script

@@ -15,8 +15,8 @@ from typing import BinaryIO
 from proxy.errors import ProxyError
 from proxy.wire.raw import Raw, read_value, split_array, split_object, write_value
 
-LONGEST_DOCUMENT = 1 << 30
-LONGEST_LINE = 1 << 28
+MAX_DOCUMENT_LEN = 1 << 30
+MAX_LINE_LEN = 1 << 28
 
 
 class BadRecording(Exception):
@@ -76,10 +76,10 @@ def read_recordings(path: Path) -> Iterator[Place]:
 
 def _read(file: BinaryIO, path: Path) -> Iterator[Place]:
     read = found = number = 0
-    while line := file.readline(LONGEST_LINE + 1):
+    while line := file.readline(MAX_LINE_LEN + 1):
         number += 1
-        if len(line) > LONGEST_LINE:
-            raise BadRecording(f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MB")
+        if len(line) > MAX_LINE_LEN:
+            raise BadRecording(f"{path}, line {number}: longer than {MAX_LINE_LEN >> 20} MB")
         read += len(line)
         if not line.strip():
             continue
@@ -105,9 +105,9 @@ def _is_unfinished(line: bytes) -> bool:
 
 
 def _read_document(begin: bytes, file: BinaryIO, path: Path, number: int) -> Iterator[Place]:
-    rest = file.read(LONGEST_DOCUMENT + 1)
-    if len(rest) > LONGEST_DOCUMENT:
-        raise BadRecording(f"{path}: one JSON document of more than {LONGEST_DOCUMENT >> 20} MB; write a line for each")
+    rest = file.read(MAX_DOCUMENT_LEN + 1)
+    if len(rest) > MAX_DOCUMENT_LEN:
+        raise BadRecording(f"{path}: one JSON document of more than {MAX_DOCUMENT_LEN >> 20} MB; write a line for each")
     whole = begin + rest
     try:
         json.loads(whole)

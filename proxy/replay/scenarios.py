@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from policies import Budget, ContextSettings, Decision, Failed, Mode, Piece, Summarize, Summary, divide
+from policies import ContextSettings, Decision, Failed, Mode, PlannedMessage, Summarize, Summary, TokenBudget, divide
 from policies.tokens import Calibration
 from proxy.conversation import Conversations
 from proxy.effects.allowance import Patience
@@ -18,7 +18,7 @@ from proxy.effects.perform import Ask, EffectHandler
 from proxy.errors import ContextLengthExceeded
 from proxy.models import ModelFacts, ModelLimits
 from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW
-from proxy.planning import Job, Planned, Planner
+from proxy.planning import PlannedRequest, Planner, PlanRequest
 from proxy.preparation import Preparation
 from proxy.replay.script import Script
 from proxy.store import Store
@@ -52,7 +52,7 @@ class Conditions:
         """The window that a policy works in, tokens."""
         return self.window or settings.window or self.facts.window or UNKNOWN_WINDOW
 
-    def budget(self, settings: ContextSettings, *, margin: float | None = None) -> Budget:
+    def budget(self, settings: ContextSettings, *, margin: float | None = None) -> TokenBudget:
         """The budget of every request under a policy; ``margin`` is the estimator's error."""
         return divide(
             settings,
@@ -90,7 +90,7 @@ class Forwarded:
     a model was asked for, ``why`` what refused it.
     """
 
-    pieces: tuple[Piece, ...] | None
+    pieces: tuple[PlannedMessage, ...] | None
     tokens: int
     limit: int
     action: str
@@ -132,7 +132,7 @@ class Scenario(Protocol):
 class Unmanaged:
     """Every request as it came, whether it fits or not."""
 
-    budget: Budget
+    budget: TokenBudget
 
     async def forward(self, script: Script, length: int) -> Forwarded:
         """All of it."""
@@ -147,7 +147,7 @@ class Unmanaged:
 class SlidingWindow:
     """System messages and as many of the newest messages as fit, chosen anew for every request."""
 
-    budget: Budget
+    budget: TokenBudget
 
     async def forward(self, script: Script, length: int) -> Forwarded:
         """The head and the newest messages; never a tool result without its call."""
@@ -226,7 +226,7 @@ class Managed:
         margin = self._calibration.margin(self._settings.margin, exact=counter.is_exact)
         budget = self._conditions.budget(self._settings, margin=margin)
         job = self._job(script.body(length), budget)
-        begun = Planned(job.request.body)
+        begun = PlannedRequest(job.request.body)
         try:
             planned = await self._planner.first(job, begun)
         except ContextLengthExceeded as error:
@@ -267,11 +267,11 @@ class Managed:
     def _clock(self) -> float:
         return self._now
 
-    def _job(self, body: bytes, budget: Budget) -> Job:
+    def _job(self, body: bytes, budget: TokenBudget) -> PlanRequest:
         async def believe() -> ModelLimits:
             return ModelLimits(budget, ModelFacts(window=budget.window, source="policy"), scope="", counted="")
 
-        return Job(
+        return PlanRequest(
             request=parse_chat(body),
             tenant=self._tenant,
             name=None,
@@ -283,7 +283,7 @@ class Managed:
         )
 
 
-def _why(error: ContextLengthExceeded, budget: Budget) -> Refusal:
+def _why(error: ContextLengthExceeded, budget: TokenBudget) -> Refusal:
     facts: Mapping[str, Any] = error.weir or {}
     if "bucket" in facts:
         return Refusal(facts["bucket"], facts["used"], facts["cap"])

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from policies import Body, Message, Piece, TokenCounter, Transcript
+from policies import Body, Message, PlannedMessage, TokenCounter, Transcript
 from policies.messages import chain_of, head_length
 from proxy.replay.recordings import Fact, Recording
 from proxy.wire.chat import body_of, count_message, count_tools, message_of, render
@@ -66,11 +66,11 @@ class Script:
             tools=self.tools,
         )
 
-    def raw_pieces(self, length: int) -> tuple[Piece, ...]:
+    def raw_pieces(self, length: int) -> tuple[PlannedMessage, ...]:
         """The first ``length`` messages as they came."""
-        return tuple(Piece(index, message.tokens) for index, message in enumerate(self.messages[:length]))
+        return tuple(PlannedMessage(index, message.tokens) for index, message in enumerate(self.messages[:length]))
 
-    def rendered(self, pieces: Sequence[Piece]) -> list[Raw]:
+    def rendered(self, pieces: Sequence[PlannedMessage]) -> list[Raw]:
         """The messages of an array as they would be sent."""
         return render(pieces, self.raws, self.marked)
 
@@ -81,14 +81,14 @@ class Script:
             found = self._texts[index] = _said(self._bodies[index])
         return found
 
-    def piece_text(self, piece: Piece) -> str:
+    def piece_text(self, piece: PlannedMessage) -> str:
         """Everything that a piece of a planned array says, in lower case."""
         if piece.text is None:
             return self.text(piece.index) if piece.index is not None else ""
         calls = self._bodies[piece.index].calls if piece.index is not None else ()
         return _said(Body(piece.text, calls))
 
-    def buckets(self, pieces: Sequence[Piece], *, priming: int) -> dict[str, int]:
+    def buckets(self, pieces: Sequence[PlannedMessage], *, priming: int) -> dict[str, int]:
         """Uncalibrated tokens by bucket; every token of the request is in exactly one."""
         result = dict.fromkeys(BUCKETS, 0)
         result["tools"], result["history"] = self.tools, priming
@@ -96,7 +96,7 @@ class Script:
             result[self._bucket(piece)] += piece.tokens
         return result
 
-    def _bucket(self, piece: Piece) -> str:
+    def _bucket(self, piece: PlannedMessage) -> str:
         if piece.index is None:
             return "summary"
         message = self.messages[piece.index]
@@ -128,7 +128,7 @@ class Retention:
 
 
 def judge(
-    script: Script, facts: Sequence[Fact], *, length: int, sent: Sequence[Piece], archived: Iterable[int]
+    script: Script, facts: Sequence[Fact], *, length: int, sent: Sequence[PlannedMessage], archived: Iterable[int]
 ) -> Retention:
     """What of ``facts`` is in the array ``sent`` for the first ``length`` messages; ``archived`` are originals kept."""
     if not facts:

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from policies import ContextSettings, ToolCall
-from policies.advise import Advice, Prices, ToolUse, Traffic, advise
+from policies.advise import Advice, TokenPrices, ToolUse, Traffic, advise
 from proxy.replay.scenarios import Conditions
 from proxy.replay.script import Script
 
@@ -32,7 +32,7 @@ def pace_of(script: Script) -> Pace:
     return Pace(max(0.0, growth), head + last.tools + last.priming + ends)
 
 
-def advice_for(script: Script, settings: ContextSettings, conditions: Conditions, prices: Prices) -> Advice:
+def advice_for(script: Script, settings: ContextSettings, conditions: Conditions, prices: TokenPrices) -> Advice:
     """Where a policy's batches should start and end for the money, if all conversations were like this one."""
     pace, budget = pace_of(script), conditions.budget(settings)
     return advise(

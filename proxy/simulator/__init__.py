@@ -1,21 +1,21 @@
 """A strict OpenAI-compatible upstream with a real window, for the demo, the tests and people who try policies."""
 
-from proxy.simulator.answers import Answer, Call
+from proxy.simulator.answers import SimulatedAnswer, SimulatedCall
 from proxy.simulator.errors import Dialect, Problem, Rejected
-from proxy.simulator.recorder import Seen
+from proxy.simulator.recorder import RecordedRequest
 from proxy.simulator.serving import RunningSimulator, run_simulator, serve_simulator, serve_until_stopped
 from proxy.simulator.settings import SimulatorSettings
 from proxy.simulator.window import Request
 
 __all__ = [
-    "Answer",
-    "Call",
     "Dialect",
     "Problem",
+    "RecordedRequest",
     "Rejected",
     "Request",
     "RunningSimulator",
-    "Seen",
+    "SimulatedAnswer",
+    "SimulatedCall",
     "SimulatorSettings",
     "run_simulator",
     "serve_simulator",

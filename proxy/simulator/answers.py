@@ -14,7 +14,7 @@ MAX_DEPTH = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SimulatedCall:
     """One tool call of an answer; ``arguments`` is JSON text, ``id`` None stands for a generated one."""
 
     name: str
@@ -23,17 +23,17 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SimulatedAnswer:
     """What the model says; ``finish`` overrides the finish reason in OpenAI's words, ``endless`` every limit."""
 
     text: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[SimulatedCall, ...] = ()
     reasoning: str = ""
     finish: str | None = None
     endless: bool = False
 
 
-Script = Callable[[Request], Answer | str]
+Script = Callable[[Request], SimulatedAnswer | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Spoken:
     """An answer that fits its limit: the pieces of its text as they are streamed, its calls and its cost."""
 
     pieces: tuple[str, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[SimulatedCall, ...]
     reasoning: str
     finish: str
     tokens: int
@@ -52,13 +52,13 @@ class Spoken:
         return "".join(self.pieces)
 
 
-def default_answer(request: Request, seed: int) -> Answer:
+def default_answer(request: Request, seed: int) -> SimulatedAnswer:
     """A call of the tool that the request demands, else a sentence or JSON in the form it asks for."""
     forced = _forced_tool(request)
     if forced is not None:
         name, schema = forced
-        return Answer(calls=(Call(name, json.dumps(_sample(schema, seed=seed))),))
-    return Answer(text=_default_text(request, seed))
+        return SimulatedAnswer(calls=(SimulatedCall(name, json.dumps(_sample(schema, seed=seed))),))
+    return SimulatedAnswer(text=_default_text(request, seed))
 
 
 def asked_tokens(request: Request) -> int | None:
@@ -70,7 +70,7 @@ def asked_tokens(request: Request) -> int | None:
     return None
 
 
-def speak(answer: Answer, *, limit: int | None, count: Count) -> Spoken:
+def speak(answer: SimulatedAnswer, *, limit: int | None, count: Count) -> Spoken:
     """The answer cut to ``limit`` tokens; a call that does not fit is not made."""
     limit = None if answer.endless else limit
     calls, finish = answer.calls, answer.finish

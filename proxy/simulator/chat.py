@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from proxy.simulator.answers import Call
+from proxy.simulator.answers import SimulatedCall
 from proxy.simulator.checks import check_chat
 from proxy.simulator.delivery import compact
 from proxy.simulator.errors import Dialect
@@ -45,7 +45,7 @@ def _extras(outcome: Completion) -> Mapping[str, Any]:
     return {"service_tier": "default"} if outcome.dialect is Dialect.OPENAI else {}
 
 
-def _call_id(outcome: Completion, call: Call, index: int) -> str:
+def _call_id(outcome: Completion, call: SimulatedCall, index: int) -> str:
     return call.id or f"call_{outcome.id[-16:]}{index}"
 
 

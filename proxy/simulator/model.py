@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-from proxy.simulator.answers import Answer, Spoken, asked_tokens, default_answer, speak
+from proxy.simulator.answers import SimulatedAnswer, Spoken, asked_tokens, default_answer, speak
 from proxy.simulator.delivery import (
     FAULT_PREFIX,
     FaultRule,
@@ -206,7 +206,7 @@ class Model:
             written=sum(prompt.tokens[: prompt.breakpoint]),
         )
 
-    def _choose(self, request: Request) -> Answer:
+    def _choose(self, request: Request) -> SimulatedAnswer:
         """The answer that the settings have for this request, before any limit on its length."""
         settings = self.settings
         if self._is_summary(request):
@@ -218,7 +218,7 @@ class Model:
             answer = settings.answers[turn]
         else:
             return default_answer(request, settings.seed)
-        return Answer(text=answer) if isinstance(answer, str) else answer
+        return SimulatedAnswer(text=answer) if isinstance(answer, str) else answer
 
     def _render(self, surface: Surface, outcome: Completion) -> Transmission:
         settings, request = self.settings, outcome.request

@@ -16,7 +16,7 @@ VISIT = "simulator.visit"
 
 
 @dataclass(slots=True, kw_only=True)
-class Seen:
+class RecordedRequest:
     """One request as it arrived, and what became of it so far.
 
     Attributes:
@@ -69,11 +69,11 @@ class Ledger:
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._entries: deque[Seen] = deque()
+        self._entries: deque[RecordedRequest] = deque()
         self._started = time.monotonic()
         self._visits: set[Visit] = set()
 
-    def __iter__(self) -> Iterator[Seen]:
+    def __iter__(self) -> Iterator[RecordedRequest]:
         return iter(tuple(self._entries))
 
     def now(self) -> float:
@@ -83,7 +83,7 @@ class Ledger:
     def arrive(self, scope: Scope, body: bytes, send: Send) -> "Visit":
         """Record a request that has arrived in full."""
         headers = tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"])
-        seen = Seen(method=scope["method"], path=scope["path"], headers=headers, body=body, at=self.now())
+        seen = RecordedRequest(method=scope["method"], path=scope["path"], headers=headers, body=body, at=self.now())
         self._entries.append(seen)
         self._bytes += len(body)
         while self._bytes > self._max_bytes and len(self._entries) > 1:
@@ -111,7 +111,7 @@ class Ledger:
 class Visit:
     """One request while it is being answered: its entry, and whether the client is still there."""
 
-    def __init__(self, ledger: Ledger, seen: Seen, send: Send) -> None:
+    def __init__(self, ledger: Ledger, seen: RecordedRequest, send: Send) -> None:
         self.seen = seen
         self.over = asyncio.Event()
         self.done = False

@@ -10,7 +10,7 @@ import uvicorn
 from anyio.from_thread import start_blocking_portal
 
 from proxy.simulator.app import Simulator, WordCounter, create_simulator
-from proxy.simulator.recorder import Seen
+from proxy.simulator.recorder import RecordedRequest
 from proxy.simulator.settings import SimulatorSettings
 
 START_SECONDS = 10.0
@@ -36,7 +36,7 @@ class RunningSimulator:
         return f"{self.origin}/v1"
 
     @property
-    def ledger(self) -> list[Seen]:
+    def ledger(self) -> list[RecordedRequest]:
         """What arrived so far, in order."""
         return list(self.simulator.ledger)
 
@@ -44,7 +44,7 @@ class RunningSimulator:
         """Clear the ledger."""
         self.simulator.ledger.clear()
 
-    def answered(self) -> list[Seen]:
+    def answered(self) -> list[RecordedRequest]:
         """The entries of requests for an answer in words."""
         return [seen for seen in self.ledger if seen.path in {"/v1/chat/completions", "/v1/messages"}]
 

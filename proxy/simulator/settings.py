@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.simulator.answers import Answer, Script
+from proxy.simulator.answers import Script, SimulatedAnswer
 from proxy.simulator.delivery import FAULTS, FaultRule
 from proxy.simulator.errors import Dialect, OversizedPrompt
 from proxy.simulator.summaries import SummaryWriter
@@ -46,7 +46,7 @@ class SimulatorSettings:
     allow_prefill: bool = False
     latency: float = 0.0
     chunk_delay: float = 0.0
-    answers: tuple[Answer | str, ...] = ()
+    answers: tuple[SimulatedAnswer | str, ...] = ()
     answer: Script | None = None
     summary_model: str | None = None
     summarizer: SummaryWriter = field(default_factory=SummaryWriter)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from proxy.simulator.answers import Answer, asked_tokens
+from proxy.simulator.answers import SimulatedAnswer, asked_tokens
 from proxy.simulator.delivery import Transmission
 from proxy.simulator.window import Count, Request
 
@@ -66,7 +66,7 @@ class SummaryWriter:
     def check(self, request: Request) -> None:
         """Raise :class:`Rejected` where it refuses whatever it is asked, or the form in which it is asked."""
 
-    def answer(self, request: Request, *, max_output: int | None, count: Count) -> Answer:
+    def answer(self, request: Request, *, max_output: int | None, count: Count) -> SimulatedAnswer:
         """The summary, in words or by the schema that was asked for."""
         material, instruction = read_material(request), instruction_of(request)
         limit = asked_tokens(request) or max_output or 400
@@ -74,11 +74,13 @@ class SummaryWriter:
         data = _before_the_end(material) or material
         lines, schema = self.lines(data), schema_of(request)
         if schema is not None:
-            return Answer(text=_by_schema(schema, lines or ["nothing was said"], limit=room, count=count))
+            return SimulatedAnswer(text=_by_schema(schema, lines or ["nothing was said"], limit=room, count=count))
         if _ASKS_FOR_LIST.search(instruction):
             picked = lines[:: max(1, len(lines) // 8)]
-            return Answer(text="\n".join(_fit([f"learnings | normal | {_cut(line)}" for line in picked], room, count)))
-        return Answer(text=_notes(lines, data, limit=room, count=count))
+            return SimulatedAnswer(
+                text="\n".join(_fit([f"learnings | normal | {_cut(line)}" for line in picked], room, count))
+            )
+        return SimulatedAnswer(text=_notes(lines, data, limit=room, count=count))
 
     def lines(self, data: str) -> list[str]:
         """The lines of the material, which the summary is made of."""

@@ -54,7 +54,7 @@ from proxy.store.records import (
 from proxy.store.schema import HEAD
 from proxy.store.sqlite import Mode, SqliteDatabase
 from proxy.store.transaction import Content, Database, Transactions, reading, timed, writing
-from proxy.store.verification import Audited, Broken, Verified
+from proxy.store.verification import Broken, Verified, VerifiedChains
 
 BUSY_TIMEOUT = 5.0
 CONNECTIONS = 4
@@ -334,7 +334,6 @@ __all__ = [
     "AuditEvent",
     "AuditRow",
     "AuditType",
-    "Audited",
     "Branch",
     "Broken",
     "CalibrationRow",
@@ -362,4 +361,5 @@ __all__ = [
     "SummaryRow",
     "UsageRow",
     "Verified",
+    "VerifiedChains",
 ]

@@ -104,7 +104,7 @@ class Verified:
     found: frozenset[bytes] = frozenset()
 
 
-class Audited(NamedTuple):
+class VerifiedChains(NamedTuple):
     """What was found in the chains of the audit, and which of the triggers that guard its table are not there."""
 
     chains: list[Verified]
@@ -113,7 +113,7 @@ class Audited(NamedTuple):
 
 def verify(
     tx: Transaction, tenant: str | None = None, *, heads: Collection[bytes] = (), progress: Progress | None = None
-) -> Audited:
+) -> VerifiedChains:
     """Every chain of the audit, or a tenant's, walked to the first row that is wrong.
 
     ``progress`` is told after every page how many rows of how many were looked at, on the thread of the store.
@@ -127,7 +127,7 @@ def verify(
                 progress(done + min(number, size), total)
         done += size
         found.append(walk.result(size))
-    return Audited(found, missing_guards(tx))
+    return VerifiedChains(found, missing_guards(tx))
 
 
 class _Walk:

@@ -15,7 +15,7 @@ from proxy.telemetry.logs import (
 )
 from proxy.telemetry.metrics import Metrics, ModelCall
 from proxy.telemetry.names import provider_name
-from proxy.telemetry.setup import Telemetry, TelemetrySettings
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.telemetry.trace import NULL_SPAN, NULL_TRACE, AnySpan, Trace
 
 __all__ = [
@@ -29,11 +29,11 @@ __all__ = [
     "ExchangeLine",
     "Metrics",
     "ModelCall",
+    "OtelSettings",
     "QueuedLog",
     "RequestContext",
     "Telemetry",
     "TelemetryError",
-    "TelemetrySettings",
     "Trace",
     "log_alert",
     "log_exchange",

@@ -14,9 +14,9 @@ from proxy.redaction import redact
 from proxy.telemetry import names
 from proxy.telemetry.names import Value
 
-MOST_BYTES: Final = 16 * 1024
-LONGEST_TEXT: Final = 2 * 1024
-LONGEST_SECRET: Final = 512
+MAX_BYTES: Final = 16 * 1024
+MAX_TEXT_LEN: Final = 2 * 1024
+MAX_SECRET_LEN: Final = 512
 CUT: Final = "…"
 _MEDIA: Final = {"image_url": "image", "input_audio": "audio", "video_url": "video", "file": "document"}
 
@@ -50,7 +50,7 @@ def said_in(choices: Sequence[object]) -> dict[str, Value]:
     return {names.OUTPUT_MESSAGES: bounded(choices, _choice)[0]}
 
 
-def bounded(items: Sequence[object], form: Any, *, most: int = MOST_BYTES) -> tuple[str, int]:
+def bounded(items: Sequence[object], form: Any, *, most: int = MAX_BYTES) -> tuple[str, int]:
     """A JSON array of at most ``most`` bytes from both ends of ``items``, and how many are missing.
 
     The newest item is taken first, then the oldest, and so on inwards; ``form`` gives one as the conventions have it.
@@ -81,7 +81,7 @@ def _inwards(count: int) -> Iterator[tuple[int, bool]]:
 
 def _fitting(form: Any, item: object, room: int) -> str | None:
     """An item as JSON that fits, with its texts cut where needed; None if it does not even then."""
-    for longest in (room, LONGEST_TEXT, LONGEST_TEXT // 16):
+    for longest in (room, MAX_TEXT_LEN, MAX_TEXT_LEN // 16):
         if longest <= room and len((text := _json(form(item, longest))).encode()) <= room:
             return text
     return None
@@ -94,7 +94,7 @@ def _json(value: object) -> str:
 def _text(value: object, longest: int) -> str:
     """Text without credentials, cut to ``longest`` characters; what is no text is written as JSON first."""
     said = value if isinstance(value, str) else _json(value)
-    clean = redact(said[: longest + LONGEST_SECRET].encode("utf-8", "replace").decode(), limit=len(said))
+    clean = redact(said[: longest + MAX_SECRET_LEN].encode("utf-8", "replace").decode(), limit=len(said))
     return clean if len(clean) <= longest else clean[: max(0, longest - 1)] + CUT
 
 
@@ -164,7 +164,7 @@ def _definition(tool: object, longest: int) -> Part:
     found: Part = {"type": _text(value.get("type") or "function", 32), "name": _text(own.get("name") or "", 128)}
     if isinstance(own.get("description"), str):
         found["description"] = _text(own["description"], longest)
-    if isinstance(own.get("parameters"), dict) and len(shape := _text(own["parameters"], 16 * MOST_BYTES)) <= longest:
+    if isinstance(own.get("parameters"), dict) and len(shape := _text(own["parameters"], 16 * MAX_BYTES)) <= longest:
         found["parameters"] = _reread(shape)
     return found
 

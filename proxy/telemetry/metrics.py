@@ -21,7 +21,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from proxy.redaction import redact
-from proxy.tap import NO_USAGE, Usage
+from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import instruments, names
 from proxy.telemetry.exposition import Family, Labels, Series, WorkerReadings, as_otlp, as_text
 from proxy.telemetry.instruments import Instrument
@@ -46,7 +46,7 @@ class ModelCall:
     address: str = ""
     port: int | None = None
     error: str = ""
-    usage: Usage = NO_USAGE
+    usage: ReportedUsage = NO_USAGE
     first_chunk: float | None = None
 
 
@@ -117,7 +117,7 @@ class Metrics:
             self.record(first_chunk, call.first_chunk, *labels)
         self._used(call.usage, labels)
 
-    def _used(self, usage: Usage, labels: Labels) -> None:
+    def _used(self, usage: ReportedUsage, labels: Labels) -> None:
         if not self._newest:
             for kind, tokens in (("input", usage.prompt), ("output", usage.completion)):
                 if tokens is not None:

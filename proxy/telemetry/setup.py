@@ -32,7 +32,7 @@ SIGNALS: Final[tuple[Signal, ...]] = ("traces", "metrics")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TelemetrySettings:
+class OtelSettings:
     """What the operator configured.
 
     ``otlp_endpoint`` is the collector's base URL (``http://collector:4318``) or the full URL of its traces;
@@ -169,7 +169,7 @@ class Telemetry:
     @classmethod
     def create(
         cls,
-        settings: TelemetrySettings,
+        settings: OtelSettings,
         *,
         span_exporter: SpanExporter | None = None,
         metric_exporter: MetricExporter | None = None,
@@ -267,7 +267,7 @@ def _all_done(calls: Sequence[Callable[[], None]], timeout: float) -> bool:
     return not any(thread.is_alive() for thread in threads)
 
 
-def _delivery(settings: TelemetrySettings, exporter: SpanExporter) -> SpanQueue:
+def _delivery(settings: OtelSettings, exporter: SpanExporter) -> SpanQueue:
     """The queue with the ``OTEL_BSP_*`` bounds; batches are small because encoding one holds the interpreter."""
     room = settings.number("OTEL_BSP_MAX_QUEUE_SIZE", 4_096)
     batch = min(room, settings.number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 32))

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from proxy.tap import NO_USAGE, Tap, Usage
+from proxy.tap import NO_USAGE, ReportedUsage, Tap
 from proxy.telemetry import names
 from proxy.telemetry.content import asked_in, choices_in, said_in
 from proxy.telemetry.context import Context, Header, Parent
@@ -197,7 +197,7 @@ class Span:
         if names.FIRST_CHUNK not in self.attributes:
             self.attributes[names.FIRST_CHUNK] = max(0, self.trace.now() - self.started) / 1e9
 
-    def usage(self, usage: Usage) -> None:
+    def usage(self, usage: ReportedUsage) -> None:
         """Note the tokens that the upstream reported."""
         self.set(names.USAGE_INPUT, usage.prompt)
         self.set(names.USAGE_OUTPUT, usage.completion)
@@ -214,7 +214,12 @@ class Span:
         self.set(names.SUMMARY_DOLLARS, dollars)
 
     def answered(
-        self, status: int | None = None, *, seen: Tap = Tap(), usage: Usage | None = None, error_type: str | None = None
+        self,
+        status: int | None = None,
+        *,
+        seen: Tap = Tap(),
+        usage: ReportedUsage | None = None,
+        error_type: str | None = None,
     ) -> None:
         """End the span with what the upstream said; ``usage`` stands for what ``seen`` has where they differ.
 

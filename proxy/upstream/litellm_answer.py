@@ -9,7 +9,7 @@ from typing import Any
 from proxy.errors import UpstreamTimeout
 from proxy.upstream.client import Answer, StreamBroken
 from proxy.upstream.connection import IdleWatch
-from proxy.upstream.litellm_failure import Headers, Reader, Refusal, relayed
+from proxy.upstream.litellm_failure import Headers, ProviderRefusal, Reader, relayed
 
 JSON = (b"content-type", b"application/json")
 EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -100,7 +100,7 @@ class StreamedAnswer(Answer):
         if self._silent:
             raise UpstreamTimeout(f"{self._name} sent nothing for {self._watch.seconds:g} seconds.") from None
         told = error if isinstance(error, StreamBroken) else self._reader.read(error, secret=self._secret)
-        if isinstance(told, Refusal):
+        if isinstance(told, ProviderRefusal):
             return event(told.body())
         if isinstance(told, UpstreamTimeout):
             raise told from None

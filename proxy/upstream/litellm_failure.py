@@ -21,7 +21,7 @@ log = logging.getLogger("weir.upstream")
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-MOST_TEXT = 16_384
+MAX_TEXT = 16_384
 OVERFLOW = "context_length_exceeded"
 _OWN = "litellm.exceptions"
 _PREFIX = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception)(?::| -) ?)+")
@@ -53,7 +53,7 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class ProviderRefusal:
     """An error that the provider answered with; its own words, in OpenAI's shape."""
 
     status: int
@@ -77,7 +77,7 @@ class Reader:
     upstream: str
     connect: float
 
-    def read(self, error: BaseException, *, secret: str) -> Refusal | ProxyError:
+    def read(self, error: BaseException, *, secret: str) -> ProviderRefusal | ProxyError:
         """What the client is told: the provider's refusal, or that it was not reached or kept silent."""
         causes = tuple(_causes(error))
         for cause in causes:
@@ -123,7 +123,7 @@ class Reader:
 
     def _answered(
         self, cause: BaseException, causes: tuple[BaseException, ...], secret: str
-    ) -> Refusal | UpstreamUnreachable:
+    ) -> ProviderRefusal | UpstreamUnreachable:
         response = cause.response  # type: ignore[attr-defined]  # both classes have one
         status = int(response.status_code)
         if status < 400:
@@ -133,14 +133,14 @@ class Reader:
 
     def _refusal(
         self, status: int, text: str, causes: tuple[BaseException, ...], secret: str, *, headers: Headers = ()
-    ) -> Refusal:
-        said = _decoded(text[:MOST_TEXT])
+    ) -> ProviderRefusal:
+        said = _decoded(text[:MAX_TEXT])
         message = said.get("message")
         overflow = any(isinstance(cause, self.library.litellm.ContextWindowExceededError) for cause in causes)
         code, kind, param = said.get("code"), said.get("type"), said.get("param")
-        return Refusal(
+        return ProviderRefusal(
             status=status,
-            message=_clean(message if isinstance(message, str) else text[:MOST_TEXT], secret)
+            message=_clean(message if isinstance(message, str) else text[:MAX_TEXT], secret)
             or f"Upstream {self.upstream!r} answered with status {status}.",
             kind=kind if isinstance(kind, str) else _KINDS.get(status, "api_error" if status >= 500 else _KINDS[400]),
             code=OVERFLOW if overflow else code if isinstance(code, str | int) else None,

@@ -11,7 +11,7 @@ _ESCAPED = (b"\\u2028", b"\\u2029", b"\\u0085")
 _BEGINNINGS = (b"\xe2\x80", b"\xe2", b"\xc2")
 
 
-class Line:
+class LiteLLMLine:
     """One call's way to the provider: never taken twice, and can be broken off.
 
     It stands in the place of an httpx transport. litellm asks again, on a new connection, after a connection was lost
@@ -22,7 +22,7 @@ class Line:
         self._pool = pool
         self._timeout = {"connect": connect, "read": None, "write": None, "pool": None}
         self._response: httpx.Response | None = None
-        self._body: Body | None = None
+        self._body: LineBody | None = None
         self._asking = True
 
     @property
@@ -47,7 +47,9 @@ class Line:
             self._asking = False
             raise httpx.NetworkError("connection lost", request=request) from error
         assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - an asynchronous transport's
-        self._body = Body(response.stream, events=response.headers.get("content-type", "").startswith("text/event-"))
+        self._body = LineBody(
+            response.stream, events=response.headers.get("content-type", "").startswith("text/event-")
+        )
         response.stream = self._body
         self._response = response
         return response
@@ -67,7 +69,7 @@ class Line:
                 await self._response.aclose()
 
 
-class Body(httpx.AsyncByteStream):
+class LineBody(httpx.AsyncByteStream):
     """A response's body as it arrives, counted.
 
     In an event stream the characters at which httpx splits lines and the protocol does not are escaped; they stand

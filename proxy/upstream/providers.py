@@ -137,8 +137,8 @@ class LitellmProvider:
         self._http = importlib.import_module("litellm.llms.custom_httpx.http_handler")
         self._owned: Callable[[str], bool] = importlib.import_module("litellm.types.utils").is_litellm_owned_kwarg
         self._compatible = self._name in _SDK or self._name in library.litellm.openai_compatible_providers
-        self._pools: Pools[bytes, _Pool] = Pools(
-            make=self._pool, busy=lambda pool: any(line.busy for line in pool.lines), close=_Pool.close
+        self._pools: Pools[bytes, _ProviderPool] = Pools(
+            make=self._pool, busy=lambda pool: any(line.busy for line in pool.lines), close=_ProviderPool.close
         )
 
     async def send(self, *, body: bytes, credential: bytes, headers: Headers) -> Answer:
@@ -204,10 +204,10 @@ class LitellmProvider:
             arguments["extra_headers"] = copied
         return arguments
 
-    def _pool(self) -> "_Pool":
+    def _pool(self) -> "_ProviderPool":
         context = self._http.get_ssl_configuration()
         secure = isinstance(context, ssl.SSLContext)
-        return _Pool(
+        return _ProviderPool(
             self._http.AsyncHTTPHandler.create_async_transport(
                 ssl_context=context if secure else None, ssl_verify=None if secure else context
             )
@@ -227,7 +227,7 @@ class LitellmProvider:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pool:
+class _ProviderPool:
     """The connections of one credential, and the calls that use them."""
 
     transport: Any

@@ -11,7 +11,7 @@ from starlette.routing import Route as Served
 from proxy.access.destination import _NAMING, CHAT, Destination, Route, route_of
 from proxy.app import create_app
 from proxy.config import load_config
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from proxy.upstream.upstreams import Upstreams
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ def test_a_clients_request_gets_its_destination_where_its_model_was_judged() -> 
 
 @pytest.mark.requirement("P7", "S.10")
 def test_every_path_that_can_be_asked_for_is_told_by_one_function() -> None:
-    app = create_app(load_config(env={}), telemetry=Telemetry.create(TelemetrySettings()))
+    app = create_app(load_config(env={}), telemetry=Telemetry.create(OtelSettings()))
     served = {route.path: route.app for route in app._router.routes if isinstance(route, Served)}
     asked = {path for path, application in served.items() if getattr(application, "_name", "") == "api"}
     assert asked == {"/v1/{rest:path}", "/openai/deployments/{rest:path}"}

@@ -14,11 +14,11 @@ from policies.settings import (
     Checkpoints,
     ContextSettings,
     Evaluation,
+    ExtractShape,
     Ingest,
     Memory,
     NoteTaking,
     Recall,
-    Shape,
     Summaries,
     TrendRules,
     Zones,
@@ -63,7 +63,7 @@ def in_code() -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "part", [Bucket, Checkpoints, Evaluation, HealthRules, Ingest, Memory, NoteTaking, Recall, Shape, Summaries]
+    "part", [Bucket, Checkpoints, Evaluation, HealthRules, Ingest, Memory, NoteTaking, Recall, ExtractShape, Summaries]
 )
 def test_every_key_of_a_section_is_on_the_page(part: type) -> None:
     assert names(part) <= in_code()

@@ -23,10 +23,10 @@ from proxy.config import Flags, load_config
 from proxy.effects.summarizer import Summarizer
 from proxy.runtime import Runtime
 from proxy.server import ServerLimits, serve
-from proxy.simulator import Seen
+from proxy.simulator import RecordedRequest
 from proxy.simulator.serving import RunningSimulator
 from proxy.store import Store
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from proxy.tokenizer import Tokenizer
 from proxy.wire.chat import digest_of
 
@@ -164,7 +164,7 @@ async def weir(
     config = load_config(path, env=env, flags=flags)
     if balanced:
         config = config.with_policy("balanced", balanced)
-    app = create_app(config, telemetry=telemetry or Telemetry.create(TelemetrySettings()), tokenizer=TOKENIZER)
+    app = create_app(config, telemetry=telemetry or Telemetry.create(OtelSettings()), tokenizer=TOKENIZER)
     async with serve(app, limits=limits) as server:
         runtime = app.runtime
         assert runtime is not None
@@ -450,12 +450,12 @@ class Talk:
         return [h["x-weir-actions"] for h in self.headers]
 
 
-def answered(simulator: RunningSimulator, model: str = "sim") -> list[Seen]:
+def answered(simulator: RunningSimulator, model: str = "sim") -> list[RecordedRequest]:
     """The requests of one model that reached the upstream, in order."""
     return [s for s in simulator.answered() if s.model == model]
 
 
-def arrays_of(seen: list[Seen]) -> list[list[dict[str, Any]]]:
+def arrays_of(seen: list[RecordedRequest]) -> list[list[dict[str, Any]]]:
     """The message arrays of requests."""
     return [json.loads(s.body)["messages"] for s in seen]
 

@@ -14,7 +14,7 @@ import pytest
 from proxy.access.admission import Admission
 from proxy.access.caller import Caller
 from proxy.access.guesses import FORGET, MAX_ADDRESSES, MAX_SECONDS, MAX_WRONG, MINUTE, Guesses
-from proxy.config import Limits
+from proxy.config import LimitSettings
 from proxy.errors import Busy, InvalidAPIKey, RateLimited
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
@@ -124,7 +124,7 @@ async def test_all_keys_together_have_so_many_and_who_watches_is_answered_still(
 
 
 def test_by_default_no_key_can_take_more_than_half() -> None:
-    limits = Limits()
+    limits = LimitSettings()
     admission = Admission(limits)
     for _ in range(limits.concurrency // 2):
         admission.enter(Caller(tenant="a"))
@@ -136,7 +136,7 @@ def test_by_default_no_key_can_take_more_than_half() -> None:
 @pytest.mark.requirement("S.14")
 async def test_bytes_wait_for_room_and_are_refused_where_none_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.access.admission.PATIENCE", 0.05)
-    admission = Admission(Limits(bytes_in_flight=100, bytes_in_flight_per_key=60))
+    admission = Admission(LimitSettings(bytes_in_flight=100, bytes_in_flight_per_key=60))
     one, two, other, last = (admission.enter(Caller(tenant=t)) for t in "aabc")
     await one.hold(50)
     with pytest.raises(RateLimited) as of_key:

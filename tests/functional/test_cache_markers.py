@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.simulator import Seen
+from proxy.simulator import RecordedRequest
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.wire.chat import digest_of
@@ -73,7 +73,9 @@ def recorded() -> list[dict[str, Any]]:
     return bodies
 
 
-async def forwarded(arrays: list[list[dict[str, Any]]], tools: list[dict[str, Any]], window: int) -> list[Seen]:
+async def forwarded(
+    arrays: list[list[dict[str, Any]]], tools: list[dict[str, Any]], window: int
+) -> list[RecordedRequest]:
     async with (
         serve_simulator(SimulatorSettings(window=window), counter=COUNTER) as simulator,
         weir(simulator.base_url, window=window) as target,
@@ -86,7 +88,7 @@ async def forwarded(arrays: list[list[dict[str, Any]]], tools: list[dict[str, An
         return answered(simulator)
 
 
-def surface(seen: Seen) -> tuple[bytes, bytes]:
+def surface(seen: RecordedRequest) -> tuple[bytes, bytes]:
     """The bytes of the tools and of the system prompt."""
     fields = split_object(seen.body)
     items = split_array(fields["messages"])
@@ -98,7 +100,7 @@ def markers_in(value: Any) -> int:
     return json.dumps(value).count('"cache_control"')
 
 
-def check(arrays: list[list[dict[str, Any]]], seen: list[Seen]) -> None:
+def check(arrays: list[list[dict[str, Any]]], seen: list[RecordedRequest]) -> None:
     """What holds of every request: the cached surface is stable, and each marker is where the client put it."""
     assert len({surface(s) for s in seen}) == 1
     for messages, one in zip(arrays, seen, strict=True):
@@ -114,7 +116,7 @@ def check(arrays: list[list[dict[str, Any]]], seen: list[Seen]) -> None:
     )
 
 
-def digests(seen: list[Seen]) -> list[list[bytes]]:
+def digests(seen: list[RecordedRequest]) -> list[list[bytes]]:
     return [[digest_of(m) for m in s.json()["messages"]] for s in seen]
 
 

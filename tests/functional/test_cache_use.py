@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from proxy.cli import main
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from proxy.wire.chat import count_message
 from tests.functional.harness import (
     COUNTER,
@@ -91,7 +91,7 @@ def roots(exporter: InMemorySpanExporter) -> list[dict[str, Any]]:
 @pytest.mark.requirement("A4.14", "A0.2", "A0.148")
 async def test_hits_and_costs_of_fifty_steps_equal_a_recomputation(upstream: RunningSimulator, tmp_path: Path) -> None:
     exporter = InMemorySpanExporter()
-    telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
+    telemetry = Telemetry.create(OtelSettings(), span_exporter=exporter)
     yaml = policy(upstream.base_url)
     async with weir(
         upstream.base_url, tmp_path / "w.db", yaml=yaml, folder=tmp_path, window=None, telemetry=telemetry
@@ -128,7 +128,7 @@ async def test_the_prefix_is_changed_by_the_proxy_in_a_batch_and_in_no_other_req
     upstream: RunningSimulator, deployment: Deployment
 ) -> None:
     exporter = InMemorySpanExporter()
-    telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
+    telemetry = Telemetry.create(OtelSettings(), span_exporter=exporter)
     async with deployment.serving(upstream.base_url, telemetry=telemetry) as target:
         await named(target).agent(30)
         await target.settled()
@@ -200,7 +200,7 @@ async def test_a_rest_longer_than_the_cache_lives_makes_a_request_cold_even_afte
     spans: list[dict[str, Any]] = []
     for rests in ((0.0, 300.0, 300.5), (301.0, 10.0)):
         exporter = InMemorySpanExporter()
-        telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
+        telemetry = Telemetry.create(OtelSettings(), span_exporter=exporter)
         async with weir(upstream.base_url, tmp_path / "w.db", window=100_000, telemetry=telemetry) as target:
             set_clock(target, lambda: now[0])
             talk.client = named(target).client
@@ -270,7 +270,7 @@ async def test_an_upstream_that_counts_otherwise_is_told_once_and_believed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     exporter = InMemorySpanExporter()
-    telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
+    telemetry = Telemetry.create(OtelSettings(), span_exporter=exporter)
     async with (
         reporting() as (url, said),
         weir(url, tmp_path / "w.db", window=100_000, telemetry=telemetry) as target,

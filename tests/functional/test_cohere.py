@@ -9,7 +9,7 @@ import pytest
 from proxy.app import create_app
 from proxy.config import Flags, load_config
 from proxy.server import serve
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from proxy.upstream.providers import providers_for
 from tests.functional.harness import TOKENIZER, opening
 from tests.functional.scripted import Asked, Reply, scripted, whole
@@ -47,7 +47,7 @@ async def test_an_answer_of_coheres_goes_through_litellm_and_a_stream_is_a_clear
         config = load_config(path, env={}, flags=Flags(store="sqlite+aiosqlite:///:memory:"))
         app = create_app(
             config,
-            telemetry=Telemetry.create(TelemetrySettings()),
+            telemetry=Telemetry.create(OtelSettings()),
             tokenizer=TOKENIZER,
             providers=providers_for(config.upstreams.values()),
         )

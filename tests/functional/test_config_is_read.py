@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from policies.health import Alert
+from policies.health import HealthAlert
 from proxy.alerts import Notice
 from proxy.cli import serve as command
 from proxy.config import Config
@@ -25,7 +25,7 @@ from tests.functional.harness import COUNTER, opening, weir
 HOLDING = frozenset(
     {"proxy.config.loading", "proxy.config.values", "proxy.config.file", "proxy.config.reload", __name__}
 )
-ALERT = Alert("overflow", "critical", "overflow", 1.0, 2.0, 1.0, "said")
+ALERT = HealthAlert("overflow", "critical", "overflow", 1.0, 2.0, 1.0, "said")
 AT_THE_START = {("AuthSettings", "open_beyond_loopback")}  # decides whether there is a Weir at all, see test_config.py
 YAML = """
 listen: {{port: 0}}

@@ -14,7 +14,7 @@ import openai
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from proxy.telemetry import QueuedLog, Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, QueuedLog, Telemetry
 from proxy.upstream.overflow import Ending, ending_of
 from tests.functional.harness import RunningWeir, opening, weir
 from tests.functional.scripted import Asked, ScriptedUpstream, as_asked, completion, events, scripted, whole
@@ -108,7 +108,7 @@ class Watched:
 @pytest.fixture
 async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
     spans, log = InMemorySpanExporter(), io.StringIO()
-    telemetry = Telemetry.create(TelemetrySettings(), span_exporter=spans)
+    telemetry = Telemetry.create(OtelSettings(), span_exporter=spans)
     handler = QueuedLog(log, form="json")
     logging.getLogger("weir").addHandler(handler)
     level = logging.getLogger("weir").level

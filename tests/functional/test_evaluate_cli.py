@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
-from proxy.simulator import Answer, Request, SimulatorSettings
+from proxy.simulator import Request, SimulatedAnswer, SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.policies.judging import fenced
@@ -227,7 +227,7 @@ async def test_summaries_in_the_archive_are_compared_with_what_they_stand_for(tm
 
 
 async def test_a_summariser_writes_the_summary_that_is_measured(tmp_path: Path) -> None:
-    settings = SimulatorSettings(window=32_768, summary_model="writer", answer=lambda _: Answer(text="none"))
+    settings = SimulatorSettings(window=32_768, summary_model="writer", answer=lambda _: SimulatedAnswer(text="none"))
     async with serve_simulator(settings, counter=COUNTER) as simulator:
         models = ("--summarizer", "writer", "--upstream", simulator.base_url)
         result = await run_beside(conversation(tmp_path, 36), *ONE_BATCH, *models, "--json")

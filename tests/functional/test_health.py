@@ -17,7 +17,7 @@ from policies.health import KEPT
 from proxy.cli import main
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, tool_step, weir
 from tests.proxy.test_alerts import webhook
 
@@ -264,7 +264,7 @@ async def test_a_caller_sees_its_own_alerts_and_the_operator_all(tmp_path: Path)
 @pytest.mark.requirement("P15", "A0.124", "A0.126")
 async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_costs_nothing(tmp_path: Path) -> None:
     exporter = InMemorySpanExporter()
-    telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
+    telemetry = Telemetry.create(OtelSettings(), span_exporter=exporter)
     async with (
         serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
         watched(tmp_path, simulator, FULL, telemetry=telemetry) as target,

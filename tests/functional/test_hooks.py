@@ -19,7 +19,7 @@ from proxy.effects.hooks import Hooks, NewResult, Overflow, Plugin, Turn, TurnEn
 from proxy.server import ServerLimits, serve
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, TOKENIZER, TOOLS, WeirProcess, free_port, opening, tool_step
 
 
@@ -52,7 +52,7 @@ async def hooked(upstream: str, *plugins: Plugin, window: int = 8192) -> Any:
     config = load_config(
         None, env={}, flags=Flags(upstream=upstream, window=window, store="sqlite+aiosqlite:///:memory:")
     )
-    app = create_app(config, telemetry=Telemetry.create(TelemetrySettings()), tokenizer=TOKENIZER, hooks=plugins)
+    app = create_app(config, telemetry=Telemetry.create(OtelSettings()), tokenizer=TOKENIZER, hooks=plugins)
     async with serve(app, limits=ServerLimits()) as server:
         client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="sk-x", max_retries=0)
         try:
@@ -189,7 +189,7 @@ async def test_a_plugin_without_a_callback_is_refused_before_anything_starts(tmp
     with pytest.raises(TypeError, match="Partial has no async tool_result, overflow, turn_end"):
         async with running(
             config,
-            telemetry=Telemetry.create(TelemetrySettings()),
+            telemetry=Telemetry.create(OtelSettings()),
             tokenizer=TOKENIZER,
             hooks=[Partial()],  # type: ignore[list-item]
         ):

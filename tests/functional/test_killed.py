@@ -24,7 +24,7 @@ from tests.functional.harness import COUNTER, Talk, WeirProcess, answered, free_
 from tests.profile import tried
 
 KILLS = tried(6, 200)
-LONGEST = 1.6
+MAX_DELAY = 1.6
 KILLS_A_TALK = 8
 WINDOW = 8192
 
@@ -95,7 +95,7 @@ async def test_a_weir_that_is_killed_at_any_moment_has_every_checkpoint_that_it_
                 await process.start()
                 going = asyncio.create_task(talk_on(talk, process.root, everything[-1]))
                 await everything[-1].answered.wait()
-                await asyncio.sleep(rng.uniform(0.0, LONGEST))
+                await asyncio.sleep(rng.uniform(0.0, MAX_DELAY))
                 await process.stop(signal.SIGKILL)
                 everything[-1].answered.clear()
                 await going

@@ -22,10 +22,10 @@ from typing import Any
 import httpx
 import pytest
 
-from policies.health import Alert
+from policies.health import HealthAlert
 from proxy.alerts import Notice
 from proxy.effects.hooks import Hooks, NewResult, Plugin, Turn
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from tests.functional.canaries import (
     CONTENT,
     SECRETS,
@@ -425,7 +425,7 @@ async def store_trouble(run: Run) -> None:
 @way
 async def webhook(run: Run) -> None:
     run.say(lambda asked: whole(echo(asked), status=400))
-    alert = Alert(kind="loop", level="critical", category="x", value=1.0, limit=0.5, at=1.0, said="words")
+    alert = HealthAlert(kind="loop", level="critical", category="x", value=1.0, limit=0.5, at=1.0, said="words")
     notice = Notice(alert=alert, tenant="t", conversation="c", policy="p", request="req_hook")
     run.target.runtime.alerts.tell(notice)
     async with asyncio.timeout(5):
@@ -475,7 +475,7 @@ async def running(folder: Path, *, content: str = "full") -> AsyncIterator[Run]:
 
     database = folder / "w.db"
     with listening() as ears:
-        telemetry = Telemetry.create(TelemetrySettings(), span_exporter=ears.spans)
+        telemetry = Telemetry.create(OtelSettings(), span_exporter=ears.spans)
         async with scripted(say) as upstream, httpx.AsyncClient(timeout=10) as http:
             yaml = YAML.format(url=upstream.base_url, port=upstream.port, dead=free_port(), content=content, **SECRETS)
             async with weir("", database, yaml=yaml, folder=folder, window=None, telemetry=telemetry) as target:

@@ -13,9 +13,9 @@ import pytest
 from proxy.app import create_app
 from proxy.config import Flags, load_config
 from proxy.server import serve
-from proxy.simulator import Answer, Call, Dialect, SimulatorSettings
+from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from proxy.upstream.providers import providers_for
 from tests.functional.harness import COUNTER, TOKENIZER, TOOLS, opening, prose, tool_step
 
@@ -57,7 +57,12 @@ class Chain:
 
 @contextlib.asynccontextmanager
 async def chain(
-    folder: Path, *, believed: int = 8192, window: int = 8192, answers: tuple[Answer | str, ...] = (), **more: Any
+    folder: Path,
+    *,
+    believed: int = 8192,
+    window: int = 8192,
+    answers: tuple[SimulatedAnswer | str, ...] = (),
+    **more: Any,
 ) -> AsyncIterator[Chain]:
     """Weir that believes in a window of ``believed`` tokens, in front of one of ``window``."""
     settings = SimulatorSettings(
@@ -69,7 +74,7 @@ async def chain(
         config = load_config(path, env={}, flags=Flags(store="sqlite+aiosqlite:///:memory:"))
         app = create_app(
             config,
-            telemetry=Telemetry.create(TelemetrySettings()),
+            telemetry=Telemetry.create(OtelSettings()),
             tokenizer=TOKENIZER,
             providers=providers_for(config.upstreams.values()),
         )
@@ -80,7 +85,7 @@ async def chain(
 
 
 async def test_a_call_and_its_result_go_through_and_come_back(tmp_path):
-    spoken = (Answer(calls=(Call("read_file", '{"path": "a.py"}', id="toolu_7"),)), "It prints one.")
+    spoken = (SimulatedAnswer(calls=(SimulatedCall("read_file", '{"path": "a.py"}', id="toolu_7"),)), "It prints one.")
     async with chain(tmp_path, answers=spoken) as there:
         messages = opening()
         first, headers = await there.ask(messages, tools=TOOLS)
@@ -103,7 +108,7 @@ async def test_a_call_and_its_result_go_through_and_come_back(tmp_path):
 
 
 async def test_a_stream_reaches_the_client_in_pieces_with_its_usage(tmp_path):
-    spoken = Answer(text=prose(40, seed=4), calls=(Call("read_file", '{"path": "b.py"}'),))
+    spoken = SimulatedAnswer(text=prose(40, seed=4), calls=(SimulatedCall("read_file", '{"path": "b.py"}'),))
     async with chain(tmp_path, answers=(spoken,)) as there:
         stream = await there.client.chat.completions.create(
             model=MODEL,

@@ -30,8 +30,8 @@ from proxy.outcome import Outcome
 from proxy.settlement import record_exchange
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from proxy.tap import Tap, Usage
-from proxy.telemetry import Metrics, ModelCall, Telemetry, TelemetrySettings
+from proxy.tap import ReportedUsage, Tap
+from proxy.telemetry import Metrics, ModelCall, OtelSettings, Telemetry
 from proxy.telemetry.instruments import (
     COST,
     FIRST_NAMES,
@@ -361,7 +361,7 @@ def test_ten_thousand_made_up_names_leave_a_bounded_page_and_right_sums() -> Non
         model = f"made-up-{number}" + "x" * 500
         metrics.called(
             ModelCall(
-                provider="p", model=model, response_model=model, seconds=0.1, error=f"e{number}", usage=Usage(5, 7),
+                provider="p", model=model, response_model=model, seconds=0.1, error=f"e{number}", usage=ReportedUsage(5, 7),
                 first_chunk=0.01,
             )
         )  # fmt: skip
@@ -436,7 +436,7 @@ def points(metric: OtlpMetric) -> dict[tuple[tuple[str, str], ...], float]:
 @pytest.mark.requirement("P15", "A0.139")
 async def test_a_receiver_gets_the_same_numbers_by_otlp_as_a_scrape_shows(tmp_path: Path) -> None:
     with receiver() as (url, received):
-        telemetry = Telemetry.create(TelemetrySettings(otlp_endpoint=url, service_version="1.2.3"))
+        telemetry = Telemetry.create(OtelSettings(otlp_endpoint=url, service_version="1.2.3"))
         async with a_day(tmp_path, telemetry) as day:
             page = day.page
         await asyncio.to_thread(telemetry.shutdown)
@@ -460,7 +460,7 @@ async def test_a_receiver_gets_the_same_numbers_by_otlp_as_a_scrape_shows(tmp_pa
 @pytest.mark.requirement("P15")
 async def test_the_newest_names_take_the_place_of_the_first_ones_where_the_operator_opted_in(tmp_path: Path) -> None:
     environment = {"OTEL_SEMCONV_STABILITY_OPT_IN": "http,gen_ai_latest_experimental"}
-    telemetry = Telemetry.create(TelemetrySettings(environment=environment))
+    telemetry = Telemetry.create(OtelSettings(environment=environment))
     async with a_day(tmp_path, telemetry) as day:
         page, seen = day.page, [s for s in day.simulator.answered() if s.path.endswith("completions")]
     shown = {name for name in page.families if name.startswith("gen_ai")}
@@ -509,7 +509,9 @@ async def test_watching_a_request_waits_for_nothing_and_touches_neither_disk_nor
         call = Call(runtime, outcome.request, found, headers, outcome)
         outcome.planned = await call.plan()
         outcome.status, outcome.called = 200, time.perf_counter()
-        outcome.seen = Tap(usage=Usage(prompt=5000, completion=10, cached=100), finish_reasons=["stop"], model="sim")
+        outcome.seen = Tap(
+            usage=ReportedUsage(prompt=5000, completion=10, cached=100), finish_reasons=["stop"], model="sim"
+        )
         assert outcome.decision is not None
         assert outcome.decision.is_new
         assert not inspect.iscoroutinefunction(record_exchange)

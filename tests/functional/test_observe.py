@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store.records import ExchangeRow
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, RunningWeir, Talk, weir
 
 ROOMY = 200_000
@@ -140,7 +140,7 @@ async def test_a_request_may_ask_to_be_observed_or_enforced_where_its_key_allows
 @pytest.mark.requirement("A0.95", "P14")
 async def test_the_plan_of_an_observed_request_is_in_its_trace(tmp_path: Path) -> None:
     exporter = InMemorySpanExporter()
-    telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
+    telemetry = Telemetry.create(OtelSettings(), span_exporter=exporter)
     async with (
         serve_simulator(SimulatorSettings(window=ROOMY), counter=COUNTER) as simulator,
         weir(simulator.base_url, tmp_path / "o.db", telemetry=telemetry) as target,

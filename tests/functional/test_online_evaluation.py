@@ -17,7 +17,7 @@ from proxy.evaluation import is_sampled
 from proxy.simulator import Request, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.store import AuditType
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from proxy.telemetry.names import EVALUATE_SPAN, FIDELITY_SCORE
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, weir
 from tests.policies.judging import fenced
@@ -53,7 +53,7 @@ async def running(
     exporter: InMemorySpanExporter | None = None,
 ) -> AsyncIterator[tuple[RunningSimulator, RunningWeir]]:
     settings = SimulatorSettings(window=4_096, windows={"judge-a": 16_384, "judge-b": 16_384}, answer=answer)
-    telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter) if exporter is not None else None
+    telemetry = Telemetry.create(OtelSettings(), span_exporter=exporter) if exporter is not None else None
     async with serve_simulator(settings, counter=COUNTER) as simulator:
         text = YAML.replace("URL", simulator.base_url).replace("OTHER", other or simulator.base_url)
         text = text.replace("EVALUATE", evaluate).replace("TOKENS", str(tokens)).replace("HEALTH", health)

@@ -17,7 +17,7 @@ import pytest
 from policies.summary import defang
 from proxy.recall.tool import definition_of
 from proxy.server import ServerLimits
-from proxy.simulator import Answer, Call, Problem, Rejected, Request, SimulatorSettings
+from proxy.simulator import Problem, Rejected, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from tests.functional.harness import (
     COUNTER,
@@ -37,9 +37,9 @@ from tests.misbehaving import ALL_FAULTS
 WINDOW = 8192
 STOPS_AT_ONCE = ServerLimits(grace=0.05, notice=0.0)
 SECRET = "the deployment token is zx-4471-quebec"
-CALL = Call("recall", json.dumps({"query": "deployment token"}))
-OWN = Call("read_file", '{"path": "src/next.py"}')
-Script = Callable[[int, Request], Answer | str]
+CALL = SimulatedCall("recall", json.dumps({"query": "deployment token"}))
+OWN = SimulatedCall("read_file", '{"path": "src/next.py"}')
+Script = Callable[[int, Request], SimulatedAnswer | str]
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Model:
     script: Script = lambda _, __: "Understood."
     asked: list[Request] = field(default_factory=list)
 
-    def __call__(self, request: Request) -> Answer | str:
+    def __call__(self, request: Request) -> SimulatedAnswer | str:
         self.asked.append(request)
         return self.script(len(recalled(request)), request)
 
@@ -118,7 +118,7 @@ default_policy: p
 
 def once(said: str = "The token is zx-4471-quebec.", *, before: str = "") -> Script:
     """A model that recalls once and then answers."""
-    return lambda results, _: Answer(text=said) if results else Answer(text=before, calls=(CALL,))
+    return lambda results, _: SimulatedAnswer(text=said) if results else SimulatedAnswer(text=before, calls=(CALL,))
 
 
 async def streamed(talk: Talk, **options: Any) -> list[Any]:
@@ -225,8 +225,10 @@ async def test_text_before_the_call_is_with_the_client_before_the_call_is_made(t
 @pytest.mark.requirement("A4.25")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_several_rounds_end_with_the_last_one_that_the_policy_allows(tmp_path: Path, stream: bool) -> None:
-    def script(results: int, request: Request) -> Answer:
-        return Answer(text=f"Round {results}.", calls=(Call("recall", json.dumps({"query": f"module {results}"})),))
+    def script(results: int, request: Request) -> SimulatedAnswer:
+        return SimulatedAnswer(
+            text=f"Round {results}.", calls=(SimulatedCall("recall", json.dumps({"query": f"module {results}"})),)
+        )
 
     async with stage(tmp_path, script, recall="tool: true, rounds: 2") as on:
         talk = on.talk()
@@ -249,8 +251,8 @@ async def test_several_rounds_end_with_the_last_one_that_the_policy_allows(tmp_p
 @pytest.mark.requirement("A4.25", "P5")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_of_mixed_calls_the_clients_own_are_asked_for_again(tmp_path: Path, stream: bool) -> None:
-    def script(results: int, request: Request) -> Answer:
-        return Answer(calls=(OWN,)) if results else Answer(calls=(CALL, OWN))
+    def script(results: int, request: Request) -> SimulatedAnswer:
+        return SimulatedAnswer(calls=(OWN,)) if results else SimulatedAnswer(calls=(CALL, OWN))
 
     async with stage(tmp_path, script) as on:
         if stream:
@@ -268,7 +270,9 @@ async def test_of_mixed_calls_the_clients_own_are_asked_for_again(tmp_path: Path
 
 @pytest.mark.requirement("P5")
 async def test_a_call_behind_one_that_the_client_has_got_already_is_dropped(tmp_path: Path) -> None:
-    async with stage(tmp_path, lambda *_: Answer(calls=(OWN, CALL, Call("read_file", '{"path": "b"}')))) as on:
+    async with stage(
+        tmp_path, lambda *_: SimulatedAnswer(calls=(OWN, CALL, SimulatedCall("read_file", '{"path": "b"}')))
+    ) as on:
         chunks = await streamed(on.talk())
         assert calls_of(chunks) == [(0, "read_file", OWN.arguments), (1, "read_file", '{"path": "b"}')]
         assert finishes(chunks) == ["tool_calls"]
@@ -308,7 +312,7 @@ async def test_the_tool_comes_with_the_first_batch_and_stays_where_it_is(
 async def test_a_request_that_leaves_no_place_for_the_tool_goes_up_without_it(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    async with stage(tmp_path, lambda *_: Answer(calls=(CALL,)) if "tools" in options else "Fine.") as on:
+    async with stage(tmp_path, lambda *_: SimulatedAnswer(calls=(CALL,)) if "tools" in options else "Fine.") as on:
         answer = await on.talk().ask(**options)
         [body] = on.bodies
         assert body.get("tools") == options.get("tools")
@@ -339,9 +343,9 @@ async def test_nothing_is_recalled_from_another_tenant_or_another_conversation(
             for message in body["messages"]
             for ref in re.findall(r"rchived as ([0-9a-f]{12})", str(message.get("content")))
         ]
-        reads = tuple(Call("recall", json.dumps({"ref": ref})) for ref in dict.fromkeys(refs))
+        reads = tuple(SimulatedCall("recall", json.dumps({"ref": ref})) for ref in dict.fromkeys(refs))
         assert len(reads) > 8
-        on.model.script = lambda results, _: "Done." if results else Answer(calls=(CALL, *reads[:8]))
+        on.model.script = lambda results, _: "Done." if results else SimulatedAnswer(calls=(CALL, *reads[:8]))
         await on.talk(seed=7).ask(tools=TOOLS)
         results = recalled(on.bodies[-1])
         assert SECRET in results[0]
@@ -361,14 +365,16 @@ async def test_nothing_is_recalled_from_another_tenant_or_another_conversation(
 async def test_a_walk_along_the_cursors_rebuilds_the_original(tmp_path: Path, text: str) -> None:
     pages: list[str] = []
 
-    def script(results: int, request: Request) -> Answer | str:
+    def script(results: int, request: Request) -> SimulatedAnswer | str:
         found = recalled(request)
         if not found:
-            return Answer(calls=(Call("recall", json.dumps({"ref": ref})),))
+            return SimulatedAnswer(calls=(SimulatedCall("recall", json.dumps({"ref": ref})),))
         head, _, _ = found[-1].partition("\n")
         if head.startswith("{"):
             cursor = json.loads(head)["next_cursor"]
-            return Answer(calls=(Call("recall", json.dumps({"ref": f"{ref}.txt", "cursor": str(cursor)})),))
+            return SimulatedAnswer(
+                calls=(SimulatedCall("recall", json.dumps({"ref": f"{ref}.txt", "cursor": str(cursor)})),)
+            )
         return "Done."
 
     async with stage(tmp_path, script, recall="tool: true, rounds: 12, max_tokens: 700", window=24_000) as on:
@@ -448,11 +454,11 @@ async def test_an_upstream_that_fails_in_a_later_round_says_so_itself(tmp_path: 
         talk = on.talk()
         asked: list[int] = []
 
-        def script(results: int, request: Request) -> Answer:
+        def script(results: int, request: Request) -> SimulatedAnswer:
             asked.append(results)
             if results:
                 raise Rejected(Problem(status=500, message="the model fell over"))
-            return Answer(calls=(CALL,))
+            return SimulatedAnswer(calls=(CALL,))
 
         on.model.script = script
         with pytest.raises(openai.APIStatusError) as failed:
@@ -463,10 +469,10 @@ async def test_an_upstream_that_fails_in_a_later_round_says_so_itself(tmp_path: 
 
 @pytest.mark.requirement("P5")
 async def test_an_upstream_that_fails_after_text_was_sent_ends_the_stream_with_an_error(tmp_path: Path) -> None:
-    def script(results: int, request: Request) -> Answer:
+    def script(results: int, request: Request) -> SimulatedAnswer:
         if results:
             raise Rejected(Problem(status=500, message="the model fell over"))
-        return Answer(text="Let me look.", calls=(CALL,))
+        return SimulatedAnswer(text="Let me look.", calls=(CALL,))
 
     async with stage(tmp_path, script) as on:
         with pytest.raises(openai.APIError):
@@ -481,7 +487,7 @@ async def test_an_upstream_that_ends_in_the_middle_of_a_round_ends_the_stream_wi
     """The stream is properly ended, and its answer is not at its end."""
     spoken = prose(60, seed=5)
 
-    async with stage(tmp_path, once(spoken) if asked == 2 else lambda *_: Answer(text=spoken)) as on:
+    async with stage(tmp_path, once(spoken) if asked == 2 else lambda *_: SimulatedAnswer(text=spoken)) as on:
         with pytest.raises(openai.APIError, match="in the middle"):
             await streamed(on.talk(), extra_headers={"x-sim-fault": "end_early:12"})
         assert len(on.bodies) == asked
@@ -489,8 +495,10 @@ async def test_an_upstream_that_ends_in_the_middle_of_a_round_ends_the_stream_wi
 
 @pytest.mark.requirement("P5", "P8")
 async def test_a_client_that_leaves_in_a_later_round_ends_it(tmp_path: Path) -> None:
-    def script(results: int, request: Request) -> Answer:
-        return Answer(text=" ".join(["word"] * 200)) if results else Answer(text="Wait.", calls=(CALL,))
+    def script(results: int, request: Request) -> SimulatedAnswer:
+        return (
+            SimulatedAnswer(text=" ".join(["word"] * 200)) if results else SimulatedAnswer(text="Wait.", calls=(CALL,))
+        )
 
     async with stage(tmp_path, script, chunk_delay=0.05) as on:
         talk = on.talk()
@@ -559,7 +567,7 @@ async def test_an_upstream_without_tools_is_asked_without_the_tool_and_not_offer
 
 @pytest.mark.requirement("P1", "P5")
 async def test_an_answer_without_a_call_passes_byte_for_byte_with_the_tool_in_the_request(tmp_path: Path) -> None:
-    async with stage(tmp_path, lambda *_: Answer(text="Nothing to recall here.", calls=(OWN,))) as on:
+    async with stage(tmp_path, lambda *_: SimulatedAnswer(text="Nothing to recall here.", calls=(OWN,))) as on:
         talk = on.talk()
         for stream in (True, False):
             body = {"model": "sim", "messages": talk.messages, "max_tokens": 512, "tools": TOOLS, "stream": stream}
@@ -580,9 +588,9 @@ def masked(body: bytes) -> bytes:
 
 @pytest.mark.requirement("P8")
 async def test_parallel_conversations_recall_their_own(tmp_path: Path) -> None:
-    def script(results: int, request: Request) -> Answer:
+    def script(results: int, request: Request) -> SimulatedAnswer:
         found = re.findall(r"token is (\S+)", "".join(recalled(request)))
-        return Answer(text=" ".join(found)) if results else Answer(calls=(CALL,))
+        return SimulatedAnswer(text=" ".join(found)) if results else SimulatedAnswer(calls=(CALL,))
 
     async with stage(tmp_path, script) as on:
         talks = [on.talk(secret=f"the deployment token is own-{n}", seed=n) for n in range(8)]

@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator import Answer, Call, Request, Seen, SimulatorSettings
+from proxy.simulator import RecordedRequest, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.wire.chat import digest_of
 from tests.functional.harness import COUNTER, RunningWeir, answered, weir
@@ -268,14 +268,16 @@ TOOLS = [
 ]
 
 
-def answer(request: Request) -> Answer:
+def answer(request: Request) -> SimulatedAnswer:
     """What the model says next: it goes on from the newest tool result, like a model that reads what it is sent."""
     results = [m["tool_call_id"] for m in request["messages"] if m["role"] == "tool"]
     done = int(results[-1].removeprefix("call_")) if results else 0
     if done == len(TASK):
-        return Answer(text="axios is gone; 216 tests and the type check pass.")
+        return SimulatedAnswer(text="axios is gone; 216 tests and the type check pass.")
     step = TASK[done]
-    return Answer(text=step.says, calls=(Call(step.tool, json.dumps(step.arguments), id=f"call_{done + 1}"),))
+    return SimulatedAnswer(
+        text=step.says, calls=(SimulatedCall(step.tool, json.dumps(step.arguments), id=f"call_{done + 1}"),)
+    )
 
 
 @dataclass(slots=True)
@@ -342,7 +344,7 @@ class Run:
     """A finished task: the agent, what reached the upstream, and the originals that the last request leads to."""
 
     agent: Agent
-    forwarded: list[Seen]
+    forwarded: list[RecordedRequest]
     originals: set[bytes]
 
     @property

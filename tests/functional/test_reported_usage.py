@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator import Answer, Call, SimulatorSettings
+from proxy.simulator import SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, weir
 from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted
@@ -166,14 +166,14 @@ async def test_rounds_of_recall_report_one_prompt_and_all_words_whole_and_stream
     for stream in (False, True):
         prompts: list[int] = []
 
-        def say(request: Any, prompts: list[int] = prompts) -> Answer:
+        def say(request: Any, prompts: list[int] = prompts) -> SimulatedAnswer:
             names = [t["function"]["name"] for t in request.get("tools") or ()]
             if "recall" in " ".join(names) and not any(
                 "recall" in str(m.get("tool_calls")) for m in request["messages"]
             ):
                 name = next(n for n in names if "recall" in n)
-                return Answer(calls=(Call(name, json.dumps({"query": "module"})),))
-            return Answer(text="Done.")
+                return SimulatedAnswer(calls=(SimulatedCall(name, json.dumps({"query": "module"})),))
+            return SimulatedAnswer(text="Done.")
 
         settings = SimulatorSettings(window=WINDOW, answer=say)
         async with (

@@ -26,13 +26,13 @@ from tests.functional.harness import (
 )
 
 SETTINGS = SimulatorSettings(window=8192, summary_model="summariser")
-MOST_TURNS = 24
+MAX_TURNS = 24
 
 
 async def until_the_first_batch(talk: Talk, kind: str) -> None:
     """Go on until the newest request was the first that Weir has edited."""
     step = talk.agent if kind == "agent" else talk.chat
-    for _ in range(MOST_TURNS):
+    for _ in range(MAX_TURNS):
         await step(1)
         if talk.actions()[-1] != "none":
             return
@@ -86,7 +86,7 @@ async def test_a_weir_that_is_killed_while_the_upstream_answers_knows_the_batch_
         async with WeirProcess(arguments, free_port()) as process:
             talk = Talk(process.client(), opening()[:1])
             await talk.chat(12)
-            for _ in range(MOST_TURNS):
+            for _ in range(MAX_TURNS):
                 talk.add_question()
                 simulator.forget()
                 stalled = asyncio.create_task(talk.ask(extra_headers={"x-sim-fault": "stall"}))

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator import Answer, Call, Request, SimulatorSettings
+from proxy.simulator import Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from tests.functional.harness import COUNTER, EITHER, Deployment, Talk, arrays_of, prose
 
@@ -46,7 +46,7 @@ def history() -> list[dict[str, Any]]:
     return messages
 
 
-def next_step(request: Request) -> Answer | str:
+def next_step(request: Request) -> SimulatedAnswer | str:
     """A model that has nothing but its window: it goes on with what is in progress, else it begins at the beginning."""
     said = "\n".join(str(m.get("content") or "") for m in request["messages"])
     under_way = re.search(r"In progress:\n- (.+)", said)
@@ -54,7 +54,7 @@ def next_step(request: Request) -> Answer | str:
     task = under_way.group(1).strip() if under_way else STEPS[0]
     redone = [t for t in STEPS if finished and t in finished.group(1) and t == task]
     assert not redone
-    return Answer(calls=(Call("work_on", json.dumps({"task": task})),))
+    return SimulatedAnswer(calls=(SimulatedCall("work_on", json.dumps({"task": task})),))
 
 
 @EITHER

@@ -22,7 +22,7 @@ from tests.functional.harness import (
 )
 
 STEPS = 30
-LEAST_REUSE = 0.82
+MIN_REUSE = 0.82
 
 
 async def drive_agent(
@@ -81,7 +81,7 @@ async def test_a_session_that_would_overflow_is_answered_with_few_batches(
         arrays = [json.loads(s.body)["messages"] for s in seen]
     assert [s.status for s in seen] == [200] * STEPS
     assert batches(arrays) <= 3
-    assert reuse(arrays) >= LEAST_REUSE
+    assert reuse(arrays) >= MIN_REUSE
     first = [s for s in summaries if b"An earlier answer to this was refused" not in s.body]
     assert len(first) <= batches(arrays) + 1, "one is for a batch to come"
     assert len(summaries) <= 2 * len(first)

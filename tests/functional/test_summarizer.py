@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from policies import Failed, Piece, Summarize, Summary
+from policies import Failed, PlannedMessage, Summarize, Summary
 from proxy.access.caller import Caller
 from proxy.access.keys import credentials_in
 from proxy.app import create_app
 from proxy.config import Flags, load_config
-from proxy.effects.summarizer import BACK_OFF_MOST, Summarizer
+from proxy.effects.summarizer import MAX_BACK_OFF, Summarizer
 from proxy.replies import Replies, Spent, summarizer_input
 from proxy.server import serve
-from proxy.simulator import Dialect, Seen, SimulatorSettings
+from proxy.simulator import Dialect, RecordedRequest, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from proxy.upstream.providers import providers_for
 from proxy.wire.chat import parse_chat
 from tests.functional.harness import (
@@ -114,7 +114,7 @@ def summaries(simulator: RunningSimulator) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def side_calls(simulator: RunningSimulator) -> list[Seen]:
+def side_calls(simulator: RunningSimulator) -> list[RecordedRequest]:
     """What reached the summariser."""
     return answered(simulator, "summariser")
 
@@ -197,7 +197,7 @@ async def test_a_summariser_that_keeps_failing_is_left_alone_for_a_while_and_ask
         assert len(side_calls(simulator)) == 3
         await talk_of(target, key="sk-another-tenant").chat(1)
         assert len(side_calls(simulator)) == 4
-        now[0] += BACK_OFF_MOST + 1
+        now[0] += MAX_BACK_OFF + 1
         await talk_of(target, seed=6).chat(1)
         assert len(side_calls(simulator)) == 5
         assert {s.status for s in answered(simulator)} == {200}
@@ -345,7 +345,7 @@ async def test_replies_need_no_open_request_and_say_what_they_spent(tmp_path: Pa
 @pytest.mark.requirement("P13", "P15", "A0.59")
 async def test_a_call_is_in_the_trace_and_the_metrics_with_its_tokens_and_its_price(tmp_path: Path) -> None:
     exporter = InMemorySpanExporter()
-    telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
+    telemetry = Telemetry.create(OtelSettings(), span_exporter=exporter)
     async with summarised(
         tmp_path, summarizer="gpt-4o-mini", summary_model="gpt-4o-mini", telemetry=telemetry, window=128_000
     ) as (target, simulator):
@@ -388,7 +388,7 @@ async def test_what_was_summarised_before_a_restart_is_not_summarised_again(tmp_
 def in_place(pieces: int) -> Summarize:
     """Notes behind so many messages of the client's."""
     prompt = "Now stop and take notes.\n\nWrite notes on the conversation above, at most 200 words in all."
-    return Summarize("", prompt, 300, "structured-2", standing=tuple(Piece(n, 10) for n in range(pieces)))
+    return Summarize("", prompt, 300, "structured-2", standing=tuple(PlannedMessage(n, 10) for n in range(pieces)))
 
 
 @pytest.mark.requirement("P13", "A0.59")
@@ -509,7 +509,7 @@ async def test_a_summariser_behind_litellm_writes_the_notes(tmp_path: Path) -> N
         config = load_config(path, env={}, flags=Flags(store="sqlite+aiosqlite:///:memory:"))
         app = create_app(
             config,
-            telemetry=Telemetry.create(TelemetrySettings()),
+            telemetry=Telemetry.create(OtelSettings()),
             tokenizer=TOKENIZER,
             providers=providers_for(config.upstreams.values()),
         )

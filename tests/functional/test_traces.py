@@ -21,7 +21,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.telemetry import Telemetry, TelemetrySettings, names
+from proxy.telemetry import OtelSettings, Telemetry, names
 from tests.functional.harness import (
     COUNTER,
     EVICTING,
@@ -108,7 +108,7 @@ async def scene(
     settings = simulated or SimulatorSettings(window=window, summary_model="notes")
     with receiving() as receiver:
         telemetry = Telemetry.create(
-            TelemetrySettings(
+            OtelSettings(
                 otlp_endpoint=receiver.grpc if protocol == "grpc" else receiver.http,
                 otlp_protocol=protocol,  # type: ignore[arg-type]
                 capture_content=capture,

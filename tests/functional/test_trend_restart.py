@@ -15,7 +15,7 @@ from proxy.cli import main
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.store.records import ExchangeRow
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk
 
 WINDOW = 100_000
@@ -125,7 +125,7 @@ async def test_the_first_request_of_a_conversation_has_no_velocity_and_the_secon
 @pytest.mark.requirement("A0.18", "A0.148", "P15")
 async def test_a_change_of_zone_is_an_event_of_the_trace_a_count_and_part_of_the_row(deployment: Deployment) -> None:
     exporter = InMemorySpanExporter()
-    telemetry = Telemetry.create(TelemetrySettings(), span_exporter=exporter)
+    telemetry = Telemetry.create(OtelSettings(), span_exporter=exporter)
     async with (
         serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
         deployment.serving(simulator.base_url, telemetry=telemetry) as target,

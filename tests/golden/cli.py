@@ -31,7 +31,7 @@ from tests.functional.harness import COUNTER, TOOLS, opening, prose, tool_step, 
 HELP = Path(__file__).with_name("cli_help.txt")
 OUTPUT = Path(__file__).with_name("cli_output.txt")
 STORE = Path(__file__).with_name("cli.db.gz")
-MOST_KEPT = 2_500
+MAX_KEPT = 2_500
 WINDOW = 4096
 NAME = "support-4711"
 POLICIES = """
@@ -229,9 +229,9 @@ def _masked(text: str, line: str) -> str:
 
 
 def _short(text: str) -> str:
-    if len(text) <= MOST_KEPT:
+    if len(text) <= MAX_KEPT:
         return text
-    return f"{text[:MOST_KEPT]}\n--- {len(text)} characters, sha256 {sha256(text.encode()).hexdigest()}\n"
+    return f"{text[:MAX_KEPT]}\n--- {len(text)} characters, sha256 {sha256(text.encode()).hexdigest()}\n"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from policies import ContextSettings, Known, state_of
+from policies import ContextSettings, ConversationState, state_of
 from policies.settings import Layer
 from policies.tokens import CHARS4
 from proxy.config.file import Document
@@ -183,7 +183,7 @@ def state_elsewhere() -> str:
     """What another conversation left, as JSON text."""
     airline = script("airline")
     transcript = airline.transcript(len(airline.messages))
-    return state_of(transcript, settings=ContextSettings(), known=Known(), counter=CHARS4).to_json()
+    return state_of(transcript, settings=ContextSettings(), known=ConversationState(), counter=CHARS4).to_json()
 
 
 def shipped() -> Iterator[Case]:

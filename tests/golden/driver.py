@@ -12,6 +12,7 @@ from policies import (
     BudgetUnreachable,
     ClientEdits,
     ContextSettings,
+    ConversationState,
     Decision,
     Done,
     Edit,
@@ -20,7 +21,6 @@ from policies import (
     Elsewhere,
     Failed,
     Flow,
-    Known,
     Offload,
     Pages,
     PolicyError,
@@ -40,7 +40,7 @@ from policies import (
     wants_notes,
     write_notes,
 )
-from policies.effects import Alike, Answers, Compare, Kept, Save, Saved, Together, Trim, Trimmed
+from policies.effects import Alike, Answers, Compare, Kept, Save, StateSaved, Together, Trim, Trimmed
 from policies.messages import ToolDefinition, Tools
 from policies.pressure import Trend
 from policies.text.segments import Readings
@@ -85,7 +85,7 @@ class Model:
             case Save():
                 self.log.append(f"save {effect.reason} {digest(effect.checkpoint.encode())}")
                 self.version += 1
-                return Saved(self.version)
+                return StateSaved(self.version)
             case Compare():
                 words = [frozenset(text.split()) for text in effect.texts]
                 pairs = [(words[a], words[b]) for a, b in effect.pairs]
@@ -129,7 +129,7 @@ class Play:
 
     def __post_init__(self) -> None:
         self.budget = divide(self.settings, window=self.window, requested=max(64, self.window // 16))
-        self.known, self.trend, self.at = Known(resumed=self.resumed), Trend(), 1_000.0
+        self.known, self.trend, self.at = ConversationState(resumed=self.resumed), Trend(), 1_000.0
         self.model = Model(self.decisions, self.fails)
         self.readings, self.pages, self.sent = Readings(), Pages(), set[int]()
         self.tools = _tools_of(self.script.recording.tools)

@@ -49,7 +49,7 @@ MASKS = (
 VOLATILE = frozenset(
     {"date", "server", "content-length", "x-weir-sha256", "x-weir-size", "x-weir-cursor", "x-weir-overhead-ms"}
 )
-LONGEST = 1_500
+MAX_BODY_LEN = 1_500
 PARTS = ("/timeline", "/checkpoints", "/removed", "/audit", "/health", "/notes")
 WHOLE = ("", "/checkpoint", "/checkpoint.md")
 WRONG_QUERIES = (
@@ -142,7 +142,7 @@ class Recorder:
             name += " again"
         headers = {n: masked(v) for n, v in answer.headers.items() if n not in VOLATILE}
         body = masked(answer.content.decode("utf-8", "backslashreplace"))
-        self.answers[name] = [answer.status_code, headers, body[:LONGEST]]
+        self.answers[name] = [answer.status_code, headers, body[:MAX_BODY_LEN]]
 
 
 def written(answers: dict[str, Any]) -> str:

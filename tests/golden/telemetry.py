@@ -26,8 +26,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from proxy.tap import Usage
-from proxy.telemetry import Metrics, ModelCall, QueuedLog, Telemetry, TelemetrySettings
+from proxy.tap import ReportedUsage
+from proxy.telemetry import Metrics, ModelCall, OtelSettings, QueuedLog, Telemetry
 from proxy.telemetry import instruments as i
 from tests.functional.harness import (
     COUNTER,
@@ -181,9 +181,7 @@ async def requests(target: RunningWeir) -> None:
 async def exchanges() -> str:
     """What leaves of these requests."""
     exporter, rows, out = InMemorySpanExporter(), list[object](), list[str]()
-    telemetry = Telemetry.create(
-        TelemetrySettings(service_version="1.2.3", capture_content=False), span_exporter=exporter
-    )
+    telemetry = Telemetry.create(OtelSettings(service_version="1.2.3", capture_content=False), span_exporter=exporter)
     with tempfile.TemporaryDirectory() as home, logged() as (people, machines, stop):
         folder = Path(home)
         async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
@@ -258,7 +256,7 @@ def counted(*, newest: bool) -> Metrics:
     metrics.called(
         ModelCall(
             provider="openai", model="m", response_model="m-1", seconds=1.28, address="h", port=443,
-            usage=Usage(prompt=70_000_000, completion=9, cached=5, written=6, reasoning=7), first_chunk=0.2,
+            usage=ReportedUsage(prompt=70_000_000, completion=9, cached=5, written=6, reasoning=7), first_chunk=0.2,
         )
     )  # fmt: skip
     metrics.called(ModelCall(provider="openai", model="m", seconds=0.5, error="503"))

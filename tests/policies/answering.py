@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from policies.draft import Draft, Known
+from policies.draft import ConversationState, Draft
 from policies.effects import (
     Answers,
     Done,
@@ -14,12 +14,12 @@ from policies.effects import (
     Offload,
     Reply,
     Save,
-    Saved,
+    StateSaved,
     Summarize,
     Summary,
     Together,
 )
-from policies.limits import Budget
+from policies.limits import TokenBudget
 from policies.messages import Transcript
 from policies.planner import Decision, plan
 from policies.settings import ContextSettings
@@ -48,17 +48,22 @@ class Model:
             reply = self._reply(effect)
 
     def decide(
-        self, transcript: Transcript, *, budget: Budget, settings: ContextSettings, known: Known | None = None
+        self,
+        transcript: Transcript,
+        *,
+        budget: TokenBudget,
+        settings: ContextSettings,
+        known: ConversationState | None = None,
     ) -> Decision:
         """The decision on a request."""
-        flow = plan(transcript, settings=settings, budget=budget, known=known or Known(), counter=CHARS4)
+        flow = plan(transcript, settings=settings, budget=budget, known=known or ConversationState(), counter=CHARS4)
         return self.run(flow)
 
     def _reply(self, effect: Effect) -> Reply:
         if isinstance(effect, Offload):
             return Done()
         if isinstance(effect, Save):
-            return Saved(1)
+            return StateSaved(1)
         if isinstance(effect, Together):
             return Answers(self._answers(effect.effects))
         assert isinstance(effect, Summarize), f"asks for {effect}"

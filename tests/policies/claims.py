@@ -6,7 +6,7 @@ A true sentence has the words that have to be in the notes afterwards, in whatev
 # ruff: noqa: RUF001 - the languages are written in their own letters
 from dataclasses import dataclass
 
-from policies.summary import Line
+from policies.summary import MaterialLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Case:
     """A conversation and sentences on it."""
 
     name: str
-    lines: tuple[Line, ...]
+    lines: tuple[MaterialLine, ...]
     true: tuple[tuple[str, str], ...]
     false: tuple[str, ...]
     laundered: tuple[str, ...]
@@ -23,10 +23,10 @@ class Case:
 def _case(
     name: str, said: str, true: tuple[tuple[str, str], ...], false: tuple[str, ...], laundered: tuple[str, ...]
 ) -> Case:
-    lines: list[Line] = []
+    lines: list[MaterialLine] = []
     for line in said.strip().split("\n"):
         origin, _, text = line.strip().partition(" > ")
-        lines.append(Line(origin, text.replace("\\n", "\n")))
+        lines.append(MaterialLine(origin, text.replace("\\n", "\n")))
     return Case(name, tuple(lines), true, false, laundered)
 
 

@@ -6,10 +6,10 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from policies.bounds import Bounds
-from policies.draft import Draft, Known
+from policies.draft import ConversationState, Draft
 from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Save, Summarize
 from policies.ledger import Cut, Edit
-from policies.limits import Budget
+from policies.limits import TokenBudget
 from policies.messages import Body, Message, ToolCall, Transcript, chain_of, count_occurrences, head_length
 from policies.planner import Decision, plan
 from policies.pressure import Trend
@@ -129,12 +129,12 @@ def talk(*said: Said | Sequence[Said], tools: int = 0) -> Transcript:
     )
 
 
-def window(tokens: int, *, reserve: int = 0, headroom: int = 0) -> Budget:
+def window(tokens: int, *, reserve: int = 0, headroom: int = 0) -> TokenBudget:
     """A budget without an estimator error, so that its numbers are round."""
-    return Budget(window=tokens, reserve=reserve, headroom=headroom)
+    return TokenBudget(window=tokens, reserve=reserve, headroom=headroom)
 
 
-def remember(known: Known, decision: Decision, transcript: Transcript) -> Known:
+def remember(known: ConversationState, decision: Decision, transcript: Transcript) -> ConversationState:
     """What a shell knows after a request: its edits merged, its cut appended, all of its messages sent."""
     cuts: tuple[Cut, ...] = known.cuts if decision.cut is None else (*known.cuts, decision.cut)
     edits: dict[tuple[bytes, int], Edit] = {**known.edits, **{e.key: e for e in decision.edits}}
@@ -154,9 +154,9 @@ def remember(known: Known, decision: Decision, transcript: Transcript) -> Known:
 def decide(
     transcript: Transcript,
     *,
-    budget: Budget,
+    budget: TokenBudget,
     settings: ContextSettings | None = None,
-    known: Known | None = None,
+    known: ConversationState | None = None,
     ceiling: int | None = None,
     trend: Trend | None = None,
     at: float | None = None,
@@ -167,7 +167,7 @@ def decide(
         transcript,
         settings=settings or ContextSettings(),
         budget=budget,
-        known=known or Known(),
+        known=known or ConversationState(),
         counter=CHARS4,
         ceiling=ceiling,
         trend=trend or Trend(),

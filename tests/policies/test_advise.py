@@ -7,7 +7,7 @@ from policies.advise import (
     OPENAI_CLIFF,
     PROVIDERS,
     BucketUse,
-    Prices,
+    TokenPrices,
     ToolUse,
     Traffic,
     advise,
@@ -20,12 +20,12 @@ from policies.advise import (
 )
 from policies.settings import BALANCED_SHAPES
 
-PRICES = Prices(1.0, 0.1, 1.25, 5.0)
-FREE_WRITES = Prices(1.0, 0.1, 1.0, 5.0)
+PRICES = TokenPrices(1.0, 0.1, 1.25, 5.0)
+FREE_WRITES = TokenPrices(1.0, 0.1, 1.0, 5.0)
 
 
 @pytest.mark.parametrize(("prices", "batch", "gap"), [(PRICES, 23_800, 37_800), (FREE_WRITES, 20_800, 35_300)])
-def test_the_cheapest_trigger_is_that_of_the_worked_example(prices: Prices, batch: float, gap: int) -> None:
+def test_the_cheapest_trigger_is_that_of_the_worked_example(prices: TokenPrices, batch: float, gap: int) -> None:
     cost = batch_cost(prices, target=20_000, kept=8_000, summary=2_000, summarizer=prices)
 
     best = best_trigger(prices, growth=3_000, target=20_000, batch=cost)
@@ -48,7 +48,7 @@ def test_the_cheapest_trigger_holds_5800_a_turn_and_a_high_one_9000() -> None:
 
 
 def test_where_reading_is_free_cost_gives_no_trigger() -> None:
-    local = Prices(1.0, 0.0, 1.0, 1.0)
+    local = TokenPrices(1.0, 0.0, 1.0, 1.0)
 
     with pytest.raises(ValueError, match="free"):
         best_trigger(local, growth=1_000, target=2_000, batch=1.0)
@@ -60,7 +60,7 @@ def test_where_reading_is_free_cost_gives_no_trigger() -> None:
     ("cliff", "border"), [(OPENAI_CLIFF, 272_000), (GEMINI_CLIFF, 200_000)], ids=["OpenAI", "Gemini"]
 )
 def test_a_token_over_a_tier_doubles_the_price_of_the_whole_prompt(cliff: object, border: int) -> None:
-    prices = Prices(1.0, 0.1, 1.0, 8.0, cliff=cliff)  # type: ignore[arg-type]
+    prices = TokenPrices(1.0, 0.1, 1.0, 8.0, cliff=cliff)  # type: ignore[arg-type]
 
     assert request_cost(prices, tokens=border, cached=0) == border
     assert request_cost(prices, tokens=border + 1, cached=0) == 2 * (border + 1)

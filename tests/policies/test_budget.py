@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.limits import BUCKETS, Budget, divide
+from policies.limits import BUCKETS, TokenBudget, divide
 from policies.settings import ContextSettings
 
 BALANCED = ContextSettings()
@@ -13,10 +13,10 @@ BALANCED = ContextSettings()
 @pytest.mark.requirement("A2.2")
 def test_the_history_budget_is_what_every_other_bucket_leaves_of_the_window() -> None:
     others = sum({"system": 5_000, "summary": 1_000, "tools": 3_000}.values())
-    budget = Budget(window=128_000, reserve=32_000, headroom=0)
+    budget = TokenBudget(window=128_000, reserve=32_000, headroom=0)
     assert budget.fits(others + 87_000)
     assert not budget.fits(others + 87_001)
-    assert not Budget(window=40_000, reserve=32_000, headroom=0).fits(others)
+    assert not TokenBudget(window=40_000, reserve=32_000, headroom=0).fits(others)
 
 
 @pytest.mark.requirement("D4")
@@ -59,7 +59,7 @@ def test_max_tokens_moves_the_reserve_and_never_the_window() -> None:
 
 @pytest.mark.requirement("A2.12")
 def test_a_request_that_fills_the_window_to_the_last_token_fits() -> None:
-    budget = Budget(window=10_000, reserve=2_000, headroom=500)
+    budget = TokenBudget(window=10_000, reserve=2_000, headroom=500)
     assert (budget.hard_limit, budget.soft_limit, budget.usable) == (8_000, 7_500, 7_500)
     assert budget.hard_fits(8_000)
     assert not budget.hard_fits(8_001)
@@ -69,9 +69,9 @@ def test_a_request_that_fills_the_window_to_the_last_token_fits() -> None:
 
 @pytest.mark.requirement("D5")
 def test_the_estimators_error_counts_on_top_of_what_was_counted() -> None:
-    budget = Budget(window=12_500, reserve=2_000, headroom=0, margin=0.05)
+    budget = TokenBudget(window=12_500, reserve=2_000, headroom=0, margin=0.05)
     assert budget.hard_limit == 10_000
-    assert Budget(window=12_500, reserve=2_000, headroom=0, margin=0.05, ratio=2.0).hard_limit == 5_000
+    assert TokenBudget(window=12_500, reserve=2_000, headroom=0, margin=0.05, ratio=2.0).hard_limit == 5_000
 
 
 def test_a_separate_input_limit_binds_beside_the_window() -> None:
@@ -83,14 +83,14 @@ def test_a_separate_input_limit_binds_beside_the_window() -> None:
 
 @pytest.mark.requirement("D1")
 def test_each_policy_has_its_own_denominator() -> None:
-    budget = Budget(window=200_000, reserve=32_000, headroom=0)
+    budget = TokenBudget(window=200_000, reserve=32_000, headroom=0)
     assert budget.base(replace(BALANCED, base="usable")) == 168_000
     assert budget.base(replace(BALANCED, base="window")) == 200_000
     assert budget.base(replace(BALANCED, base="max_input")) == 200_000
 
 
 def test_an_estimate_is_rounded_up_and_not_past_a_whole_number() -> None:
-    budget = Budget(window=1_000, reserve=0, headroom=0, ratio=1.1)
+    budget = TokenBudget(window=1_000, reserve=0, headroom=0, ratio=1.1)
     assert budget.estimate(100) == 110
     assert budget.estimate(101) == 112
 
@@ -99,7 +99,7 @@ def test_an_estimate_is_rounded_up_and_not_past_a_whole_number() -> None:
 @given(st.lists(st.integers(0, 50_000), min_size=6, max_size=6), st.sampled_from([0.25, 0.8, 1.0, 1.37, 4.0]))
 def test_buckets_sum_to_the_estimate_of_their_total(tokens: list[int], ratio: float) -> None:
     buckets = dict(zip(BUCKETS, tokens, strict=True))
-    budget = Budget(window=128_000, reserve=0, headroom=0, ratio=ratio)
+    budget = TokenBudget(window=128_000, reserve=0, headroom=0, ratio=ratio)
     assert sum(budget.estimate_each(buckets).values()) == budget.estimate(sum(buckets.values()))
 
 
@@ -110,7 +110,7 @@ def test_buckets_sum_to_the_estimate_of_their_total(tokens: list[int], ratio: fl
 def test_the_two_forms_of_the_over_budget_test_agree(
     tokens: list[int], window: int, reserve: int, data: st.DataObject
 ) -> None:
-    budget = Budget(window=window, reserve=reserve, headroom=data.draw(st.integers(0, 8_000)))
+    budget = TokenBudget(window=window, reserve=reserve, headroom=data.draw(st.integers(0, 8_000)))
     buckets = dict(zip(BUCKETS, tokens, strict=True))
     messages = buckets["history"] + buckets["tool_outputs"]
     if messages and window - reserve - budget.headroom >= 0:
@@ -119,8 +119,8 @@ def test_the_two_forms_of_the_over_budget_test_agree(
 
 
 def test_a_learned_smaller_window_shrinks_reserve_and_headroom_in_proportion() -> None:
-    budget = Budget(window=100_000, reserve=10_000, headroom=5_000, max_input=90_000)
-    assert budget.narrowed(50_000) == Budget(window=50_000, reserve=5_000, headroom=2_500, max_input=50_000)
+    budget = TokenBudget(window=100_000, reserve=10_000, headroom=5_000, max_input=90_000)
+    assert budget.narrowed(50_000) == TokenBudget(window=50_000, reserve=5_000, headroom=2_500, max_input=50_000)
 
 
 @given(st.integers(1, 10**6), st.one_of(st.none(), st.integers(-5, 10**6)), st.one_of(st.none(), st.integers(1, 10**6)))

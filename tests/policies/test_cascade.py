@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, Known, untouched
+from policies.draft import ConversationState, Draft, untouched
 from policies.messages import Transcript
-from policies.planner import LayerReport, Work, run_layers, run_rungs
+from policies.planner import LayerReport, PlanWork, run_layers, run_rungs
 from policies.settings import BALANCED_LAYERS, ContextSettings, Layer
 from policies.tokens import CHARS4
 from tests.policies.play import assistant, play, step, talk, user, window, words
@@ -20,17 +20,17 @@ READS = [step(f"{words(900)} {n}") for n in range(9)]
 
 def bounds(transcript: Transcript, tokens: int = 8_000, *layers: Layer) -> Bounds:
     settings = replace(ContextSettings(), layers=layers or LAYERS)
-    return bounds_for(transcript, settings=settings, budget=window(tokens), known=Known(), counter=CHARS4)
+    return bounds_for(transcript, settings=settings, budget=window(tokens), known=ConversationState(), counter=CHARS4)
 
 
 def ran(transcript: Transcript, tokens: int = 8_000, *layers: Layer) -> tuple[Draft, tuple[LayerReport, ...]]:
-    work = Work(untouched(transcript))
+    work = PlanWork(untouched(transcript))
     play(run_layers(work, bounds(transcript, tokens, *layers)))
     return work.draft, work.trail
 
 
 def climbed(draft: Draft, limits: Bounds) -> tuple[Draft, tuple[LayerReport, ...]]:
-    work = Work(draft)
+    work = PlanWork(draft)
     play(run_rungs(work, limits))
     return work.draft, work.trail
 

@@ -6,7 +6,7 @@ import pytest
 
 from policies.bounds import Bounds, bounds_for
 from policies.checkpoint import Checkpoint
-from policies.draft import Draft, Known, replay, untouched
+from policies.draft import ConversationState, Draft, replay, untouched
 from policies.effects import Failed, Reply, Summarize, Summary
 from policies.ledger import Cut, EditKind
 from policies.messages import ToolCall, Transcript
@@ -60,14 +60,14 @@ def bounds(
     transcript: Transcript = TRANSCRIPT,
     *,
     settings: ContextSettings = MODEL,
-    known: Known | None = None,
+    known: ConversationState | None = None,
     reads: int = 0,
 ) -> Bounds:
     return bounds_for(
         transcript,
         settings=settings,
         budget=window(16_000),
-        known=known or Known(),
+        known=known or ConversationState(),
         counter=CHARS4,
         summarizer_input=reads or None,
     )
@@ -155,7 +155,7 @@ def test_without_a_summarizer_no_model_is_asked() -> None:
 
 def test_a_window_without_room_for_notes_asks_no_model() -> None:
     transcript = talk(*history(8), user("Go on."))
-    limits = bounds_for(transcript, settings=MODEL, budget=window(2_500), known=Known(), counter=CHARS4)
+    limits = bounds_for(transcript, settings=MODEL, budget=window(2_500), known=ConversationState(), counter=CHARS4)
     assert play(compact(untouched(transcript), limits)).cut is not None
 
 
@@ -177,7 +177,7 @@ def test_a_history_larger_than_the_summarisers_window_is_read_in_parts_and_merge
 def test_the_next_summary_extends_the_previous_one_and_reads_only_what_is_new() -> None:
     done, cut = compacted((Summarize, Summary(NOTES)))
     grown = talk(*history(), user("Go on."), *[step(words(300, f"fresh{n}")) for n in range(20)], user("Well?"))
-    limits = bounds(grown, known=Known(edits={e.key: e for e in done.edits.values()}, cuts=(cut,)))
+    limits = bounds(grown, known=ConversationState(edits={e.key: e for e in done.edits.values()}, cuts=(cut,)))
     draft = replay(grown, limits.known, limits.protection)
     asked = first_question(compact(draft, limits))
     assert "E4411" in asked.prompt
@@ -279,7 +279,9 @@ def test_where_everything_is_protected_nothing_is_asked_and_nothing_changes() ->
 @pytest.mark.parametrize("tokens", [4_000, 8_000, 32_000, 128_000])
 def test_summary_and_tail_stay_within_their_shares_of_room(tokens: int) -> None:
     transcript = talk(*history(tokens // 330), user("Go on."))
-    limits = bounds_for(transcript, settings=ContextSettings(), budget=window(tokens), known=Known(), counter=CHARS4)
+    limits = bounds_for(
+        transcript, settings=ContextSettings(), budget=window(tokens), known=ConversationState(), counter=CHARS4
+    )
     done = play(compact(untouched(transcript), limits))
     assert done.cut is not None
     assert done.cut.tokens <= min(limits.shape.extract * limits.room, limits.shape.extract_max) + 60

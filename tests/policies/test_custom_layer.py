@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, Known, untouched
+from policies.draft import ConversationState, Draft, untouched
 from policies.effects import Failed, Kept, Trim, Trimmed
 from policies.ledger import EditKind
 from policies.messages import Transcript
-from policies.settings import ContextSettings, Layer, Param, Shape
+from policies.settings import ContextSettings, ExtractShape, Layer, Param
 from policies.tokens import CHARS4
 from tests.policies.play import (
     OFFLOAD,
@@ -33,9 +33,11 @@ PATH = "trims:newest"
 TALK = (system("s"), user("task"), step(words(300)), step(words(300)), assistant("done"), user("next"))
 
 
-def bounds(transcript: Transcript, *, aim: int = 100, known: Known | None = None, **params: Param) -> Bounds:
+def bounds(
+    transcript: Transcript, *, aim: int = 100, known: ConversationState | None = None, **params: Param
+) -> Bounds:
     found = bounds_for(
-        transcript, settings=ContextSettings(), budget=window(4_000), known=known or Known(), counter=CHARS4
+        transcript, settings=ContextSettings(), budget=window(4_000), known=known or ConversationState(), counter=CHARS4
     )
     return replace(found, layer=Layer(strategy="custom", params={"path": PATH, **params}), aim=aim)
 
@@ -119,7 +121,7 @@ def test_a_function_that_fails_or_has_no_path_leaves_the_draft_to_the_next_layer
 
 @pytest.mark.requirement("A1.11")
 def test_after_a_failure_the_next_layer_does_the_work() -> None:
-    shape = Shape(window=None, trigger=0.5, low_water=0.1, extract=0.1, tail=0.2)
+    shape = ExtractShape(window=None, trigger=0.5, low_water=0.1, extract=0.1, tail=0.2)
     layers = (Layer(strategy="custom", params={"path": PATH}), Layer(strategy="evict"))
     settings = ContextSettings(layers=layers, shapes=(shape,), margin=0.0, headroom=0)
     transcript = talk(*TALK)
@@ -130,14 +132,14 @@ def test_after_a_failure_the_next_layer_does_the_work() -> None:
 
 @pytest.mark.requirement("A1.11")
 def test_what_was_decided_is_replayed_and_a_summary_in_front_is_not_lost() -> None:
-    shape = Shape(window=None, trigger=0.5, low_water=0.1, extract=0.1, tail=0.2)
+    shape = ExtractShape(window=None, trigger=0.5, low_water=0.1, extract=0.1, tail=0.2)
     settings = ContextSettings(
         layers=(Layer(strategy="custom", params={"path": PATH}),), shapes=(shape,), margin=0.0, headroom=0
     )
     transcript = talk(*TALK)
     first = decide(transcript, budget=window(1_000), settings=settings, script=[OFFLOAD, (Trim, Trimmed(()))])
     assert first.applied == {"custom": 1}
-    known = remember(Known(), first, transcript)
+    known = remember(ConversationState(), first, transcript)
     longer = talk(*TALK, assistant("yes"), user("go on"))
     again = decide(longer, budget=window(1_000), settings=settings, known=known)
     assert again.pieces is not None

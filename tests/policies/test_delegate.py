@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, Known, broken_rules, replace_content, untouched
+from policies.draft import ConversationState, Draft, broken_rules, replace_content, untouched
 from policies.effects import Failed, Summary
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
@@ -45,7 +45,7 @@ def bounds(
         transcript,
         settings=policy,
         budget=window(size),
-        known=Known(),
+        known=ConversationState(),
         counter=CHARS4,
         summarizer_input=reads,
     )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, Known, broken_rules, replay, untouched
+from policies.draft import ConversationState, Draft, broken_rules, replay, untouched
 from policies.ledger import Cut
 from policies.messages import Transcript
 from policies.settings import Bucket, ContextSettings, Layer, Memory, Param
@@ -25,7 +25,9 @@ HALF: Mapping[str, Param] = {"fraction": 0.5}
 
 
 def bounds(transcript: Transcript, aim: int, params: Mapping[str, Param], *, scope: str = "total") -> Bounds:
-    limits = bounds_for(transcript, settings=ContextSettings(), budget=window(200_000), known=Known(), counter=CHARS4)
+    limits = bounds_for(
+        transcript, settings=ContextSettings(), budget=window(200_000), known=ConversationState(), counter=CHARS4
+    )
     return replace(limits, layer=Layer(strategy="drop_oldest", scope=scope, params=params), aim=aim)
 
 
@@ -175,7 +177,7 @@ def test_a_full_history_that_is_to_be_truncated_ends_at_its_watermark_and_stays_
     decision = decide(transcript, budget=budget, settings=rules)
     assert decision.applied == {"drop_oldest": 1}
     assert decision.buckets["history"] <= 1_600
-    again = decide(transcript, budget=budget, settings=rules, known=remember(Known(), decision, transcript))
+    again = decide(transcript, budget=budget, settings=rules, known=remember(ConversationState(), decision, transcript))
     assert (again.edits, again.cut, again.pieces) == ((), None, decision.pieces)
 
 
@@ -200,5 +202,5 @@ def test_whatever_is_asked_no_result_loses_its_call_and_a_second_run_changes_not
     assert limits.protection.all <= set(order(draft))
     assert drop_oldest(draft, limits) is draft
     if draft.cut is not None and draft is not before:
-        known = Known(cuts=(draft.cut,))
+        known = ConversationState(cuts=(draft.cut,))
         assert replay(limits.transcript, known, limits.protection).pieces == draft.pieces

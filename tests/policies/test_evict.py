@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import bounds_for
-from policies.draft import Draft, Known, untouched
+from policies.draft import ConversationState, Draft, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
 from policies.scoring import SCORERS, ContentType
@@ -25,7 +25,7 @@ ALL = tuple(kind.value for kind in ContentType)
 
 
 def evicted(transcript: Transcript, *, target: int, policy: ContextSettings = PLAIN, **params: Param) -> Draft:
-    bounds = bounds_for(transcript, settings=policy, budget=window(100_000), known=Known(), counter=CHARS4)
+    bounds = bounds_for(transcript, settings=policy, budget=window(100_000), known=ConversationState(), counter=CHARS4)
     layer = Layer(strategy="evict", params=params)
     return evict(untouched(bounds.transcript), replace(bounds, layer=layer, aim=target))
 
@@ -136,7 +136,7 @@ def test_memory_goes_only_after_its_time() -> None:
 
 
 def _bounds(transcript: Transcript):  # type: ignore[no-untyped-def]
-    return bounds_for(transcript, settings=PLAIN, budget=window(100_000), known=Known(), counter=CHARS4)
+    return bounds_for(transcript, settings=PLAIN, budget=window(100_000), known=ConversationState(), counter=CHARS4)
 
 
 @pytest.mark.requirement("D13", "A0.39", "A0.52")
@@ -183,7 +183,7 @@ def test_a_policy_may_spare_the_newest_steps() -> None:
 def test_a_bucket_that_a_layer_is_about_is_the_only_one_it_touches() -> None:
     said = [user("task"), *numbered(6), user(f"chatter {words(300)}"), *numbered(1), user("next")]
     transcript = talk(*said)
-    bounds = bounds_for(transcript, settings=PLAIN, budget=window(100_000), known=Known(), counter=CHARS4)
+    bounds = bounds_for(transcript, settings=PLAIN, budget=window(100_000), known=ConversationState(), counter=CHARS4)
     layer = Layer(strategy="evict", scope="tool_outputs", params={"scorer": "fifo", "types": ("tool_result", "user")})
     done = evict(untouched(bounds.transcript), replace(bounds, layer=layer, aim=0))
     assert all(transcript.messages[i].is_result for i in done.edits)

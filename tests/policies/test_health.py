@@ -9,10 +9,10 @@ from policies.health import (
     KINDS,
     RULES,
     STABLE,
-    Alert,
     Checkup,
     Episode,
     Health,
+    HealthAlert,
     HealthRules,
     Sample,
     Snapshot,
@@ -262,4 +262,4 @@ def test_several_rules_can_hold_at_once_the_gravest_first() -> None:
     found = run([sample(utilization=0.95, spike=4.0, bloat=0.5, bloat_limit=0.3)] * 3)
     assert [k for _, k in opened(found)] == ["tool_bloat", "burn_rate", "utilization"]
     assert [e.kind for e in found[2].health.episodes] == ["utilization", "tool_bloat", "burn_rate"]
-    assert all(isinstance(a, Alert) for c in found for a in c.opened)
+    assert all(isinstance(a, HealthAlert) for c in found for a in c.opened)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
 from policies.clipping import Method, cap_text
-from policies.draft import Known, untouched
+from policies.draft import ConversationState, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
 from policies.settings import Bucket, ContextSettings, Ingest, Layer
@@ -41,12 +41,14 @@ def bounds(
     ingest: Ingest = Ingest(),
     *,
     tokens: int = 200_000,
-    known: Known | None = None,
+    known: ConversationState | None = None,
     layer: Layer | None = None,
     buckets: dict[str, Bucket] | None = None,
 ) -> Bounds:
     settings = ContextSettings(ingest=ingest, buckets=buckets or {})
-    found = bounds_for(transcript, settings=settings, budget=window(tokens), known=known or Known(), counter=CHARS4)
+    found = bounds_for(
+        transcript, settings=settings, budget=window(tokens), known=known or ConversationState(), counter=CHARS4
+    )
     return found if layer is None else replace(found, layer=layer)
 
 
@@ -147,7 +149,7 @@ def test_the_cap_is_25_000_tokens_and_never_above_the_cap_of_the_bucket() -> Non
     assert ingest_cap(untouched(transcript), bounds(transcript, ingest)).pieces[2].tokens in range(24_900, 25_001)
     voice = replace(window(32_000), caps={"tool_outputs": 8_000})
     settings = ContextSettings(ingest=ingest)
-    small = bounds_for(transcript, settings=settings, budget=voice, known=Known(), counter=CHARS4)
+    small = bounds_for(transcript, settings=settings, budget=voice, known=ConversationState(), counter=CHARS4)
     assert ingest_cap(untouched(transcript), small).pieces[2].tokens in range(7_900, 8_001)
 
 
@@ -244,7 +246,7 @@ def test_leaving_out_fields_is_what_a_parser_says_it_is(value: object, names: se
 @pytest.mark.requirement("D25")
 def test_a_layer_that_is_always_due_changes_what_was_sent_only_in_a_batch() -> None:
     transcript = talk(user("t"), *step(words(2_000)), *step(words(2_001)), *step("now"))
-    known, layer = Known(length=3), Layer(strategy="ingest_cap", at=0.0)
+    known, layer = ConversationState(length=3), Layer(strategy="ingest_cap", at=0.0)
     between = bounds(transcript, Ingest(cap=1_000), known=known, layer=layer)
     assert [p.index for p in ingest_cap(untouched(transcript), between).pieces if p.text] == [4]
     batch = replace(between, trigger=1_000)
@@ -256,7 +258,7 @@ def test_a_result_capped_from_the_first_request_on_is_the_same_on_every_later_on
     settings = ContextSettings(ingest=Ingest(cap=1_000, from_start=True))
     transcript = talk(system("s"), user("t"), *step(words(3_000)))
     first = decide(transcript, budget=window(100_000), settings=settings)
-    known = remember(Known(), first, transcript)
+    known = remember(ConversationState(), first, transcript)
     longer = talk(system("s"), user("t"), *step(words(3_000)), assistant("a"), user("b"))
     second = decide(longer, budget=window(100_000), settings=settings, known=known)
     assert first.pieces is not None

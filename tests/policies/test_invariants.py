@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from policies.draft import Draft, broken_rules, untouched
-from policies.ledger import Piece
+from policies.ledger import PlannedMessage
 from policies.messages import ToolCall
 from tests.policies.play import assistant, result, step, system, talk, user
 
@@ -36,7 +36,7 @@ def test_a_result_without_its_call_and_a_call_without_its_result_are_refused() -
 @pytest.mark.requirement("P3", "A0.52")
 def test_a_summary_between_a_call_and_its_result_is_refused() -> None:
     pieces = CONVERSATION.pieces
-    split = replace(CONVERSATION, pieces=(*pieces[:3], Piece(None, 9, "summary"), *pieces[3:]))
+    split = replace(CONVERSATION, pieces=(*pieces[:3], PlannedMessage(None, 9, "summary"), *pieces[3:]))
     assert broken_rules(split) == (PAIRS,)
 
 
@@ -51,7 +51,9 @@ def test_one_of_two_parallel_results_may_not_go_alone() -> None:
 @pytest.mark.requirement("P3")
 def test_an_array_without_a_user_at_its_start_is_refused_unless_a_summary_stands_there() -> None:
     assert broken_rules(without(CONVERSATION, 1)) == (FIRST,)
-    summary = replace(CONVERSATION, pieces=(Piece(0, 5), Piece(None, 9, "summary"), *CONVERSATION.pieces[2:]))
+    summary = replace(
+        CONVERSATION, pieces=(PlannedMessage(0, 5), PlannedMessage(None, 9, "summary"), *CONVERSATION.pieces[2:])
+    )
     assert broken_rules(summary) == ()
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, Known, untouched
+from policies.draft import ConversationState, Draft, untouched
 from policies.ledger import EditKind
 from policies.messages import Transcript
-from policies.settings import ContextSettings, Layer, Shape
+from policies.settings import ContextSettings, ExtractShape, Layer
 from policies.tokens import CHARS4
 from proxy.wire.chat import count_message, render
 from tests.policies.play import decide, strategy, window
@@ -40,7 +40,9 @@ def album(count: int) -> list[Said]:
 
 
 def bounds(transcript: Transcript, *, aim: int = 0, **params: int) -> Bounds:
-    found = bounds_for(transcript, settings=ContextSettings(), budget=window(100_000), known=Known(), counter=CHARS4)
+    found = bounds_for(
+        transcript, settings=ContextSettings(), budget=window(100_000), known=ConversationState(), counter=CHARS4
+    )
     return replace(found, layer=Layer(strategy="media", params=params), aim=aim)
 
 
@@ -111,7 +113,7 @@ def test_a_message_with_parts_of_unknown_types_is_left_alone() -> None:
 
 @pytest.mark.requirement("A2.23")
 def test_pictures_go_in_a_batch_only_and_a_second_run_changes_nothing() -> None:
-    shape = Shape(window=None, trigger=0.9, low_water=0.3, extract=0.1, tail=0.2)
+    shape = ExtractShape(window=None, trigger=0.9, low_water=0.3, extract=0.1, tail=0.2)
     settings = ContextSettings(layers=(Layer(strategy="media"),), shapes=(shape,), margin=0.0)
     transcript = read(album(8))
     room = transcript.tokens

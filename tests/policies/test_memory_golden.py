@@ -27,7 +27,7 @@ from policies.checkpoint import Checkpoint, Identifier, Status, Subtask, TaskDec
 from policies.effects import Failed, Summarize, Summary
 from policies.fidelity import Contexts, Terms, coverage_of, evaluate, questions_for
 from policies.health import HealthRules, Sample, check, trend_of
-from policies.ledger import Piece
+from policies.ledger import PlannedMessage
 from policies.messages import ToolCall
 from policies.notes import Note, flaw, notes_in, read_notes, render_notes
 from policies.settings import NoteTaking
@@ -35,7 +35,7 @@ from policies.sources import lines_of
 from policies.state import merge_states, read_state
 from policies.summary import (
     PROMPTS,
-    Line,
+    MaterialLine,
     Proposal,
     Written,
     bind,
@@ -179,7 +179,7 @@ def condensed() -> dict[str, object]:
     """Questions and summaries: every prompt, in one question and in many, in place, by schema, asked again."""
     lines = lines_of(queue_session())
     long = [line for _, sources in _sessions() for line in lines_of(sources)]
-    standing = tuple(Piece(n, 50) for n in range(4))
+    standing = tuple(PlannedMessage(n, 50) for n in range(4))
     plans: dict[str, dict[str, Any]] = {f"prompt {name}": {"prompt": name} for name in PROMPTS}
     plans |= {f"chunks {name}": {"prompt": name, "lines": long, "max_input": 3_000} for name in PROMPTS}
     plans |= {
@@ -192,13 +192,13 @@ def condensed() -> dict[str, object]:
         "in place": {"standing": standing, "key": "k2"},
         "in place fails": {"standing": standing, "answer": _replying("!not_in_place", "ok", RAW[5])},
         "task": {"prompt": "reading", "task": "Find <user> out why W7731 is late. " * 60, "max_tokens": 60},
-        "beside": {"beside": [Line("user", "Never contact the carrier of W7731.")]},
+        "beside": {"beside": [MaterialLine("user", "Never contact the carrier of W7731.")]},
         "small": {"max_input": 700},
         "few chunks": {"lines": long, "max_input": 3_000, "most_chunks": 3},
         "deep": {"lines": long, "max_input": 2_200, "max_tokens": 900},
         "refused": {"answer": _replying("I'm sorry, I can't help with that.")},
         "half fail": {"lines": long, "max_input": 3_000, "answer": _replying("!timeout", "ok", *REPLIES[5:10])},
-        "empty": {"lines": [Line("user", " ")]},
+        "empty": {"lines": [MaterialLine("user", " ")]},
     }  # fmt: skip
     found: dict[str, object] = {}
     for name, plan in plans.items():
@@ -216,7 +216,11 @@ def condensed() -> dict[str, object]:
 
 def asked_in_words() -> dict[str, object]:
     """The whole text of one question for each prompt, and of one that is asked again."""
-    lines = [Line("user", "Find order W7731."), Line("assistant", "I look."), Line("result of look", "D-17 has W7731")]
+    lines = [
+        MaterialLine("user", "Find order W7731."),
+        MaterialLine("assistant", "I look."),
+        MaterialLine("result of look", "D-17 has W7731"),
+    ]
     found: dict[str, object] = {}
     for name in PROMPTS:
         model = Model(_replying("ok", "ok"))
@@ -267,7 +271,7 @@ def bound() -> dict[str, object]:
             missing(claims[0], material * 2).missing,
         ]
     for case in LAUNDERING:
-        lines = [Line("user", "Go on."), Line(f"result of {case['tool']}", case["result"])]
+        lines = [MaterialLine("user", "Go on."), MaterialLine(f"result of {case['tool']}", case["result"])]
         notes = f"Decisions:\n- {case['laundered']}\nNotes: {case['laundered']}"
         found[case["name"]] = digest([bind(notes, lines), harmless(case["result"]), enclosed("x", harmless(notes))])
     return found

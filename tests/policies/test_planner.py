@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import policies
-from policies.draft import Known
+from policies.draft import ConversationState
 from policies.effects import Done, Failed, Offload, Summarize, Summary
 from policies.errors import BudgetUnreachable
 from policies.ledger import EditKind
-from policies.limits import Budget, divide
+from policies.limits import TokenBudget, divide
 from policies.messages import ToolCall, Transcript
 from policies.planner import Action, Decision, plan, trim
 from policies.settings import ContextSettings, Layer, Summaries
@@ -57,9 +57,9 @@ def agent_loop(total_tokens: int) -> Transcript:
     return transcript
 
 
-def conversation(decisions: int, budget: Budget, size: int = 300) -> list[Decision]:
+def conversation(decisions: int, budget: TokenBudget, size: int = 300) -> list[Decision]:
     """Decisions on a session that grows by a step each time, the ledger kept."""
-    known, said, made = Known(), [system("s"), user("task")], []
+    known, said, made = ConversationState(), [system("s"), user("task")], []
     for n in range(decisions):
         said += step(f"{words(size)} {n}", arguments=f'{{"n": {n}}}')
         transcript = talk(*said)
@@ -107,7 +107,7 @@ def test_a_batch_ends_at_low_water_or_below_the_middle_of_it_and_the_trigger(
 
 @pytest.mark.requirement("A2.12")
 def test_a_provider_limit_below_the_window_is_kept() -> None:
-    budget = Budget(window=200_000, reserve=4_000, headroom=0, max_input=10_000)
+    budget = TokenBudget(window=200_000, reserve=4_000, headroom=0, max_input=10_000)
     transcript = agent_loop(9_500)
     assert decide(agent_loop(8_000), budget=budget).action is Action.PASS
     assert decide(transcript, budget=budget).raw_after < 8_000
@@ -174,7 +174,7 @@ def test_a_newest_message_that_is_also_the_task_is_clipped_until_it_fits() -> No
 
 @pytest.mark.requirement("P12", "P2")
 def test_a_conversation_goes_on_after_a_first_message_that_was_too_large() -> None:
-    budget, known, said = window(8_000), Known(), [user(words(20_000))]
+    budget, known, said = window(8_000), ConversationState(), [user(words(20_000))]
     for n in range(12):
         transcript = talk(*said)
         decision = decide(transcript, budget=budget, known=known)
@@ -245,7 +245,7 @@ def test_a_model_is_asked_only_where_eviction_is_not_enough() -> None:
 def test_the_same_request_again_is_the_same_bytes_and_nothing_new() -> None:
     transcript, budget = agent_loop(9_000), divide(ContextSettings(), window=8_192)
     first = decide(transcript, budget=budget)
-    again = decide(transcript, budget=budget, known=remember(Known(), first, transcript), script=())
+    again = decide(transcript, budget=budget, known=remember(ConversationState(), first, transcript), script=())
     assert again.action is Action.REPLAY
     assert again.pieces == first.pieces
     assert (again.edits, again.cut, again.trail, again.removed) == ((), None, (), ())
@@ -258,7 +258,7 @@ def test_a_repeated_request_is_not_planned_anew_although_its_batch_ended_above_t
     transcript, budget = talk(system(words(1_600)), user("task"), *logs, assistant(words(280))), window(2_000)
     first = decide(transcript, budget=budget)
     assert 1_900 < first.raw_after <= 2_000
-    again = decide(transcript, budget=budget, known=remember(Known(), first, transcript), script=())
+    again = decide(transcript, budget=budget, known=remember(ConversationState(), first, transcript), script=())
     assert (again.action, again.pieces) == (Action.REPLAY, first.pieces)
 
 
@@ -282,7 +282,7 @@ def test_after_the_first_batch_a_huge_new_result_is_capped_at_once_without_a_bat
         for i, m in enumerate(transcript.messages)
     ]
     grown = talk(*said, step(words(5_000)))
-    decision = decide(grown, budget=budget, known=remember(Known(), first, transcript), script=[OFFLOAD])
+    decision = decide(grown, budget=budget, known=remember(ConversationState(), first, transcript), script=[OFFLOAD])
     assert [e.kind for e in decision.edits] == [EditKind.INGEST_CAP]
     assert decision.trail == ()
     assert (decision.pieces or ())[: len(first.pieces or ())] == first.pieces
@@ -292,7 +292,7 @@ def test_after_the_first_batch_a_huge_new_result_is_capped_at_once_without_a_bat
 def test_a_smaller_window_plans_again_on_what_was_edited_before() -> None:
     transcript = agent_loop(30_000)
     large = decide(transcript, budget=window(32_000))
-    known = remember(Known(), large, transcript)
+    known = remember(ConversationState(), large, transcript)
     small = decide(transcript, budget=window(8_000), known=known)
     assert small.raw_after <= 8_000 < large.raw_after
 
@@ -345,7 +345,7 @@ def test_a_long_plan_asks_to_leave_the_event_loop_before_it_works() -> None:
         return body(index)
 
     watched = replace(transcript, read=watch)
-    flow = plan(watched, settings=ContextSettings(), budget=window(8_000), known=Known(), counter=CHARS4)
+    flow = plan(watched, settings=ContextSettings(), budget=window(8_000), known=ConversationState(), counter=CHARS4)
     assert isinstance(next(flow), Offload)
     assert read == []
     with pytest.raises(StopIteration):
@@ -359,7 +359,11 @@ def test_a_small_request_reads_no_message() -> None:
 
     transcript = replace(agent_loop(3_000), read=read)
     assert (
-        play(plan(transcript, settings=ContextSettings(), budget=window(8_000), known=Known(), counter=CHARS4)).action
+        play(
+            plan(
+                transcript, settings=ContextSettings(), budget=window(8_000), known=ConversationState(), counter=CHARS4
+            )
+        ).action
         is Action.PASS
     )
 

@@ -1,6 +1,6 @@
 import pytest
 
-from policies.pressure import Pressure, read_pressure, zone_of
+from policies.pressure import WindowPressure, read_pressure, zone_of
 from policies.settings import Zones
 
 COUNTS = (5_000, 8_000, 12_000, 18_000, 28_000, 45_000, 68_000, 90_000, 105_000, 118_000)
@@ -61,4 +61,4 @@ def test_the_status_says_what_weir_is_doing(used: int, fits: bool, acted: bool, 
 
 
 def test_pressure_reads_as_the_response_header() -> None:
-    assert str(Pressure(level=0.8777, zone="orange", status="active")) == "0.88;orange;active"
+    assert str(WindowPressure(level=0.8777, zone="orange", status="active")) == "0.88;orange;active"

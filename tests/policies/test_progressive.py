@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, Known, broken_rules, replace_content, replay, untouched
+from policies.draft import ConversationState, Draft, broken_rules, replace_content, replay, untouched
 from policies.effects import Failed, Summarize, Summary
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
@@ -33,10 +33,12 @@ def bounds(
     *,
     scope: str = "total",
     summarizer: str | None = "small",
-    known: Known | None = None,
+    known: ConversationState | None = None,
 ) -> Bounds:
     policy = replace(ContextSettings(), summarizer=summarizer)
-    limits = bounds_for(transcript, settings=policy, budget=window(200_000), known=known or Known(), counter=CHARS4)
+    limits = bounds_for(
+        transcript, settings=policy, budget=window(200_000), known=known or ConversationState(), counter=CHARS4
+    )
     return replace(limits, layer=Layer(strategy="progressive", scope=scope, params=params), aim=aim)
 
 
@@ -117,7 +119,7 @@ def test_what_stays_is_about_30_and_5_and_1_percent_and_never_under_ten_tokens()
 @pytest.mark.requirement("A0.65", "A0.66")
 def test_every_level_is_made_of_the_original_and_not_of_the_level_before() -> None:
     said = steps(30)
-    model, known = Model(titled), Known()
+    model, known = Model(titled), ConversationState()
     result_digest = talk(user("task"), *said).messages[2].digest
     seen: list[str] = []
     for count in (2, 7, 22):
@@ -155,7 +157,7 @@ def test_a_level_is_asked_for_once_however_often_the_layer_runs() -> None:
 def test_levels_move_only_in_a_batch_so_that_the_prefix_stays_between_two() -> None:
     layer = Layer(strategy="progressive", at=0.85)
     policy = replace(ContextSettings(), summarizer="small", layers=(layer,))
-    model, known, batches = Model(titled), Known(), 0
+    model, known, batches = Model(titled), ConversationState(), 0
     sent: list[tuple[str | None, ...]] = []
     for count in range(1, 26):
         transcript = talk(user("task"), *steps(25)[: 2 * count])

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, Known, replay, untouched
+from policies.draft import ConversationState, Draft, replay, untouched
 from policies.ledger import EditKind
 from policies.messages import Transcript
 from policies.settings import ContextSettings, Layer, Param
@@ -40,7 +40,9 @@ CLEAR: dict[str, Param] = {"straddle": "clear"}
 
 def bounds(transcript: Transcript, **params: Param) -> Bounds:
     settings = replace(ContextSettings(), placeholder="marker")
-    limits = bounds_for(transcript, settings=settings, budget=window(200_000), known=Known(), counter=CHARS4)
+    limits = bounds_for(
+        transcript, settings=settings, budget=window(200_000), known=ConversationState(), counter=CHARS4
+    )
     return replace(limits, layer=Layer(strategy="prune", params=params), aim=0)
 
 
@@ -165,7 +167,7 @@ def test_a_second_run_changes_nothing_and_a_later_request_replays_the_first() ->
     transcript = filled(150_000, *VISUAL)
     first = pruned(transcript, **CLEAR)
     assert prune(first, bounds(transcript, **CLEAR)) is first
-    known = Known(edits={e.key: e for e in first.edits.values()}, length=len(transcript.chain))
+    known = ConversationState(edits={e.key: e for e in first.edits.values()}, length=len(transcript.chain))
     later = filled(150_000 + talk(step("more")).tokens - talk().tokens, *VISUAL, step("more"))
     limits = bounds(later, **CLEAR)
     again = replay(later, known, limits.protection)
@@ -267,5 +269,7 @@ def test_where_pruning_is_enough_no_model_is_asked_and_the_next_request_is_quiet
     assert [(r.layer, r.kept) for r in decision.trail] == [("prune", True)]
     assert decision.applied == {"prune": 2}
     assert decision.after == 60_000
-    again = decide(transcript, budget=budget, settings=settings, known=remember(Known(), decision, transcript))
+    again = decide(
+        transcript, budget=budget, settings=settings, known=remember(ConversationState(), decision, transcript)
+    )
     assert (again.edits, again.pieces) == ((), decision.pieces)

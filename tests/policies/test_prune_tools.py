@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, Known, replay, untouched
+from policies.draft import ConversationState, Draft, replay, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolDefinition, Tools, Transcript
 from policies.planner import Decision
@@ -37,7 +37,9 @@ def offered(
 
 
 def bounds(transcript: Transcript, aim: int, params: Mapping[str, Param] = NONE) -> Bounds:
-    limits = bounds_for(transcript, settings=ContextSettings(), budget=window(200_000), known=Known(), counter=CHARS4)
+    limits = bounds_for(
+        transcript, settings=ContextSettings(), budget=window(200_000), known=ConversationState(), counter=CHARS4
+    )
     return replace(limits, layer=Layer(strategy="prune_tools", scope="tools", at=1.0, params=params), aim=aim)
 
 
@@ -198,7 +200,7 @@ def test_a_request_that_does_not_fit_loses_no_tools_while_they_are_within_their_
 @pytest.mark.requirement("A0.150", "D17", "A4.9", "P2")
 def test_of_200_tools_over_a_cap_of_16_000_the_same_set_is_kept_for_five_requests() -> None:
     said: list[Said] = [user("Start with thing number 5.")]
-    known, sets, actions = Known(), [], []
+    known, sets, actions = ConversationState(), [], []
     for n in range(5):
         transcript = offered(*said)
         decision = decide(transcript, budget=BUDGET, settings=RULES, known=known)
@@ -216,7 +218,7 @@ def test_of_200_tools_over_a_cap_of_16_000_the_same_set_is_kept_for_five_request
 def test_a_pruned_tool_that_is_asked_for_by_name_comes_back_for_that_request() -> None:
     transcript = offered(user("hello"))
     first = decide(transcript, budget=BUDGET, settings=RULES)
-    known = remember(Known(), first, transcript)
+    known = remember(ConversationState(), first, transcript)
     assert "tool_199" in first.pruned
     longer = (user("hello"), assistant("hi"), user("use it"))
     asked = decide(offered(*longer, chosen=["tool_199"]), budget=BUDGET, settings=RULES, known=known)
@@ -231,7 +233,7 @@ def test_a_pruned_tool_that_is_asked_for_by_name_comes_back_for_that_request() -
 def test_new_definitions_are_pruned_on_top_of_what_is_left_out_already() -> None:
     transcript = offered(user("hello"))
     first = decide(transcript, budget=BUDGET, settings=RULES)
-    known = remember(Known(), first, transcript)
+    known = remember(ConversationState(), first, transcript)
     more = [*TOOLS, *[ToolDefinition(f"extra_{n}", 100) for n in range(100)]]
     later = offered(user("hello"), assistant("hi"), user("x"), tools=more)
     second = decide(later, budget=BUDGET, settings=RULES, known=known)
@@ -249,5 +251,5 @@ def test_a_second_run_changes_nothing_even_where_the_target_is_out_of_reach() ->
         draft: Draft = prune_tools(untouched(transcript), limits)
         assert draft.pruned
         assert prune_tools(draft, limits) is draft
-        known = Known(edits={e.key: e for e in draft.tool_edits})
+        known = ConversationState(edits={e.key: e for e in draft.tool_edits})
         assert replay(limits.transcript, known, limits.protection).tokens == draft.tokens

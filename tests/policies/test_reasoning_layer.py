@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, Known, untouched
+from policies.draft import ConversationState, Draft, untouched
 from policies.ledger import EditKind
 from policies.messages import Transcript, chain_of, count_occurrences, head_length
 from policies.settings import ContextSettings, Layer
@@ -36,7 +36,9 @@ def read(messages: Sequence[Said]) -> Transcript:
 
 
 def bounds(transcript: Transcript, **params: int) -> Bounds:
-    found = bounds_for(transcript, settings=ContextSettings(), budget=window(100_000), known=Known(), counter=CHARS4)
+    found = bounds_for(
+        transcript, settings=ContextSettings(), budget=window(100_000), known=ConversationState(), counter=CHARS4
+    )
     return replace(found, layer=Layer(strategy="reasoning", params=params))
 
 

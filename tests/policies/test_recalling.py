@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from policies.draft import Known
+from policies.draft import ConversationState
 from policies.ledger import EditKind
 from policies.planner import Decision
 from policies.recalling import ABOUT, HEADING
-from policies.settings import ContextSettings, Layer, Recall, Shape
+from policies.settings import ContextSettings, ExtractShape, Layer, Recall
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, decide, remember, step, talk, user, window
 from tests.policies.tongues import TONGUES
 
-SHAPE = Shape(window=None, trigger=0.9, low_water=0.3, extract=0.02, tail=0.2)
+SHAPE = ExtractShape(window=None, trigger=0.9, low_water=0.3, extract=0.02, tail=0.2)
 SETTINGS = ContextSettings(layers=(Layer(strategy="drop_oldest"),), shapes=(SHAPE,), margin=0.0, headroom=0)
 LINE = re.compile(r"\[(?:turn \d+|earlier), (\w+)\] (.*)")
 
@@ -89,7 +89,7 @@ def test_nothing_is_brought_in_the_midst_of_a_tool_loop() -> None:
 @pytest.mark.requirement("A4.25", "P2")
 def test_what_was_brought_back_stays_where_it_is_in_later_requests() -> None:
     said = [*long_talk("en"), user(TONGUES["en"].facts[0][1])]
-    known, sent = Known(), list[tuple[int | None, str | None]]()
+    known, sent = ConversationState(), list[tuple[int | None, str | None]]()
     for more in ([], [assistant("In Oslo.")], [user("Thanks!")], [assistant("Any time."), user("And so on.")]):
         said = [*said, *more]
         decision = decide(talk(*said), budget=window(2_000), settings=SETTINGS, known=known)
@@ -103,7 +103,7 @@ def test_what_was_brought_back_stays_where_it_is_in_later_requests() -> None:
 def test_the_same_message_again_is_answered_with_the_same_bytes() -> None:
     said = talk(*long_talk("en"), user(TONGUES["en"].facts[0][1]))
     first = decide(said, budget=window(2_000), settings=SETTINGS)
-    again = decide(said, budget=window(2_000), settings=SETTINGS, known=remember(Known(), first, said))
+    again = decide(said, budget=window(2_000), settings=SETTINGS, known=remember(ConversationState(), first, said))
     assert [p.text for p in again.pieces or ()] == [p.text for p in first.pieces or ()]
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import policies
-from policies.draft import Known
+from policies.draft import ConversationState
 from policies.effects import Done, Reply, Summarize, Summary
 from policies.errors import BudgetUnreachable
-from policies.limits import BUCKETS, Budget, bloat_limit, divide
+from policies.limits import BUCKETS, TokenBudget, bloat_limit, divide
 from policies.messages import ToolCall, ToolDefinition, Tools, Transcript
 from policies.planner import Action, Decision, plan
 from policies.settings import ContextSettings, Layer
@@ -25,7 +25,9 @@ OURS = ("balanced", "advised", "off")
 SEEDS = sorted(name for name, preset in PRESETS.items() if name not in OURS and preset.when_full == "manage")
 
 
-def preset(name: str, tokens: int | None = None, *, requested: int | None = None) -> tuple[ContextSettings, Budget]:
+def preset(
+    name: str, tokens: int | None = None, *, requested: int | None = None
+) -> tuple[ContextSettings, TokenBudget]:
     """A preset and its budget in a window of ``tokens``, by default the one that it was made for."""
     settings = PRESETS[name]
     return settings, divide(settings, window=tokens or settings.designed_for or 128_000, requested=requested)
@@ -70,13 +72,13 @@ def with_model(
     transcript: Transcript,
     *,
     settings: ContextSettings,
-    budget: Budget,
-    known: Known | None = None,
+    budget: TokenBudget,
+    known: ConversationState | None = None,
     most: int = 100,
 ) -> tuple[Decision, int]:
     """The decision where a model writes good notes, and how often it was asked, which may be ``most`` times."""
     settings = replace(settings, summarizer="small")
-    flow = plan(transcript, settings=settings, budget=budget, known=known or Known(), counter=CHARS4)
+    flow = plan(transcript, settings=settings, budget=budget, known=known or ConversationState(), counter=CHARS4)
     reply: Reply | None = None
     asks = 0
     while True:
@@ -217,7 +219,7 @@ def test_every_bucket_is_tracked_and_none_is_named_twice_or_in_another_case(tmp_
     )
     budget = window(8_000)
     transcript = talk(*said, tools=200)
-    known = remember(Known(), decide(transcript, budget=budget, settings=settings), transcript)
+    known = remember(ConversationState(), decide(transcript, budget=budget, settings=settings), transcript)
     after = decide(talk(*said, *steps(2, 100), tools=200), budget=budget, settings=settings, known=known)
     assert {name for name, tokens in after.buckets.items() if tokens} == set(BUCKETS)
     for wrong in ("TOOL_RESULTS", "Tools", "tool_results"):
@@ -286,7 +288,7 @@ def test_a_system_prompt_that_leaves_no_room_is_refused_after_one_compaction(nam
 @pytest.mark.requirement("A3.24")
 def test_a_system_prompt_above_the_trigger_does_not_compact_over_and_over() -> None:
     settings, budget = preset("baseagent-200k", 20_000)
-    head, said, known = system(words(13_700)), [user("task"), *chat(4, 400)], Known()
+    head, said, known = system(words(13_700)), [user("task"), *chat(4, 400)], ConversationState()
     asks: list[int] = []
     for number in range(6):
         said += [user(f"and now? {number}"), *steps(1, 60)]

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import bounds_for
-from policies.draft import Draft, Known, applicable_cut, replace_content, replay, tokens_kept_verbatim
+from policies.draft import ConversationState, Draft, applicable_cut, replace_content, replay, tokens_kept_verbatim
 from policies.ledger import Cut, Edit, EditKind
 from policies.messages import Transcript
 from policies.settings import ContextSettings
@@ -18,7 +18,7 @@ GROWN = (*OLD, user("and now?"))
 
 def replayed(said: Sequence[Said], *, edits: Sequence[Edit] = (), cuts: tuple[Cut, ...] = ()) -> Draft:
     transcript = talk(*said)
-    known = Known(edits={e.key: e for e in edits}, cuts=cuts, length=len(transcript.chain))
+    known = ConversationState(edits={e.key: e for e in edits}, cuts=cuts, length=len(transcript.chain))
     return replay(transcript, known, protect(transcript.messages, units(transcript.messages, transcript.head)))
 
 
@@ -108,8 +108,8 @@ def test_a_clipped_task_stays_clipped_and_counts_as_what_is_left_of_it() -> None
     clipped = edit_of(transcript, 0, EditKind.CLIP)
     assert replayed(said, edits=[clipped]).pieces[0].text == "gone"
     protection = protect(transcript.messages, units(transcript.messages))
-    assert tokens_kept_verbatim(transcript, Known(), protection) == 504 + 4
-    known = Known(edits={clipped.key: clipped})
+    assert tokens_kept_verbatim(transcript, ConversationState(), protection) == 504 + 4
+    known = ConversationState(edits={clipped.key: clipped})
     assert tokens_kept_verbatim(transcript, known, protection) == 5 + 4
     bounds = bounds_for(transcript, settings=ContextSettings(), budget=window(400), known=known, counter=CHARS4)
     assert bounds.fixed == 5 + 4 + transcript.priming

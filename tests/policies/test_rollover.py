@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from policies.checkpoint import Checkpoint, Status, Subtask
-from policies.draft import Known
-from policies.effects import Failed, Save, Saved, Summarize, Summary
+from policies.draft import ConversationState
+from policies.effects import Failed, Save, StateSaved, Summarize, Summary
 from policies.ledger import Edit, EditKind, Prepared
 from policies.messages import Transcript
 from policies.planner import Action, Decision, plan
@@ -65,7 +65,7 @@ def summary_of(decision: Decision) -> str:
 @pytest.mark.requirement("A0.149", "A0.146", "D15", "A0.102")
 def test_a_new_window_begins_with_the_checkpoint_and_the_open_step() -> None:
     transcript = talk(*history(30))
-    decision = decide(transcript, budget=window(4_000), settings=windows("rollover"), known=Known())
+    decision = decide(transcript, budget=window(4_000), settings=windows("rollover"), known=ConversationState())
 
     assert decision.cut is not None
     assert decision.cut.origin == "rollover"
@@ -88,7 +88,7 @@ def test_a_new_window_begins_with_the_checkpoint_and_the_open_step() -> None:
 def test_a_run_begun_anew_does_not_go_on_from_a_state_that_was_only_saved_in_a_longer_one(later: int) -> None:
     """The client may rewrite its last four messages; a state of a longer run than that is of another run."""
     transcript = talk(*history(30))
-    known = Known(checkpoint=LONGER.to_json(), checkpoint_length=len(transcript.chain) + later)
+    known = ConversationState(checkpoint=LONGER.to_json(), checkpoint_length=len(transcript.chain) + later)
     assert not known.triggered
     decision = decide(transcript, budget=window(4_000), settings=windows("rollover"), known=known)
     state = Checkpoint.from_json(decision.checkpoint or "")
@@ -103,7 +103,9 @@ def test_a_run_begun_anew_does_not_go_on_from_a_state_that_was_only_saved_in_a_l
 def test_the_next_window_has_the_next_number() -> None:
     first = talk(*history(30))
     settings, budget = windows("rollover"), window(4_000)
-    known = remember(Known(), decide(first, budget=budget, settings=settings, known=Known()), first)
+    known = remember(
+        ConversationState(), decide(first, budget=budget, settings=settings, known=ConversationState()), first
+    )
     assert known.checkpoint is not None
     second = talk(*history(60))
     decision = decide(second, budget=budget, settings=settings, known=known)
@@ -115,7 +117,7 @@ def test_the_next_window_has_the_next_number() -> None:
 @pytest.mark.requirement("D15")
 def test_where_a_summary_does_not_help_the_rungs_begin_a_new_window_before_anything_is_dropped() -> None:
     said = [*history(3), *[piece for n in range(40) for piece in (assistant(f"Step {n}."), user(words(40, f"w{n}")))]]
-    decision = decide(talk(*said), budget=window(1_200), settings=windows(), known=Known())
+    decision = decide(talk(*said), budget=window(1_200), settings=windows(), known=ConversationState())
     kept = [report.layer for report in decision.trail if report.kept]
 
     assert "drop_oldest" not in kept or "rollover" in [r.layer for r in decision.trail]
@@ -132,7 +134,7 @@ def test_a_conversation_goes_on_from_the_checkpoint_of_another() -> None:
         window_id=2,
     )
     transcript = talk(system("You are a careful engineer."), user("Go on, please."))
-    known = Known(resumed=state.to_json())
+    known = ConversationState(resumed=state.to_json())
     decision = decide(transcript, budget=window(8_000), settings=windows("compact"), known=known)
 
     assert decision.action is Action.EDIT
@@ -158,7 +160,9 @@ def test_a_conversation_goes_on_from_the_checkpoint_of_another() -> None:
 @pytest.mark.parametrize("state", ["{", "[]", Checkpoint(goal="").to_json(), Checkpoint(goal="x", version=0).to_json()])
 def test_a_checkpoint_that_is_not_valid_is_not_put_in_front(state: str) -> None:
     transcript = talk(user("Go on, please."))
-    decision = decide(transcript, budget=window(8_000), settings=windows("compact"), known=Known(resumed=state))
+    decision = decide(
+        transcript, budget=window(8_000), settings=windows("compact"), known=ConversationState(resumed=state)
+    )
 
     assert decision.pieces is None
 
@@ -167,7 +171,7 @@ def test_a_checkpoint_that_is_not_valid_is_not_put_in_front(state: str) -> None:
 def test_what_was_resumed_is_still_there_after_the_next_summary() -> None:
     state = Checkpoint(goal=TASK, constraints=("Never delete customer data.",), version=4, window_id=2)
     begun = talk(user("Go on, please."))
-    known = Known(resumed=state.to_json())
+    known = ConversationState(resumed=state.to_json())
     known = remember(known, decide(begun, budget=window(3_000), settings=windows("compact"), known=known), begun)
     grown = talk(user("Go on, please."), *[piece for n in range(20) for piece in step(words(200, f"r{n}"))])
     decision = decide(grown, budget=window(3_000), settings=windows("compact"), known=known)
@@ -182,7 +186,9 @@ def test_what_was_resumed_is_still_there_after_the_next_summary() -> None:
 def test_a_pinned_message_comes_back_and_stays() -> None:
     transcript = talk(*history(20))
     settings, budget = windows("compact"), window(3_000)
-    known = remember(Known(), decide(transcript, budget=budget, settings=settings, known=Known()), transcript)
+    known = remember(
+        ConversationState(), decide(transcript, budget=budget, settings=settings, known=ConversationState()), transcript
+    )
     gone = next(i for i in range(3, 10, 2) if i not in [p.index for p in decide_again(transcript, known).pieces or ()])
     ref = transcript.messages[gone].ref
     pin = Edit(bytes.fromhex(ref), 0, EditKind.PIN, "", ref, 0)
@@ -195,7 +201,7 @@ def test_a_pinned_message_comes_back_and_stays() -> None:
     assert "pin" not in decision.applied
 
 
-def decide_again(transcript: Transcript, known: Known) -> Decision:
+def decide_again(transcript: Transcript, known: ConversationState) -> Decision:
     return decide(transcript, budget=window(3_000), settings=windows("compact"), known=known)
 
 
@@ -206,16 +212,19 @@ MODEL = windows("compact", summarizer="small", summaries=Summaries(by_schema=Fal
 def test_a_summary_is_prepared_at_the_soft_mark_and_used_without_a_question() -> None:
     budget = window(16_000)
     soft = talk(*history(56))
-    assert is_soft(soft.tokens, len(soft.chain), settings=MODEL, budget=budget, known=Known())
+    assert is_soft(soft.tokens, len(soft.chain), settings=MODEL, budget=budget, known=ConversationState())
     few = talk(*history(20))
-    assert not is_soft(few.tokens, len(few.chain), settings=MODEL, budget=budget, known=Known())
+    assert not is_soft(few.tokens, len(few.chain), settings=MODEL, budget=budget, known=ConversationState())
     prepared = play(
-        prepare(soft, settings=MODEL, budget=budget, known=Known(), counter=CHARS4), (Summarize, Summary(NOTES))
+        prepare(soft, settings=MODEL, budget=budget, known=ConversationState(), counter=CHARS4),
+        (Summarize, Summary(NOTES)),
     )
     assert prepared is not None
     assert "move the reader" in prepared.text
     full = talk(*history(80))
-    decision = play(plan(full, settings=MODEL, budget=budget, known=Known(prepared=prepared), counter=CHARS4), OFFLOAD)
+    decision = play(
+        plan(full, settings=MODEL, budget=budget, known=ConversationState(prepared=prepared), counter=CHARS4), OFFLOAD
+    )
 
     assert decision.cut is not None
     assert decision.cut.origin == "prepared+extract"
@@ -225,7 +234,7 @@ def test_a_summary_is_prepared_at_the_soft_mark_and_used_without_a_question() ->
 @pytest.mark.requirement("A2.11", "D14", "A0.57")
 def test_the_next_note_is_on_all_that_the_one_before_was_not_on_though_it_says_the_same() -> None:
     """A batch cuts behind the end of what was prepared for it, and a model may have nothing to add."""
-    budget, known, starts = window(16_000), Known(), []
+    budget, known, starts = window(16_000), ConversationState(), []
     for ready, full in ((60, 86), (120, 150), (180, 214)):
         soft, reads = talk(*history(ready)), 64_000
         flow = prepare(soft, settings=MODEL, budget=budget, known=known, counter=CHARS4, summarizer_input=reads)
@@ -250,7 +259,7 @@ def test_the_next_note_is_on_all_that_the_one_before_was_not_on_though_it_says_t
 @pytest.mark.requirement("D14")
 def test_what_was_prepared_for_another_history_is_not_used() -> None:
     stale = Prepared(covers=4, prefix=b"\0" * 16, text="Something else entirely happened here.")
-    known, full, reads = Known(prepared=stale), talk(*history(80)), 64_000
+    known, full, reads = ConversationState(prepared=stale), talk(*history(80)), 64_000
     decision = play(
         plan(full, settings=MODEL, budget=window(16_000), known=known, counter=CHARS4, summarizer_input=reads),
         OFFLOAD,
@@ -263,12 +272,15 @@ def test_what_was_prepared_for_another_history_is_not_used() -> None:
 @pytest.mark.requirement("D14")
 def test_what_covers_most_of_the_history_is_not_prepared_again() -> None:
     budget, transcript = window(16_000), talk(*history(56))
-    flow = prepare(transcript, settings=MODEL, budget=budget, known=Known(), counter=CHARS4)
+    flow = prepare(transcript, settings=MODEL, budget=budget, known=ConversationState(), counter=CHARS4)
     prepared = play(flow, (Summarize, Summary(NOTES)))
     assert prepared is not None
     grown = talk(*history(58))
 
-    assert play(prepare(grown, settings=MODEL, budget=budget, known=Known(prepared=prepared), counter=CHARS4)) is None
+    assert (
+        play(prepare(grown, settings=MODEL, budget=budget, known=ConversationState(prepared=prepared), counter=CHARS4))
+        is None
+    )
 
 
 @pytest.mark.requirement("A2.21")
@@ -276,9 +288,13 @@ def test_the_soft_mark_moves_with_the_tools() -> None:
     settings, budget = MODEL, window(16_000)
     transcript = talk(*history(40))
 
-    assert not is_soft(transcript.tokens, len(transcript.chain), settings=settings, budget=budget, known=Known())
+    assert not is_soft(
+        transcript.tokens, len(transcript.chain), settings=settings, budget=budget, known=ConversationState()
+    )
     with_tools = replace(transcript, tools=4_000)
-    assert is_soft(with_tools.tokens, len(with_tools.chain), settings=settings, budget=budget, known=Known())
+    assert is_soft(
+        with_tools.tokens, len(with_tools.chain), settings=settings, budget=budget, known=ConversationState()
+    )
 
 
 @pytest.mark.requirement("A2.11", "A2.27")
@@ -288,14 +304,15 @@ def test_by_number_of_messages_the_next_request_has_the_summary() -> None:
     budget, transcript = window(100_000), talk(*history(11, size=60))
 
     assert len(transcript.chain) == 23
-    assert is_soft(transcript.tokens, 23, settings=settings, budget=budget, known=Known())
-    assert not is_soft(transcript.tokens, 20, settings=settings, budget=budget, known=Known())
-    assert decide(transcript, budget=budget, settings=settings, known=Known()).pieces is None
-    flow = prepare(transcript, settings=settings, budget=budget, known=Known(), counter=CHARS4)
+    assert is_soft(transcript.tokens, 23, settings=settings, budget=budget, known=ConversationState())
+    assert not is_soft(transcript.tokens, 20, settings=settings, budget=budget, known=ConversationState())
+    assert decide(transcript, budget=budget, settings=settings, known=ConversationState()).pieces is None
+    flow = prepare(transcript, settings=settings, budget=budget, known=ConversationState(), counter=CHARS4)
     prepared = play(flow, (Summarize, Summary(NOTES)))
     grown = talk(*history(12, size=60))
     decision = play(
-        plan(grown, settings=settings, budget=budget, known=Known(prepared=prepared), counter=CHARS4), OFFLOAD
+        plan(grown, settings=settings, budget=budget, known=ConversationState(prepared=prepared), counter=CHARS4),
+        OFFLOAD,
     )
 
     assert decision.applied["compact"] == 1
@@ -304,11 +321,11 @@ def test_by_number_of_messages_the_next_request_has_the_summary() -> None:
 
 @pytest.mark.requirement("D23", "A0.111")
 def test_the_state_is_saved_before_a_model_is_asked_and_the_batch_has_the_version_after_it() -> None:
-    known, full, reads = Known(version=6), talk(*history(80)), 64_000
+    known, full, reads = ConversationState(version=6), talk(*history(80)), 64_000
     decision = play(
         plan(full, settings=MODEL, budget=window(16_000), known=known, counter=CHARS4, summarizer_input=reads),
         OFFLOAD,
-        (Save, Saved(7)),
+        (Save, StateSaved(7)),
         (Summarize, Summary(NOTES)),
     )
 
@@ -320,7 +337,7 @@ def test_the_state_is_saved_before_a_model_is_asked_and_the_batch_has_the_versio
 @pytest.mark.requirement("A0.59")
 def test_compaction_that_is_off_drops_and_never_summarises() -> None:
     settings = windows("compact", "rollover", compaction="off", summarizer="small")
-    decision = decide(talk(*history(40)), budget=window(4_000), settings=settings, known=Known())
+    decision = decide(talk(*history(40)), budget=window(4_000), settings=settings, known=ConversationState())
 
     assert decision.cut is not None
     assert decision.cut.origin == "drop_oldest"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policies.checkpoint import Checkpoint
-from policies.draft import Known
+from policies.draft import ConversationState
 from policies.effects import Answers, Done, Effect, Failed, Offload, Reply, Summarize, Summary, Together
 from policies.planner import Decision, plan
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Summaries
@@ -73,7 +73,7 @@ def hostile(effect: Effect, stale: list[str]) -> Reply:
     return Failed("store")
 
 
-def decided(said: list[Said], known: Known, stale: list[str] | None, *, tokens: int) -> Decision:
+def decided(said: list[Said], known: ConversationState, stale: list[str] | None, *, tokens: int) -> Decision:
     """The decision with the hostile summariser, or without ``stale`` values to bring back with none."""
     flow = plan(talk(*said), settings=SETTINGS, budget=window(tokens), known=known, counter=CHARS4, readings=READINGS)
     reply: Reply | None = None
@@ -90,7 +90,7 @@ def decided(said: list[Said], known: Known, stale: list[str] | None, *, tokens: 
 def test_after_ten_rounds_rules_are_byte_identical_and_nothing_is_invented_or_brought_back(session: Session) -> None:
     newer = {value: fact["needles"] for fact in session.facts for value in fact.get("superseded", ())}
     stale = [*newer]
-    said, known, rounds = list(session.messages), Known(), 0
+    said, known, rounds = list(session.messages), ConversationState(), 0
     every = "\n".join(m.text for m in said)
     tokens = max(3_000, sum(m.message.tokens for m in said) // 2)
     kept: list[tuple[str, ...]] = []

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, Known, untouched
+from policies.draft import ConversationState, Draft, untouched
 from policies.effects import Alike, Compare, Failed, Reply, Summarize, Summary
 from policies.ledger import EditKind
 from policies.messages import Transcript
@@ -29,7 +29,7 @@ def polled(*polls: tuple[Said, Said]) -> Transcript:
 
 def bounds(transcript: Transcript, *, placeholder: str = "finding", **params: float) -> Bounds:
     settings = replace(ContextSettings(), placeholder=placeholder)  # type: ignore[arg-type]
-    found = bounds_for(transcript, settings=settings, budget=window(4_000), known=Known(), counter=CHARS4)
+    found = bounds_for(transcript, settings=settings, budget=window(4_000), known=ConversationState(), counter=CHARS4)
     return replace(found, layer=Layer(strategy="semantic_merge", params=params))
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, Known, untouched
+from policies.draft import ConversationState, Draft, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
 from policies.settings import ContextSettings
@@ -21,9 +21,13 @@ ingest_cap = strategy("ingest_cap")
 CITY = '{"order": "W7788", "city": "Denver", "status": "delivered"}'
 
 
-def bounds(transcript: Transcript, tokens: int = 4_000, *, known: Known | None = None) -> Bounds:
+def bounds(transcript: Transcript, tokens: int = 4_000, *, known: ConversationState | None = None) -> Bounds:
     return bounds_for(
-        transcript, settings=ContextSettings(), budget=window(tokens), known=known or Known(), counter=CHARS4
+        transcript,
+        settings=ContextSettings(),
+        budget=window(tokens),
+        known=known or ConversationState(),
+        counter=CHARS4,
     )
 
 
@@ -61,7 +65,7 @@ def test_a_large_window_caps_at_25000_tokens() -> None:
 
 def test_a_result_that_was_sent_in_full_is_left_alone_between_batches() -> None:
     transcript = talk(user("task"), *step(words(900)), *step(words(901)))
-    draft = cap_results(untouched(transcript), bounds(transcript, known=Known(length=3)), new_only=True)
+    draft = cap_results(untouched(transcript), bounds(transcript, known=ConversationState(length=3)), new_only=True)
     assert changed(draft) == {4: EditKind.INGEST_CAP}
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.summary import Line, enclosed, harmless, render_transcript
+from policies.summary import MaterialLine, enclosed, harmless, render_transcript
 from policies.summary.material import harmless_lines, label
 
 NASTY = st.lists(
@@ -49,7 +49,7 @@ TAG = re.compile(r"<(weir-\d{6})> (?:notes so far|transcript)\n")
 @pytest.mark.requirement("R.58", "S.20")
 @given(st.lists(st.tuples(NASTY, NASTY), min_size=1, max_size=5), NASTY)
 def test_no_content_closes_its_fence_or_opens_another(said: list[tuple[str, str]], previous: str) -> None:
-    lines = harmless_lines([Line(origin, text) for origin, text in said])
+    lines = harmless_lines([MaterialLine(origin, text) for origin, text in said])
     shown = render_transcript(lines, previous=harmless(previous))
     opened = TAG.findall(shown)
     assert len(opened) == (2 if harmless(previous) else 1)
@@ -98,7 +98,7 @@ def test_a_label_is_one_short_line_without_markup() -> None:
 def test_the_tag_follows_from_what_it_holds() -> None:
     assert enclosed("a", "x") == enclosed("a", "x")
     assert enclosed("a", "x").partition(">")[0] != enclosed("a", "y").partition(">")[0]
-    lines = [Line("user", "hi"), Line("result of look", "two\nlines")]
+    lines = [MaterialLine("user", "hi"), MaterialLine("result of look", "two\nlines")]
     shown = render_transcript(lines, previous="Goal: x")
     assert shown.index("Goal: x") < shown.index("[user] hi") < shown.index("[result of look] two\nlines")
 

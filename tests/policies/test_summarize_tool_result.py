@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, Known, broken_rules, replace_content, untouched
+from policies.draft import ConversationState, Draft, broken_rules, replace_content, untouched
 from policies.effects import Failed, Summary
 from policies.ledger import Condensed, EditKind
 from policies.messages import ToolCall, Transcript
@@ -37,10 +37,12 @@ def bounds(
     scope: str = "total",
     summarizer: str | None = "small",
     ingest: Ingest | None = None,
-    known: Known | None = None,
+    known: ConversationState | None = None,
 ) -> Bounds:
     policy = replace(ContextSettings(), summarizer=summarizer, ingest=ingest or Ingest())
-    limits = bounds_for(transcript, settings=policy, budget=window(200_000), known=known or Known(), counter=CHARS4)
+    limits = bounds_for(
+        transcript, settings=policy, budget=window(200_000), known=known or ConversationState(), counter=CHARS4
+    )
     return replace(limits, layer=Layer(strategy="summarize_tool_result", scope=scope, params=params), aim=aim)
 
 
@@ -109,7 +111,7 @@ def test_what_was_cut_on_its_way_in_is_summarised_from_all_of_it() -> None:
 def test_the_same_result_in_twenty_requests_costs_one_question() -> None:
     layer = Layer(strategy="summarize_tool_result", at=0.5)
     policy = replace(ContextSettings(), summarizer="small", layers=(layer,))
-    model, known = says(FINDING), Known()
+    model, known = says(FINDING), ConversationState()
     said: list[Said] = [user("task"), *step(found(6_000), tool="lookup")]
     sent: list[str | None] = []
     for n in range(20):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.limits import Budget, Limits, Source, limits_for, tokens_at, zones_for
+from policies.limits import Limits, Source, TokenBudget, limits_for, tokens_at, zones_for
 from policies.pressure import (
     Event,
     PressureReading,
@@ -48,7 +48,7 @@ def limits(
 ) -> Limits:
     """The limits of a policy whose pressure is a share of ``base``."""
     settings = replace(ContextSettings(), rot_soft_tokens=soft)
-    budget = Budget(window=WINDOW, reserve=0, headroom=0, ratio=ratio, reported=source == "model_reported")
+    budget = TokenBudget(window=WINDOW, reserve=0, headroom=0, ratio=ratio, reported=source == "model_reported")
     red = tokens_at(min(max(base, 0), 10**9), RED_AT)
     return replace(limits_for(settings, budget), base=base, red=red)
 

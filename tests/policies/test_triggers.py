@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from policies.draft import Known
-from policies.limits import Budget, divide, first_trigger, layers_of, limit_for, target_for
+from policies.draft import ConversationState
+from policies.limits import TokenBudget, divide, first_trigger, layers_of, limit_for, target_for
 from policies.planner import Action, Decision, LayerReport
 from policies.pressure import Trend
 from policies.settings import Bucket, ContextSettings, Layer, Zones
 from tests.policies.play import Said, assistant, decide, remember, step, talk, user, words
 
 PLAIN = ContextSettings(margin=0.0, headroom=0, reserve_floor=0, rot_soft_tokens=None, cold_at=None)
-HUNDRED = Budget(window=100_000, reserve=0, headroom=0)
+HUNDRED = TokenBudget(window=100_000, reserve=0, headroom=0)
 EVICT = Layer(strategy="evict", at=0.75, stop_at=0.60, params={"scorer": "fifo"})
 
 
@@ -67,7 +67,7 @@ def test_a_layer_at_the_whole_base_is_due_above_it_only() -> None:
 
 @pytest.mark.requirement("D1")
 def test_the_base_is_what_a_share_is_a_share_of() -> None:
-    budget = Budget(window=200_000, reserve=32_000, headroom=0, max_input=200_000)
+    budget = TokenBudget(window=200_000, reserve=32_000, headroom=0, max_input=200_000)
     transcript = talk(*sized(145_000))
     acts = {}
     for name, base, share in (
@@ -93,7 +93,7 @@ def test_a_layer_that_cannot_reach_its_target_does_what_it_can() -> None:
 @pytest.mark.requirement("D21", "D25")
 def test_without_a_target_a_layer_leaves_a_fifth_of_its_trigger_free_so_that_the_next_requests_are_quiet() -> None:
     settings = replace(PLAIN, layers=(replace(EVICT, stop_at=None),))
-    said, known, batches = sized(76_000), Known(), 0
+    said, known, batches = sized(76_000), ConversationState(), 0
     for n in range(12):
         transcript = talk(*said)
         decision = decide(transcript, settings=settings, budget=HUNDRED, known=known)
@@ -169,7 +169,7 @@ def test_what_a_bucket_asks_for_above_its_cap_is_a_layer_where_buckets_are_enfor
 
 # -- growth ---------------------------------------------------------------------------------------------------------
 
-SMALL = Budget(window=32_768, reserve=0, headroom=0)
+SMALL = TokenBudget(window=32_768, reserve=0, headroom=0)
 
 
 def grown(*tokens: int) -> Trend:
@@ -227,7 +227,7 @@ def test_a_bucket_with_two_and_a_half_requests_left_is_critical_and_acted_upon()
 @pytest.mark.requirement("A0.23")
 def test_what_management_took_out_is_no_negative_growth() -> None:
     settings = replace(PLAIN, layers=(EVICT,))
-    said, known, trend = sized(80_000), Known(), Trend()
+    said, known, trend = sized(80_000), ConversationState(), Trend()
     for n in range(4):
         transcript = talk(*said)
         decision = decide(transcript, settings=settings, budget=HUNDRED, known=known, trend=trend, at=float(n))
@@ -241,7 +241,7 @@ def test_what_management_took_out_is_no_negative_growth() -> None:
 
 @pytest.mark.requirement("A0.1")
 def test_above_what_models_read_reliably_the_zone_is_at_least_yellow() -> None:
-    budget = Budget(window=200_000, reserve=0, headroom=0)
+    budget = TokenBudget(window=200_000, reserve=0, headroom=0)
     settings = replace(PLAIN, layers=(), rot_soft_tokens=64_000)
     decision = decide(talk(*sized(70_000)), settings=settings, budget=budget)
     assert (decision.pressure.zone, round(decision.pressure.level, 2)) == ("yellow", 0.35)
@@ -268,7 +268,7 @@ def test_a_change_of_zone_is_told_once() -> None:
 
 @pytest.mark.requirement("D22", "A0.11", "A4.32")
 def test_zones_scale_with_the_window_only_where_the_policy_says_so() -> None:
-    transcript, budget = talk(*sized(21_500)), Budget(window=32_768, reserve=0, headroom=0)
+    transcript, budget = talk(*sized(21_500)), TokenBudget(window=32_768, reserve=0, headroom=0)
     own = replace(PLAIN, layers=(), zones=Zones())
     assert decide(transcript, settings=own, budget=budget).pressure.zone == "yellow"
     assert decide(transcript, settings=replace(own, auto_scale=True), budget=budget).pressure.zone == "orange"
@@ -280,12 +280,12 @@ def test_a_batch_that_would_come_soon_runs_early_where_the_provider_has_forgotte
     said = sized(76_000)
     first = decide(talk(*said), settings=settings, budget=HUNDRED, at=1.0)
     assert first.is_new
-    known = remember(Known(), first, talk(*said))
+    known = remember(ConversationState(), first, talk(*said))
     for n in range(14):
         said += step(f"later {n} {words(800)}", arguments=f'{{"later": {n}}}')
     transcript = talk(*said)
 
-    def at(second: float, policy: ContextSettings = settings, ledger: Known = known) -> Action:
+    def at(second: float, policy: ContextSettings = settings, ledger: ConversationState = known) -> Action:
         return decide(transcript, settings=policy, budget=HUNDRED, known=ledger, trend=first.trend, at=second).action
 
     assert 60_000 < decide(transcript, settings=settings, budget=HUNDRED, known=known).raw_after < 75_000

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, Known, replace_content, untouched
+from policies.draft import ConversationState, Draft, replace_content, untouched
 from policies.ledger import EditKind
-from policies.limits import Budget, divide
+from policies.limits import TokenBudget, divide
 from policies.messages import Transcript
 from policies.settings import Bucket, ContextSettings, Layer, Param
 from policies.tokens import CHARS4
@@ -24,7 +24,9 @@ NONE: Mapping[str, Param] = {}
 
 
 def bounds(transcript: Transcript, aim: int, params: Mapping[str, Param] = NONE, *, scope: str = "total") -> Bounds:
-    limits = bounds_for(transcript, settings=ContextSettings(), budget=window(200_000), known=Known(), counter=CHARS4)
+    limits = bounds_for(
+        transcript, settings=ContextSettings(), budget=window(200_000), known=ConversationState(), counter=CHARS4
+    )
     return replace(limits, layer=Layer(strategy="truncate_largest", scope=scope, params=params), aim=aim)
 
 
@@ -136,7 +138,7 @@ def test_tool_outputs_are_cut_at_80_percent_of_their_cap(used: int, acts: bool) 
     """The cap is 32,000; the work ends at 80 % of that line, 20,480."""
     layer = Layer(strategy="truncate_largest", scope="tool_outputs", at=0.80, min_savings=0)
     rules = replace(ContextSettings(), enforce="bucket", layers=(layer,), buckets={"tool_outputs": Bucket(cap=32_000)})
-    budget = replace(Budget(window=128_000, reserve=16_000, headroom=8_000), caps={"tool_outputs": 32_000})
+    budget = replace(TokenBudget(window=128_000, reserve=16_000, headroom=8_000), caps={"tool_outputs": 32_000})
     newest = talk(*step("newest")).messages[1].tokens
     transcript = results(9_000, used - 9_000 - 4_000 - newest, 4_000)
     assert untouched(transcript).buckets()["tool_outputs"] == used
@@ -146,7 +148,9 @@ def test_tool_outputs_are_cut_at_80_percent_of_their_cap(used: int, acts: bool) 
         assert decision.pieces is not None
         assert [p.index for p in decision.pieces if p.kind is not None] == [4]
         assert 20_400 <= decision.buckets["tool_outputs"] <= 20_480
-        again = decide(transcript, budget=budget, settings=rules, known=remember(Known(), decision, transcript))
+        again = decide(
+            transcript, budget=budget, settings=rules, known=remember(ConversationState(), decision, transcript)
+        )
         assert (again.edits, again.pieces) == ((), decision.pieces)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.bounds import Bounds, bounds_for
-from policies.draft import Draft, Known, broken_rules, replay, untouched
+from policies.draft import ConversationState, Draft, broken_rules, replay, untouched
 from policies.ledger import Cut
 from policies.messages import ToolCall, Transcript
 from policies.settings import Bucket, ContextSettings, Layer, Param
@@ -20,7 +20,7 @@ from tests.policies.play import window as budget_of
 
 window = strategy("window")
 
-EMPTY = Known()
+EMPTY = ConversationState()
 SUMMARY = (
     "<weir-123456>\nWritten by Weir from 6 earlier messages (v1, archived as 0123456789ab).\nfacts\n</weir-123456>"
 )
@@ -30,7 +30,7 @@ def bounds(
     transcript: Transcript,
     params: Mapping[str, Param],
     *,
-    known: Known = EMPTY,
+    known: ConversationState = EMPTY,
     scope: str = "total",
 ) -> Bounds:
     limits = bounds_for(transcript, settings=ContextSettings(), budget=budget_of(200_000), known=known, counter=CHARS4)
@@ -163,7 +163,7 @@ def test_where_a_note_would_cost_more_than_what_goes_nothing_goes() -> None:
 @pytest.mark.requirement("A4.38", "D13")
 def test_a_summary_that_the_window_passes_over_stays_in_front_of_it() -> None:
     transcript = talk(*exchanges(30))
-    known = Known(cuts=(summarised(transcript, 10),))
+    known = ConversationState(cuts=(summarised(transcript, 10),))
     limits = bounds(transcript, {"messages": 10, "note": True}, known=known)
     replayed = replay(limits.transcript, known, limits.protection)
     assert order(replayed)[:3] == [0, None, 10]
@@ -249,7 +249,7 @@ def test_the_action_names_the_window_and_the_next_request_begins_with_the_same_m
     assert decision.applied == {"sliding_window": 1}
     assert [r.layer for r in decision.trail] == ["window"]
     longer = talk(system("s"), *exchanges(52, size=100))
-    later = decide(longer, budget=budget, settings=rules, known=remember(Known(), decision, transcript))
+    later = decide(longer, budget=budget, settings=rules, known=remember(ConversationState(), decision, transcript))
     assert decision.pieces is not None
     assert later.pieces is not None
     assert later.pieces[: len(decision.pieces)] == decision.pieces
@@ -275,7 +275,7 @@ def test_what_the_window_dropped_is_in_the_next_summary() -> None:
     assert 1 not in [p.index for p in dropped.pieces]
     later = talk(*said, *exchanges(18, size=130))
     rules = replace(rules, layers=(Layer(strategy="window", at=0.50, params={"messages": 60}), rules.layers[1]))
-    summed = decide(later, budget=budget, settings=rules, known=remember(Known(), dropped, first))
+    summed = decide(later, budget=budget, settings=rules, known=remember(ConversationState(), dropped, first))
     assert summed.applied == {"compact": 1}
     assert summed.cut is not None
     assert "kv/staging/42" in summed.cut.text
@@ -327,5 +327,5 @@ def test_whatever_the_array_no_result_loses_its_call_and_a_second_run_changes_no
     assert window(draft, limits) is draft
     assert draft.tokens <= transcript.tokens
     if draft.cut is not None:
-        known = Known(cuts=(draft.cut,))
+        known = ConversationState(cuts=(draft.cut,))
         assert replay(limits.transcript, known, limits.protection).pieces == draft.pieces

@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from policies import STRATEGIES
-from policies.draft import Known, replay
+from policies.draft import ConversationState, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply, Summary
 from policies.errors import BudgetUnreachable
-from policies.ledger import EditKind, Piece
-from policies.limits import BUCKETS, Budget, divide
+from policies.ledger import EditKind, PlannedMessage
+from policies.limits import BUCKETS, TokenBudget, divide
 from policies.messages import Message, ToolCall, Transcript
 from policies.planner import Action, Decision, plan, trim
 from policies.scoring import SCORERS
@@ -29,8 +29,8 @@ FEW = settings(
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
 )
 MANY = settings(FEW, max_examples=100)
-SMALLEST_CLIPPED = 96
-LONGEST_NOTE = 64
+MIN_CLIPPED = 96
+MAX_NOTE_LEN = 64
 GOOD_NOTES = "Goal: ship it. " + " ".join(f"Step {n} was done in src/part_{n}.py with code E{n}77." for n in range(12))
 
 # -- conversations ---------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def flat(happened: Sequence[Sequence[Said]]) -> list[Said]:
 
 
 @st.composite
-def budgets(draw: st.DrawFn, smallest: int = 200) -> Budget:
+def budgets(draw: st.DrawFn, smallest: int = 200) -> TokenBudget:
     window = draw(st.sampled_from([n for n in (200, 700, 2_000, 4_096, 8_192) if n >= smallest]))
     return divide(
         ContextSettings(),
@@ -163,10 +163,10 @@ REPLIES: st.SearchStrategy[Reply] = st.sampled_from([Summary(GOOD_NOTES), Failed
 class Shell:
     """The least that a shell does: runs the flow, keeps the ledger, knows how much of a chain it has seen."""
 
-    budget: Budget
+    budget: TokenBudget
     settings: ContextSettings
     answer: Reply
-    known: Known
+    known: ConversationState
     ends: set[bytes]
 
     def decide(self, transcript: Transcript, *, ceiling: int | None = None) -> Decision:
@@ -177,14 +177,14 @@ class Shell:
         self.ends.update(transcript.chain[-1:])
         return decision
 
-    def flow(self, transcript: Transcript, known: Known, ceiling: int | None = None) -> Flow[Decision]:
+    def flow(self, transcript: Transcript, known: ConversationState, ceiling: int | None = None) -> Flow[Decision]:
         return plan(
             transcript, settings=self.settings, budget=self.budget, known=known, counter=CHARS4, ceiling=ceiling
         )
 
 
-def shell(budget: Budget, policy: ContextSettings | None = None, answer: Reply | None = None) -> Shell:
-    return Shell(budget, policy or ContextSettings(), answer or Failed("none"), Known(), set())
+def shell(budget: TokenBudget, policy: ContextSettings | None = None, answer: Reply | None = None) -> Shell:
+    return Shell(budget, policy or ContextSettings(), answer or Failed("none"), ConversationState(), set())
 
 
 def run(flow: Flow[Decision], answer: Reply) -> Decision:
@@ -204,10 +204,10 @@ def attempt(flow: Flow[Decision], answer: Reply | None = None) -> Decision | Bud
         return error
 
 
-def pieces_of(decision: Decision, transcript: Transcript) -> tuple[Piece, ...]:
+def pieces_of(decision: Decision, transcript: Transcript) -> tuple[PlannedMessage, ...]:
     if decision.pieces is not None:
         return decision.pieces
-    return tuple(Piece(i, m.tokens) for i, m in enumerate(transcript.messages))
+    return tuple(PlannedMessage(i, m.tokens) for i, m in enumerate(transcript.messages))
 
 
 def sent(decision: Decision, transcript: Transcript) -> list[tuple[bytes, str | None]]:
@@ -275,10 +275,10 @@ def smallest_possible(transcript: Transcript) -> int:
     users = [i for i, m in enumerate(messages) if m.role == "user"]
     pinned = {i for block in blocks(transcript) if any(messages[j].keep for j in block) for i in block}
     clippable = {i for i in unread if messages[i].is_result or i in users} | set(users[-1:]) | (set(users[:1]) - pinned)
-    total = transcript.tools + transcript.priming + LONGEST_NOTE
+    total = transcript.tools + transcript.priming + MAX_NOTE_LEN
     for i in verbatim | unread:
         small = i in clippable and not messages[i].media
-        total += min(messages[i].tokens, SMALLEST_CLIPPED) if small else messages[i].tokens
+        total += min(messages[i].tokens, MIN_CLIPPED) if small else messages[i].tokens
     return total
 
 
@@ -289,10 +289,10 @@ def smallest_possible(transcript: Transcript) -> int:
 @MANY
 @given(conversations(), budgets(), POLICIES, REPLIES)
 def test_what_is_forwarded_fits_or_the_error_says_why_not(
-    happened: list[list[Said]], budget: Budget, policy: ContextSettings, answer: Reply
+    happened: list[list[Said]], budget: TokenBudget, policy: ContextSettings, answer: Reply
 ) -> None:
     transcript = talk(flat(happened), tools=20)
-    decision = attempt(shell(budget, policy).flow(transcript, Known()), answer)
+    decision = attempt(shell(budget, policy).flow(transcript, ConversationState()), answer)
     if isinstance(decision, BudgetUnreachable):
         assert set(decision.buckets) == set(BUCKETS)
         assert sum(decision.buckets.values()) > budget.estimate(budget.hard_limit)
@@ -315,7 +315,7 @@ def test_what_is_forwarded_fits_or_the_error_says_why_not(
 @MANY
 @given(conversations(legal=True), budgets(), POLICIES, REPLIES)
 def test_what_was_valid_stays_valid(
-    happened: list[list[Said]], budget: Budget, policy: ContextSettings, answer: Reply
+    happened: list[list[Said]], budget: TokenBudget, policy: ContextSettings, answer: Reply
 ) -> None:
     transcript = talk(flat(happened))
     before = list(complaints(transcript.messages))
@@ -335,11 +335,11 @@ def test_what_was_valid_stays_valid(
 @MANY
 @given(conversations(), budgets(), POLICIES)
 def test_protected_content_survives_word_for_word(
-    happened: list[list[Said]], budget: Budget, policy: ContextSettings
+    happened: list[list[Said]], budget: TokenBudget, policy: ContextSettings
 ) -> None:
     transcript = talk(flat(happened))
     verbatim, unread = must_stay(transcript)
-    decision = attempt(shell(budget, policy).flow(transcript, Known()))
+    decision = attempt(shell(budget, policy).flow(transcript, ConversationState()))
     if isinstance(decision, BudgetUnreachable):
         return
     pieces = {p.index: p for p in pieces_of(decision, transcript)}
@@ -356,7 +356,7 @@ def test_protected_content_survives_word_for_word(
 @FEW
 @given(conversations(), budgets(), POLICIES, REPLIES)
 def test_planning_twice_is_a_no_op_and_the_same_input_gives_the_same_output(
-    happened: list[list[Said]], budget: Budget, policy: ContextSettings, answer: Reply
+    happened: list[list[Said]], budget: TokenBudget, policy: ContextSettings, answer: Reply
 ) -> None:
     transcript = talk(flat(happened))
     proxy = shell(budget, policy, answer)
@@ -376,12 +376,12 @@ def test_planning_twice_is_a_no_op_and_the_same_input_gives_the_same_output(
 @pytest.mark.requirement("A0.55")
 @FEW
 @given(conversations(), budgets())
-def test_nothing_that_came_in_is_changed(happened: list[list[Said]], budget: Budget) -> None:
+def test_nothing_that_came_in_is_changed(happened: list[list[Said]], budget: TokenBudget) -> None:
     transcript, untouched = talk(flat(happened)), talk(flat(happened))
     proxy = shell(budget)
-    known = Known()
+    known = ConversationState()
     attempt(proxy.flow(transcript, known))
-    assert known == Known()
+    assert known == ConversationState()
     assert transcript.messages == untouched.messages
     assert [transcript.read(i) for i in range(len(transcript.messages))] == [
         untouched.read(i) for i in range(len(untouched.messages))
@@ -391,7 +391,7 @@ def test_nothing_that_came_in_is_changed(happened: list[list[Said]], budget: Bud
 @pytest.mark.requirement("P6")
 @FEW
 @given(conversations(legal=True), budgets())
-def test_a_trimmed_request_fits_and_is_never_larger(happened: list[list[Said]], budget: Budget) -> None:
+def test_a_trimmed_request_fits_and_is_never_larger(happened: list[list[Said]], budget: TokenBudget) -> None:
     transcript = talk(flat(happened))
     try:
         decision = trim(transcript, settings=ContextSettings(), budget=budget, counter=CHARS4)
@@ -406,7 +406,9 @@ def test_a_trimmed_request_fits_and_is_never_larger(happened: list[list[Said]], 
 @pytest.mark.requirement("A2.13", "A2.25")
 @FEW
 @given(conversations(), budgets(smallest=700), st.sampled_from([0.8, 0.5]))
-def test_a_refused_request_becomes_smaller_or_cannot(happened: list[list[Said]], budget: Budget, share: float) -> None:
+def test_a_refused_request_becomes_smaller_or_cannot(
+    happened: list[list[Said]], budget: TokenBudget, share: float
+) -> None:
     transcript = talk(flat(happened))
     proxy = shell(budget)
     try:
@@ -429,7 +431,7 @@ def test_a_refused_request_becomes_smaller_or_cannot(happened: list[list[Said]],
 @FEW
 @given(conversations(most=20), budgets(smallest=4_096), POLICIES, REPLIES)
 def test_between_two_batches_each_array_begins_with_the_one_before(
-    happened: list[list[Said]], budget: Budget, policy: ContextSettings, answer: Reply
+    happened: list[list[Said]], budget: TokenBudget, policy: ContextSettings, answer: Reply
 ) -> None:
     head = next((n for n, e in enumerate(happened) if e[0].role not in ("system", "developer")), len(happened))
     proxy = shell(budget, policy, answer)
@@ -456,7 +458,11 @@ def test_between_two_batches_each_array_begins_with_the_one_before(
     conversations(most=16, legal=True), conversations(most=6, legal=True), st.data(), budgets(smallest=700), POLICIES
 )
 def test_rewinds_and_rewritten_histories_get_no_cut_whose_prefix_is_gone(
-    happened: list[list[Said]], other: list[list[Said]], data: st.DataObject, budget: Budget, policy: ContextSettings
+    happened: list[list[Said]],
+    other: list[list[Said]],
+    data: st.DataObject,
+    budget: TokenBudget,
+    policy: ContextSettings,
 ) -> None:
     proxy = shell(budget, policy)
     for _ in range(5):
@@ -498,7 +504,7 @@ def test_rewinds_and_rewritten_histories_get_no_cut_whose_prefix_is_gone(
 @pytest.mark.requirement("D25", "A0.96")
 @FEW
 @given(conversations(), budgets())
-def test_every_token_is_in_exactly_one_bucket(happened: list[list[Said]], budget: Budget) -> None:
+def test_every_token_is_in_exactly_one_bucket(happened: list[list[Said]], budget: TokenBudget) -> None:
     transcript = talk(flat(happened), tools=33)
     assume(transcript.messages)
     proxy = shell(budget)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 from pydantic import SecretStr
 
-from policies.health import Alert, Level
+from policies.health import HealthAlert, Level
 from proxy.alerts import MAX_WAITING, Alerts, Notice, signature
 from proxy.config import AlertSettings
 from proxy.telemetry import Metrics
@@ -79,7 +79,7 @@ async def sinks(url: str | None, metrics: Metrics, **options: object) -> AsyncIt
 
 
 def notice(number: int = 1, level: Level = "warning") -> Notice:
-    alert = Alert("loop", level, "anomaly", 1000.0 + number, 3.0, 3.0, "the same call 3 times in a row")
+    alert = HealthAlert("loop", level, "anomaly", 1000.0 + number, 3.0, 3.0, "the same call 3 times in a row")
     return Notice(
         alert=alert, tenant="0123456789abcdef", conversation="support\n4711", policy="p", request=f"req_{number}"
     )

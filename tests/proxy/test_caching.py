@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from policies import Action, Budget, Decision, Edit, EditKind, Known, Pressure
+from policies import Action, ConversationState, Decision, Edit, EditKind, TokenBudget, WindowPressure
 from policies.pressure import Trend
 from proxy.caching import CacheUse, follow, hit_ratio, prices_of, shown
-from proxy.conversation import Recognised, Thread
+from proxy.conversation import Recognized, Thread
 from proxy.effects.evictions import CUT
 from proxy.models import ModelFacts, ModelLimits, ModelLimitsResolver, ModelRegistry
 from proxy.models.learned import LearnedLimits
 from proxy.models.probe import Probe
-from proxy.planning import Planned
+from proxy.planning import PlannedRequest
 from proxy.store.records import Branch, EvictionRow
-from proxy.tap import Usage, read_completion
+from proxy.tap import ReportedUsage, read_completion
 from proxy.transcripts import Transcripts
 from proxy.wire.chat import digest_of, parse_chat
 from tests.functional.harness import COUNTER
@@ -27,7 +27,7 @@ FACTS = ModelFacts(window=100_000, input_price=3e-6, output_price=15e-6, cache_w
 TTL = 300.0
 
 
-def usage_of(usage: dict[str, Any]) -> Usage | None:
+def usage_of(usage: dict[str, Any]) -> ReportedUsage | None:
     return read_completion(json.dumps({"choices": [], "usage": usage}).encode()).usage
 
 
@@ -60,15 +60,15 @@ def test_cached_tokens_are_read_in_every_spelling(
 @pytest.mark.parametrize(
     ("usage", "ratio"),
     [
-        (Usage(prompt=1000, cached=896), 0.896),
-        (Usage(prompt=1000, cached=0), 0.0),
-        (Usage(prompt=1000, cached=1200), 1.0),
-        (Usage(prompt=1000), None),
-        (Usage(prompt=0, cached=0), None),
+        (ReportedUsage(prompt=1000, cached=896), 0.896),
+        (ReportedUsage(prompt=1000, cached=0), 0.0),
+        (ReportedUsage(prompt=1000, cached=1200), 1.0),
+        (ReportedUsage(prompt=1000), None),
+        (ReportedUsage(prompt=0, cached=0), None),
         (None, None),
     ],
 )
-def test_the_hit_ratio_is_cached_over_prompt_tokens(usage: Usage | None, ratio: float | None) -> None:
+def test_the_hit_ratio_is_cached_over_prompt_tokens(usage: ReportedUsage | None, ratio: float | None) -> None:
     assert hit_ratio(usage) == ratio
 
 
@@ -95,7 +95,7 @@ class Talk:
 
     def __init__(self) -> None:
         branch = Branch(tenant="t", conversation="c", name="c", branch="b", version=0)
-        self.thread = Thread(branch, Known())
+        self.thread = Thread(branch, ConversationState())
         self.at = 1000.0
         self.sent = 0
 
@@ -106,7 +106,7 @@ class Talk:
         after: float = 1.0,
         known: int | None = None,
         tools: Sequence[int] = (1,),
-        usage: Usage | None = None,
+        usage: ReportedUsage | None = None,
         removed: tuple[int, ...] = (),
         saved: int = 0,
         pruned: tuple[str, ...] = (),
@@ -121,7 +121,7 @@ class Talk:
         before = self.at if self.sent else None
         self.at += after
         edit = Edit(b"", 0, EditKind.EVICT, "gone", "r", 1)
-        planned = Planned(
+        planned = PlannedRequest(
             b"",
             decision=Decision(
                 action=Action.EDIT if removed else Action.PASS,
@@ -130,7 +130,7 @@ class Talk:
                 after=1000,
                 limit=9000,
                 raw_after=1000,
-                pressure=Pressure(level=0.1, zone="green", status="healthy"),
+                pressure=WindowPressure(level=0.1, zone="green", status="healthy"),
                 buckets={},
                 applied={},
                 edits=(edit,) * len(removed),
@@ -139,8 +139,8 @@ class Talk:
                 trend=Trend(at=self.at),
             ),
             reading=reading,
-            recognised=Recognised(self.thread, self.sent if known is None else known),
-            belief=ModelLimits(Budget(window=10_000, reserve=1000, headroom=0), FACTS, "s", "s"),
+            recognised=Recognized(self.thread, self.sent if known is None else known),
+            belief=ModelLimits(TokenBudget(window=10_000, reserve=1000, headroom=0), FACTS, "s", "s"),
             trend=Trend(at=before),
             evictions=rows,
         )
@@ -158,30 +158,30 @@ def test_a_request_is_cold_after_more_than_the_policys_cache_ttl(gap: float, col
 
 @pytest.mark.requirement("A4.14")
 def test_the_cost_report_uses_a_tenth_for_what_was_cached() -> None:
-    use = Talk().request([1, 2], usage=Usage(prompt=10_000, cached=8_000, completion=100))
+    use = Talk().request([1, 2], usage=ReportedUsage(prompt=10_000, cached=8_000, completion=100))
     assert use.cost == pytest.approx(2_000 * 3e-6 + 8_000 * 0.3e-6 + 100 * 15e-6)
     assert use.cost_saved == 0
-    written = Usage(prompt=10_000, cached=8_000, written=1_500, completion=0)
+    written = ReportedUsage(prompt=10_000, cached=8_000, written=1_500, completion=0)
     assert Talk().request([1, 2], usage=written).cost == pytest.approx(500 * 3e-6 + 8_000 * 0.3e-6 + 1_500 * 3.75e-6)
     assert Talk().request([1, 2]).cost is None
 
 
 @pytest.mark.requirement("A0.2", "A4.14")
 def test_what_was_saved_is_what_the_clients_array_would_have_cost_at_the_same_share_of_hits() -> None:
-    use = Talk().request([1, 2], usage=Usage(prompt=10_000, cached=8_000, completion=100), saved=40_000)
+    use = Talk().request([1, 2], usage=ReportedUsage(prompt=10_000, cached=8_000, completion=100), saved=40_000)
     assert use.cost_saved == pytest.approx(40_000 * (0.2 * 3e-6 + 0.8 * 0.3e-6))
-    uncached = Talk().request([1, 2], usage=Usage(prompt=10_000, completion=100), saved=40_000)
+    uncached = Talk().request([1, 2], usage=ReportedUsage(prompt=10_000, completion=100), saved=40_000)
     assert uncached.cost_saved == pytest.approx(40_000 * 3e-6)
-    observed = Talk().request([1, 2], usage=Usage(prompt=10_000, completion=100), saved=40_000, observed=True)
+    observed = Talk().request([1, 2], usage=ReportedUsage(prompt=10_000, completion=100), saved=40_000, observed=True)
     assert observed.cost_saved == 0
 
 
 @pytest.mark.requirement("A0.2", "A4.14")
 def test_a_batch_that_makes_the_cache_forget_costs_more_than_it_saves_at_once() -> None:
     talk = Talk()
-    talk.request([1, 2, 3, 4], usage=Usage(prompt=10_000, cached=9_000, completion=0))
+    talk.request([1, 2, 3, 4], usage=ReportedUsage(prompt=10_000, cached=9_000, completion=0))
     batch = talk.request(
-        [1, 2, 3, 4, 5], usage=Usage(prompt=5_000, cached=500, completion=0), saved=6_000, removed=(2,)
+        [1, 2, 3, 4, 5], usage=ReportedUsage(prompt=5_000, cached=500, completion=0), saved=6_000, removed=(2,)
     )
     assert batch.changed == "proxy"
     assert batch.cost == pytest.approx(4_500 * 3e-6 + 500 * 0.3e-6)

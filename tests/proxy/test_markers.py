@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from policies import EditKind, Piece
+from policies import EditKind, PlannedMessage
 from proxy.wire.chat import content_with, marker_for_summary, marker_within, render
 from proxy.wire.raw import write_value
 
@@ -22,12 +22,12 @@ def message(role: str, content: Any, **others: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **others}
 
 
-def rendered(pieces: list[Piece], messages: list[dict[str, Any]]) -> list[Any]:
+def rendered(pieces: list[PlannedMessage], messages: list[dict[str, Any]]) -> list[Any]:
     return [json.loads(bytes(raw)) for raw in render(pieces, [write_value(m) for m in messages], frozenset())]
 
 
-def piece(index: int | None, words: str | None = None, kind: EditKind | None = None) -> Piece:
-    return Piece(index, 10, words, kind)
+def piece(index: int | None, words: str | None = None, kind: EditKind | None = None) -> PlannedMessage:
+    return PlannedMessage(index, 10, words, kind)
 
 
 @pytest.mark.requirement("A4.13")

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from policies import Decision, Flow, Known, is_soft, plan, prepare
+from policies import ConversationState, Decision, Flow, is_soft, plan, prepare
 from policies.effects import Answers, Done, Failed, Offload, Reply, Save, Summarize, Summary, Together
 from policies.limits import divide
 from policies.pressure import Trend
@@ -83,7 +83,7 @@ class Run:
         self.settings = replace(PRESETS[self.name], summarizer=self.summarizer)
         self.budget = divide(self.settings, window=self.window)
         self.said: list[Said] = [system(words(200, "sys")), user(words(60, "task"))]
-        self.known, self.trend, self.readings, self.random = Known(), Trend(), Readings(), random.Random(7)
+        self.known, self.trend, self.readings, self.random = ConversationState(), Trend(), Readings(), random.Random(7)
 
     def go(self, requests: int) -> "Run":
         for number in range(requests):

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from policies import STRATEGIES
-from policies.draft import Known
+from policies.draft import ConversationState
 from policies.errors import BudgetUnreachable
 from policies.limits import divide, first_trigger, limit_for, raw_buckets
 from policies.messages import ToolCall, Transcript
@@ -402,7 +402,7 @@ def of_bucket(bucket: str, total: int) -> Transcript:
 def decided(name: str, transcript: Transcript) -> Decision:
     settings = PRESETS[name]
     budget = divide(settings, window=WINDOWS.get(name) or settings.designed_for or 128_000)
-    return decide(transcript, budget=budget, settings=settings, known=Known())
+    return decide(transcript, budget=budget, settings=settings, known=ConversationState())
 
 
 WINDOWS = {"interceptor": 200_000, "interceptor-summarize": 200_000}
@@ -534,7 +534,7 @@ def test_of_145_000_tokens_only_baseagent_removes_something() -> None:
     for name in ("article-128k", "interceptor", "turn-atomic", "baseagent-200k"):
         budget = divide(PRESETS[name], window=200_000, requested=32_000)
         transcript = of_total(145_000)
-        if decide(transcript, budget=budget, settings=PRESETS[name], known=Known()).action is Action.EDIT:
+        if decide(transcript, budget=budget, settings=PRESETS[name], known=ConversationState()).action is Action.EDIT:
             acted.add(name)
 
     assert acted == {"baseagent-200k"}

@@ -23,10 +23,10 @@ from pydantic import SecretStr
 from proxy.config import UpstreamSettings
 from proxy.config.values import Timeouts
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.simulator import Answer, Call, Dialect, SimulatorSettings
+from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.sse import Decoder
-from proxy.upstream.client import Answer as UpstreamAnswer
+from proxy.upstream.client import SimulatedAnswer as UpstreamAnswer
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.litellm_line import escaped
 from proxy.upstream.overflow import Kind, classify, classify_event
@@ -68,7 +68,7 @@ async def upstream(options: SimulatorSettings, **more: Any) -> AsyncIterator[tup
             await provider.close()
 
 
-def simulated(*answers: Answer | str, **more: Any) -> SimulatorSettings:
+def simulated(*answers: SimulatedAnswer | str, **more: Any) -> SimulatorSettings:
     return SimulatorSettings(dialect=Dialect.ANTHROPIC, answers=answers or (SPOKEN,), faults=ALL_FAULTS, **more)
 
 
@@ -144,7 +144,7 @@ def test_the_import_asks_no_network_reads_no_env_file_and_happens_at_the_start(t
 
 
 async def test_a_whole_answer_has_openais_shape_and_the_upstream_got_anthropics():
-    spoken = Answer(text="Let me look.", calls=(Call("weather", '{"city": "Oslo"}', id="toolu_1"),))
+    spoken = SimulatedAnswer(text="Let me look.", calls=(SimulatedCall("weather", '{"city": "Oslo"}', id="toolu_1"),))
     async with upstream(simulated(spoken)) as (provider, running):
         answer = await ask(provider, tools=[TOOL], tool_choice="auto", temperature=0.5)
         assert answer.status == 200
@@ -169,7 +169,10 @@ async def test_a_whole_answer_has_openais_shape_and_the_upstream_got_anthropics(
 
 
 async def test_a_call_without_words_has_null_content():
-    async with upstream(simulated(Answer(calls=(Call("weather", '{"city": "Oslo"}'),)))) as (provider, _):
+    async with upstream(simulated(SimulatedAnswer(calls=(SimulatedCall("weather", '{"city": "Oslo"}'),)))) as (
+        provider,
+        _,
+    ):
         completion = json.loads(await (await ask(provider, tools=[TOOL])).read())
     message = completion["choices"][0]["message"]
     assert "content" in message
@@ -228,8 +231,9 @@ async def test_a_usage_chunk_comes_only_if_it_was_asked_for_and_has_no_choices()
 
 
 async def test_the_pieces_of_a_streamed_call_add_up():
-    spoken = Answer(
-        text="Look.", calls=(Call("weather", '{"city": "Oslo"}', id="toolu_1"), Call("weather", "{}", id="t2"))
+    spoken = SimulatedAnswer(
+        text="Look.",
+        calls=(SimulatedCall("weather", '{"city": "Oslo"}', id="toolu_1"), SimulatedCall("weather", "{}", id="t2")),
     )
     async with upstream(simulated(spoken)) as (provider, _):
         found = await events(await ask(provider, stream=True, tools=[TOOL]))
@@ -519,7 +523,7 @@ async def test_a_stream_that_falls_silent_times_out_and_is_let_go():
 
 
 async def test_pings_keep_a_stream_alive_that_shows_nothing_else():
-    slow = simulated(Answer(reasoning="hm", text="So be it."), chunk_delay=0.2)
+    slow = simulated(SimulatedAnswer(reasoning="hm", text="So be it."), chunk_delay=0.2)
     async with upstream(slow, timeout=Timeouts(first_byte=5, idle=0.5)) as (provider, _):
         assert text_of(await events(await ask(provider, stream=True))) == "So be it."
 

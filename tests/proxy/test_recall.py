@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import ContextSettings, Cut, Piece, Transcript
+from policies import ContextSettings, Cut, PlannedMessage, Transcript
 from policies.effects import Alike, Compare, Effect, Failed, Reply
 from policies.messages import chain_of
 from policies.settings import Recall
@@ -339,7 +339,7 @@ HISTORY: list[dict[str, Any]] = [
 def archive_of(store: Store, **more: Any) -> Archive:
     transcript = transcript_of(HISTORY)
     cut = Cut(covers=3, prefix=transcript.chain[2], text="s", tokens=1, version=1, ref="aaaaaaaaaaaa")
-    pieces = [Piece(0, 5), Piece(None, 1, "s"), Piece(4, 5), Piece(5, 5)]
+    pieces = [PlannedMessage(0, 5), PlannedMessage(None, 1, "s"), PlannedMessage(4, 5), PlannedMessage(5, 5)]
     given: dict[str, Any] = {"edits": (), "cuts": (cut,), "pieces": pieces, **more}
     return Archive(
         transcript=transcript,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from policies import ContextSettings, Mode
-from policies.advise import PROVIDERS, Prices, recommend
+from policies.advise import PROVIDERS, TokenPrices, recommend
 from proxy.models import ModelFacts
 from proxy.prices import BadPrices, PriceList, price_list
 from proxy.replay import (
@@ -41,7 +41,7 @@ from proxy.replay import (
 from proxy.replay.charts import MAX_TICKS, scale
 from tests.functional.harness import COUNTER, opening, prefix_reuse, prose, tool_step
 
-PRICES = Prices(1.0, 0.1, 1.25, 5.0)
+PRICES = TokenPrices(1.0, 0.1, 1.25, 5.0)
 BALANCED = ContextSettings()
 MARKER = "invoice-88231-zulu"
 SHARED = Path(__file__).parents[3] / "shared" / "data"

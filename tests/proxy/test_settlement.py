@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies import Action, ContextSettings, Cut, Decision, Pressure
+from policies import Action, ContextSettings, Cut, Decision, WindowPressure
 from policies.planner import LayerReport
 from proxy.stages import stage_of, strategy_of
 
@@ -23,7 +23,7 @@ def decision(before: int, *layers: str, new: bool = False, cut: bool = False, zo
         after=1000,
         limit=BASE,
         raw_after=1000,
-        pressure=Pressure(level=0.01, zone=zone, status="active" if new else "healthy"),
+        pressure=WindowPressure(level=0.01, zone=zone, status="active" if new else "healthy"),
         buckets={},
         applied={},
         cut=summary if cut or new else None,

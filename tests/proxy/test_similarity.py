@@ -21,7 +21,7 @@ from proxy.config import Flags, load_config
 from proxy.effects.likeness import MAX_CHARS, MAX_EMBEDDED_LEN, MAX_LEN, by_shingles, by_vectors
 from proxy.errors import UpstreamUnreachable
 from proxy.server import serve
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from tests.functional.harness import TOKENIZER, prose
 
 
@@ -128,7 +128,7 @@ async def upstream() -> AsyncIterator[tuple[Upstream, str]]:
 async def compared(address: str, effect: Compare, *, patience: float = 5.0) -> object:
     """The reply when a running Weir's own client asks the upstream."""
     config = load_config(None, env={}, flags=Flags(upstream=address, store="sqlite+aiosqlite:///:memory:"))
-    telemetry = Telemetry.create(TelemetrySettings())
+    telemetry = Telemetry.create(OtelSettings())
     async with running(config, telemetry=telemetry, tokenizer=TOKENIZER) as runtime:
         caller = runtime.keyring.identify({"authorization": "Bearer sk-mine"})
         upstream = runtime.config.upstream("embed-1")

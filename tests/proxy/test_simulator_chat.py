@@ -10,9 +10,9 @@ import openai
 import pytest
 
 from proxy.simulator import (
-    Answer,
-    Call,
     RunningSimulator,
+    SimulatedAnswer,
+    SimulatedCall,
     SimulatorSettings,
     run_simulator,
     serve_simulator,
@@ -137,8 +137,11 @@ def test_a_demanded_tool_is_called_with_arguments_that_fit_its_schema(plain):
 
 
 def test_scripted_answers_follow_the_number_of_assistant_messages():
-    calls = (Call("get_weather", '{"city": "Oslo"}', id="call_a"), Call("get_weather", '{"city": "Rome"}', id="call_b"))
-    settings = SimulatorSettings(answers=(Answer(calls=calls), "It rains in Oslo."))
+    calls = (
+        SimulatedCall("get_weather", '{"city": "Oslo"}', id="call_a"),
+        SimulatedCall("get_weather", '{"city": "Rome"}', id="call_b"),
+    )
+    settings = SimulatorSettings(answers=(SimulatedAnswer(calls=calls), "It rains in Oslo."))
     with run_simulator(settings, counter=Words()) as running, client_of(running) as client:
         first = client.chat.completions.create(model="sim", messages=HELLO, tools=[TOOL]).choices[0].message
         history = [
@@ -153,9 +156,9 @@ def test_scripted_answers_follow_the_number_of_assistant_messages():
 
 
 def test_streamed_tool_calls_add_up_to_the_scripted_ones():
-    calls = (Call("get_weather", '{"city": "Oslo"}'), Call("get_time", '{"zone": "CET"}'))
+    calls = (SimulatedCall("get_weather", '{"city": "Oslo"}'), SimulatedCall("get_time", '{"zone": "CET"}'))
     with (
-        run_simulator(SimulatorSettings(answers=(Answer(calls=calls),)), counter=Words()) as running,
+        run_simulator(SimulatorSettings(answers=(SimulatedAnswer(calls=calls),)), counter=Words()) as running,
         client_of(running) as client,
     ):
         seen: dict[int, list[str]] = {}

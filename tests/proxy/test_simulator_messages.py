@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator import Answer, Call, Dialect, SimulatorSettings, run_simulator
+from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
 
 TOOL = {"name": "get_weather", "description": "w", "input_schema": {"type": "object", "properties": {}}}
 HELLO = [{"role": "user", "content": "Hello there"}]
@@ -47,7 +47,9 @@ def events_of(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_a_stream_has_anthropics_events_in_order_and_adds_up():
-    answer = Answer(text="Let me look.", calls=(Call("get_weather", '{"city": "Oslo"}', id="toolu_1"),))
+    answer = SimulatedAnswer(
+        text="Let me look.", calls=(SimulatedCall("get_weather", '{"city": "Oslo"}', id="toolu_1"),)
+    )
     events = events_of(post(settings(answers=(answer,)), stream=True, tools=[TOOL]).text)
     names = [name for name, _ in events if name not in {"content_block_delta", "ping"}]
     assert names == [
@@ -163,7 +165,9 @@ def test_counting_and_missing_endpoints_answer_in_shape():
 @pytest.mark.skipif(importlib.util.find_spec("anthropic") is None, reason="the anthropic SDK is not installed")
 def test_the_anthropic_sdk_reads_answers_streams_and_errors():
     anthropic = importlib.import_module("anthropic")
-    answer = Answer(text="Looking.", reasoning="Hm.", calls=(Call("get_weather", '{"city": "Oslo"}'),))
+    answer = SimulatedAnswer(
+        text="Looking.", reasoning="Hm.", calls=(SimulatedCall("get_weather", '{"city": "Oslo"}'),)
+    )
     with run_simulator(settings(answers=(answer,), window=400), counter=Words()) as running:
         client = anthropic.Anthropic(base_url=running.origin, api_key="k", max_retries=0)
         whole = client.messages.create(model="c", max_tokens=60, messages=HELLO, tools=[TOOL])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.heard import choices_of
-from proxy.telemetry.content import MOST_BYTES, asked_in, said_in
+from proxy.telemetry.content import MAX_BYTES, asked_in, said_in
 
 KEY = "sk-canary0123456789abcdef"
 JSON = st.recursive(
@@ -62,8 +62,7 @@ def test_whole_messages_are_missing_from_the_middle_and_the_rest_stays_valid() -
     assert said == [str(n) for n in (*range(half), *range(100 - len(said) + half, 100))]
     assert found["weir.content.dropped"] == 100 - len(said) > 0
     assert (
-        len(json.dumps(found["gen_ai.input.messages"], ensure_ascii=False, separators=(",", ":")).encode())
-        <= MOST_BYTES
+        len(json.dumps(found["gen_ai.input.messages"], ensure_ascii=False, separators=(",", ":")).encode()) <= MAX_BYTES
     )
 
 
@@ -86,7 +85,7 @@ def test_whatever_is_asked_the_attributes_are_valid_json_of_bounded_size(message
     for value in asked_in(msgspec.json.encode({"messages": messages, "tools": tools})).values():
         if isinstance(value, str):
             assert isinstance(json.loads(value), list)
-            assert len(value.encode()) <= MOST_BYTES
+            assert len(value.encode()) <= MAX_BYTES
     for value in said_in(messages).values():
         assert isinstance(json.loads(str(value)), list)
 

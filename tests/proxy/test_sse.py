@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.sse import Decoder, Event
+from proxy.sse import Decoder, ServerSentEvent
 from proxy.tap import StreamTap, read_completion
 
 STREAM = (
@@ -19,7 +19,7 @@ STREAM = (
 ).encode()
 
 
-def events_of(chunks: list[bytes]) -> list[Event]:
+def events_of(chunks: list[bytes]) -> list[ServerSentEvent]:
     decoder = Decoder()
     return [event for chunk in chunks for event in decoder.feed(chunk)]
 

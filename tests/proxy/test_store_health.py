@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.health import Alert, Checkup, Episode, Health, HealthRules, Sample, check
+from policies.health import Checkup, Episode, Health, HealthAlert, HealthRules, Sample, check
 from proxy.store import ExchangeRow, Store
 from proxy.store.records import ConversationRow
 from tests.proxy.store_rows import chain, exchange, url
@@ -117,7 +117,7 @@ async def test_the_newest_two_hundred_episodes_are_kept(tmp_path: Path) -> None:
 
     def episode(number: int) -> ExchangeRow:
         at = 1000.0 + number
-        alert = Alert("loop", "warning", "anomaly", at, 3.0, 3.0, "the same call")
+        alert = HealthAlert("loop", "warning", "anomaly", at, 3.0, 3.0, "the same call")
         [plain] = session((0.1,), start=number, health=Health(requests=5))
         assert plain.health is not None
         closed = (Episode("loop", at - 1),)

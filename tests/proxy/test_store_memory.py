@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from policies.draft import Known
+from policies.draft import ConversationState
 from policies.ledger import EditKind, Prepared
 from proxy.conversation import Thread
 from proxy.store import Change, ConversationRow, NoSuchVersion, StaleVersion, Store
@@ -279,7 +279,7 @@ async def history(store: Store) -> list[Change]:
 def test_a_summary_that_comes_while_a_batch_is_planned_without_it_is_for_the_next_one() -> None:
     late = Prepared(2, b"prefix", "Two messages, in words.")
     branch = Branch(tenant="tenant-a", conversation="c1", name="c1", branch="b1", version=0)
-    thread = Thread(branch, Known(prepared=late))
+    thread = Thread(branch, ConversationState(prepared=late))
     thread.apply((), cut(1), 1, prepared=None)
     assert thread.known.prepared == late
     thread.apply((), cut(2), 2, prepared=late)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from policies import Failed, Summarize, Summary
-from policies.ledger import Piece
+from policies.ledger import PlannedMessage
 from proxy.effects.allowance import Allowance
 from proxy.effects.cache import MAX_CHARACTERS, MAX_KEPT, SummaryCache
 from proxy.effects.summarizer import (
@@ -460,7 +460,7 @@ CLIENTS = {
     "top_logprobs": 2,
 }
 STANDING = Summarize(
-    "unused", "Now stop and take notes.", 300, "structured-2", standing=tuple(Piece(i, 5) for i in range(3))
+    "unused", "Now stop and take notes.", 300, "structured-2", standing=tuple(PlannedMessage(i, 5) for i in range(3))
 )
 
 

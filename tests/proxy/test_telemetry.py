@@ -24,15 +24,15 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from proxy.redaction import redact
-from proxy.tap import Tap, Usage
+from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry import (
     ExchangeLine,
     Metrics,
     ModelCall,
+    OtelSettings,
     QueuedLog,
     Telemetry,
     TelemetryError,
-    TelemetrySettings,
     Trace,
     instruments,
     log_exchange,
@@ -60,7 +60,7 @@ class Spans:
         ticks = itertools.count(1_700_000_000_000_000_000, 1_000_000)
         self.exporter = InMemorySpanExporter()
         self.telemetry = Telemetry.create(
-            TelemetrySettings(service_version="1.2.3", environment=environment),
+            OtelSettings(service_version="1.2.3", environment=environment),
             span_exporter=self.exporter,
             clock=lambda: next(ticks),
         )
@@ -118,7 +118,7 @@ def a_pass(trace: Trace) -> None:
         plan.decide("pass", before=500, after=500, limit=8000, pressure=0.0625, zone="green")
     attempt = trace.attempt("gpt-5-mini", "openai", "api.openai.com", 443, request={"stream": True, "n": 1})
     attempt.first_chunk()
-    seen = Tap(model="gpt-5-mini-2026", id="c-1", finish_reasons=["stop"], usage=Usage(prompt=500))
+    seen = Tap(model="gpt-5-mini-2026", id="c-1", finish_reasons=["stop"], usage=ReportedUsage(prompt=500))
     attempt.answered(200, seen=seen)
     trace.end(200)
 
@@ -166,7 +166,7 @@ def test_a_compaction_shows_the_summariser_under_the_plan(spans: Spans) -> None:
     identify(trace)
     with trace.plan() as plan:
         with trace.summarizer("gpt-5-nano", "openai") as call:
-            call.usage(Usage(prompt=3000, completion=250))
+            call.usage(ReportedUsage(prompt=3000, completion=250))
         with trace.summarizer("gpt-5-nano", "openai") as call:
             call.fail("too_short")
         plan.layer("compact", before=7900, after=2500, units=30)
@@ -213,7 +213,7 @@ def test_a_client_that_left_is_noted_but_is_no_error(spans: Spans) -> None:
     identify(trace)
     attempt = trace.attempt("gpt-5-mini", "openai")
     attempt.first_chunk()
-    attempt.answered(200, usage=Usage(completion=12), error_type="client_disconnect")
+    attempt.answered(200, usage=ReportedUsage(completion=12), error_type="client_disconnect")
     attempt.failed("too_late")
     trace.end(None, "client_disconnect")
     trace.event("too_late")
@@ -414,7 +414,7 @@ def test_a_trace_that_is_off_has_every_method_of_one_that_is_on(real: type, null
 @pytest.mark.requirement("A0.139")
 def test_without_an_endpoint_a_trace_does_nothing_costs_nothing_and_starts_no_thread() -> None:
     before = threading.active_count()
-    telemetry = Telemetry.create(TelemetrySettings())
+    telemetry = Telemetry.create(OtelSettings())
     assert telemetry.exchange("POST", "/v1/chat/completions", []) is NULL_TRACE
     a_pass(telemetry.exchange("POST", "/v1/chat/completions", [(b"traceparent", CLIENT_CONTEXT)]))
     assert telemetry.exchange("POST", "/", []).attempt("m", "openai").propagation() == ()
@@ -458,7 +458,7 @@ def test_a_collector_receives_the_spans_and_the_metrics_over_otlp(suffix: str) -
     with collector() as server:
         environment = {"OTEL_SERVICE_NAME": "edge", "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=a%20b"}
         endpoint = f"http://127.0.0.1:{server.server_port}{suffix}"
-        telemetry = Telemetry.create(TelemetrySettings(otlp_endpoint=endpoint, environment=environment))
+        telemetry = Telemetry.create(OtelSettings(otlp_endpoint=endpoint, environment=environment))
         a_pass(telemetry.exchange("POST", "/v1/chat/completions", [(b"traceparent", CLIENT_CONTEXT)]))
         telemetry.metrics.add(instruments.REQUESTS, "pass", "support")
         telemetry.metrics.record(instruments.OVERHEAD, 0.0007, "")
@@ -480,7 +480,7 @@ def test_a_collector_receives_the_spans_and_the_metrics_over_otlp(suffix: str) -
 @pytest.mark.requirement("P15")
 def test_half_a_character_in_a_clients_json_costs_no_batch_of_spans() -> None:
     with collector() as server:
-        telemetry = Telemetry.create(TelemetrySettings(otlp_endpoint=f"http://127.0.0.1:{server.server_port}"))
+        telemetry = Telemetry.create(OtelSettings(otlp_endpoint=f"http://127.0.0.1:{server.server_port}"))
         for model in (json.loads('"m\\ud800"'), "gpt-5-mini"):
             trace = telemetry.exchange("POST", "/v1/chat/completions", [])
             identify(trace, model=model)
@@ -521,7 +521,7 @@ def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object, prot
     with where() as port:
         environment = {"OTEL_BSP_MAX_QUEUE_SIZE": "300", "OTEL_BSP_SCHEDULE_DELAY": "10"}
         telemetry = Telemetry.create(
-            TelemetrySettings(otlp_endpoint=f"http://127.0.0.1:{port}", otlp_protocol=protocol, environment=environment)
+            OtelSettings(otlp_endpoint=f"http://127.0.0.1:{port}", otlp_protocol=protocol, environment=environment)
         )
         slowest = 0.0
         for _ in range(1000):
@@ -558,11 +558,11 @@ def test_the_process_exits_although_the_collector_never_answers(protocol: str) -
 
 def test_switches_in_the_environment_turn_signals_off() -> None:
     for variables in ({"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}):
-        settings = TelemetrySettings(otlp_endpoint="http://127.0.0.1:9", environment=variables)
+        settings = OtelSettings(otlp_endpoint="http://127.0.0.1:9", environment=variables)
         assert settings.endpoint("traces") is None
-    own = TelemetrySettings(environment={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318/x/"})
+    own = OtelSettings(environment={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318/x/"})
     assert own.endpoint("metrics") == "http://a:4318/x/v1/metrics"
-    own = TelemetrySettings(environment={"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://a/t"})
+    own = OtelSettings(environment={"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://a/t"})
     assert (own.endpoint("traces"), own.endpoint("metrics")) == ("http://a/t", None)
 
 
@@ -582,16 +582,16 @@ def test_switches_in_the_environment_turn_signals_off() -> None:
 def test_endpoints_follow_the_protocol(
     protocol: Protocol, variables: dict[str, str], traces: str | None, metrics: str | None
 ) -> None:
-    settings = TelemetrySettings(otlp_protocol=protocol, environment=variables)
+    settings = OtelSettings(otlp_protocol=protocol, environment=variables)
     assert (settings.endpoint("traces"), settings.endpoint("metrics")) == (traces, metrics)
     settings.check()
 
 
 def test_a_signal_may_have_a_protocol_of_its_own_and_the_standard_variables_stand_above_the_settings() -> None:
     variables = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "http/protobuf"}
-    settings = TelemetrySettings(environment=variables)
+    settings = OtelSettings(environment=variables)
     assert (settings.protocol("traces"), settings.protocol("metrics")) == ("grpc", "http/protobuf")
-    assert TelemetrySettings(otlp_protocol="grpc").protocol("metrics") == "grpc"
+    assert OtelSettings(otlp_protocol="grpc").protocol("metrics") == "grpc"
 
 
 @pytest.mark.requirement("A0.139")
@@ -605,7 +605,7 @@ def test_a_signal_may_have_a_protocol_of_its_own_and_the_standard_variables_stan
     ],
 )
 def test_what_cannot_be_exported_is_said_with_the_remedy(endpoint: str, variables: dict[str, str], said: str) -> None:
-    settings = TelemetrySettings(otlp_endpoint=endpoint, environment=variables)
+    settings = OtelSettings(otlp_endpoint=endpoint, environment=variables)
     with pytest.raises(TelemetryError, match=said):
         settings.check()
     with pytest.raises(TelemetryError, match=said):
@@ -635,10 +635,10 @@ def test_a_missing_grpc_exporter_is_said_with_what_to_install_and_nothing_else_l
 
 
 def test_the_deployment_is_in_the_resource_and_the_standard_variable_stands_above_it() -> None:
-    resource = TelemetrySettings(deployment="staging").resource()
+    resource = OtelSettings(deployment="staging").resource()
     assert resource.attributes["deployment.environment.name"] == "staging"
     variables = {"OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=live"}
-    resource = TelemetrySettings(deployment="staging", environment=variables).resource()
+    resource = OtelSettings(deployment="staging", environment=variables).resource()
     assert resource.attributes["deployment.environment.name"] == "live"
 
 
@@ -651,7 +651,7 @@ def test_the_deployment_is_in_the_resource_and_the_standard_variable_stands_abov
 )
 def test_the_standard_variable_decides_about_content_where_it_is_set(said: str, setting: bool, captured: bool) -> None:
     variables = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": said}
-    assert TelemetrySettings(capture_content=setting, environment=variables).captures is captured
+    assert OtelSettings(capture_content=setting, environment=variables).captures is captured
 
 
 @pytest.mark.parametrize(
@@ -741,7 +741,7 @@ def test_the_metrics_text_is_what_a_scraper_expects() -> None:
     metrics.record(instruments.OVERHEAD, 0.0005, "")
     metrics.record(instruments.OVERHEAD, 3.0, "")
     metrics.record(instruments.OVERHEAD, math.nan, "")
-    usage = Usage(prompt=300, completion=9)
+    usage = ReportedUsage(prompt=300, completion=9)
     call = ModelCall(provider="openai", model="m", seconds=1.28, address="h", port=443, usage=usage, first_chunk=0.2)
     metrics.called(call)
     found = samples(metrics.render().decode())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import Piece
+from policies import PlannedMessage
 from proxy.errors import InvalidJSON, InvalidRequest
 from proxy.wire.chat import body_of, digest_of, message_of, parse_chat, render, rewritten, with_fields
 from proxy.wire.knobs import wants_no_editing
@@ -182,7 +182,12 @@ def test_kept_messages_are_the_clients_bytes_and_replaced_ones_keep_their_ids() 
     )
     request = parse_chat(body)
     assert request.messages is not None
-    pieces = [Piece(0, 1), Piece(None, 1, "summary"), Piece(1, 1, "short"), Piece(2, 1)]
+    pieces = [
+        PlannedMessage(0, 1),
+        PlannedMessage(None, 1, "summary"),
+        PlannedMessage(1, 1, "short"),
+        PlannedMessage(2, 1),
+    ]
     written = rewritten(request, messages=render(pieces, request.messages, frozenset({2})), pruned=())
     assert b'[{ "role":"user","content":"a" },' in written
     assert json.loads(written)["messages"] == [

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from policies import Effect, Reply, Summarize, Summary
 from policies.effects import Answers, Together
-from policies.fidelity import ANSWER, JUDGE, Dimension, Judged, Terms, Verdict
+from policies.fidelity import ANSWER, JUDGE, AnswerVerdict, Dimension, Judged, Terms
 from proxy.asking import Models
 from proxy.cli import main
 from proxy.config import Flags, load_config
@@ -46,7 +46,12 @@ SHARE = 0.5
 QUESTIONS = 4
 BATCHES = 1
 FOUR_KINDS = ("goal", "step", "decisions", "blocks")
-WORDS = {"yes": Verdict.YES, "no": Verdict.NO, "not yes": Verdict.NO, "unknown": Verdict.UNKNOWN}
+WORDS = {
+    "yes": AnswerVerdict.YES,
+    "no": AnswerVerdict.NO,
+    "not yes": AnswerVerdict.NO,
+    "unknown": AnswerVerdict.UNKNOWN,
+}
 
 
 @dataclass(slots=True)
@@ -174,36 +179,36 @@ def test_a_verdict_is_what_the_judge_said_in_one_word_and_prose_is_none(judging:
     assert len(judged) <= len(replies)
     expected = Counter(map(read, replies))
     got = Counter(each.verdict for each in judged)
-    assert got[Verdict.YES] == expected[Verdict.YES]
-    assert got[Verdict.NO] == expected[Verdict.NO]
+    assert got[AnswerVerdict.YES] == expected[AnswerVerdict.YES]
+    assert got[AnswerVerdict.NO] == expected[AnswerVerdict.NO]
 
 
-def read(reply: Reply) -> Verdict:
+def read(reply: Reply) -> AnswerVerdict:
     """The verdict of a reply, read in the simplest way there is."""
     if not isinstance(reply, Summary):
-        return Verdict.UNKNOWN
+        return AnswerVerdict.UNKNOWN
     text = reply.text.strip().strip("`").strip().lower()
     if text.startswith("{"):
         try:
             text = str(json.loads(text)["verdict"])
         except (ValueError, KeyError, TypeError):
-            return Verdict.UNKNOWN
+            return AnswerVerdict.UNKNOWN
     text = text.strip(" .!*\"'\n")
     first = text.split()[0].strip(".,:;*\"'") if text.split() else ""
-    return WORDS.get(text) or WORDS.get(first, Verdict.UNKNOWN)
+    return WORDS.get(text) or WORDS.get(first, AnswerVerdict.UNKNOWN)
 
 
 @pytest.mark.requirement("A0.122", "A0.131", "A0.125")
 def test_the_score_is_consistent_over_judged_and_null_where_nothing_was(judging: Judging) -> None:
     for each in judging.done:
         verdicts = Counter(judged.verdict for judged in each.fidelity.judged)
-        decided = verdicts[Verdict.YES] + verdicts[Verdict.NO]
-        expected = verdicts[Verdict.YES] / decided if decided else None
+        decided = verdicts[AnswerVerdict.YES] + verdicts[AnswerVerdict.NO]
+        expected = verdicts[AnswerVerdict.YES] / decided if decided else None
         assert each.fidelity.score() == expected
-        assert all(judged.why for judged in each.fidelity.judged if judged.verdict is Verdict.UNKNOWN)
+        assert all(judged.why for judged in each.fidelity.judged if judged.verdict is AnswerVerdict.UNKNOWN)
         for judged in each.fidelity.judged:
             missing = [v for v in judged.question.expected if v in judged.original and v not in judged.compacted]
-            assert not missing or judged.verdict is not Verdict.YES  # whatever the judge thinks of it
+            assert not missing or judged.verdict is not AnswerVerdict.YES  # whatever the judge thinks of it
 
 
 @pytest.mark.requirement("A0.125")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from proxy.simulator import Answer, Call, Request, SimulatorSettings
+from proxy.simulator import Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.serving import serve_simulator
 from tests.functional.harness import COUNTER, weir
 from tests.real.environments import HERE, STAMP, clean_environment, environment
@@ -22,14 +22,16 @@ WINDOW = 8_192
 LOCKS = sorted(HERE.glob("*.lock"))
 
 
-def model(request: Request) -> Answer:
+def model(request: Request) -> SimulatedAnswer:
     """One that reads one file after the other as long as the last word is not a question of the user's."""
     last = request["messages"][-1]
     if "tools" not in request or (last["role"] == "user" and "?" in last["content"]):
-        return Answer(text="It is sunny in Graz, with some clouds in the afternoon and a light wind from the west.")
+        return SimulatedAnswer(
+            text="It is sunny in Graz, with some clouds in the afternoon and a light wind from the west."
+        )
     read = re.findall(r"function_(\d+)_", str(last["content"]))
     number = int(read[-1]) + 1 if read else 0
-    return Answer(calls=(Call("read_file", json.dumps({"path": f"src/{number}.py"})),))
+    return SimulatedAnswer(calls=(SimulatedCall("read_file", json.dumps({"path": f"src/{number}.py"})),))
 
 
 async def drive(python: Path) -> dict[str, Any]:

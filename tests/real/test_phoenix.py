@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator import Seen
+from proxy.simulator import RecordedRequest
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from proxy.telemetry import Telemetry, TelemetrySettings
+from proxy.telemetry import OtelSettings, Telemetry
 from proxy.telemetry.export import Protocol
 from tests.functional.harness import COUNTER, TOOLS, free_port, opening, tool_step, weir
 from tests.real.environments import Unavailable, clean_environment, environment
@@ -104,10 +104,10 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-async def converse(name: str, protocol: Protocol, endpoint: str) -> list[Seen]:
+async def converse(name: str, protocol: Protocol, endpoint: str) -> list[RecordedRequest]:
     """A request that passes, and one that does not fit and is asked again; both exported, as the upstream saw them."""
     telemetry = Telemetry.create(
-        TelemetrySettings(
+        OtelSettings(
             otlp_endpoint=endpoint,
             otlp_protocol=protocol,
             capture_content=True,

@@ -15,7 +15,7 @@ So a request never has more markers than its client sent, unless the policy asks
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from policies import Piece
+from policies import PlannedMessage
 from proxy.wire.raw import Raw, read_value, write_value
 
 MARKERS = ("cache_control", "prompt_cache_breakpoint")
@@ -43,7 +43,7 @@ def content_with(text: str, markers: Mapping[str, Any]) -> str | list[dict[str, 
     return [{"type": "text", "text": text, **markers}] if text and markers else text
 
 
-def marker_for_summary(pieces: Sequence[Piece], messages: Sequence[Raw]) -> dict[str, Any]:
+def marker_for_summary(pieces: Sequence[PlannedMessage], messages: Sequence[Raw]) -> dict[str, Any]:
     """The markers that a summary takes over: those of the last marked message that is not in the array any more.
 
     Empty if there is no summary or no such message, or if a marker that lives an hour would come to stand behind one

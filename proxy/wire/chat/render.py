@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies import EditKind, Piece
+from policies import EditKind, PlannedMessage
 from proxy.wire.chat.markers import content_with, marker_for_summary, marker_within
 from proxy.wire.chat.messages import MARK, read_message, unmarked, without_media, without_reasoning
 from proxy.wire.raw import Raw, write_value
 
 
 def render(
-    pieces: Sequence[Piece], messages: Sequence[Raw], marked: frozenset[int], *, role: str = "user"
+    pieces: Sequence[PlannedMessage], messages: Sequence[Raw], marked: frozenset[int], *, role: str = "user"
 ) -> list[Raw]:
     """The raw slices of a planned array: the client's own bytes wherever a message was not replaced.
 
@@ -31,12 +31,12 @@ def render(
     return rendered
 
 
-def _render_own(piece: Piece, markers: Mapping[str, Any], *, role: str) -> Raw:
+def _render_own(piece: PlannedMessage, markers: Mapping[str, Any], *, role: str) -> Raw:
     role = "system" if role == "system" else "user"
     return write_value({"role": role, "content": content_with(piece.text or "", markers)})
 
 
-def _appended(pieces: Sequence[Piece], rendered: list[Raw]) -> list[Raw]:
+def _appended(pieces: Sequence[PlannedMessage], rendered: list[Raw]) -> list[Raw]:
     """The array with its summary as the last part of the first system message; as it is where there is none."""
     value = dict(read_message(rendered[0]))
     place = next((n for n, piece in enumerate(pieces) if piece.is_summary), None)
@@ -50,7 +50,7 @@ def _appended(pieces: Sequence[Piece], rendered: list[Raw]) -> list[Raw]:
     return [write_value(value), *(raw for n, raw in enumerate(rendered[1:], 1) if n != place)]
 
 
-def _render(piece: Piece, raw: Raw, *, marked: bool) -> Raw:
+def _render(piece: PlannedMessage, raw: Raw, *, marked: bool) -> Raw:
     if piece.text is None:
         return unmarked(raw) if marked else raw
     value = dict(read_message(raw))
