@@ -25,22 +25,22 @@ from proxy.effects.hooks import Hooks, Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import NotFound, UpgradeRequired
 from proxy.evaluation import OnlineEvaluation
-from proxy.exchange import ROUTE
+from proxy.exchange.tell import ROUTE
 from proxy.health import HealthBook
 from proxy.http.api import Api
 from proxy.http.health import HealthRoutes
 from proxy.http.management import Management
 from proxy.http.respond import counted, respond_error
-from proxy.intake import Receive
 from proxy.models import ModelLimitsResolver, ModelRegistry
 from proxy.models.learned import LearnedLimits
 from proxy.models.probe import Fetch, Probe
 from proxy.planning import Planner
-from proxy.preparation import Preparation
-from proxy.relay import Send
+from proxy.planning.preparation import Preparation
 from proxy.runtime import Runtime
 from proxy.store import Store, StoreError
 from proxy.store.records import KeyRow
+from proxy.stream.receive import Receive
+from proxy.stream.relay import Send
 from proxy.telemetry import LOG_CONTEXT, Metrics, RequestContext, Telemetry
 from proxy.telemetry.instruments import (
     CHECKPOINTS,

@@ -21,8 +21,7 @@ from proxy.errors import InvalidAPIKey, ProxyError
 from proxy.evaluation import OnlineEvaluation
 from proxy.health import HealthBook
 from proxy.models import ModelLimitsResolver, ModelRegistry
-from proxy.planning import Planner
-from proxy.preparation import Preparation
+from proxy.planning import Planner, Preparation
 from proxy.store import Store
 from proxy.store.records import PolicyRow
 from proxy.telemetry import Telemetry

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 from proxy.errors import ModelNotAllowed
 
+TENANT_SHOWN = 8
+"""Digits of a tenant's hash in logs and metrics."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:

@@ -5,13 +5,13 @@ from typing import Any
 
 from proxy.access.destination import route_of
 from proxy.errors import MethodNotAllowed, NotFound
-from proxy.exchange import Exchange
+from proxy.exchange.run import ExchangeHandler
 from proxy.http.models import answer_models
 from proxy.http.passthrough import relay_untouched
 from proxy.http.respond import counted, respond_error
-from proxy.intake import Receive
-from proxy.relay import Send
 from proxy.runtime import Runtime
+from proxy.stream.receive import Receive
+from proxy.stream.relay import Send
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -24,7 +24,7 @@ class Api:
 
     async def chat(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer ``POST /v1/chat/completions``, the managed route."""
-        await Exchange(self._runtime, scope, receive, send).run()
+        await ExchangeHandler(self._runtime, scope, receive, send).run()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -38,7 +38,7 @@ class Api:
             await respond_error(send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1."))
             return
         if route.kind == "chat":
-            await Exchange(runtime, scope, receive, send, route).run()
+            await ExchangeHandler(runtime, scope, receive, send, route).run()
             return
 
         async def answer(sending: Send) -> None:

@@ -17,10 +17,10 @@ from proxy.http.openapi import document
 from proxy.http.request import ManagementAnswer, ManagementRequest, as_json, query_of
 from proxy.http.respond import respond, respond_error
 from proxy.http.table import PREFIX, ROUTES, ManagementRoute
-from proxy.intake import ClientGone, Receive
-from proxy.relay import Send
 from proxy.runtime import Runtime
 from proxy.store import StaleVersion, StoreError
+from proxy.stream.receive import ClientGone, Receive
+from proxy.stream.relay import Send
 
 READING = frozenset({"GET", "HEAD"})
 NOT_KEPT = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))

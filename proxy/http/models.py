@@ -13,12 +13,12 @@ from proxy.access.caller import Caller
 from proxy.access.destination import MODELS_PATH, Route, by_weir, for_models
 from proxy.config import Config, UpstreamSettings
 from proxy.errors import NotFound, ProxyError
+from proxy.exchange.tell import NO_POLICY, record_relayed
 from proxy.http.passthrough import relay_untouched
 from proxy.http.respond import Headers, respond_error, respond_json
-from proxy.intake import Receive
-from proxy.relay import Send
 from proxy.runtime import Runtime
-from proxy.settlement import NO_POLICY, record_relayed
+from proxy.stream.receive import Receive
+from proxy.stream.relay import Send
 from proxy.telemetry import LOG_CONTEXT
 from proxy.telemetry.instruments import REQUESTS
 from proxy.upstream.client import StreamBroken, came_through

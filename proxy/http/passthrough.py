@@ -13,12 +13,13 @@ from proxy.access.browsers import without_grants
 from proxy.access.caller import Caller
 from proxy.access.destination import Destination, Route, admit, for_models, for_relay, is_decided_by_model, unread
 from proxy.errors import LoopDetected, ProxyError, RequestTooLarge
+from proxy.exchange.progress import CLIENT_CLOSED
+from proxy.exchange.send import address_of, provider_of
+from proxy.exchange.tell import NO_POLICY, record_relayed
 from proxy.http.respond import respond_error
-from proxy.intake import ClientGone, Receive, declared_length, read_held, read_part, while_connected
-from proxy.outcome import CLIENT_CLOSED, address_of, provider_of
-from proxy.relay import Send, StreamCut, relay_stream
 from proxy.runtime import Runtime
-from proxy.settlement import NO_POLICY, record_relayed
+from proxy.stream.receive import ClientGone, Receive, declared_length, read_held, read_part, while_connected
+from proxy.stream.relay import Send, StreamCut, relay_stream
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
 from proxy.telemetry.instruments import REQUESTS

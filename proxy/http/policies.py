@@ -15,9 +15,9 @@ from proxy.config.reload import SetPolicy, read_policy, without_set_policy
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.http.request import ManagementAnswer, ManagementRequest, as_json, page_of_whole
 from proxy.http.shape import Page, Shape
-from proxy.intake import read_body
 from proxy.runtime import Runtime
 from proxy.store import StoreError
+from proxy.stream.receive import read_body
 
 MAX_POLICY = 256 * 1024
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -14,11 +14,11 @@ import msgspec
 from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound
 from proxy.http.respond import JSON, Headers
 from proxy.http.shape import Page
-from proxy.intake import Receive, read_body
 from proxy.runtime import Runtime
 from proxy.store import Store
 from proxy.store.records import ConversationRow
 from proxy.store.transaction import Place
+from proxy.stream.receive import Receive, read_body
 
 MAX_ROWS = 500
 MAX_DIGITS = 15

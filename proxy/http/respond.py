@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from proxy.errors import ProxyError
-from proxy.relay import Send
+from proxy.stream.relay import Send
 from proxy.telemetry import LOG_CONTEXT, Metrics
 
 JSON = b"application/json"

@@ -10,7 +10,7 @@ from policies.advise import TokenPrices
 from policies.effects import Compare, Embed, Trim, Vectors
 from policies.fidelity import JUDGE
 from policies.fidelity import PROMPTS as EVALUATING
-from proxy.access.caller import Caller
+from proxy.access.caller import TENANT_SHOWN, Caller
 from proxy.access.destination import CHAT_PATH, EMBEDDINGS_PATH, Destination, by_weir
 from proxy.caching import prices_of
 from proxy.effects.allowance import Patience, Spent
@@ -18,8 +18,7 @@ from proxy.effects.likeness import MAX_EMBEDDED_LEN, PATIENCE, by_vectors, embed
 from proxy.effects.perform import EffectHandler
 from proxy.effects.summarizer import MAX_ANSWER, Compose, SummarizerTerms, SummaryResult
 from proxy.errors import UpstreamUnreachable
-from proxy.outcome import address_of, provider_of
-from proxy.record import TENANT_SHOWN
+from proxy.exchange.send import address_of, provider_of
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import NULL_TRACE, AnySpan, ModelCall, Trace

@@ -4,24 +4,22 @@ from dataclasses import asdict
 
 from policies import Decision
 from policies.calls import results_by_tool
-from proxy.outcome import TokenUsage, evicted_count
-from proxy.record import ExchangeRecord
+from proxy.exchange.progress import TokenUsage, evicted_count
+from proxy.exchange.record import ExchangeRecord
+from proxy.planning import Recognized
 from proxy.stages import condensed_in, layers_in, stage_of, strategy_of
 from proxy.store.records import ExchangeRow
 
 MAX_EVENTS = 8
 
 
-def row_of(record: ExchangeRecord, tokens: TokenUsage) -> ExchangeRow:
+def row_of(record: ExchangeRecord, tokens: TokenUsage, recognized: Recognized) -> ExchangeRow:
     """The row of a request that was recognised and counted; of an observed one it says what would have been done."""
-    planned, settings, decision = record.planned, record.settings, record.planned.decision
-    assert planned.recognised is not None  # noqa: S101 - the caller looked at its branch
-    assert planned.reading is not None  # noqa: S101 - whoever was recognised was read
-    assert planned.belief is not None  # noqa: S101 - it was counted
-    thread, chain = planned.recognised.thread, planned.reading.transcript.chain
-    ends = [(end, len(chain)) for end in thread.ends(planned.reading.transcript)]
+    plan, settings, decision = record.plan, record.settings, record.plan.decision
+    thread, chain = recognized.thread, recognized.transcript.chain
+    ends = [(end, len(chain)) for end in thread.ends(recognized.transcript)]
     usage, pressure = record.seen.usage, decision.pressure if decision is not None else tokens.pressure
-    base = max(1, planned.belief.budget.base(settings))
+    base = max(1, recognized.limits.budget.base(settings))
     reading = decision.reading if decision is not None else None
     return ExchangeRow(
         id=record.id,
@@ -52,32 +50,30 @@ def row_of(record: ExchangeRecord, tokens: TokenUsage) -> ExchangeRow:
         attempts=1 + record.retries,
         action="none" if decision is None else stage_of(decision, settings, base=base),
         observed=record.observed,
-        evicted=evicted_count(planned),
+        evicted=evicted_count(plan),
         strategy="" if decision is None else strategy_of(decision),
         pressure_before=tokens.before / base,
         velocity=reading.velocity_tokens_per_turn if reading is not None else None,
         turns_until_red=reading.turns_until_red if reading is not None else None,
         trend=decision.trend if decision is not None else None,
-        parent_conversation=record.job.parent if record.job is not None else None,
-        asked_again=planned.asked_again,
-        detail=_detail(record),
+        parent_conversation=record.asked.parent if record.asked is not None else None,
+        asked_again=recognized.asked_again,
+        detail=_detail(record, recognized),
         health=record.checkup,
         events=record.events,
-        refusal={"code": planned.refused} if planned.refused is not None else record.refusal,
+        refusal={"code": plan.refused} if plan.refused is not None else record.refusal,
     )
 
 
-def _detail(record: ExchangeRecord) -> dict[str, object]:
+def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]:
     """What the timeline tells beside the columns: buckets, base, events, layers, tools, cache, summarizer, recalls."""
-    planned, decision, detail = record.planned, record.planned.decision, dict[str, object]()
+    decision, budget, detail = record.plan.decision, recognized.limits.budget, dict[str, object]()
     if decision is not None:
         detail["buckets"] = {name: tokens for name, tokens in decision.buckets.items() if tokens}
-    if planned.belief is not None:
-        budget = planned.belief.budget
-        detail["base"] = budget.base(record.settings)
-        if budget.caps:
-            detail["caps"] = dict(budget.caps)
-        detail["source"] = "model_reported" if budget.reported else "client_estimated"
+    detail["base"] = budget.base(record.settings)
+    if budget.caps:
+        detail["caps"] = dict(budget.caps)
+    detail["source"] = "model_reported" if budget.reported else "client_estimated"
     if record.events:
         detail["events"] = [{"kind": e.kind, **e.facts} for e in record.events[:MAX_EVENTS]]
     if record.ending is not None:
@@ -86,10 +82,9 @@ def _detail(record: ExchangeRecord) -> dict[str, object]:
         detail["pruned"] = list(decision.pruned)
     if decision is not None and decision.trail:
         detail |= _done(decision)
-    if planned.reading is not None and planned.recognised is not None:
-        transcript = planned.reading.transcript
-        if tools := results_by_tool(transcript, transcript.head + planned.recognised.length):
-            detail["tools"] = tools
+    transcript = recognized.transcript
+    if tools := results_by_tool(transcript, transcript.head + recognized.match.length):
+        detail["tools"] = tools
     if record.cache is not None:
         detail |= record.cache.facts()
     if record.spent.any:

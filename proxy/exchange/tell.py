@@ -1,105 +1,128 @@
-"""All that happened to a request of the managed route, once it has ended, and three of the four that read it.
-
-The trace, the metrics and the log line are told here; the row is made by :mod:`proxy.exchange_rows`. An observed
-request is forwarded as it came: the metrics and the log say what went up, the trace and the row what would have.
-"""
+"""What is told of an exchange after it: to the trace, metrics, log, alerts and hooks, and the row that is stored."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
 
 from policies import ContextSettings, Decision
-from policies.health import Checkup
-from policies.pressure import STATUS, Event
-from proxy.access.caller import Caller
-from proxy.caching import CacheUse
-from proxy.effects.allowance import Spent
-from proxy.outcome import Outcome, TokenUsage, evicted_count
-from proxy.planning import PlannedRequest, PlanRequest
-from proxy.recall.rounds import Recalled
-from proxy.tap import NO_USAGE, ReportedUsage, Tap
-from proxy.telemetry import AnySpan, ExchangeLine, Metrics, ModelCall, Trace, log_exchange
+from policies.pressure import STATUS
+from proxy.access.caller import TENANT_SHOWN, Caller
+from proxy.alerts import Notice
+from proxy.caching import cost_of, prices_of
+from proxy.effects.hooks import TurnEnd
+from proxy.exchange.progress import ExchangeProgress, evicted_count
+from proxy.exchange.record import ExchangeRecord, record_of
+from proxy.exchange.row import row_of
+from proxy.runtime import Runtime
+from proxy.store.records import RelayedRow
+from proxy.tap import NO_USAGE, ReportedUsage
+from proxy.telemetry import ExchangeLine, Metrics, log_exchange
 from proxy.telemetry import instruments as i
-from proxy.upstream.overflow import Ending
-from proxy.wire.chat import ChatRequest
 from proxy.wire.names import name_from
 
+log = logging.getLogger("weir.settlement")
+
 ROUTE = "/v1/chat/completions"
-TENANT_SHOWN = 8
 PREPARED = "prepared+extract"
+CRITICAL = "critical"
+NO_POLICY = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeRecord:
-    """One request from beginning to end, complete when it exists.
-
-    Attributes:
-        at: when it ended, s since the epoch, after ``duration`` s; ``overhead_ms`` passed before it went up.
-        planned: what was planned, empty for a request that never was; ``attempt`` the span of its last try upstream.
-        tokens: what went up, None where nothing was counted; ``cache`` what the provider's cache made of it.
-        actions: what was done to it; ``decided`` what was planned, whether it was done or not.
-        seen: what the client was told; ``reported`` the usage of the last round, ``billed`` of all of them together.
-        call: the call to the model that ended with it, if one did.
-        answers: the chain's hashes after each answer that tells the conversation from others.
-        ratios: how many times shorter each thing became that was condensed, known where ``checkup`` is.
-    """
-
-    id: str
-    at: float
-    duration: float
-    overhead_ms: float
-    status: int | None
-    error: str | None
-    label: str
-    headers: Sequence[tuple[bytes, bytes]]
-    request: ChatRequest | None
-    caller: Caller | None
-    policy: ContextSettings | None
-    observed: bool
-    job: PlanRequest | None
-    planned: PlannedRequest
-    attempt: AnySpan | None
-    trace: Trace
-    tokens: TokenUsage | None
-    actions: str
-    decided: str
-    retries: int
-    overflows: int
-    seen: Tap
-    ending: Ending | None
-    reported: ReportedUsage
-    billed: ReportedUsage | None
-    call: ModelCall | None
-    cache: CacheUse | None
-    events: tuple[Event, ...]
-    checkup: Checkup | None
-    ratios: tuple[float, ...]
-    recalls: Sequence[Recalled]
-    spent: Spent
-    refusal: Mapping[str, object]
-    answers: tuple[bytes, ...]
-
-    @property
-    def model(self) -> str:
-        """The model that was asked for, empty where the request could not be read."""
-        return "" if self.request is None else self.request.model
-
-    @property
-    def settings(self) -> ContextSettings:
-        """The policy's settings, the default ones where no policy was found."""
-        return self.policy or ContextSettings()
-
-    @property
-    def carried_out(self) -> Decision | None:
-        """What was decided and done."""
-        return None if self.observed else self.planned.decision
+def record_exchange(runtime: Runtime, progress: ExchangeProgress) -> None:
+    """Remember an exchange: trace, metrics, log line, what the hooks are told, and a row to be written later."""
+    begun, metrics = time.perf_counter(), runtime.telemetry.metrics
+    record = record_of(runtime, progress, ended=begun)
+    _tell_alerts(runtime, record)
+    for event in record.events:
+        log.debug("%s: %s", event.kind, event.facts)
+    end_trace(record)
+    count(metrics, record)
+    write_line(runtime.logger, record)
+    if progress.turn is not None:
+        runtime.hooks.turn_end(progress.turn, _end(record))
+    _store(runtime, record)
+    metrics.record(i.SETTLEMENT, time.perf_counter() - begun)
 
 
-def count_call(metrics: Metrics, outcome: Outcome, *, seen: Tap | None = None, error: str = "") -> None:
-    """Count the call to a model that has ended before its exchange, if there is one."""
-    used = seen.usage if seen is not None else None
-    if (call := outcome.end_call(used or NO_USAGE, seen, error)) is not None:
-        metrics.called(call)
+def record_relayed(
+    runtime: Runtime,
+    caller: Caller,
+    *,
+    request: str,
+    model: str,
+    status: int,
+    outcome: str,
+    usage: ReportedUsage | None,
+    policy: str = NO_POLICY,
+) -> None:
+    """Have a request of a key counted with what its answer says that it used, at list prices where there are any."""
+    used, metrics, cost = usage or NO_USAGE, runtime.telemetry.metrics, None
+    if usage is not None:
+        prices = prices_of(model, runtime.registry.facts(model, settings=ContextSettings())) if model else None
+        cost = None if prices is None else cost_of(prices, usage)
+        count_key(metrics, caller, forwarded=used.prompt or 0, saved=0, used=used)
+    if cost is not None:
+        count_cost(metrics, caller, cost, unmanaged=cost)
+    runtime.settler.put(
+        RelayedRow(
+            id=request,
+            tenant=caller.tenant,
+            at=runtime.planner.clock(),
+            model=model,
+            policy=policy,
+            status=status,
+            outcome=outcome,
+            usage_prompt=used.prompt,
+            usage_completion=used.completion,
+            usage_cached=used.cached,
+            cost=cost,
+        )
+    )
+
+
+def _store(runtime: Runtime, record: ExchangeRecord) -> None:
+    """Have the row written, and what the answer makes worth doing done."""
+    if record.tokens is None or record.plan.recognized is None:
+        if record.caller is not None:
+            record_relayed(
+                runtime,
+                record.caller,
+                request=record.id,
+                model=record.model,
+                status=record.status or 0,
+                outcome=record.label,
+                usage=record.billed,
+                policy=record.policy.name if record.policy is not None else NO_POLICY,
+            )
+        return
+    runtime.settler.put(row_of(record, record.tokens, record.plan.recognized))
+    if record.asked is None or record.label != "ok":
+        return
+    save = CRITICAL if record.checkup is not None and record.checkup.is_critical else None
+    runtime.preparation.after(record.asked, record.plan, save=save, trace=record.trace)
+    if record.asked.ask_about is not None:
+        runtime.evaluation.after(record.asked, record.plan, record.trace)
+
+
+def _end(record: ExchangeRecord) -> TurnEnd:
+    tokens = record.tokens
+    return TurnEnd(
+        status=record.status,
+        outcome=record.label,
+        tokens_before=None if tokens is None else tokens.before,
+        tokens_after=None if tokens is None else tokens.after,
+        zone="unknown" if tokens is None else tokens.pressure.zone,
+        actions=record.actions,
+    )
+
+
+def _tell_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
+    """Tell what began with the request; where servers share a store, the one that stores its row does."""
+    branch = record.plan.branch
+    if record.checkup is None or branch is None or runtime.store.shared:
+        return
+    whose = {"tenant": branch.tenant, "conversation": branch.name, "policy": record.settings.name, "request": record.id}
+    for alert in record.checkup.opened:
+        runtime.alerts.tell(Notice(alert=alert, **whose))
 
 
 def count(metrics: Metrics, record: ExchangeRecord) -> None:
@@ -118,14 +141,14 @@ def count(metrics: Metrics, record: ExchangeRecord) -> None:
         add(i.EVENTS, event.kind)
     for _ in record.recalls:
         add(i.EVENTS, "recall")
-    for reason in record.planned.degraded:
+    for reason in record.degraded:
         add(i.DEGRADED, reason)
     for ratio in record.ratios:
         metrics.record(i.COMPRESSION, ratio)
     if record.tokens is not None:
         metrics.record(i.PRESSURE, record.tokens.pressure.level, record.tokens.pressure.zone)
     if record.carried_out is not None:
-        _count_actions(metrics, record.carried_out, prepared=record.planned.prepared)
+        _count_actions(metrics, record.carried_out, prepared=record.plan.prepared)
     if record.attempt is not None:
         _count_tokens(metrics, record)
         _count_cache(metrics, record)
@@ -196,7 +219,7 @@ def end_trace(record: ExchangeRecord) -> None:
     _identify(record)
     if record.ending is not None:
         trace.ending(record.ending)
-    for reason in record.planned.degraded:
+    for reason in record.degraded:
         trace.event("degraded", reason=reason)
     if record.attempt is not None and record.status is not None:
         failed = record.error or ("error_in_stream" if record.seen.error is not None else None)
@@ -206,25 +229,25 @@ def end_trace(record: ExchangeRecord) -> None:
 
 def _note_events(record: ExchangeRecord) -> None:
     """What the planner and the health of the conversation have to say of this request."""
-    planned, note = record.planned, record.trace.event
+    plan, note = record.plan, record.trace.event
     for event in record.events:
         facts = {**event.facts, "actions": record.actions} if event.kind == STATUS else event.facts
         note(event.kind, **facts)
-    if rows := planned.evictions:
+    if rows := plan.evictions:
         note(
             "eviction",
-            count=evicted_count(planned),
+            count=evicted_count(plan),
             freed=sum(row.freed for row in rows),
             remaining=rows[-1].tokens_remaining,
             placeholders=sum(1 for row in rows if row.tokens_after),
             policy=rows[-1].policy,
         )
-    if planned.asked_again:
-        note("asked_again", count=len(planned.asked_again))
+    if plan.recognized is not None and plan.recognized.asked_again:
+        note("asked_again", count=len(plan.recognized.asked_again))
     for each in record.recalls:
         note("recall", count=each.hits, tokens=each.tokens)
-    if record.observed and (planned.decision is not None or planned.refused is not None):
-        note("observed", actions=record.decided, reason=planned.refused or "")
+    if record.observed and (plan.decision is not None or plan.refused is not None):
+        note("observed", actions=record.decided, reason=plan.refused or "")
     for alert in record.checkup.opened if record.checkup is not None else ():
         kinds = {"alert": alert.kind, "level": alert.level, "category": alert.category}
         note("alert", **kinds, value=round(alert.value, 4), threshold=alert.limit)
@@ -232,7 +255,7 @@ def _note_events(record: ExchangeRecord) -> None:
 
 def _identify(record: ExchangeRecord) -> None:
     """Tell the trace whose request it was, as far as that is known: a stranger's word for it is not taken."""
-    caller, branch = record.caller, record.planned.branch
+    caller, branch = record.caller, record.plan.branch
     if caller is None:
         return
     fields = record.request.fields if record.request is not None else {}
@@ -247,7 +270,7 @@ def _identify(record: ExchangeRecord) -> None:
 
 def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
     """Tell the operator's log."""
-    tokens, branch, done = record.tokens, record.planned.branch, record.carried_out
+    tokens, branch, done = record.tokens, record.plan.branch, record.carried_out
     scanned, prunable = _scan(record)
     line = ExchangeLine(
         request=record.id,
@@ -278,8 +301,8 @@ def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
 
 def _scan(record: ExchangeRecord) -> tuple[int | None, int | None]:
     """The tokens of the results that the first pruning layer looked at, and of those that it could take."""
-    decision, belief = record.carried_out, record.planned.belief
-    for report in decision.trail if decision is not None and belief is not None else ():
-        if report.scanned is not None and belief is not None:
-            return round(report.scanned * belief.budget.ratio), round((report.prunable or 0) * belief.budget.ratio)
+    decision, limits = record.carried_out, record.plan.limits
+    for report in decision.trail if decision is not None and limits is not None else ():
+        if report.scanned is not None and limits is not None:
+            return round(report.scanned * limits.budget.ratio), round((report.prunable or 0) * limits.budget.ratio)
     return None, None
