@@ -29,7 +29,7 @@ from rich.table import Table
 from benchmarks.processes import Cores, Running, weir
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
-from proxy.tokenizer import Tokenizer
+from proxy.wire.tokenizer import Tokenizer
 
 WINDOW = 8_192
 CONVERSATIONS = 60

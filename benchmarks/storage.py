@@ -27,7 +27,7 @@ from proxy.server import serve
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from proxy.telemetry import OtelSettings, Telemetry
-from proxy.tokenizer import Tokenizer
+from proxy.wire.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[1]
 WINDOW = 16_384

@@ -9,6 +9,7 @@ from proxy.access.caller import Caller
 from proxy.access.destination import Destination
 from proxy.attempts import Attempts, learn_from_error
 from proxy.effects.allowance import Patience
+from proxy.effects.evictions import stage_of, strategy_of
 from proxy.effects.hooks import Overflow, Turn, new_results
 from proxy.errors import (
     ContextLengthExceeded,
@@ -21,12 +22,11 @@ from proxy.recalling import Recalling
 from proxy.relay import UpstreamResponse
 from proxy.replies import Replies, summarizer_input
 from proxy.runtime import Runtime
-from proxy.stages import stage_of, strategy_of
 from proxy.telemetry import NULL_SPAN, AnySpan
-from proxy.tokenizer import TextCounter
 from proxy.wire.chat import ChatRequest, without_field
 from proxy.wire.knobs import EDITS, client_edits, wants_no_editing
 from proxy.wire.names import MEMORY_HEADER, PARENT_HEADER, RESUME_HEADER, conversation_in, name_from
+from proxy.wire.tokenizer import TextCounter
 
 MAX_RETRIES = 2
 

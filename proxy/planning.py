@@ -42,18 +42,15 @@ from policies.pressure import Trend
 from policies.turns import last_user
 from proxy.conversation import UNKNOWN, Conversations, Recognized, Thread
 from proxy.effects.allowance import Patience, Spent
-from proxy.effects.evictions import asked_again, evicted_calls, evictions_of
-from proxy.effects.perform import Ask, Returned, drive, step
+from proxy.effects.evictions import asked_again, evicted_calls, evictions_of, figures_of
+from proxy.effects.perform import Ask, Returned, SharedReadings, drive, step
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.models import ModelLimits
 from proxy.recall.archive import by_likeness, elsewhere
-from proxy.shared_readings import SharedReadings
-from proxy.stages import figures_of
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
+from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT, Trace
-from proxy.tokenizer import TextCounter
-from proxy.transcripts import RequestTranscript, Transcripts
 from proxy.wire.chat import (
     ChatRequest,
     breakpoint_for,
@@ -64,7 +61,8 @@ from proxy.wire.chat import (
     unmarked,
 )
 from proxy.wire.raw import read_value
-from proxy.write_behind import WriteBehindQueue
+from proxy.wire.tokenizer import TextCounter
+from proxy.wire.transcripts import RequestTranscript, Transcripts
 
 log = logging.getLogger("weir.planning")
 

@@ -35,7 +35,7 @@ from proxy.planning import CLAIMED, PlannedRequest, Planner, PlanRequest
 from proxy.store import Store, StoreError
 from proxy.store.records import NoteRow
 from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, RequestContext, Trace, names
-from proxy.transcripts import RequestTranscript
+from proxy.wire.transcripts import RequestTranscript
 
 log = logging.getLogger("weir.preparation")
 

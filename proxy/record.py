@@ -12,8 +12,8 @@ from policies import ContextSettings, Decision
 from policies.health import Checkup
 from policies.pressure import STATUS, Event
 from proxy.access.caller import Caller
-from proxy.caching import CacheUse
 from proxy.effects.allowance import Spent
+from proxy.monitor.caching import CacheUse
 from proxy.outcome import Outcome, TokenUsage, evicted_count
 from proxy.planning import PlannedRequest, PlanRequest
 from proxy.recall.rounds import Recalled

@@ -21,7 +21,7 @@ from proxy.replay import Recording, read_recordings
 from proxy.server import serve
 from proxy.simulator import RecordedRequest, RunningSimulator, SimulatorSettings, serve_simulator
 from proxy.telemetry import OtelSettings, Telemetry
-from proxy.tokenizer import Tokenizer
+from proxy.wire.tokenizer import Tokenizer
 
 MODEL = "sim"
 SUMMARIZER = "sim-summarizer"

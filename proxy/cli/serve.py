@@ -31,8 +31,8 @@ from proxy.simulator import SimulatorSettings, run_simulator
 from proxy.store import Store, StoreError
 from proxy.telemetry import OtelSettings, QueuedLog, Telemetry, TelemetryError
 from proxy.telemetry.instruments import DROPPED
-from proxy.tokenizer import Tokenizer, installed_estimators
 from proxy.upstream.providers import providers_for
+from proxy.wire.tokenizer import Tokenizer, installed_estimators
 
 log = logging.getLogger("weir")
 

@@ -5,7 +5,7 @@ import json
 import click
 
 from proxy.simulator import Dialect, RunningSimulator, SimulatorSettings, serve_until_stopped
-from proxy.tokenizer import Tokenizer
+from proxy.wire.tokenizer import Tokenizer
 
 
 @click.command(

@@ -14,7 +14,7 @@ from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Mode
 from proxy.config.file import KeyPath, nearest
 from proxy.config.layers import ASKING, LAYERS, parameters_of
 from proxy.custom.functions import check_custom
-from proxy.tokenizer import check_estimator
+from proxy.wire.tokenizer import check_estimator
 
 Found = Iterator[tuple[KeyPath, str]]
 Judgement = Callable[[float], bool]

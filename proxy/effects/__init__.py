@@ -8,6 +8,6 @@
 :mod:`.likeness`      how alike texts are
 :mod:`.hooks`         an operator's plugins
 :mod:`.background`    work that goes on after an answer
-:mod:`.evictions`     what a batch took out, for the audit
+:mod:`.evictions`     how far a batch went and what it took out, for the audit
 ====================  ====================================================================================
 """

@@ -4,11 +4,32 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from threading import Lock
 from typing import Generic, TypeVar
 
 from policies import Done, Effect, Failed, Flow, Offload, Reply, Summarize, Summary
 from policies.effects import Answers, Compare, Embed, Together, Trim
+from policies.text.segments import Readings, TextReading
 from proxy.effects.likeness import by_shingles
+
+
+class SharedReadings(Readings):
+    """Readings that any thread may use; what is read is read outside the lock."""
+
+    def __init__(self, *, most: int = 30_000) -> None:
+        super().__init__(most=most)
+        self._lock = Lock()
+
+    def find(self, key: bytes) -> TextReading | None:
+        """What is kept under a key."""
+        with self._lock:
+            return super().find(key)
+
+    def keep(self, key: bytes, made: TextReading) -> None:
+        """Keep what was read."""
+        with self._lock:
+            super().keep(key, made)
+
 
 T = TypeVar("T")
 Ask = Callable[[Effect], Awaitable[Reply]]

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from policies.pressure import STATUSES, BucketLine, bucket_report, turns_remaining
-from proxy.caching import shown
 from proxy.http.request import ManagementRequest, cursor_of, page
 from proxy.http.shape import Count, Digest, Dollars, Moment, Page, Shape, Share, Tokens
+from proxy.monitor.caching import shown
 from proxy.store.records import ConversationRow, ExchangeRow
 
 Zone = Literal["green", "yellow", "orange", "red", "critical"]

@@ -31,10 +31,10 @@ from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.recall.rounds import AskAgain, Ended, Rounds, added_up, next_answer
 from proxy.recall.tool import RecallTurn, name_of, turn_of
 from proxy.relay import Headers, Send, StreamCut, UpstreamResponse, end_of, send_more, send_start
-from proxy.sse import DONE, EventFrame, Frames
 from proxy.tap import StreamTap, Tap
 from proxy.upstream.client import StreamBroken
 from proxy.wire.raw import write_value
+from proxy.wire.sse import DONE, EventFrame, Frames
 
 PATIENCE = 10.0
 KEEP_ALIVE = b": keep-alive\n\n"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
-from proxy.prices import PriceList
+from proxy.monitor.caching import PriceList
 from proxy.replay.charts import buckets_chart, cost_chart, cost_scale, reuse_chart
 from proxy.replay.play import Replayed, ScenarioResult, Tally
 from proxy.replay.scenarios import SLIDING, UNMANAGED

@@ -22,10 +22,10 @@ from proxy.planning import PlannedRequest, Planner, PlanRequest
 from proxy.preparation import Preparation
 from proxy.replay.script import Script
 from proxy.store import Store
-from proxy.tokenizer import TextCounter
-from proxy.transcripts import Transcripts
+from proxy.store.write_behind import WriteBehindQueue
 from proxy.wire.chat import parse_chat
-from proxy.write_behind import WriteBehindQueue
+from proxy.wire.tokenizer import TextCounter
+from proxy.wire.transcripts import Transcripts
 
 UNMANAGED, SLIDING = "unmanaged", "sliding window"
 WHOLE_REQUEST = "total"

@@ -27,8 +27,8 @@ from proxy.simulator import RecordedRequest
 from proxy.simulator.serving import RunningSimulator
 from proxy.store import Store
 from proxy.telemetry import OtelSettings, Telemetry
-from proxy.tokenizer import Tokenizer
 from proxy.wire.chat import digest_of
+from proxy.wire.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = Tokenizer()

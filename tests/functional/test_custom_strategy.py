@@ -12,7 +12,7 @@ import pytest
 
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.tokenizer import check_estimator
+from proxy.wire.tokenizer import check_estimator
 from tests.functional.harness import (
     COUNTER,
     EITHER,

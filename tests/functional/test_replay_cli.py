@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from proxy.asking import Models
 from proxy.cli import main
+from proxy.cli.evaluate import Models
 from proxy.config import Config
 from proxy.replay import Conditions, Managed, Script, recording_of, store_in_memory
 from proxy.simulator.serving import serve_simulator

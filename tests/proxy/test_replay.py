@@ -12,7 +12,7 @@ import pytest
 from policies import ContextSettings, Mode
 from policies.advise import PROVIDERS, TokenPrices, recommend
 from proxy.models import ModelFacts
-from proxy.prices import BadPrices, PriceList, price_list
+from proxy.monitor.caching import BadPrices, PriceList, price_list
 from proxy.replay import (
     SLIDING,
     UNMANAGED,

@@ -13,7 +13,7 @@ from typing import Any
 
 from policies.media import bare_name, is_media, part_tokens
 from policies.tokens import TokenCounter
-from proxy.tokenizer import TextCounter
+from proxy.wire.tokenizer import TextCounter
 
 MESSAGE_OVERHEAD = 4
 NAME_OVERHEAD = 1

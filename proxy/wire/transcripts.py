@@ -19,7 +19,6 @@ from policies import Body, Message
 from policies.limits import Summed, tokens_by_role
 from policies.messages import ToolDefinition, Tools, chain_of, extend_chain, head_length
 from proxy.errors import InvalidJSON, RequestTooLarge
-from proxy.tokenizer import TextCounter
 from proxy.wire.chat import (
     TOOL_FIELDS,
     ChatRequest,
@@ -36,6 +35,7 @@ from proxy.wire.chat import (
     tool_texts,
 )
 from proxy.wire.raw import Raw, nests_beyond, read_value
+from proxy.wire.tokenizer import TextCounter
 
 K = TypeVar("K")
 V = TypeVar("V")

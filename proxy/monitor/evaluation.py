@@ -32,9 +32,9 @@ from proxy.effects.perform import drive, step
 from proxy.models import ModelLimits
 from proxy.planning import Paid, PlannedRequest, PlanRequest
 from proxy.store import Store, StoreError
+from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import Trace, names
-from proxy.transcripts import RequestTranscript
-from proxy.write_behind import WriteBehindQueue
+from proxy.wire.transcripts import RequestTranscript
 
 log = logging.getLogger("weir.evaluation")
 
