@@ -44,7 +44,7 @@ from proxy.store.maintenance import Timekeeper
 from proxy.store.records import KeyRow
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT, Metrics, RequestContext, Telemetry
-from proxy.telemetry.instruments import (
+from proxy.telemetry.metrics import (
     CHECKPOINTS,
     DEGRADED,
     FIDELITY,
@@ -57,8 +57,7 @@ from proxy.telemetry.instruments import (
     WINDOWS_LEARNED,
 )
 from proxy.upstream.client import Client
-from proxy.upstream.providers import LitellmProvider
-from proxy.upstream.upstreams import Upstreams
+from proxy.upstream.providers import LitellmProvider, Upstreams
 from proxy.wire.tokenizer import Tokenizer, installed_estimators
 from proxy.wire.transcripts import Transcripts
 

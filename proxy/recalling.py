@@ -12,7 +12,7 @@ from proxy.record import count_call
 from proxy.relay import UpstreamResponse
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, Tap
-from proxy.telemetry.instruments import RETRIES
+from proxy.telemetry.metrics import RETRIES
 from proxy.upstream.overflow import Verdict
 
 REFUSALS = frozenset({400, 404, 405, 422, 501})

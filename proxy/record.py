@@ -19,7 +19,7 @@ from proxy.planning import PlannedRequest, PlanRequest
 from proxy.recall.rounds import Recalled
 from proxy.tap import NO_USAGE, ReportedUsage, Tap
 from proxy.telemetry import AnySpan, ExchangeLine, Metrics, ModelCall, Trace, log_exchange
-from proxy.telemetry import instruments as i
+from proxy.telemetry import metrics as i
 from proxy.upstream.overflow import Ending
 from proxy.wire.chat import ChatRequest
 from proxy.wire.names import name_from

@@ -23,9 +23,9 @@ from proxy.record import TENANT_SHOWN
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import NULL_TRACE, AnySpan, ModelCall, Trace
-from proxy.telemetry.instruments import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS
+from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS
 from proxy.upstream.client import StreamBroken
-from proxy.upstream.upstreams import own_headers
+from proxy.upstream.providers import own_headers
 from proxy.wire.chat import ChatRequest, Form, forces_a_call, read_message, standing_body
 
 SUMMARIZER_SHARE = 0.85

@@ -27,7 +27,7 @@ from proxy.store import Store
 from proxy.store.records import PolicyRow
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import Telemetry
-from proxy.upstream.upstreams import Upstreams
+from proxy.upstream.providers import Upstreams
 from proxy.wire.tokenizer import Tokenizer
 
 

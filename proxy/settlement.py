@@ -20,7 +20,7 @@ from proxy.record import ExchangeRecord, count, count_cost, count_key, end_trace
 from proxy.runtime import Runtime
 from proxy.store.records import RelayedRow
 from proxy.tap import NO_USAGE, ReportedUsage
-from proxy.telemetry.instruments import SETTLEMENT
+from proxy.telemetry.metrics import SETTLEMENT
 from proxy.upstream.overflow import Ending
 from proxy.wire.chat import digest_of
 

@@ -53,8 +53,7 @@ from proxy.replay import (
     store_in_memory,
 )
 from proxy.upstream.client import Client, StreamBroken
-from proxy.upstream.providers import providers_for
-from proxy.upstream.upstreams import Upstreams, own_headers
+from proxy.upstream.providers import Upstreams, own_headers, providers_for
 from proxy.wire.raw import read_value
 
 SECONDS = 300.0

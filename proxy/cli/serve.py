@@ -30,7 +30,7 @@ from proxy.server import App, ServerLimits, run
 from proxy.simulator import SimulatorSettings, run_simulator
 from proxy.store import Store, StoreError
 from proxy.telemetry import OtelSettings, QueuedLog, Telemetry, TelemetryError
-from proxy.telemetry.instruments import DROPPED
+from proxy.telemetry.metrics import DROPPED
 from proxy.upstream.providers import providers_for
 from proxy.wire.tokenizer import Tokenizer, installed_estimators
 

@@ -20,7 +20,7 @@ from proxy.relay import Send
 from proxy.runtime import Runtime
 from proxy.settlement import NO_POLICY, record_relayed
 from proxy.telemetry import LOG_CONTEXT
-from proxy.telemetry.instruments import REQUESTS
+from proxy.telemetry.metrics import REQUESTS
 from proxy.upstream.client import StreamBroken, came_through
 
 PATIENCE = 5.0

@@ -21,7 +21,7 @@ from proxy.runtime import Runtime
 from proxy.settlement import NO_POLICY, record_relayed
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
-from proxy.telemetry.instruments import REQUESTS
+from proxy.telemetry.metrics import REQUESTS
 from proxy.telemetry.names import OPERATIONS
 from proxy.upstream.client import Answer, came_through
 from proxy.wire.names import name_from

@@ -24,7 +24,7 @@ from proxy.config import AlertSettings
 from proxy.errors import ProxyError
 from proxy.store.records import ExchangeRow
 from proxy.telemetry import LOG_CONTEXT, AlertLine, Metrics, log_alert
-from proxy.telemetry.instruments import ALERTS, ALERTS_UNDELIVERED
+from proxy.telemetry.metrics import ALERTS, ALERTS_UNDELIVERED
 from proxy.upstream.client import Client, StreamBroken, Target
 
 log = logging.getLogger("weir.alerts")

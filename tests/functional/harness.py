@@ -24,7 +24,7 @@ from proxy.effects.summarizer import Summarizer
 from proxy.runtime import Runtime
 from proxy.server import ServerLimits, serve
 from proxy.simulator import RecordedRequest
-from proxy.simulator.serving import RunningSimulator
+from proxy.simulator.app import RunningSimulator
 from proxy.store import Store
 from proxy.telemetry import OtelSettings, Telemetry
 from proxy.wire.chat import digest_of

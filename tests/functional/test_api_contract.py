@@ -12,7 +12,7 @@ from openapi_spec_validator import validate
 from proxy.access.guesses import MAX_WRONG, Guesses
 from proxy.http.table import PREFIX, ROUTES
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN, Api
 from tests.functional.contract import Contract
 from tests.functional.harness import COUNTER, Talk, weir

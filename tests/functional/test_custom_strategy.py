@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire.tokenizer import check_estimator
 from tests.functional.harness import (
     COUNTER,

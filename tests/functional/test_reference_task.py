@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from proxy.simulator import RecordedRequest, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire.chat import digest_of
 from tests.functional.harness import COUNTER, RunningWeir, answered, weir
 

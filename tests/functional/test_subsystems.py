@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
-from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import RunningSimulator, serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.store.packing import unpack_message, unpack_words
 from proxy.wire.chat import count_message, count_tools, digest_of
 from proxy.wire.raw import split_array, split_object

@@ -19,7 +19,7 @@ from proxy.effects.summarizer import MAX_BACK_OFF, Summarizer
 from proxy.replies import Replies, Spent, summarizer_input
 from proxy.server import serve
 from proxy.simulator import Dialect, RecordedRequest, SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.telemetry import OtelSettings, Telemetry
 from proxy.upstream.providers import providers_for
 from proxy.wire.chat import parse_chat

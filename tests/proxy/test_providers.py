@@ -24,7 +24,7 @@ from proxy.config import UpstreamSettings
 from proxy.config.values import Timeouts
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.upstream.client import SimulatedAnswer as UpstreamAnswer
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.litellm_line import escaped
