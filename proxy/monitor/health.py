@@ -1,6 +1,6 @@
 """What each exchange says of its conversation's health, and what this process knows of that; bounded, in memory.
 
-The state of a conversation is stored with its exchanges (:mod:`proxy.store.health`) and taken over from there after a
+The state of a conversation is stored with its exchanges (:mod:`proxy.store.memory`) and taken over from there after a
 restart, so that an alert that is open is not raised again.
 """
 

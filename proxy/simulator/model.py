@@ -1,6 +1,6 @@
 """One request for an answer, from its bytes to the delivery: check, count, remember, answer, misbehave.
 
-:class:`Settings` are all that a simulator does. Summaries are plausible ones, made of the transcript that is given.
+:class:`SimulatorSettings` are all that a simulator does. Summaries are plausible ones, made of the transcript.
 """
 
 import json

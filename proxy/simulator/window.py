@@ -1,4 +1,4 @@
-"""The window: tokens of a request by pieces, whether prompt and answer fit, the cache of prefixes, and how it is refused.
+"""The window: tokens of a request by pieces, whether prompt and answer fit, the cache of prefixes, and refusals.
 
 Refusals have each dialect's shape, and the words of the servers' own templates: OpenAI's chat API, vLLM's
 ``renderers/params.py``, llama.cpp's ``server-task.cpp``, Anthropic's Messages API.

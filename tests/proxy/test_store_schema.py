@@ -28,15 +28,11 @@ from proxy.store import (
     StoreUnavailable,
     archive,
     audit,
-    checkpoints,
     configuration,
     conversations,
-    evictions,
     exchanges,
-    health,
     ledger,
     migrations,
-    notes,
     schema,
     transaction,
 )
@@ -329,7 +325,7 @@ async def test_an_error_tells_no_content(tmp_path: Path) -> None:
 
 
 STATEMENTS = (
-    *(archive, audit, checkpoints, configuration, conversations, evictions, exchanges, health, ledger, notes),
+    *(archive, audit, memory, configuration, conversations, exchanges, ledger),
     transaction,
 )
 

@@ -540,8 +540,8 @@ def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object, prot
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_the_process_exits_although_the_collector_never_answers(protocol: str) -> None:
     script = (
-        "import sys\nfrom proxy.telemetry import Telemetry, TelemetrySettings\nfrom proxy.telemetry import metrics as instruments\n"
-        "t = Telemetry.create(TelemetrySettings(otlp_endpoint=sys.argv[1], otlp_protocol=sys.argv[2]))\n"
+        "import sys\nfrom proxy.telemetry import Telemetry, OtelSettings\nfrom proxy.telemetry import metrics as instruments\n"
+        "t = Telemetry.create(OtelSettings(otlp_endpoint=sys.argv[1], otlp_protocol=sys.argv[2]))\n"
         "t.exchange('POST', '/', []).end(200)\nt.metrics.add(instruments.OVERFLOWS)\nprint(t.shutdown(0.3))\n"
     )
     with black_hole() as port:
@@ -615,11 +615,11 @@ def test_what_cannot_be_exported_is_said_with_the_remedy(endpoint: str, variable
 @pytest.mark.requirement("A0.139")
 def test_a_missing_grpc_exporter_is_said_with_what_to_install_and_nothing_else_loads_it() -> None:
     script = (
-        "import sys\nfrom proxy.telemetry import Telemetry, TelemetryError, TelemetrySettings\n"
+        "import sys\nfrom proxy.telemetry import Telemetry, TelemetryError, OtelSettings\n"
         "assert not [m for m in sys.modules if m.startswith('grpc')]\n"
         "sys.modules['grpc'] = None\n"
-        "Telemetry.create(TelemetrySettings(otlp_endpoint='http://127.0.0.1:9')).shutdown(0.1)\n"
-        "try:\n  TelemetrySettings(otlp_endpoint='http://127.0.0.1:9', otlp_protocol='grpc').check()\n"
+        "Telemetry.create(OtelSettings(otlp_endpoint='http://127.0.0.1:9')).shutdown(0.1)\n"
+        "try:\n  OtelSettings(otlp_endpoint='http://127.0.0.1:9', otlp_protocol='grpc').check()\n"
         "except TelemetryError as error:\n  print(error)\n"
     )
     root = str(Path(__file__).parents[2])
