@@ -24,10 +24,10 @@ from proxy.effects.hooks import Hooks, Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import NotFound, UpgradeRequired
 from proxy.exchange import ROUTE
-from proxy.http.api import Api
 from proxy.http.health import HealthRoutes
-from proxy.http.management import Management
-from proxy.http.respond import counted, respond_error
+from proxy.http.passthrough import Api
+from proxy.http.request import counted, respond_error
+from proxy.http.table import Management
 from proxy.intake import Receive
 from proxy.models import ModelLimitsResolver, ModelRegistry
 from proxy.models.learned import LearnedLimits

@@ -6,8 +6,8 @@ from policies.health import KEPT, HealthTrend, Snapshot, trend_of
 from proxy.cli.output import moment, print_json, print_table, tame
 from proxy.cli.stored import found, json_option, reading, stored
 from proxy.config import Config
-from proxy.http.alerts import alert_of, conversation_health, open_alerts
-from proxy.http.shape import Page
+from proxy.http.request import Page
+from proxy.http.usage import alert_of, conversation_health, open_alerts
 from proxy.store import Store
 from proxy.store.records import AlertRow, ConversationRow
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from proxy.config import UpstreamSettings
 from proxy.errors import MethodNotAllowed
-from proxy.http.respond import respond, respond_error, respond_json
+from proxy.http.request import respond, respond_error, respond_json
 from proxy.intake import Receive
 from proxy.relay import Send
 from proxy.runtime import Runtime

@@ -1,19 +1,39 @@
-"""Every other ``/v1/*``, any method: relayed untouched, streaming both ways."""
+"""The API under ``/v1``, and Azure's spelling of it: what each request is for, and who answers it.
+
+Chat completions are an exchange. ``GET /v1/models`` has the models of all upstreams that a key may use, in OpenAI's
+shape; one upstream that speaks OpenAI's protocol is simply relayed to a key that may use everything. Every other
+``/v1/*``, of any method, is relayed untouched, streaming both ways.
+"""
 
 import asyncio
+import contextlib
+import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from proxy.access.browsers import without_grants
 from proxy.access.caller import Caller
-from proxy.access.destination import Destination, Route, admit, for_models, for_relay, is_decided_by_model, unread
-from proxy.errors import LoopDetected, ProxyError, RequestTooLarge
-from proxy.http.respond import respond_error
+from proxy.access.destination import (
+    MODELS_PATH,
+    Destination,
+    Route,
+    admit,
+    by_weir,
+    for_models,
+    for_relay,
+    is_decided_by_model,
+    route_of,
+    unread,
+)
+from proxy.config import Config, UpstreamSettings
+from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
+from proxy.exchange import Exchange
+from proxy.http.request import Headers, counted, respond_error, respond_json
 from proxy.intake import ClientGone, Receive, declared_length, read_held, read_part, while_connected
 from proxy.outcome import CLIENT_CLOSED, address_of, provider_of
 from proxy.relay import Send, StreamCut, relay_stream
@@ -23,7 +43,7 @@ from proxy.tap import Reported, ReportedUsage, Tap, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
 from proxy.telemetry.metrics import REQUESTS
 from proxy.telemetry.names import OPERATIONS
-from proxy.upstream.client import Answer, came_through
+from proxy.upstream.client import Answer, StreamBroken, came_through
 from proxy.wire.names import name_from
 from proxy.wire.raw import read_value, split_object
 
@@ -257,3 +277,134 @@ async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:
         size += len(part)
         if part:
             yield part
+
+
+PATIENCE = 5.0
+MAX_BODY = 4 * 1024 * 1024
+PATTERN = frozenset("*?[")
+NOT_ASKED_WITH = frozenset({b"accept-encoding", b"content-type", b"if-none-match", b"range"})
+VERSION = (b"anthropic-version", b"2023-06-01")
+"""Anthropic answers nobody who does not say it."""
+
+Entry = dict[str, Any]
+
+
+async def answer_models(
+    runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route
+) -> None:
+    """Answer with the list or with one entry of it."""
+    headers = scope["headers"]
+    try:
+        caller = runtime.admit(scope)
+        looped = came_through(headers, runtime.instance)
+        body = None if looped else await _own(runtime, caller, headers, route)
+    except ProxyError as error:
+        runtime.telemetry.metrics.add(REQUESTS, error.code, NO_POLICY)
+        await respond_error(send, error)
+        return
+    if body is None:
+        await relay_untouched(runtime, scope, receive, send, route)
+        return
+    await respond_json(send, body)
+    about = LOG_CONTEXT.get()
+    request = about.request if about is not None else ""
+    runtime.telemetry.metrics.add(REQUESTS, "relayed", NO_POLICY)
+    record_relayed(runtime, caller, request=request, model="", status=200, outcome="relayed", usage=None)
+
+
+async def _own(runtime: Runtime, caller: Caller, headers: Headers, route: Route) -> Entry | None:
+    config = runtime.config
+    upstreams = tuple(config.upstreams.values())
+    if route.model:
+        destination = for_models(config, caller, route)
+        return None if destination.upstream.kind == "openai" else _card(config, destination.upstream, route.model)
+    if len(upstreams) == 1 and upstreams[0].kind == "openai" and not caller.is_restricted:
+        return None
+    lists = await asyncio.gather(*(_models_of(runtime, each, caller, headers) for each in upstreams))
+    found: dict[str, Entry] = {}
+    for upstream, entries in zip(upstreams, lists, strict=True):
+        for entry in entries:
+            name = entry["id"]
+            if name not in found and caller.allows(name) and config.upstream(name).name == upstream.name:
+                found[name] = entry
+    return {"object": "list", "data": list(found.values())}
+
+
+async def _models_of(runtime: Runtime, upstream: UpstreamSettings, caller: Caller, headers: Headers) -> list[Entry]:
+    """What an upstream lists, in OpenAI's shape; what the configuration names where it lists nothing in time."""
+    listed: list[Entry] = []
+    config = runtime.config
+    # A client's own key is for the upstream that its requests go to, and nobody else sees it.
+    if upstream.kind == "openai" and (not upstream.passes_key or upstream is next(iter(config.upstreams.values()))):
+        with contextlib.suppress(TimeoutError, ProxyError, StreamBroken, ValueError, RecursionError):
+            listed = await asyncio.wait_for(_asked(runtime, upstream, caller, headers), PATIENCE)
+    known = {entry["id"] for entry in listed}
+    return listed + [_entry(upstream, name) for name in _named(config, caller) if name not in known]
+
+
+async def _asked(runtime: Runtime, upstream: UpstreamSettings, caller: Caller, headers: Headers) -> list[Entry]:
+    sent = [(name, value) for name, value in headers if name not in NOT_ASKED_WITH]
+    if upstream.credential == "x-api-key" and not any(name == VERSION[0] for name, _ in sent):
+        sent.append(VERSION)
+    destination = by_weir(upstream, caller, path=MODELS_PATH, model="")
+    answer = await runtime.upstreams.send(destination, method="GET", headers=sent, body=None)
+    try:
+        body = await answer.read(MAX_BODY)
+    finally:
+        answer.close()
+    value = json.loads(body) if answer.status == 200 else None
+    data = value.get("data") if isinstance(value, dict) else None
+    entries = [each for each in data or () if isinstance(each, dict) and isinstance(each.get("id"), str)]
+    return [{**_entry(upstream, each["id"]), **each} for each in entries]
+
+
+def _named(config: Config, caller: Caller) -> Iterable[str]:
+    """Every model that the configuration calls by its whole name, for all or for this key."""
+    stated = (*(rule.match for rule in config.models), *caller.models)
+    return (name for name in dict.fromkeys(stated) if PATTERN.isdisjoint(name))
+
+
+def _entry(upstream: UpstreamSettings, name: str) -> Entry:
+    return {"id": name, "object": "model", "created": 0, "owned_by": upstream.provider or upstream.name}
+
+
+def _card(config: Config, upstream: UpstreamSettings, name: str) -> Entry:
+    """What is said of a model behind a library that lists none; NotFound where the configuration does not know it."""
+    if config.rule(name) is None:
+        raise NotFound(f"The model {name[:200]!r} is not known here.", param="model")
+    return _entry(upstream, name)
+
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+class Api:
+    """The ASGI application of all of it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    async def chat(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer ``POST /v1/chat/completions``, the managed route."""
+        await Exchange(self._runtime, scope, receive, send).run()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        runtime, method = self._runtime, scope["method"]
+        if method not in METHODS:
+            error = MethodNotAllowed(f"{method[:10]} is not answered here.", allowed=METHODS)
+            await respond_error(send, error)
+            return
+        route = route_of(method, (scope.get("raw_path") or scope["path"].encode()).decode("latin-1"))
+        if route is None:
+            await respond_error(send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1."))
+            return
+        if route.kind == "chat":
+            await Exchange(runtime, scope, receive, send, route).run()
+            return
+
+        async def answer(sending: Send) -> None:
+            answers = answer_models if route.kind == "models" else relay_untouched
+            await answers(runtime, scope, receive, sending, route)
+
+        await counted(runtime.telemetry.metrics, "/v1/{rest}", scope, send, answer)

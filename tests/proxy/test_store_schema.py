@@ -32,6 +32,7 @@ from proxy.store import (
     conversations,
     exchanges,
     ledger,
+    memory,
     migrations,
     schema,
     transaction,
