@@ -24,8 +24,8 @@ from proxy.effects.hooks import Hooks, Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import NotFound, UpgradeRequired
 from proxy.exchange import ROUTE
+from proxy.http.endpoints import Api
 from proxy.http.health import HealthRoutes
-from proxy.http.passthrough import Api
 from proxy.http.request import counted, respond_error
 from proxy.http.table import Management
 from proxy.intake import Receive
