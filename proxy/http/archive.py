@@ -1,4 +1,4 @@
-"""What was taken out of the window: the list of it, the search in it, the originals, the checkpoints, and the way back."""
+"""What was taken out of the window: the list of it, the search in it, the originals, checkpoints, and the way back."""
 
 import asyncio
 import json

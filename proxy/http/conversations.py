@@ -1,4 +1,4 @@
-"""Conversations: how full they are, what was done to each request and why, what a caller does to one, the notes on it."""
+"""Conversations: how full they are, what was done to each request and why, what a caller does to one, its notes."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
