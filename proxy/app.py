@@ -13,9 +13,8 @@ from typing import Any
 
 from starlette.routing import Route, Router
 
-from proxy.access.admission import Admission
-from proxy.access.caller import Caller
-from proxy.access.guesses import Guesses
+from proxy.access.admission import Admission, Guesses
+from proxy.access.destination import Caller
 from proxy.access.keys import Keyring
 from proxy.config import Config, UpstreamSettings
 from proxy.config.reload import WATCH_EVERY, Reload, changes, reloading
@@ -30,8 +29,8 @@ from proxy.http.request import counted, respond_error
 from proxy.http.table import Management
 from proxy.intake import Receive
 from proxy.models import ModelLimitsResolver, ModelRegistry
-from proxy.models.learned import LearnedLimits
-from proxy.models.probe import Fetch, Probe
+from proxy.models.facts import Fetch, Probe
+from proxy.models.limits import LearnedLimits
 from proxy.monitor.alerts import Alerts
 from proxy.monitor.evaluation import OnlineEvaluation
 from proxy.monitor.health import HealthBook

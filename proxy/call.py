@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from policies import ContextSettings, Mode
-from proxy.access.caller import Caller
-from proxy.access.destination import Destination
+from proxy.access.destination import Caller, Destination
 from proxy.attempts import Attempts, learn_from_error
 from proxy.effects.allowance import Patience
 from proxy.effects.evictions import stage_of, strategy_of

@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any
 
 from proxy.access.browsers import without_grants
-from proxy.access.caller import Caller
-from proxy.access.destination import CHAT, Route, for_chat
+from proxy.access.destination import CHAT, Caller, Route, for_chat
 from proxy.attempts import learn_from_answer
 from proxy.call import Call
 from proxy.errors import (

@@ -13,8 +13,7 @@ from policies import ContextSettings, Decision, Mode, WindowPressure
 from policies.ledger import DROPPING
 from policies.limits import zones_for
 from policies.pressure import lift, read_pressure
-from proxy.access.caller import Caller
-from proxy.access.destination import Destination
+from proxy.access.destination import Caller, Destination
 from proxy.config import UpstreamSettings
 from proxy.effects.allowance import Spent
 from proxy.effects.evictions import CUT

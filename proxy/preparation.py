@@ -28,8 +28,7 @@ from policies.effects import Embed, Save, Vectors
 from policies.ledger import Prepared
 from policies.notes import Note
 from proxy.conversation import Recognized, Thread
-from proxy.effects.background import Background
-from proxy.effects.perform import Ask, drive, step
+from proxy.effects.perform import Ask, Background, drive, step
 from proxy.models import ModelLimits
 from proxy.planning import CLAIMED, PlannedRequest, Planner, PlanRequest
 from proxy.store import Store, StoreError

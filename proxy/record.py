@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from policies import ContextSettings, Decision
 from policies.health import Checkup
 from policies.pressure import STATUS, Event
-from proxy.access.caller import Caller
+from proxy.access.destination import Caller
 from proxy.effects.allowance import Spent
 from proxy.monitor.caching import CacheUse
 from proxy.outcome import Outcome, TokenUsage, evicted_count

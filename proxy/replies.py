@@ -10,11 +10,9 @@ from policies.advise import TokenPrices
 from policies.effects import Compare, Embed, Trim, Vectors
 from policies.fidelity import JUDGE
 from policies.fidelity import PROMPTS as EVALUATING
-from proxy.access.caller import Caller
-from proxy.access.destination import CHAT_PATH, EMBEDDINGS_PATH, Destination, by_weir
+from proxy.access.destination import CHAT_PATH, EMBEDDINGS_PATH, Caller, Destination, by_weir
 from proxy.effects.allowance import Patience, Spent
-from proxy.effects.likeness import MAX_EMBEDDED_LEN, PATIENCE, by_vectors, embed
-from proxy.effects.perform import EffectHandler
+from proxy.effects.perform import MAX_EMBEDDED_LEN, PATIENCE, EffectHandler, by_vectors, embed
 from proxy.effects.summarizer import MAX_ANSWER, Compose, SummarizerTerms, SummaryResult
 from proxy.errors import UpstreamUnreachable
 from proxy.monitor.caching import prices_of

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies import ContextSettings, Mode
-from proxy.access.admission import Admission
+from proxy.access.admission import Admission, Guesses
 from proxy.access.browsers import refuse_spending_pages
-from proxy.access.caller import Caller
-from proxy.access.guesses import Guesses
+from proxy.access.destination import Caller
 from proxy.access.keys import Keyring, credentials_in, presented
 from proxy.config import Config, ConfigError
 from proxy.config.reload import SetPolicy, read_policy, with_set_policies

@@ -7,7 +7,7 @@ from policies import ContextSettings
 from policies.calls import follow_calls
 from policies.health import Checkup
 from policies.pressure import Event
-from proxy.access.caller import Caller
+from proxy.access.destination import Caller
 from proxy.effects.allowance import Spent
 from proxy.effects.hooks import TurnEnd
 from proxy.exchange_rows import row_of

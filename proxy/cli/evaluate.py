@@ -27,8 +27,7 @@ from policies.fidelity import (
     Share,
     Terms,
 )
-from proxy.access.caller import Caller
-from proxy.access.destination import CHAT_PATH, Destination, by_weir
+from proxy.access.destination import CHAT_PATH, Caller, Destination, by_weir
 from proxy.cli.conversations import checkpoints_of
 from proxy.cli.output import print_json, print_line, print_table, progress
 from proxy.cli.replay import conditions_for, policy_named, recorded

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.access.browsers import without_grants
-from proxy.access.caller import Caller
 from proxy.access.destination import (
     MODELS_PATH,
+    Caller,
     Destination,
     Route,
     admit,

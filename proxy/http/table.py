@@ -23,7 +23,7 @@ import msgspec
 
 from policies.health import KEPT
 from proxy.access.browsers import refuse_foreign_pages
-from proxy.access.caller import Caller
+from proxy.access.destination import Caller
 from proxy.access.keys import credentials_in, presented, same_secret
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
 from proxy.http import archive, conversations, policies, usage

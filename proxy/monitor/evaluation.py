@@ -27,8 +27,7 @@ from policies.fidelity import (
     evaluate,
     questions_for,
 )
-from proxy.effects.background import Background
-from proxy.effects.perform import drive, step
+from proxy.effects.perform import Background, drive, step
 from proxy.models import ModelLimits
 from proxy.planning import Paid, PlannedRequest, PlanRequest
 from proxy.store import Store, StoreError

@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
-from proxy.access.caller import Caller
-from proxy.access.destination import CHAT_PATH, Destination
+from proxy.access.destination import CHAT_PATH, Caller, Destination
 from proxy.config import UpstreamSettings
 from proxy.errors import InvalidJSON, InvalidRequest, ProxyError, UpstreamEmpty, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.client import CREDENTIALS, Answer, Client, Headers, StreamBroken, Target, credential_field
@@ -221,7 +220,7 @@ class LitellmProvider:
     def _line(self, credential: bytes) -> Any:
         """A line through the connections of one credential; two credentials share none."""
         pool = self._pools.of(credential)
-        line = self._library.lines.Line(pool.transport, connect=self._timeout.connect)
+        line = self._library.lines.LiteLLMLine(pool.transport, connect=self._timeout.connect)
         pool.lines.add(line)
         return line
 

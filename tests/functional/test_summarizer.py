@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from policies import Failed, PlannedMessage, Summarize, Summary
-from proxy.access.caller import Caller
+from proxy.access.destination import Caller
 from proxy.access.keys import credentials_in
 from proxy.app import create_app
 from proxy.config import Flags, load_config

@@ -13,8 +13,8 @@ from policies.pressure import Trend
 from proxy.conversation import Recognized, Thread
 from proxy.effects.evictions import CUT
 from proxy.models import ModelFacts, ModelLimits, ModelLimitsResolver, ModelRegistry
-from proxy.models.learned import LearnedLimits
-from proxy.models.probe import Probe
+from proxy.models.facts import Probe
+from proxy.models.limits import LearnedLimits
 from proxy.monitor.caching import CacheUse, follow, hit_ratio, prices_of, shown
 from proxy.planning import PlannedRequest
 from proxy.store.records import Branch, EvictionRow

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from proxy.access.caller import Caller
-from proxy.access.destination import CHAT, Route, for_chat, for_relay, route_of
+from proxy.access.destination import CHAT, Caller, Route, for_chat, for_relay, route_of
 from proxy.config import Flags, UpstreamSettings, load_config
 from proxy.errors import InvalidRequest
 from proxy.wire.chat import parse_chat

@@ -38,7 +38,7 @@ from proxy.replay import (
     replay,
     store_in_memory,
 )
-from proxy.replay.charts import MAX_TICKS, scale
+from proxy.replay.report import MAX_TICKS, scale
 from tests.functional.harness import COUNTER, opening, prefix_reuse, prose, tool_step
 
 PRICES = TokenPrices(1.0, 0.1, 1.25, 5.0)

@@ -14,14 +14,16 @@ import pytest
 from policies import Failed, Summarize, Summary
 from policies.ledger import PlannedMessage
 from proxy.effects.allowance import Allowance
-from proxy.effects.cache import MAX_CHARACTERS, MAX_KEPT, SummaryCache
 from proxy.effects.summarizer import (
     AT_ONCE,
     BACK_OFF_AFTER,
     BACK_OFF_FIRST,
     LEARNED_FOR,
+    MAX_CHARACTERS,
+    MAX_KEPT,
     Summarizer,
     SummarizerTerms,
+    SummaryCache,
     SummaryResult,
 )
 from proxy.errors import UpstreamUnreachable
