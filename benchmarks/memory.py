@@ -33,7 +33,7 @@ from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SummaryWriter
 from proxy.telemetry import OtelSettings, Telemetry
-from proxy.wire.tokenizer import TextCounter, Tokenizer
+from proxy.wire.counting import TextCounter, Tokenizer
 
 SETS = {
     "tau_airline, 6 chained": recorded("tau_airline", at_once=6),

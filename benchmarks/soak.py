@@ -29,7 +29,7 @@ from rich.table import Table
 from benchmarks.processes import Cores, Running, weir
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.wire.tokenizer import Tokenizer
+from proxy.wire.counting import Tokenizer
 
 WINDOW = 8_192
 CONVERSATIONS = 60

@@ -27,7 +27,7 @@ from proxy.server import serve
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.telemetry import OtelSettings, Telemetry
-from proxy.wire.tokenizer import Tokenizer
+from proxy.wire.counting import Tokenizer
 
 ROOT = Path(__file__).parents[1]
 WINDOW = 16_384

@@ -45,8 +45,8 @@ from proxy.runtime import Runtime
 from proxy.settlement import record_exchange, record_of
 from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry import OtelSettings, QueuedLog, Telemetry
-from proxy.wire.chat import parse_chat
-from proxy.wire.tokenizer import Tokenizer
+from proxy.wire.counting import Tokenizer
+from proxy.wire.messages import parse_chat
 
 ROOMY, NARROW = 200_000, 110_000
 WARM_UP = 5

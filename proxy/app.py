@@ -57,7 +57,7 @@ from proxy.telemetry.metrics import (
 )
 from proxy.upstream.client import Client
 from proxy.upstream.providers import LitellmProvider, Upstreams
-from proxy.wire.tokenizer import Tokenizer, installed_estimators
+from proxy.wire.counting import Tokenizer, installed_estimators
 from proxy.wire.transcripts import Transcripts
 
 log = logging.getLogger("weir")

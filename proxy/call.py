@@ -22,10 +22,18 @@ from proxy.relay import UpstreamResponse
 from proxy.replies import Replies, summarizer_input
 from proxy.runtime import Runtime
 from proxy.telemetry import NULL_SPAN, AnySpan
-from proxy.wire.chat import ChatRequest, without_field
-from proxy.wire.knobs import EDITS, client_edits, wants_no_editing
-from proxy.wire.names import MEMORY_HEADER, PARENT_HEADER, RESUME_HEADER, conversation_in, name_from
-from proxy.wire.tokenizer import TextCounter
+from proxy.wire.client import (
+    EDITS,
+    MEMORY_HEADER,
+    PARENT_HEADER,
+    RESUME_HEADER,
+    client_edits,
+    conversation_in,
+    name_from,
+    wants_no_editing,
+)
+from proxy.wire.counting import TextCounter
+from proxy.wire.messages import ChatRequest, without_field
 
 MAX_RETRIES = 2
 

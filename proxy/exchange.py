@@ -42,7 +42,7 @@ from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, RequestContext
 from proxy.upstream.client import Answer, came_through
 from proxy.upstream.overflow import Verdict
-from proxy.wire.chat import parse_chat
+from proxy.wire.messages import parse_chat
 
 ROUTE = "/v1/chat/completions"
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from proxy.telemetry import AnySpan
-from proxy.wire.sse import DONE, Decoder
+from proxy.wire.raw import DONE, Decoder
 
 MAX_CAPTURED = 256 * 1024
 MAX_CHOICES = 16

@@ -25,7 +25,7 @@ from proxy.recall.rounds import Recalled
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, together
 from proxy.telemetry import AnySpan, ModelCall, Trace, provider_name
 from proxy.upstream.overflow import Ending, ending_of, is_cut_short
-from proxy.wire.chat import ChatRequest
+from proxy.wire.messages import ChatRequest
 
 CLIENT_CLOSED = 499
 

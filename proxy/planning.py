@@ -51,17 +51,10 @@ from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT, Trace
-from proxy.wire.chat import (
-    ChatRequest,
-    breakpoint_for,
-    render,
-    rewritten,
-    tool_definitions,
-    tool_description,
-    unmarked,
-)
+from proxy.wire.counting import TextCounter
+from proxy.wire.messages import ChatRequest, breakpoint_for, rewritten, tool_definitions, tool_description, unmarked
 from proxy.wire.raw import read_value
-from proxy.wire.tokenizer import TextCounter
+from proxy.wire.render import render
 from proxy.wire.transcripts import RequestTranscript, Transcripts
 
 log = logging.getLogger("weir.planning")

@@ -21,8 +21,8 @@ from proxy.tap import NO_USAGE, ReportedUsage, Tap
 from proxy.telemetry import AnySpan, ExchangeLine, Metrics, ModelCall, Trace, log_exchange
 from proxy.telemetry import metrics as i
 from proxy.upstream.overflow import Ending
-from proxy.wire.chat import ChatRequest
-from proxy.wire.names import name_from
+from proxy.wire.client import name_from
+from proxy.wire.messages import ChatRequest
 
 ROUTE = "/v1/chat/completions"
 TENANT_SHOWN = 8

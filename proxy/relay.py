@@ -15,7 +15,7 @@ from proxy.errors import ProxyError, UpstreamTimeout
 from proxy.tap import StreamTap, Tap
 from proxy.upstream.client import Answer, StreamBroken
 from proxy.upstream.overflow import is_cut_short
-from proxy.wire.sse import Lines
+from proxy.wire.raw import Lines
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]

@@ -24,7 +24,8 @@ from proxy.telemetry import NULL_TRACE, AnySpan, ModelCall, Trace
 from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.providers import own_headers
-from proxy.wire.chat import ChatRequest, Form, forces_a_call, read_message, standing_body
+from proxy.wire.messages import ChatRequest, read_message
+from proxy.wire.render import Form, forces_a_call, standing_body
 
 SUMMARIZER_SHARE = 0.85
 EVALUATION_SHARE = 0.5

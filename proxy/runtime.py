@@ -27,7 +27,7 @@ from proxy.store.records import PolicyRow
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import Telemetry
 from proxy.upstream.providers import Upstreams
-from proxy.wire.tokenizer import Tokenizer
+from proxy.wire.counting import Tokenizer
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from proxy.store.records import RelayedRow
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry.metrics import SETTLEMENT
 from proxy.upstream.overflow import Ending
-from proxy.wire.chat import digest_of
+from proxy.wire.messages import digest_of
 
 log = logging.getLogger("weir.settlement")
 

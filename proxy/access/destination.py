@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import Forbidden, InvalidRequest, ModelNotAllowed, UnsupportedEncoding
-from proxy.wire.chat import ChatRequest, parse_chat
+from proxy.wire.messages import ChatRequest, parse_chat
 from proxy.wire.raw import Raw, has_repeated_keys, read_value, replace_fields, split_object, write_value
 
 Headers = Sequence[tuple[bytes, bytes]]

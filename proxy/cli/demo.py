@@ -39,7 +39,7 @@ from proxy.server import serve
 from proxy.simulator import RecordedRequest, RunningSimulator, SimulatorSettings, serve_simulator
 from proxy.store.records import RemovedRow
 from proxy.telemetry import OtelSettings, Telemetry
-from proxy.wire.tokenizer import Tokenizer
+from proxy.wire.counting import Tokenizer
 
 MODEL = "sim"
 SUMMARIZER = "sim-summarizer"

@@ -39,7 +39,7 @@ from proxy.replay import (
 )
 from proxy.replay import replay as play
 from proxy.store import Store
-from proxy.wire.tokenizer import Tokenizer
+from proxy.wire.counting import Tokenizer
 
 DEFAULT_ENCODING = "o200k_base"
 MAX_DRAWN = 6

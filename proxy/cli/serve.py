@@ -33,7 +33,7 @@ from proxy.store import Store, StoreError
 from proxy.telemetry import OtelSettings, QueuedLog, Telemetry, TelemetryError
 from proxy.telemetry.metrics import DROPPED
 from proxy.upstream.providers import providers_for
-from proxy.wire.tokenizer import Tokenizer, installed_estimators
+from proxy.wire.counting import Tokenizer, installed_estimators
 
 log = logging.getLogger("weir")
 

@@ -18,7 +18,7 @@ from policies.scoring import HYBRID_WEIGHTS
 from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Mode
 from proxy.config.file import KeyPath, nearest
 from proxy.custom.functions import check_custom
-from proxy.wire.tokenizer import check_estimator
+from proxy.wire.counting import check_estimator
 
 ASKING = frozenset(name for name, strategy in STRATEGIES.items() if strategy.asks_model)
 """Layers that may ask a model; all others cost nothing."""

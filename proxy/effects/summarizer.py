@@ -33,7 +33,7 @@ from proxy.errors import LoopDetected, ProxyError, ShuttingDown
 from proxy.store.records import SummaryRow
 from proxy.tap import ReportedUsage, usage_from
 from proxy.upstream.overflow import classify, plausible_limit
-from proxy.wire.chat import PLAIN, REASONING, Form, own_body
+from proxy.wire.render import PLAIN, REASONING, Form, own_body
 
 log = logging.getLogger("weir.summaries")
 

@@ -32,7 +32,7 @@ from proxy.http.request import (
 )
 from proxy.store import NoSuchVersion
 from proxy.store.records import CheckpointRow, ConversationRow, RemovedRow
-from proxy.wire.chat import body_of, read_message
+from proxy.wire.messages import body_of, read_message
 from proxy.wire.raw import split_array
 
 PAGE = 64 * 1024

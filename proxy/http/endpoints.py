@@ -44,7 +44,7 @@ from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, Mo
 from proxy.telemetry.metrics import REQUESTS
 from proxy.telemetry.names import OPERATIONS
 from proxy.upstream.client import Answer, StreamBroken, came_through
-from proxy.wire.names import name_from
+from proxy.wire.client import name_from
 from proxy.wire.raw import read_value, split_object
 
 log = logging.getLogger("weir")

@@ -26,7 +26,7 @@ from proxy.effects.evictions import CUT
 from proxy.models import ModelFacts
 from proxy.planning import PlannedRequest
 from proxy.tap import ReportedUsage
-from proxy.wire.chat import TOOL_FIELDS, ChatRequest
+from proxy.wire.messages import TOOL_FIELDS, ChatRequest
 
 DEFAULT_PRICES = "anthropic"
 CLIFFS: tuple[tuple[str, Cliff], ...] = (

@@ -16,7 +16,7 @@ from proxy.effects.perform import Ask
 from proxy.recall.answering import Hit, Past, Term, passages, rank, terms_of
 from proxy.store import Original, Store, StoreError
 from proxy.store.write_behind import WriteBehindQueue
-from proxy.wire.chat import body_of, read_message
+from proxy.wire.messages import body_of, read_message
 
 FindAlike = Callable[[str], Awaitable[Sequence[tuple[Original, float]]]]
 

@@ -37,8 +37,8 @@ from proxy.preparation import Preparation
 from proxy.replay.script import Script
 from proxy.store import Store
 from proxy.store.write_behind import WriteBehindQueue
-from proxy.wire.chat import parse_chat
-from proxy.wire.tokenizer import TextCounter
+from proxy.wire.counting import TextCounter
+from proxy.wire.messages import parse_chat
 from proxy.wire.transcripts import Transcripts
 
 UNMANAGED, SLIDING = "unmanaged", "sliding window"

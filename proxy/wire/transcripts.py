@@ -19,23 +19,20 @@ from policies import Body, Message
 from policies.limits import Summed, tokens_by_role
 from policies.messages import ToolDefinition, Tools, chain_of, extend_chain, head_length
 from proxy.errors import InvalidJSON, RequestTooLarge
-from proxy.wire.chat import (
+from proxy.wire.counting import TextCounter, count_messages, count_tools, tool_texts
+from proxy.wire.messages import (
     TOOL_FIELDS,
     ChatRequest,
     MessageArray,
     body_of,
     chosen_tools,
-    count_messages,
-    count_tools,
     message_of,
     named_files,
     read_message,
     tool_definitions,
     tool_description,
-    tool_texts,
 )
 from proxy.wire.raw import Raw, nests_beyond, read_value
-from proxy.wire.tokenizer import TextCounter
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -21,7 +21,7 @@ from proxy.cli import main
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.telemetry import OtelSettings, Telemetry
-from proxy.wire.chat import count_message
+from proxy.wire.counting import count_message
 from tests.functional.harness import (
     COUNTER,
     EITHER,

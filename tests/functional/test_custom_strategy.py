@@ -12,7 +12,7 @@ import pytest
 
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.wire.tokenizer import check_estimator
+from proxy.wire.counting import check_estimator
 from tests.functional.harness import (
     COUNTER,
     EITHER,

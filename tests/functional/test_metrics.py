@@ -44,7 +44,7 @@ from proxy.telemetry.metrics import (
     TASKS,
 )
 from proxy.telemetry.trace import NULL_TRACE
-from proxy.wire.chat import parse_chat
+from proxy.wire.messages import parse_chat
 from tests.functional.harness import (
     COUNTER,
     EVICTING,

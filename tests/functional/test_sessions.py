@@ -8,7 +8,7 @@ import pytest
 
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.wire.chat import count_message
+from proxy.wire.counting import count_message
 from tests.functional.harness import (
     COUNTER,
     EITHER,

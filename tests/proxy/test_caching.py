@@ -19,7 +19,7 @@ from proxy.monitor.caching import CacheUse, follow, hit_ratio, prices_of, shown
 from proxy.planning import PlannedRequest
 from proxy.store.records import Branch, EvictionRow
 from proxy.tap import ReportedUsage, read_completion
-from proxy.wire.chat import digest_of, parse_chat
+from proxy.wire.messages import digest_of, parse_chat
 from proxy.wire.transcripts import Transcripts
 from tests.functional.harness import COUNTER
 

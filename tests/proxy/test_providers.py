@@ -30,7 +30,7 @@ from proxy.upstream.client import StreamBroken
 from proxy.upstream.litellm_line import escaped
 from proxy.upstream.overflow import Kind, classify, classify_event
 from proxy.upstream.providers import LitellmProvider, providers_for
-from proxy.wire.sse import Decoder
+from proxy.wire.raw import Decoder
 from tests.misbehaving import ALL_FAULTS
 
 KEY = "sk-operators-own-0123456789"

@@ -22,9 +22,9 @@ from proxy.recall.tool import definition_tokens, offer_for, turn_of, with_more_m
 from proxy.store import Store
 from proxy.store.records import Change, Original
 from proxy.store.write_behind import WriteBehindQueue
-from proxy.wire.chat import body_of, message_of, parse_chat
-from proxy.wire.sse import Frames
-from proxy.wire.tokenizer import Tokenizer
+from proxy.wire.counting import Tokenizer
+from proxy.wire.messages import body_of, message_of, parse_chat
+from proxy.wire.raw import Frames
 
 COUNTER = Tokenizer().counter("o200k_base")
 HEAD = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.tap import StreamTap, read_completion
-from proxy.wire.sse import Decoder, ServerSentEvent
+from proxy.wire.raw import Decoder, ServerSentEvent
 
 STREAM = (
     ": keep-alive\r\n\r\n"

@@ -29,7 +29,8 @@ from proxy.effects.summarizer import (
 from proxy.errors import UpstreamUnreachable
 from proxy.store import Store, StoreUnavailable
 from proxy.store.records import SummaryRow
-from proxy.wire.chat import REASONING_ROOM, forces_a_call, parse_chat, standing_body
+from proxy.wire.messages import parse_chat
+from proxy.wire.render import REASONING_ROOM, forces_a_call, standing_body
 
 TERMS = SummarizerTerms(tenant="a", upstream="up", model="small")
 NOTES = "The service was moved to port 8400 and the tests pass; next is the release."
