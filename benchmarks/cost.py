@@ -33,7 +33,7 @@ from proxy.replay import (
     replay,
     store_in_memory,
 )
-from proxy.tokenizer import TextCounter, Tokenizer
+from proxy.wire.counting import TextCounter, Tokenizer
 
 PRICES = PROVIDERS["anthropic"]
 MAX_TOKENS = 512

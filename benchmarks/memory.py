@@ -30,10 +30,10 @@ from proxy.config import Flags, load_config
 from proxy.replay import Conditions, Managed, Retention, Script, judge, store_in_memory
 from proxy.server import serve
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.summaries import SummaryWriter
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SummaryWriter
 from proxy.telemetry import OtelSettings, Telemetry
-from proxy.tokenizer import TextCounter, Tokenizer
+from proxy.wire.counting import TextCounter, Tokenizer
 
 SETS = {
     "tau_airline, 6 chained": recorded("tau_airline", at_once=6),

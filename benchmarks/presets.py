@@ -19,7 +19,7 @@ from benchmarks.retention import default_data
 from policies import ContextSettings
 from proxy.config.presets import policy_from, preset_documents
 from proxy.replay import Conditions, Script, Tally
-from proxy.tokenizer import TextCounter, Tokenizer
+from proxy.wire.counting import TextCounter, Tokenizer
 
 SETS = {
     "tau_airline, 6 chained": recorded("tau_airline", at_once=6),

@@ -21,7 +21,7 @@ from proxy.app import create_app
 from proxy.config import Flags, load_config
 from proxy.server import serve
 from proxy.telemetry import OtelSettings, Telemetry
-from proxy.tokenizer import Tokenizer
+from proxy.wire.counting import Tokenizer
 
 Chat = list[dict[str, Any]]
 Override = Mapping[str, object]

@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.processes import Cores, Running, weir
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
-from proxy.tokenizer import Tokenizer
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
+from proxy.wire.counting import Tokenizer
 
 WINDOW = 8_192
 CONVERSATIONS = 60

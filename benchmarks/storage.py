@@ -24,10 +24,10 @@ import openai
 from proxy.app import create_app
 from proxy.config import Flags, load_config
 from proxy.server import serve
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.telemetry import OtelSettings, Telemetry
-from proxy.tokenizer import Tokenizer
+from proxy.wire.counting import Tokenizer
 
 ROOT = Path(__file__).parents[1]
 WINDOW = 16_384

@@ -44,7 +44,7 @@ from proxy.exchange.tell import count, end_trace, record_exchange, write_line
 from proxy.runtime import Runtime
 from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry import OtelSettings, QueuedLog, Telemetry
-from proxy.tokenizer import Tokenizer
+from proxy.wire.counting import Tokenizer
 
 ROOMY, NARROW = 200_000, 110_000
 WARM_UP = 5

@@ -13,36 +13,37 @@ from typing import Any
 
 from starlette.routing import Route, Router
 
-from proxy.access.admission import Admission
-from proxy.access.caller import Caller
-from proxy.access.guesses import Guesses
+from proxy.access.admission import Admission, Guesses
+from proxy.access.destination import Caller
 from proxy.access.keys import Keyring
-from proxy.alerts import Alerts
 from proxy.config import Config, UpstreamSettings
 from proxy.config.reload import WATCH_EVERY, Reload, changes, reloading
 from proxy.conversation import Conversations
 from proxy.effects.hooks import Hooks, Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import NotFound, UpgradeRequired
-from proxy.evaluation import OnlineEvaluation
 from proxy.exchange.tell import ROUTE
-from proxy.health import HealthBook
-from proxy.http.api import Api
+from proxy.http.endpoints import Api
 from proxy.http.health import HealthRoutes
-from proxy.http.management import Management
-from proxy.http.respond import counted, respond_error
+from proxy.http.request import counted, respond_error
+from proxy.http.table import Management
 from proxy.models import ModelLimitsResolver, ModelRegistry
-from proxy.models.learned import LearnedLimits
-from proxy.models.probe import Fetch, Probe
+from proxy.models.facts import Fetch, Probe
+from proxy.models.limits import LearnedLimits
+from proxy.monitor.alerts import Alerts
+from proxy.monitor.evaluation import OnlineEvaluation
+from proxy.monitor.health import HealthBook
 from proxy.planning import Planner
 from proxy.planning.preparation import Preparation
 from proxy.runtime import Runtime
 from proxy.store import Store, StoreError
+from proxy.store.maintenance import Timekeeper
 from proxy.store.records import KeyRow
+from proxy.store.write_behind import WriteBehindQueue
 from proxy.stream.receive import Receive
 from proxy.stream.relay import Send
 from proxy.telemetry import LOG_CONTEXT, Metrics, RequestContext, Telemetry
-from proxy.telemetry.instruments import (
+from proxy.telemetry.metrics import (
     CHECKPOINTS,
     DEGRADED,
     FIDELITY,
@@ -54,13 +55,10 @@ from proxy.telemetry.instruments import (
     UNAUTHORISED,
     WINDOWS_LEARNED,
 )
-from proxy.timekeeping import Timekeeper
-from proxy.tokenizer import Tokenizer, installed_estimators
-from proxy.transcripts import Transcripts
 from proxy.upstream.client import Client
-from proxy.upstream.providers import LitellmProvider
-from proxy.upstream.upstreams import Upstreams
-from proxy.write_behind import WriteBehindQueue
+from proxy.upstream.providers import LitellmProvider, Upstreams
+from proxy.wire.counting import Tokenizer, installed_estimators
+from proxy.wire.transcripts import Transcripts
 
 log = logging.getLogger("weir")
 

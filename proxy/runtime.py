@@ -6,28 +6,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies import ContextSettings, Mode
-from proxy.access.admission import Admission
+from proxy.access.admission import Admission, Guesses
 from proxy.access.browsers import refuse_spending_pages
-from proxy.access.caller import Caller
-from proxy.access.guesses import Guesses
+from proxy.access.destination import Caller
 from proxy.access.keys import Keyring, credentials_in, presented
-from proxy.alerts import Alerts
 from proxy.config import Config, ConfigError
 from proxy.config.reload import SetPolicy, read_policy, with_set_policies
 from proxy.custom.functions import CustomFunctions
 from proxy.effects.hooks import Hooks
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import InvalidAPIKey, ProxyError
-from proxy.evaluation import OnlineEvaluation
-from proxy.health import HealthBook
 from proxy.models import ModelLimitsResolver, ModelRegistry
-from proxy.planning import Planner, Preparation
+from proxy.monitor.alerts import Alerts
+from proxy.monitor.evaluation import OnlineEvaluation
+from proxy.monitor.health import HealthBook
+from proxy.planning import Planner
+from proxy.planning.preparation import Preparation
 from proxy.store import Store
 from proxy.store.records import PolicyRow
+from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import Telemetry
-from proxy.tokenizer import Tokenizer
-from proxy.upstream.upstreams import Upstreams
-from proxy.write_behind import WriteBehindQueue
+from proxy.upstream.providers import Upstreams
+from proxy.wire.counting import Tokenizer
 
 
 @dataclass(slots=True)

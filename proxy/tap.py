@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.sse import DONE, Decoder, ServerSentEvent
+from proxy.wire.raw import DONE, Decoder, ServerSentEvent
 
 MAX_READ = 8 * 1024 * 1024
 MAX_ERROR = 64 * 1024

@@ -7,9 +7,8 @@ from enum import StrEnum
 
 from proxy.simulator import Problem, Rejected, Request, SimulatedAnswer, SimulatedCall
 from proxy.simulator.delivery import FAULTS, FaultRule, InjectedFault, Scene, Transmission, as_json
-from proxy.simulator.errors import Dialect, status_problem
-from proxy.simulator.summaries import SummaryWriter, instruction_of, read_material, schema_of
-from proxy.simulator.window import Count
+from proxy.simulator.model import SummaryWriter, instruction_of, read_material, schema_of
+from proxy.simulator.window import Count, Dialect, status_problem
 
 _FIRST_TEXT = re.compile(rb'"(?:content|text)":"(?=[^"])')
 

@@ -7,8 +7,8 @@ SGLang's tokenizer manager, TGI's ``validation.rs``, and for hosted providers th
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.simulator.errors import OversizedPrompt
-from proxy.simulator.settings import Wording
+from proxy.simulator.model import Wording
+from proxy.simulator.window import OversizedPrompt
 
 Body = Mapping[str, Any]
 

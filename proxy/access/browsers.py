@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-from proxy.access.caller import Caller
+from proxy.access.destination import Caller
 from proxy.config.values import Config
 from proxy.errors import Forbidden
 

@@ -1,4 +1,4 @@
-"""Who is calling, and what their key allows.
+"""Who is calling, by their key, and what it allows.
 
 A key's secret is never stored: rows and the table in memory hold its HMAC-SHA-256 under the server's own
 secret. Keys made by Weir are 256 random bits, so a slow hash would protect nothing that this does not.
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from proxy.access.caller import Caller
+from proxy.access.destination import Caller
 from proxy.config.values import KeySettings
 from proxy.errors import InvalidAPIKey
 from proxy.store.records import KeyRow

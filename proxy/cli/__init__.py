@@ -23,7 +23,8 @@ COMMANDS = {
     "config": "Check and show the configuration.",
     "db": "Migrate the database.",
 }
-"""Each command with its line in ``weir --help``; ``proxy.cli.NAME`` has it under the same name."""
+"""Each command with its line in ``weir --help``; ``proxy.cli.NAME``, or its home, has it under the same name."""
+HOMES = {"simulate": "serve", "health": "usage", "budget": "usage", "config": "policy", "db": "audit"}
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -44,7 +45,9 @@ class _CommandTable(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"proxy.cli.{cmd_name}"), cmd_name)
+        command: click.Command = getattr(
+            importlib.import_module(f"proxy.cli.{HOMES.get(cmd_name, cmd_name)}"), cmd_name
+        )
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's

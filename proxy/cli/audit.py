@@ -1,4 +1,4 @@
-"""``weir audit``: whether the audit is what was written, what it says, and what was asked for again after eviction."""
+"""``weir audit``: whether the audit is what was written, what it says, what was evicted; ``weir db``: the schema."""
 
 import json
 import re
@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 
 import click
 
+from proxy.access.destination import TENANT_SHOWN
 from proxy.cli import Failure
 from proxy.cli.output import moment, print_json, print_line, print_table, progress
-from proxy.cli.stored import json_option, reading, stored
+from proxy.cli.stored import json_option, reading, stored, writing
 from proxy.config import Config
 from proxy.store import AuditRow, AuditType, Store, Verified, VerifiedChains
 from proxy.store.records import EvictionRow, EvictionSum
 
 OPERATOR = "operator"
-TENANT_SHOWN = 8
 FACTS_SHOWN = 100
 EVICTIONS_SHOWN = 20
 HEAD = re.compile(r"(?:(\d+):)?([0-9a-f]{64})")
@@ -298,3 +298,37 @@ def _show_asked_again(rows: Iterable[EvictionRow]) -> None:
 
 def _share(value: object) -> str:
     return f"{value:.1%}" if isinstance(value, float) else "-"
+
+
+@click.group()
+def db() -> None:
+    """Migrate the database.
+
+    \b
+    Example:
+      weir db upgrade
+    """
+
+
+@db.command()
+@stored
+@json_option
+def upgrade(config: Config, *, as_json: bool) -> None:
+    """Migrate the database to the latest schema, or create it; `weir serve` does the same when it starts.
+
+    A database written by a newer version of Weir is refused.
+
+    \b
+    Example:
+      weir db upgrade --store sqlite+aiosqlite:///weir.db
+    """
+
+    async def state(store: Store) -> tuple[str, str, tuple[str, ...]]:
+        return store.schema, store.journal, store.notices
+
+    schema, journal, notices = writing(config, state, create=True)
+    if as_json:
+        return print_json({"schema": schema, "journal": journal, "notices": list(notices)})
+    for notice in notices:
+        click.echo(f"Note: {notice}", err=True)
+    return click.echo(f"Schema {schema}, up to date (journal: {journal}).")

@@ -19,10 +19,8 @@ from proxy.cli import Failure
 from proxy.cli.output import moment, print_facts, print_json, print_table, say, tame
 from proxy.cli.stored import found, json_option, key_names, reading, stored, writing
 from proxy.config import Config, masked_url
-from proxy.http.archive import removed_of
-from proxy.http.checkpoints import saved_of
-from proxy.http.control import MAX_NOTE_LEN, USUAL, KeptNote
-from proxy.http.conversations import decision_of, exchange_of
+from proxy.http.archive import removed_of, saved_of
+from proxy.http.conversations import MAX_NOTE_LEN, USUAL, KeptNote, decision_of, exchange_of
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow, NoteRow, Original, RemovedRow
 

@@ -15,7 +15,7 @@ from proxy.cli.output import Progressed, counted, print_json, print_line, print_
 from proxy.cli.stored import configured, json_option, known_policy, loaded
 from proxy.config import Config
 from proxy.models import ModelFacts, ModelRegistry
-from proxy.prices import BadPrices, PriceList, price_list
+from proxy.monitor.caching import BadPrices, PriceList, price_list
 from proxy.replay import (
     COLUMNS,
     SLIDING,
@@ -39,7 +39,7 @@ from proxy.replay import (
 )
 from proxy.replay import replay as play
 from proxy.store import Store
-from proxy.tokenizer import Tokenizer
+from proxy.wire.counting import Tokenizer
 
 DEFAULT_ENCODING = "o200k_base"
 MAX_DRAWN = 6

@@ -1,10 +1,11 @@
-"""``weir serve``: the proxy."""
+"""``weir serve``: the proxy; ``weir simulate``: the simulator alone."""
 
 import asyncio
 import contextlib
 import gc
 import importlib.metadata
 import io
+import json
 import logging
 import os
 import resource
@@ -27,12 +28,12 @@ from proxy.cli.stored import config_option, loaded
 from proxy.config import Config, Flags, Handed, environment, hand_down, handed_down, load_config, masked_url, secrets_of
 from proxy.effects.hooks import Hooks, Plugin
 from proxy.server import App, ServerLimits, run
-from proxy.simulator import SimulatorSettings, run_simulator
+from proxy.simulator import Dialect, RunningSimulator, SimulatorSettings, run_simulator, serve_until_stopped
 from proxy.store import Store, StoreError
 from proxy.telemetry import OtelSettings, QueuedLog, Telemetry, TelemetryError
-from proxy.telemetry.instruments import DROPPED
-from proxy.tokenizer import Tokenizer, installed_estimators
+from proxy.telemetry.metrics import DROPPED
 from proxy.upstream.providers import providers_for
+from proxy.wire.counting import Tokenizer, installed_estimators
 
 log = logging.getLogger("weir")
 
@@ -343,3 +344,47 @@ def _announce(config: Config, port: int, keys: Keyring, making: str) -> None:
     with contextlib.suppress(OSError):  # a log that cannot be written keeps nobody from being served
         for line in lines:
             click.echo(line, err=True)
+
+
+@click.command(
+    epilog="Example: weir simulate --window 8192 --port 9000, then weir serve --upstream http://127.0.0.1:9000/v1"
+)
+@click.option("--window", type=click.IntRange(min=16), default=8192, show_default=True, help="Context window, tokens.")
+@click.option(
+    "--dialect",
+    type=click.Choice([dialect.value for dialect in Dialect]),
+    default=Dialect.OPENAI.value,
+    show_default=True,
+    help="Whose errors and endpoints to imitate.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="0 takes a free port.")
+@click.option("--max-output", type=click.IntRange(min=1), help="Most tokens an answer may ask for.")
+@click.option("--model", "models", multiple=True, help="A model that /v1/models lists; may be repeated.")
+def simulate(window: int, dialect: str, host: str, port: int, max_output: int | None, models: tuple[str, ...]) -> None:
+    """Start a simulated model: a real window, realistic errors, strict checks, faults on demand.
+
+    A model named fault:NAME, or the header x-sim-fault, asks for misbehaviour: fault:429:5, fault:stall,
+    fault:cut_stream, fault:error_in_stream and more. GET /sim/requests shows what arrived.
+    """
+    settings = SimulatorSettings(
+        window=window, dialect=Dialect(dialect), max_output=max_output, models=models or ("sim",)
+    )
+    try:
+        serve_until_stopped(
+            settings, counter=Tokenizer().counter("o200k_base"), host=host, port=port, ready=_announce_simulator
+        )
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def _announce_simulator(running: RunningSimulator) -> None:
+    settings = running.simulator.settings
+    body: dict[str, object] = {
+        "model": settings.models[0],
+        "max_tokens": 64,
+        "messages": [{"role": "user", "content": "Hello"}],
+    }
+    endpoint = "messages" if settings.dialect is Dialect.ANTHROPIC else "chat/completions"
+    click.echo(f"{running.base_url}  ({settings.dialect}, window {settings.window} tokens; Ctrl-C stops)")
+    click.echo(f"curl {running.base_url}/{endpoint} -H 'content-type: application/json' -d '{json.dumps(body)}'")

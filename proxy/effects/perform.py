@@ -1,14 +1,180 @@
-"""Running a flow: what the pure half asks for is done here, and the reply is sent back in."""
+"""Running a flow: what the pure half asks for is done here, and the reply is sent back in.
+
+How alike texts are is told by the shingles they share, or by the vectors of a model that the policy names. Shingles are
+the runs of 3, 5 or 8 characters of a text, the longer for the longer text, because all long texts share most of their
+short runs. Alike is the share of common ones (Jaccard). Of a text with very many the smallest hashes stand for all of
+them (bottom-k sketch, A. Broder 1997), which estimates the same share to within 0.01.
+"""
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from heapq import nsmallest
+from threading import Lock
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import xxhash
 
 from policies import Done, Effect, Failed, Flow, Offload, Reply, Summarize, Summary
-from policies.effects import Answers, Compare, Embed, Together, Trim
-from proxy.effects.likeness import by_shingles
+from policies.effects import Alike, Answers, Compare, Embed, Together, Trim
+from policies.text.segments import Readings, TextReading
+from proxy.errors import ProxyError
+
+SKETCH = 4_096
+MAX_LEN = 200_000  # characters; a longer text is like no other
+MAX_CHARS = 1_000_000  # that are looked at for one question, the newest texts first: a second of work
+SIZES = ((400, 3), (4_000, 5))
+MAX_SIZE = 8
+
+PATIENCE = 20.0
+MAX_EMBEDDED_LEN = 24_000  # characters: about the 8,191 tokens that models for embeddings read
+BATCH = 64
+MAX_ANSWER = 64 * 1024 * 1024
+
+Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
+Vector = Sequence[float]
+
+
+class _Embedding(msgspec.Struct):
+    embedding: list[float]
+    index: int = 0
+
+
+class _Embeddings(msgspec.Struct):
+    data: list[_Embedding]
+
+
+def by_shingles(effect: Compare) -> Alike:
+    """How alike each pair is, 0 to 1; takes up to a second, so it belongs on a worker thread."""
+    texts = [" ".join(text.split()) for text in effect.texts]
+    allowed = _within(texts)
+    sketches: dict[tuple[int, int], frozenset[int]] = {}
+    scores: list[float] = []
+    for one, other in effect.pairs:
+        if texts[one] == texts[other]:
+            scores.append(1.0)
+            continue
+        if not (allowed[one] and allowed[other]):
+            scores.append(0.0)
+            continue
+        longer = max(len(texts[one]), len(texts[other]))
+        size = next((size for limit, size in SIZES if longer <= limit), MAX_SIZE)
+        for place in (one, other):
+            if (place, size) not in sketches:
+                sketches[place, size] = _sketch(texts[place], size)
+        scores.append(_shared(sketches[one, size], sketches[other, size]))
+    return Alike(tuple(scores))
+
+
+async def by_vectors(effect: Compare, *, model: str, send: Send, patience: float = PATIENCE) -> Reply:
+    """The cosine of the vectors of each pair, or Failed; ``send`` posts an embeddings request body.
+
+    A text that no such model could read whole is like no other, and is not sent.
+    """
+    wanted = sorted({i for pair in effect.pairs for i in pair if 0 < len(effect.texts[i]) <= MAX_EMBEDDED_LEN})
+    found = await embed([effect.texts[i] for i in wanted], model=model, send=send, patience=patience)
+    if isinstance(found, Failed):
+        return found
+    vectors = dict(zip(wanted, found, strict=True))
+    return Alike(
+        tuple(_cosine(vectors[a], vectors[b]) if a in vectors and b in vectors else 0.0 for a, b in effect.pairs)
+    )
+
+
+async def embed(
+    texts: Sequence[str], *, model: str, send: Send, patience: float = PATIENCE
+) -> list[list[float]] | Failed:
+    """The vectors of texts that the model can read whole, or Failed; ``send`` posts an embeddings request body."""
+    vectors: list[list[float]] = []
+    try:
+        async with asyncio.timeout(patience):
+            for start in range(0, len(texts), BATCH):
+                found = await _embed(texts[start : start + BATCH], model, send)
+                if isinstance(found, Failed):
+                    return found
+                vectors += found
+    except TimeoutError:
+        return Failed("timeout")
+    except ProxyError as error:
+        return Failed(error.code)
+    except Exception as error:  # noqa: BLE001 - whatever an upstream does, the request goes on without it
+        return Failed(f"error_{type(error).__name__}")
+    return vectors
+
+
+async def _embed(texts: Sequence[str], model: str, send: Send) -> list[list[float]] | Failed:
+    body = msgspec.json.encode({"model": model, "input": texts, "encoding_format": "float"})
+    status, content = await send(body)
+    if status != 200:
+        return Failed(f"status_{status}")
+    try:
+        answer = msgspec.json.decode(content[:MAX_ANSWER], type=_Embeddings)
+    except (ValueError, RecursionError):
+        return Failed("not_an_answer")
+    rows = sorted(answer.data, key=lambda row: row.index)
+    sizes = {len(row.embedding) for row in rows}
+    if len(rows) != len(texts) or len(sizes) != 1 or 0 in sizes:
+        return Failed("not_an_answer")
+    return [row.embedding for row in rows]
+
+
+def _within(texts: Sequence[str]) -> list[bool]:
+    """For each text whether it is looked at: none of the very long ones, and the newest of the rest."""
+    left, found = MAX_CHARS, [False] * len(texts)
+    for place in range(len(texts) - 1, -1, -1):
+        size = len(texts[place])
+        if 0 < size <= MAX_LEN and size <= left:
+            found[place] = True
+            left -= size
+    return found
+
+
+def _sketch(text: str, size: int) -> frozenset[int]:
+    digest = xxhash.xxh3_64_intdigest
+    data = text.encode("utf-32-le", "surrogatepass")
+    shingles = {data[4 * i : 4 * (i + size)] for i in range(max(1, len(text) - size + 1))}
+    if len(shingles) <= SKETCH:
+        return frozenset(map(digest, shingles))
+    return frozenset(nsmallest(SKETCH, set(map(digest, shingles))))
+
+
+def _shared(one: frozenset[int], other: frozenset[int]) -> float:
+    """The Jaccard similarity of what two sketches stand for; exact where neither was cut."""
+    union = one | other
+    common = one & other
+    if len(union) <= SKETCH or max(len(one), len(other)) < SKETCH:
+        return len(common) / len(union)
+    smallest = nsmallest(SKETCH, union)
+    return sum(1 for shingle in smallest if shingle in common) / len(smallest)
+
+
+def _cosine(one: Vector, other: Vector) -> float:
+    norm = math.sqrt(math.fsum(x * x for x in one) * math.fsum(y * y for y in other))
+    if len(one) != len(other) or not math.isfinite(norm) or norm == 0:
+        return 0.0
+    return min(1.0, max(0.0, math.fsum(x * y for x, y in zip(one, other, strict=True)) / norm))
+
+
+class SharedReadings(Readings):
+    """Readings that any thread may use; what is read is read outside the lock."""
+
+    def __init__(self, *, most: int = 30_000) -> None:
+        super().__init__(most=most)
+        self._lock = Lock()
+
+    def find(self, key: bytes) -> TextReading | None:
+        """What is kept under a key."""
+        with self._lock:
+            return super().find(key)
+
+    def keep(self, key: bytes, made: TextReading) -> None:
+        """Keep what was read."""
+        with self._lock:
+            super().keep(key, made)
+
 
 T = TypeVar("T")
 Ask = Callable[[Effect], Awaitable[Reply]]
@@ -81,3 +247,54 @@ async def drive(flow: Flow[T], now: Effect | Returned[T], ask: Ask) -> T:
         else:
             now = step(flow, await ask(now))
     return now.value
+
+
+class Background:
+    """The tasks of one kind, by key; at most ``most`` are begun and ``at_once`` of them work at the same time."""
+
+    def __init__(self, name: str, *, most: int, at_once: int) -> None:
+        self._name = name
+        self._most = most
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(at_once)
+        self.is_closing = False
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._tasks
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more task may begin."""
+        return not self.is_closing and len(self._tasks) < self._most
+
+    def start(
+        self, key: str, work: Callable[[], Coroutine[Any, Any, None]], *, then: Callable[[str], None] | None = None
+    ) -> None:
+        """Do ``work`` when it is its turn, and tell ``then`` the key once that has ended, however it did."""
+        task = asyncio.create_task(self._do(work), name=self._name)
+        self._tasks[key] = task
+
+        def ended(_: "asyncio.Task[None]") -> None:
+            del self._tasks[key]
+            if then is not None:
+                then(key)
+
+        task.add_done_callback(ended)
+
+    async def close(self) -> None:
+        """Stop what is under way; nothing begins any more."""
+        self.is_closing = True
+        tasks = [*self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def settled(self) -> None:
+        """Return once nothing is under way: for those who want to see what was done."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.sleep(0)
+
+    async def _do(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async with self._turns:
+            await work()

@@ -11,7 +11,7 @@ from policies import ContextSettings, Mode, WindowPressure
 from policies.ledger import DROPPING
 from policies.limits import zones_for
 from policies.pressure import lift, read_pressure
-from proxy.access.caller import Caller
+from proxy.access.destination import Caller
 from proxy.effects.evictions import CUT
 from proxy.effects.hooks import Turn
 from proxy.errors import ContextLengthExceeded, ProxyError
@@ -23,7 +23,7 @@ from proxy.stream.listen import Listener
 from proxy.tap import NO_USAGE, ReportedUsage, Tap
 from proxy.telemetry import Trace
 from proxy.upstream.overflow import Ending, ending_of, is_cut_short
-from proxy.wire.chat import ChatRequest
+from proxy.wire.messages import ChatRequest
 
 CLIENT_CLOSED = 499
 

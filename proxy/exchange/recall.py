@@ -11,7 +11,7 @@ from proxy.recall.tool import Offer, offer_for, with_tool
 from proxy.runtime import Runtime
 from proxy.stream.relay import UpstreamResponse
 from proxy.tap import NO_USAGE, Tap
-from proxy.telemetry.instruments import RETRIES
+from proxy.telemetry.metrics import RETRIES
 from proxy.upstream.overflow import Verdict
 
 REFUSALS = frozenset({400, 404, 405, 422, 501})

@@ -13,18 +13,18 @@ from policies import ContextSettings, Decision
 from policies.calls import follow_calls
 from policies.health import Checkup
 from policies.pressure import Event
-from proxy.access.caller import Caller
-from proxy.caching import CacheUse, follow
+from proxy.access.destination import Caller
 from proxy.effects.allowance import Spent
 from proxy.exchange.progress import ExchangeProgress, TokenUsage, evictions_alone
-from proxy.health import sample_of
+from proxy.monitor.caching import CacheUse, follow
+from proxy.monitor.health import sample_of
 from proxy.planning import Plan, PlanRequest
 from proxy.recall.rounds import Recalled
 from proxy.runtime import Runtime
 from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry import AnySpan, ModelCall, Trace
 from proxy.upstream.overflow import Ending
-from proxy.wire.chat import ChatRequest, digest_of
+from proxy.wire.messages import ChatRequest, digest_of
 
 log = logging.getLogger("weir.settlement")
 

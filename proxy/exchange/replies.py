@@ -10,22 +10,21 @@ from policies.advise import TokenPrices
 from policies.effects import Compare, Embed, Trim, Vectors
 from policies.fidelity import JUDGE
 from policies.fidelity import PROMPTS as EVALUATING
-from proxy.access.caller import TENANT_SHOWN, Caller
-from proxy.access.destination import CHAT_PATH, EMBEDDINGS_PATH, Destination, by_weir
-from proxy.caching import prices_of
+from proxy.access.destination import CHAT_PATH, EMBEDDINGS_PATH, TENANT_SHOWN, Caller, Destination, by_weir
 from proxy.effects.allowance import Patience, Spent
-from proxy.effects.likeness import MAX_EMBEDDED_LEN, PATIENCE, by_vectors, embed
-from proxy.effects.perform import EffectHandler
+from proxy.effects.perform import MAX_EMBEDDED_LEN, PATIENCE, EffectHandler, by_vectors, embed
 from proxy.effects.summarizer import MAX_ANSWER, Compose, SummarizerTerms, SummaryResult
 from proxy.errors import UpstreamUnreachable
 from proxy.exchange.send import address_of, provider_of
+from proxy.monitor.caching import prices_of
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import NULL_TRACE, AnySpan, ModelCall, Trace
-from proxy.telemetry.instruments import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS
+from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS
 from proxy.upstream.client import StreamBroken
-from proxy.upstream.upstreams import own_headers
-from proxy.wire.chat import ChatRequest, Form, forces_a_call, read_message, standing_body
+from proxy.upstream.providers import own_headers
+from proxy.wire.messages import ChatRequest, read_message
+from proxy.wire.render import Form, forces_a_call, standing_body
 
 SUMMARIZER_SHARE = 0.85
 EVALUATION_SHARE = 0.5

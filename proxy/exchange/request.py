@@ -5,18 +5,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from policies import ContextSettings, Mode
-from proxy.access.caller import Caller
-from proxy.access.destination import Destination
+from proxy.access.destination import Caller, Destination
 from proxy.effects.allowance import Patience
 from proxy.errors import InvalidRequest
 from proxy.exchange.replies import Replies, summarizer_input
 from proxy.planning import PlanRequest
 from proxy.runtime import Runtime
 from proxy.telemetry import Trace
-from proxy.tokenizer import TextCounter
-from proxy.wire.chat import ChatRequest, without_field
-from proxy.wire.knobs import EDITS, client_edits, wants_no_editing
-from proxy.wire.names import MEMORY_HEADER, PARENT_HEADER, RESUME_HEADER, conversation_in, name_from
+from proxy.wire.client import (
+    EDITS,
+    MEMORY_HEADER,
+    PARENT_HEADER,
+    RESUME_HEADER,
+    client_edits,
+    conversation_in,
+    name_from,
+    wants_no_editing,
+)
+from proxy.wire.counting import TextCounter
+from proxy.wire.messages import ChatRequest, without_field
 
 Headers = Sequence[tuple[bytes, bytes]]
 

@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 from policies import Decision
 from policies.calls import results_by_tool
+from proxy.effects.evictions import condensed_in, layers_in, stage_of, strategy_of
 from proxy.exchange.progress import TokenUsage, evicted_count
 from proxy.exchange.record import ExchangeRecord
 from proxy.planning import Recognized
-from proxy.stages import condensed_in, layers_in, stage_of, strategy_of
 from proxy.store.records import ExchangeRow
 
 MAX_EVENTS = 8

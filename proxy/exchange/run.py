@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 from proxy.access.browsers import without_grants
-from proxy.access.caller import Caller
-from proxy.access.destination import CHAT, Route, for_chat
+from proxy.access.destination import CHAT, Caller, Route, for_chat
+from proxy.effects.evictions import stage_of, strategy_of
 from proxy.effects.hooks import Overflow, Turn, new_results
 from proxy.errors import (
     ContextLengthExceeded,
@@ -39,7 +39,6 @@ from proxy.planning import Plan, PlanRequest, Recognized
 from proxy.recall.rounds import Rounds, follow_whole
 from proxy.recall.streaming import Relaying
 from proxy.runtime import Runtime
-from proxy.stages import stage_of, strategy_of
 from proxy.stream.listen import Listener
 from proxy.stream.receive import ClientGone, Receive, read_held, while_connected
 from proxy.stream.relay import Send, StreamCut, UpstreamResponse, is_readable, relay_stream, relay_whole
@@ -47,7 +46,7 @@ from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan, RequestContext
 from proxy.upstream.client import Answer, came_through
 from proxy.upstream.overflow import Verdict
-from proxy.wire.chat import parse_chat
+from proxy.wire.messages import parse_chat
 
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 MAX_RETRIES = 2

@@ -29,7 +29,7 @@ from proxy.upstream.overflow import (
     is_cut_short,
     plausible_limit,
 )
-from proxy.wire.chat import ChatRequest, with_fields
+from proxy.wire.messages import ChatRequest, with_fields
 
 MIN_OUTPUT = 16
 CLAMP_MARGIN = 8

@@ -5,19 +5,19 @@ import time
 
 from policies import ContextSettings, Decision
 from policies.pressure import STATUS
-from proxy.access.caller import TENANT_SHOWN, Caller
-from proxy.alerts import Notice
-from proxy.caching import cost_of, prices_of
+from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.effects.hooks import TurnEnd
 from proxy.exchange.progress import ExchangeProgress, evicted_count
 from proxy.exchange.record import ExchangeRecord, record_of
 from proxy.exchange.row import row_of
+from proxy.monitor.alerts import Notice
+from proxy.monitor.caching import cost_of, prices_of
 from proxy.runtime import Runtime
 from proxy.store.records import RelayedRow
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import ExchangeLine, Metrics, log_exchange
-from proxy.telemetry import instruments as i
-from proxy.wire.names import name_from
+from proxy.telemetry import metrics as i
+from proxy.wire.client import name_from
 
 log = logging.getLogger("weir.settlement")
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from proxy.config import UpstreamSettings
 from proxy.errors import MethodNotAllowed
-from proxy.http.respond import respond, respond_error, respond_json
+from proxy.http.request import respond, respond_error, respond_json
 from proxy.runtime import Runtime
 from proxy.store import StoreError
 from proxy.stream.receive import Receive

@@ -13,8 +13,7 @@ from proxy.config.file import Document, dotted
 from proxy.config.presets import about, policy_values, policy_warnings, preset_documents
 from proxy.config.reload import SetPolicy, read_policy, without_set_policy
 from proxy.errors import InvalidRequest, NotFound, ProxyError
-from proxy.http.request import ManagementAnswer, ManagementRequest, as_json, page_of_whole
-from proxy.http.shape import Page, Shape
+from proxy.http.request import ManagementAnswer, ManagementRequest, Page, Shape, as_json, page_of_whole
 from proxy.runtime import Runtime
 from proxy.store import StoreError
 from proxy.stream.receive import read_body

@@ -1,25 +1,84 @@
-"""One request to the management API, taken apart, its answer before it is sent, and lists in pages."""
+"""One request to the management API, taken apart, what its answers are made of, and lists in pages.
+
+A shape is the answer and its schema in one. The OpenAPI document is made of the shapes: their names, docstrings and
+fields are part of the API, and the order of the fields is that of the JSON.
+"""
 
 import json
 import re
+import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
-from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound
-from proxy.http.respond import JSON, Headers
-from proxy.http.shape import Page
+from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound, ProxyError
 from proxy.runtime import Runtime
 from proxy.store import Store
 from proxy.store.records import ConversationRow
 from proxy.store.transaction import Place
 from proxy.stream.receive import Receive, read_body
+from proxy.stream.relay import Send
+from proxy.telemetry import LOG_CONTEXT, Metrics
 
+Row = TypeVar("Row")
+
+Tokens = Annotated[int, Meta(ge=0, description="tokens")]
+Count = Annotated[int, Meta(ge=0)]
+Moment = Annotated[float, Meta(ge=0, description="seconds since 1970, UTC")]
+Share = Annotated[float, Meta(ge=0, description="a share; 1 is all of it")]
+Dollars = Annotated[float, Meta(description="US dollars at list prices")]
+Ref = Annotated[str, Meta(description="the key of an original in the archive", pattern=r"^[0-9a-f]+$")]
+Digest = Annotated[str, Meta(description="hexadecimal", pattern=r"^[0-9a-f]*$")]
+
+
+class Shape(msgspec.Struct):
+    """An answer, or a part of one."""
+
+    @classmethod
+    def of(cls, row: object, **own: object) -> Self:
+        """The fields of ``row`` that have the shape's names, bytes as hexadecimal, but for those in ``own``."""
+        values = {name: own[name] if name in own else getattr(row, name) for name in cls.__struct_fields__}
+        return cls(**{name: each.hex() if isinstance(each, bytes) else each for name, each in values.items()})
+
+    def plain(self) -> dict[str, Any]:
+        """The same as data for JSON."""
+        return dict(msgspec.to_builtins(self))
+
+
+class Page(Shape, Generic[Row]):
+    """A page of a list; next is the cursor of the following one, null on the last."""
+
+    data: list[Row]
+    next: str | None
+
+
+class Fault(Shape):
+    """What is wrong; param names the parameter or field, weir says what there is."""
+
+    message: str
+    type: Literal["invalid_request_error", "authentication_error", "permission_error", "requests"]
+    param: str | None
+    code: Literal[
+        "invalid_request", "invalid_json", "invalid_api_key", "request_too_large", "rate_limit_exceeded", "internal"
+    ]
+    weir: dict[str, Any] | UnsetType = UNSET
+
+
+class Error(Shape):
+    """An error in OpenAI's shape."""
+
+    error: Fault
+
+
+JSON = b"application/json"
+NO_CONTENT = 204
+Headers = Sequence[tuple[bytes, bytes]]
 MAX_ROWS = 500
 MAX_DIGITS = 15
 MAX_VERSION_DIGITS = 9
@@ -34,7 +93,7 @@ AGO = re.compile(r"([0-9]{1,6})([smhd])")
 MOMENT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 SECONDS: Mapping[str, int] = MappingProxyType({"s": 1, "m": 60, "h": 3_600, "d": 86_400})
 
-Row = TypeVar("Row")
+
 Shown = TypeVar("Shown")
 Word = TypeVar("Word", bound=str)
 PlaceOf = Callable[[Row], Place]
@@ -258,3 +317,47 @@ def _is_of(given: object, kind: type[str] | type[int] | type[float]) -> bool:
     if isinstance(given, bool) or not isinstance(given, int | float):
         return False
     return (kind is float or (kind is int and isinstance(given, int))) and abs(given) < MAX_IN_CURSOR
+
+
+async def respond(send: Send, body: bytes, *, status: int = 200, kind: bytes = JSON, headers: Headers = ()) -> None:
+    """Send one whole answer."""
+    framing = [(b"content-type", kind), (b"content-length", str(len(body)).encode())] if status != NO_CONTENT else []
+    about = LOG_CONTEXT.get()
+    if about is not None and not any(name == b"x-request-id" for name, _ in headers):
+        framing.append((b"x-request-id", about.request.encode()))
+    await send({"type": "http.response.start", "status": status, "headers": [*framing, *headers]})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def counted(
+    metrics: Metrics, route: str, scope: MutableMapping[str, Any], send: Send, answer: Callable[[Send], Awaitable[None]]
+) -> None:
+    """Have a request answered and counted under its route; ``answer`` is given the way to send."""
+    status, begun = list[int](), time.perf_counter()
+
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            status.append(message["status"])
+        await send(message)
+
+    try:
+        await answer(sending)
+    finally:
+        metrics.served(
+            method=scope["method"],
+            route=route,
+            status=status[0] if status else None,
+            error=str(status[0]) if status and status[0] >= 500 else "",
+            seconds=time.perf_counter() - begun,
+        )
+
+
+async def respond_json(send: Send, value: object, *, status: int = 200) -> None:
+    """Send a value as JSON."""
+    await respond(send, json.dumps(value, ensure_ascii=False).encode(), status=status)
+
+
+async def respond_error(send: Send, error: ProxyError, *, request_id: str | None = None, headers: Headers = ()) -> None:
+    """Send an error in OpenAI's shape."""
+    own = [(b"x-request-id", request_id.encode())] if request_id else []
+    await respond(send, error.body(), status=error.status, headers=[*headers, *error.headers(), *own])

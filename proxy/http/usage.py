@@ -1,14 +1,32 @@
-"""What the management API tells of usage: which key took how many tokens and dollars."""
+"""What was seen and taken: tokens and dollars by key, health with its alerts, and the audit."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
+import msgspec
 from msgspec import Meta
 
-from proxy.http.request import ManagementRequest, page_from
-from proxy.http.shape import Count, Dollars, Moment, Shape, Tokens
+from policies.health import Category, HealthTrend, Level, Snapshot, trend_of
+from proxy.http.request import (
+    Count,
+    Digest,
+    Dollars,
+    ManagementRequest,
+    Moment,
+    Page,
+    Ref,
+    Shape,
+    Share,
+    Tokens,
+    cursor_of,
+    page,
+    page_from,
+)
+from proxy.store import AuditRow
+from proxy.store.chain import AuditType
 from proxy.store.exchanges import ADDED, By
-from proxy.store.records import UsageRow
+from proxy.store.records import AlertRow, ConversationRow, EvictionRow, UsageRow
+from proxy.store.transaction import Place
 
 DAYS = 30
 DAY = 86_400.0
@@ -90,3 +108,211 @@ async def usage(asked: ManagementRequest) -> Usage:
     names = asked.runtime.keyring.names
     found = page_from(rows, start, limit, lambda row: taken_by(row, by=by, names=names))
     return Usage(since=since, by=by, total=taken(rows), data=found.data, next=found.next)
+
+
+Status = Literal["ok", "critical", "warning", "info"]
+LEVELS: tuple[Level, ...] = ("critical", "warning", "info")
+
+
+class Alert(Shape):
+    """One alert; closed is null while it is open."""
+
+    kind: str
+    level: Level
+    category: Category = msgspec.field(name="class")
+    conversation: str
+    at: Moment
+    closed: Moment | None
+    value: float
+    threshold: float
+    said: str
+
+
+def alert_of(row: AlertRow) -> Alert:
+    """One alert."""
+    return Alert.of(row, value=round(row.value, 4), threshold=row.limit)
+
+
+class Reading(Shape):
+    """The six health metrics after one request; what was not measured is null."""
+
+    at: Moment
+    utilization: Share
+    eviction_rate: Annotated[float, Meta(ge=0)]
+    compression_ratio: float | None
+    burn_rate: float | None
+    fidelity_score: Share | None
+    tool_result_bloat: Share
+    window_id: Annotated[int, Meta(ge=1)]
+
+
+def reading_of(snapshot: Snapshot) -> Reading:
+    """The health metrics after one request, shares and ratios with three decimals."""
+    values: dict[str, Any] = snapshot._asdict()
+    measured = {name: round(each, 3) for name, each in values.items() if isinstance(each, float)}
+    return Reading.of(snapshot, **{**measured, "at": snapshot.at})
+
+
+class ConversationHealth(Shape):
+    """How well one conversation is kept, and where that is heading."""
+
+    conversation: str
+    status: Status
+    snapshot: Reading | None
+    trend: HealthTrend
+    alerts: list[Alert]
+    history: list[Reading]
+
+
+def conversation_health(
+    row: ConversationRow, snapshots: Sequence[Snapshot], alerts: Sequence[AlertRow], *, limit: int
+) -> ConversationHealth:
+    """The health of a conversation by its snapshots, oldest first, of which the newest ``limit`` are shown."""
+    opened = {alert.level for alert in alerts if alert.closed is None}
+    return ConversationHealth(
+        conversation=row.name,
+        status=next((level for level in LEVELS if level in opened), "ok"),
+        snapshot=reading_of(snapshots[-1]) if snapshots else None,
+        trend=trend_of(snapshots),
+        alerts=[alert_of(alert) for alert in alerts],
+        history=[reading_of(each) for each in snapshots[-limit:]],
+    )
+
+
+class Open(Shape):
+    """How many alerts are open, by level."""
+
+    critical: Count
+    warning: Count
+    info: Count
+
+
+class OpenAlerts(Shape):
+    """The open alerts, and the gravest level among them."""
+
+    status: Status
+    open: Open
+    data: list[Alert]
+    next: str | None
+
+
+def open_alerts(found: Page[Alert], counts: Mapping[str, int]) -> OpenAlerts:
+    """A page of open alerts; ``counts`` are how many there are of each level, on all pages."""
+    return OpenAlerts(
+        status=next((level for level in LEVELS if counts.get(level)), "ok"),
+        open=Open(**{level: counts.get(level, 0) for level in LEVELS}),
+        data=found.data,
+        next=found.next,
+    )
+
+
+async def health(asked: ManagementRequest) -> OpenAlerts:
+    """The open alerts over the caller's conversations, the newest first, and how many there are of each level."""
+    limit, after = asked.limit(), asked.after(float, str, str, str)
+    rows, counts = await asked.store.open_alerts(asked.tenant, limit=limit + 1, after=after)
+    found = page(rows, limit, alert_of, lambda row: (row.at, row.kind, row.tenant, row.conversation))
+    return open_alerts(found, counts)
+
+
+async def health_of(asked: ManagementRequest) -> ConversationHealth:
+    """The six metrics of one conversation, where they are heading, and its alerts."""
+    limit = asked.limit()
+    row = await asked.conversation()
+    snapshots = await asked.store.snapshots(row)
+    return conversation_health(row, snapshots, await asked.store.alerts(row), limit=limit)
+
+
+ENDED = (0, "", 0, 0)
+"""The place in a list of evictions that has come to its end before the list beside it."""
+
+
+class Eviction(Shape):
+    """One thing that a batch took out or made shorter."""
+
+    digest: Digest
+    occurrence: Count
+    kind: str
+    layer: str
+    policy: str
+    tokens_before: Tokens
+    tokens_after: Tokens
+    tokens_remaining: Tokens
+    scorer: str
+    tool: str
+    call_hash: Digest
+    tenant: str
+    conversation: str
+    branch: str
+    version: Count
+    position: Count
+    at: Moment
+    asked_again_at: Moment | None
+    asked_again_count: Count
+    ref: Ref
+    freed: int
+
+
+class Audited(Shape):
+    """One row of the audit with all that its hash covers."""
+
+    tenant: str
+    seq: Annotated[int, Meta(ge=1)]
+    at: Moment
+    type: str
+    conversation: str
+    branch: str
+    request: str
+    sealed: Count
+    facts: Any
+    prev: Digest
+    hash: Digest
+
+
+class ConversationAudit(Shape):
+    """What batches took out of the window or made shorter, and the conversation's rows in the audit, newest first."""
+
+    data: list[Eviction]
+    events: list[Audited]
+    next: str | None
+
+
+async def audit(asked: ManagementRequest) -> Page[Audited]:
+    """The rows of the caller's audit, newest first, those of deleted conversations included; for the operator of all.
+
+    ``type`` leaves one kind of row.
+    """
+    limit, kind = asked.limit(), asked.word("type", tuple(map(str, AuditType)))
+    of_all = asked.tenant is None
+    after = asked.after(float, str, int) if of_all else asked.after(int)
+    rows = await asked.store.audit(asked.tenant, kind=kind, limit=limit + 1, after=after)
+
+    def place(row: AuditRow) -> Place:
+        return (row.at, row.tenant, row.seq) if of_all else (row.seq,)
+
+    return page(rows, limit, _audited, place)
+
+
+async def conversation_audit(asked: ManagementRequest) -> ConversationAudit:
+    """What batches took out of the conversation's window or made shorter, and its rows in the audit, newest first."""
+    limit, given = asked.limit(), asked.after(float, str, int, int, int)
+    row = await asked.conversation()
+    evicted, seen = (None, None) if given is None else (given[:4], given[4:])
+    rows, told = list[EvictionRow](), list[AuditRow]()
+    if evicted is None or evicted[1]:
+        rows = await asked.store.evictions(row.tenant, conversation=row, limit=limit + 1, after=evicted)
+    if seen is None or seen[0]:
+        told = await asked.store.audit(row.tenant, conversation=row.id, limit=limit + 1, after=seen)
+    following = None
+    if len(rows) > limit or len(told) > limit:
+        last = rows[limit - 1] if len(rows) > limit else None
+        place = ENDED if last is None else (last.at, last.branch, last.version, last.position)
+        following = cursor_of((*place, told[limit - 1].seq if len(told) > limit else 0))
+    return ConversationAudit(
+        data=[Eviction.of(each, ref=each.digest.hex()[:12]) for each in rows[:limit]],
+        events=[_audited(each) for each in told[:limit]],
+        next=following,
+    )
+
+
+def _audited(row: AuditRow) -> Audited:
+    return Audited.of(row, facts=row.told)

@@ -8,11 +8,10 @@ from policies import Decision, EditKind
 from policies.checkpoint import Checkpoint
 from policies.messages import ToolDefinition
 from proxy.conversation import Thread
-from proxy.effects.evictions import evicted_calls
+from proxy.effects.evictions import evicted_calls, figures_of
 from proxy.planning.values import PlanRequest, Recognized
-from proxy.stages import figures_of
 from proxy.store.records import Change, EvictionRow, Original
-from proxy.wire.chat import tool_definitions, tool_description
+from proxy.wire.messages import tool_definitions, tool_description
 from proxy.wire.raw import read_value
 
 

@@ -37,18 +37,18 @@ from policies.limits import Limits, limits_for
 from policies.turns import last_user
 from proxy.conversation import Conversations, Thread
 from proxy.effects.evictions import asked_again, evictions_of
-from proxy.effects.perform import Ask, Returned, drive, step
+from proxy.effects.perform import Ask, Returned, SharedReadings, drive, step
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.planning.changes import change_of, empty_change, pruned_tools, stamped
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.recall.archive import by_likeness, elsewhere
-from proxy.shared_readings import SharedReadings
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Change, EvictionRow
+from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT
-from proxy.transcripts import Transcripts
-from proxy.wire.chat import breakpoint_for, render, rewritten, unmarked
-from proxy.write_behind import WriteBehindQueue
+from proxy.wire.messages import breakpoint_for, rewritten, unmarked
+from proxy.wire.render import render
+from proxy.wire.transcripts import Transcripts
 
 log = logging.getLogger("weir.planning")
 

@@ -28,8 +28,7 @@ from policies.effects import Embed, Save, Vectors
 from policies.ledger import Prepared
 from policies.notes import Note
 from proxy.conversation import Thread
-from proxy.effects.background import Background
-from proxy.effects.perform import Ask, drive, step
+from proxy.effects.perform import Ask, Background, drive, step
 from proxy.planning.planner import CLAIMED, Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.store import Store, StoreError

@@ -12,9 +12,9 @@ from proxy.effects.perform import Ask
 from proxy.models import ModelLimits
 from proxy.store.records import Branch, EvictionRow
 from proxy.telemetry import Trace
-from proxy.tokenizer import TextCounter
-from proxy.transcripts import RequestTranscript
-from proxy.wire.chat import ChatRequest
+from proxy.wire.counting import TextCounter
+from proxy.wire.messages import ChatRequest
+from proxy.wire.transcripts import RequestTranscript
 
 ResolveLimits = Callable[[], Awaitable[ModelLimits]]
 

@@ -15,8 +15,8 @@ from policies.messages import Body
 from proxy.effects.perform import Ask
 from proxy.recall.answering import Hit, Past, Term, passages, rank, terms_of
 from proxy.store import Original, Store, StoreError
-from proxy.wire.chat import body_of, read_message
-from proxy.write_behind import WriteBehindQueue
+from proxy.store.write_behind import WriteBehindQueue
+from proxy.wire.messages import body_of, read_message
 
 FindAlike = Callable[[str], Awaitable[Sequence[tuple[Original, float]]]]
 

@@ -37,7 +37,7 @@ from proxy.store import StoreError
 from proxy.stream.relay import UpstreamResponse
 from proxy.tap import Tap, read_completion
 from proxy.upstream.overflow import Verdict
-from proxy.wire.chat import count_message
+from proxy.wire.counting import count_message
 from proxy.wire.raw import write_value
 
 SHARES = (1.0, 0.5, 0.0)

@@ -12,7 +12,8 @@ import msgspec
 
 from policies import ContextSettings, TokenCounter
 from policies.clipping import TEXT_OF
-from proxy.wire.chat import ChatRequest, count_tools, tool_definitions
+from proxy.wire.counting import count_tools
+from proxy.wire.messages import ChatRequest, tool_definitions
 from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
 
 DESCRIPTION = (

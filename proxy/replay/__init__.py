@@ -4,9 +4,19 @@ Every request of a recording goes through one scenario per policy, one unmanaged
 each forwards is compared with what it forwarded before, as a provider's prompt cache does, and priced.
 """
 
-from proxy.replay.compactions import Compaction, Evaluated, archived_pair, compactions_of, judge_compaction
-from proxy.replay.play import Refusals, Replayed, ScenarioResult, Step, Tally, replay
-from proxy.replay.recordings import BadRecording, Fact, Place, Recording, read_recordings, recording_of
+from proxy.replay.play import (
+    Compaction,
+    Evaluated,
+    Refusals,
+    Replayed,
+    ScenarioResult,
+    Step,
+    Tally,
+    archived_pair,
+    compactions_of,
+    judge_compaction,
+    replay,
+)
 from proxy.replay.report import COLUMNS, ReplayReport, remarks, render_report, table_row
 from proxy.replay.scenarios import (
     SLIDING,
@@ -16,10 +26,23 @@ from proxy.replay.scenarios import (
     Managed,
     Refusal,
     SlidingWindow,
+    TrafficCount,
+    advice_for,
+    advised,
+    pace_of,
     store_in_memory,
 )
-from proxy.replay.script import Retention, Script, judge
-from proxy.replay.traffic import TrafficCount, advice_for, advised, pace_of
+from proxy.replay.script import (
+    BadRecording,
+    Fact,
+    Place,
+    Recording,
+    Retention,
+    Script,
+    judge,
+    read_recordings,
+    recording_of,
+)
 
 __all__ = [
     "COLUMNS",

@@ -1,14 +1,190 @@
-"""Replayed conversations as one HTML page: nothing is fetched, nothing runs, every text is escaped."""
+"""Replayed conversations as one HTML page: nothing is fetched, nothing runs, every text is escaped.
+
+Pictures of one conversation in one scenario (buckets against the window, cost, prefix reuse) are inline SVG; colours
+are CSS classes of the page (``report.css``), so that they follow light and dark.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from itertools import takewhile
 
-from proxy.prices import PriceList
-from proxy.replay.charts import buckets_chart, cost_chart, cost_scale, reuse_chart
-from proxy.replay.play import Replayed, ScenarioResult, Tally
+from proxy.monitor.caching import PriceList
+from proxy.replay.play import Replayed, ScenarioResult, Step, Tally
 from proxy.replay.scenarios import SLIDING, UNMANAGED
+from proxy.replay.script import BUCKETS
+
+WIDTH = 960
+LEFT, RIGHT, TOP, BOTTOM = 64, 14, 18, 26
+STEPS_OF_A_SCALE = (1, 2, 2.5, 5, 10)
+MAX_TICKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where values are drawn: ``count`` requests from left to right, 0 to ``top`` upwards, pixels of the view box."""
+
+    count: int
+    top: float
+    height: int
+
+    def x(self, position: float) -> float:
+        """Pixels of a position between 0 (before the first request) and ``count`` (behind the last)."""
+        return LEFT + (WIDTH - LEFT - RIGHT) * position / max(1, self.count)
+
+    def y(self, value: float) -> float:
+        """Pixels of a value; nothing is drawn outside the frame."""
+        share = min(1.0, max(0.0, value / self.top)) if self.top > 0 else 0.0
+        return self.height - BOTTOM - (self.height - TOP - BOTTOM) * share
+
+
+def scale(highest: float, *, most: int = MAX_TICKS) -> tuple[float, ...]:
+    """Round values from 0 up to the first that is not below ``highest``, at most ``most`` steps."""
+    if highest <= 0:
+        return (0.0, 1.0)
+    power = 1.0
+    while power * 10 * most < highest:
+        power *= 10
+    while power * most > highest * 10:
+        power /= 10
+    step = next(power * each for each in STEPS_OF_A_SCALE if power * each * most >= highest)
+    ticks = [0.0]
+    while ticks[-1] < highest:
+        ticks.append(step * len(ticks))
+    return tuple(ticks)
+
+
+def buckets_chart(steps: Sequence[Step], *, window: int) -> str:
+    """Tokens of every forwarded request by bucket, the client's own tokens, the window, and marks where Weir acted."""
+    highest = max([window, *(step.after for step in steps)])
+    ticks = scale(highest * 1.02)
+    frame = Frame(len(steps), ticks[-1], 260)
+    parts = [*_grid(frame, ticks, [_short(tick) for tick in ticks])]
+    below = [0.0] * len(steps)
+    for name in BUCKETS:
+        above = [low + step.buckets.get(name, 0) for low, step in zip(below, steps, strict=True)]
+        if above != below:
+            parts.append(f'<path class="b-{name}" d="{_area(frame, below, above)}"/>')
+        below = above
+    raw = list(takewhile(lambda tokens: tokens <= frame.top, (step.before for step in steps)))
+    if raw:
+        parts.append(f'<path class="raw" d="{_line(frame, raw)}"/>')
+    parts.append(_rule(frame, window, "window", f"window {window:,}"))
+    limit = steps[-1].limit
+    if 0 < limit < window:
+        parts.append(_rule(frame, limit, "limit", ""))
+    parts += _hover(frame, steps)
+    parts += _marks(frame, steps)
+    return _svg(frame, "Tokens of each forwarded request by bucket", parts)
+
+
+def cost_chart(lines: Sequence[tuple[str, Sequence[float]]], labels: Sequence[str]) -> str:
+    """Cumulative cost, a line for each (CSS class, values); ``labels`` are what the ticks of its scale say."""
+    count = max(len(values) for _, values in lines)
+    ticks = cost_scale(lines)
+    frame = Frame(count, ticks[-1], 180)
+    parts = [*_grid(frame, ticks, labels)]
+    parts += [f'<path class="{escape(name)}" d="{_line(frame, values)}"/>' for name, values in lines]
+    return _svg(frame, "Cumulative cost of the prompts", parts)
+
+
+def cost_scale(lines: Sequence[tuple[str, Sequence[float]]]) -> tuple[float, ...]:
+    """The ticks of a cost chart."""
+    return scale(max((max(values, default=0.0) for _, values in lines), default=0.0))
+
+
+def reuse_chart(steps: Sequence[Step]) -> str:
+    """Share of every forwarded request that the one before began with."""
+    frame = Frame(len(steps), 1.0, 120)
+    parts = [*_grid(frame, (0.0, 0.5, 1.0), ("0 %", "50 %", "100 %"))]
+    zero = [0.0] * len(steps)
+    parts.append(f'<path class="reuse" d="{_area(frame, zero, [step.reuse for step in steps])}"/>')
+    parts += [
+        f'<rect class="hover" x="{frame.x(i):.1f}" y="{TOP}" width="{_bar(frame):.1f}" '
+        f'height="{frame.height - TOP - BOTTOM}"><title>request {step.number}: {step.reuse:.1%} reused</title></rect>'
+        for i, step in enumerate(steps)
+    ]
+    return _svg(frame, "Prefix reuse of each request", parts)
+
+
+def _svg(frame: Frame, label: str, parts: Sequence[str]) -> str:
+    inner = "\n".join(parts)
+    return f'<svg viewBox="0 0 {WIDTH} {frame.height}" role="img" aria-label="{escape(label)}">\n{inner}\n</svg>'
+
+
+def _grid(frame: Frame, ticks: Sequence[float], labels: Sequence[str]) -> Iterator[str]:
+    for tick, label in zip(ticks, labels, strict=True):
+        y = frame.y(tick)
+        yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>'
+    for number in _numbers(frame.count):
+        x, y = frame.x(number - 0.5), frame.height - 8
+        yield f'<text class="tick" x="{x:.1f}" y="{y}" text-anchor="middle">{number}</text>'
+
+
+def _numbers(count: int) -> list[int]:
+    """Which requests are numbered below a chart."""
+    step = max(1, int(scale(max(1, count), most=10)[1]))
+    return sorted({1, *range(step, count + 1, step)})
+
+
+def _area(frame: Frame, below: Sequence[float], above: Sequence[float]) -> str:
+    """The outline of a row of bars from ``below`` to ``above``."""
+    there = [f"{frame.x(i + side):.1f},{frame.y(value):.1f}" for i, value in enumerate(above) for side in (0, 1)]
+    back = [f"{frame.x(i + side):.1f},{frame.y(below[i]):.1f}" for i in reversed(range(len(below))) for side in (1, 0)]
+    return f"M{' L'.join((*there, *back))} Z" if there else "M0,0"
+
+
+def _line(frame: Frame, values: Sequence[float]) -> str:
+    return "M" + " L".join(f"{frame.x(i + 0.5):.1f},{frame.y(value):.1f}" for i, value in enumerate(values))
+
+
+def _rule(frame: Frame, value: float, name: str, label: str) -> str:
+    y = frame.y(value)
+    text = f'<text class="tick" x="{WIDTH - RIGHT}" y="{y - 5:.1f}" text-anchor="end">{escape(label)}</text>'
+    return f'<line class="{name}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>{text if label else ""}'
+
+
+def _hover(frame: Frame, steps: Sequence[Step]) -> Iterator[str]:
+    for i, step in enumerate(steps):
+        yield (
+            f'<rect class="hover" x="{frame.x(i):.1f}" y="{TOP}" width="{_bar(frame):.1f}" '
+            f'height="{frame.height - TOP - BOTTOM}"><title>{escape(said(step))}</title></rect>'
+        )
+
+
+def _marks(frame: Frame, steps: Sequence[Step]) -> Iterator[str]:
+    """A triangle over each request on which something was decided, red where it was refused."""
+    for i, step in enumerate(steps):
+        refused = step.action in ("refused", "failed")
+        if not (step.broke and step.acted) and not refused:
+            continue
+        x, name = frame.x(i + 0.5), "refused" if refused else "mark"
+        points = f"{x - 5:.1f},4 {x + 5:.1f},4 {x:.1f},13"
+        yield f'<polygon class="{name}" points="{points}"><title>{escape(said(step))}</title></polygon>'
+
+
+def said(step: Step) -> str:
+    """One request in a few lines: what came, what went, and what was done."""
+    lines = [f"request {step.number}: {step.before:,} > {step.after:,} tokens, {step.reuse:.0%} reused"]
+    if step.applied:
+        lines.append(", ".join(f"{name} {count}" for name, count in step.applied.items()))
+    if step.acted and step.layers:
+        lines.append(f"now: {', '.join(step.layers)}")
+    lines += [f"{name} {tokens:,}" for name, tokens in step.buckets.items() if tokens]
+    if step.action in ("refused", "failed"):
+        lines.append(step.action)
+    return "\n".join(lines)
+
+
+def _bar(frame: Frame) -> float:
+    return frame.x(1) - frame.x(0)
+
+
+def _short(tokens: float) -> str:
+    return f"{tokens / 1000:g}K" if tokens >= 1000 else f"{tokens:g}"
+
 
 LEGEND = (
     ("b-system", "system"),

@@ -16,7 +16,7 @@ from typing import Literal
 
 import uvicorn
 
-from proxy.server.limits import App, ServerLimits, Shutdown
+from proxy.server.cycle import App, ServerLimits, Shutdown
 from proxy.server.protocol import ServerConfig
 
 _log = logging.getLogger("proxy.server")

@@ -21,8 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from proxy.errors import Busy, InvalidRequest, ProxyError, RequestTooLarge, ShuttingDown
-from proxy.server.cycle import CONTINUE, Cycle, answer_busy, refusal
-from proxy.server.limits import App, ServerLimits, Shutdown
+from proxy.server.cycle import CONTINUE, App, Cycle, ServerLimits, Shutdown, answer_busy, refusal
 
 _log = logging.getLogger("proxy.server")
 

@@ -9,9 +9,8 @@ results are paired by position: the results of an assistant message follow it at
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.simulator.errors import Problem, Rejected
-from proxy.simulator.settings import SimulatorSettings
-from proxy.simulator.window import Request
+from proxy.simulator.model import SimulatorSettings
+from proxy.simulator.window import Problem, Rejected, Request
 
 Shape = Any
 

@@ -13,13 +13,10 @@ from typing import Self
 
 import sqlalchemy as sa
 
-from proxy.store import archive, configuration, exchanges, health, maintenance, verification
+from proxy.store import archive, configuration, exchanges, maintenance, memory
 from proxy.store import audit as audit_
-from proxy.store import checkpoints as checkpoints_
 from proxy.store import conversations as conversations_
-from proxy.store import evictions as evictions_
-from proxy.store import notes as notes_
-from proxy.store.chain import AuditEvent, AuditRow, AuditType
+from proxy.store.chain import AuditEvent, AuditRow, AuditType, Broken, Verified, VerifiedChains
 from proxy.store.errors import (
     CorruptStore,
     NameTaken,
@@ -29,7 +26,6 @@ from proxy.store.errors import (
     StoreError,
     StoreUnavailable,
 )
-from proxy.store.postgres_url import SCHEMES
 from proxy.store.records import (
     AlertRow,
     Arrival,
@@ -54,8 +50,8 @@ from proxy.store.records import (
 from proxy.store.schema import HEAD
 from proxy.store.sqlite import Mode, SqliteDatabase
 from proxy.store.transaction import Content, Database, Transactions, reading, timed, writing
-from proxy.store.verification import Broken, Verified, VerifiedChains
 
+POSTGRES_SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
 BUSY_TIMEOUT = 5.0
 CONNECTIONS = 4
 ROOM = 0.9  # of the largest size, when a database was made smaller
@@ -133,7 +129,7 @@ class Store(Transactions):
     find = timed("find")(reading(conversations_.find))
     branch = timed("branch")(reading(conversations_.branch))
     named = reading(conversations_.named)
-    newest_branch = reading(checkpoints_.newest_branch)
+    newest_branch = reading(memory.newest_branch)
     commit = timed("commit")(writing(conversations_.commit))
     fork = timed("fork")(writing(conversations_.fork))
     restate = writing(conversations_.restate)
@@ -148,15 +144,15 @@ class Store(Transactions):
     close_conversation = writing(conversations_.close_conversation)
     export = reading(maintenance.export)
 
-    checkpoints = reading(checkpoints_.listed)
-    checkpoint_at = reading(checkpoints_.at_version)
+    checkpoints = reading(memory.listed)
+    checkpoint_at = reading(memory.at_version)
     latest_checkpoint = timed("latest_checkpoint")(reading(conversations_.latest_checkpoint))
-    notes = timed("notes")(reading(notes_.all_notes))
-    add_notes = writing(notes_.add_notes)
-    summary = timed("summary")(reading(notes_.summary))
-    keep_summary = writing(notes_.keep_summary)
-    reserve = writing(notes_.reserve)
-    correct = writing(notes_.correct)
+    notes = timed("notes")(reading(memory.all_notes))
+    add_notes = writing(memory.add_notes)
+    summary = timed("summary")(reading(memory.summary))
+    keep_summary = writing(memory.keep_summary)
+    reserve = writing(memory.reserve)
+    correct = writing(memory.correct)
 
     original = timed("original")(reading(archive.original))
     covered = timed("covered")(reading(archive.covered))
@@ -164,22 +160,22 @@ class Store(Transactions):
     lacking_vectors = reading(archive.lacking_vectors)
     add_vectors = writing(archive.add_vectors)
     nearest = reading(archive.nearest)
-    removed = reading(evictions_.removed)
-    removed_after = reading(evictions_.removed_after)
-    evictions = reading(evictions_.listed)
-    eviction_sums = reading(evictions_.sums)
+    removed = reading(archive.all_removed)
+    removed_after = reading(archive.removed_after)
+    evictions = reading(archive.listed)
+    eviction_sums = reading(archive.sums)
 
     arrive = timed("arrive")(writing(exchanges.arrive))
     timeline = reading(exchanges.timeline)
     annotate = writing(exchanges.annotate)
     evaluated = writing(exchanges.evaluated)
-    snapshots = reading(health.snapshots)
-    alerts = reading(health.alerts_of)
-    open_alerts = reading(health.open_alerts)
+    snapshots = reading(memory.snapshots)
+    alerts = reading(memory.alerts_of)
+    open_alerts = reading(memory.open_alerts)
 
     audit = reading(audit_.listed)
     audited_tenants = reading(audit_.tenants)
-    verify = reading(verification.verify)
+    verify = reading(audit_.verify)
     add_key = writing(configuration.add_key)
     list_keys = reading(configuration.list_keys)
     revoke_key = writing(configuration.revoke_key)
@@ -309,7 +305,7 @@ class Store(Transactions):
 async def _opened(url: str, *, mode: Mode, patience: float, connections: int) -> Database:
     """The database behind ``url``, its schema at the newest version; SQLite and PostgreSQL are known."""
     scheme = url.partition("://")[0]
-    if scheme in SCHEMES:
+    if scheme in POSTGRES_SCHEMES:
         # Loaded by name: SQLAlchemy's asyncio package costs 120 ms and 8 MB that a SQLite user need not pay.
         module = importlib.import_module("proxy.store.postgres")
         database: Database = await module.PostgresDatabase.open(

@@ -7,18 +7,37 @@ until the commit, on SQLite the transaction has the whole file. Events are count
 own.
 """
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
 from hashlib import blake2b, sha256
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from policies.health import Checkup
 from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
 from policies.pressure import Event
-from proxy.store.chain import GENESIS, OPERATOR, AuditEvent, AuditRow, AuditType, digest_of, linked, name_digest
+from proxy.store.chain import (
+    GENESIS,
+    OPERATOR,
+    AuditEvent,
+    AuditRow,
+    AuditType,
+    Broken,
+    Verified,
+    VerifiedChains,
+    digest_of,
+    hash_of,
+    head_text,
+    linked,
+    name_digest,
+)
+from proxy.store.packing import Damaged, unpack_words
 from proxy.store.records import Change, ConversationRow, EvictionRow, ExchangeRow, KeyRow, NoteRow, PolicyRow
-from proxy.store.schema import audit, of, recorded, stored
+from proxy.store.schema import BRANCH, CONVERSATION, OF_TENANT, REQUEST, TENANT, audit, of, recorded, stored
 from proxy.store.transaction import Place, Transaction, ordered
 
 CUT = "cut"
@@ -95,7 +114,6 @@ def listed(
 
 
 def tenants(tx: Transaction) -> list[str]:
-    """The tenants that have a chain in the audit; the empty one is the operator's."""
     return list(tx.scalars(STARTS))
 
 
@@ -129,7 +147,6 @@ def seal_one(tx: Transaction, *, before: float, at: float) -> bool:
 
 
 def drop_sealed(tx: Transaction) -> int:
-    """Delete some rows that seals stand for; how many, 0 when none is left."""
     for tenant, sealed in tx.execute(SEALS).all():
         first = tx.scalar(sa.select(sa.func.min(audit.c.seq)).where(audit.c.tenant == tenant))
         if first is not None and first <= sealed:
@@ -139,7 +156,6 @@ def drop_sealed(tx: Transaction) -> int:
 
 
 def missing_guards(tx: Transaction) -> list[str]:
-    """The names of the triggers that are not there, or switched off."""
     guards, query = GUARDS, "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'audit'"
     if tx.dialect == "postgresql":
         guards = GUARDS | {"audit_stays"}
@@ -314,7 +330,6 @@ def _event(event: Event) -> dict[str, object]:
 
 
 def _over(refusal: Mapping[str, object]) -> dict[str, object]:
-    """A refused bucket in the words of a violation (requirements A0.87)."""
     used, cap = refusal.get("used"), refusal.get("cap")
     excess = used - cap if isinstance(used, int) and isinstance(cap, int) else None
     facts = {"component": refusal.get("bucket"), "current": used, "limit": cap, "excess": excess}
@@ -330,13 +345,11 @@ def of_conversation(
 def of_deletion(
     tenant: str, conversation: str, *, name: str, at: float, reason: str, counts: Mapping[str, int]
 ) -> AuditEvent:
-    """That a conversation was deleted for good: its name is kept as a digest."""
     facts = {"reason": reason, "name": name_digest(tenant, name), **counts}
     return AuditEvent(tenant=tenant, at=at, type=AuditType.DELETE, conversation=conversation, facts=facts)
 
 
 def of_notes(tenant: str, conversation: str, notes: Sequence[NoteRow]) -> AuditEvent:
-    """That notes were taken: how many, of what kind, from where."""
     facts = {
         "count": len(notes),
         "categories": Counter(note.category for note in notes),
@@ -348,7 +361,6 @@ def of_notes(tenant: str, conversation: str, notes: Sequence[NoteRow]) -> AuditE
 
 
 def of_policy(row: PolicyRow | str, *, at: float) -> AuditEvent:
-    """That a policy was set over HTTP, or by its name that it was removed."""
     facts: dict[str, object] = {"change": "removed", "policy": row}
     if isinstance(row, PolicyRow):
         facts = {"change": "set", "policy": row.name, "document": digest_of(row.document)}
@@ -356,7 +368,6 @@ def of_policy(row: PolicyRow | str, *, at: float) -> AuditEvent:
 
 
 def of_key(key: KeyRow | str, *, at: float) -> AuditEvent:
-    """That a key was made, or by its name that it was revoked."""
     facts: dict[str, object] = {"change": "revoked", "key": key}
     if isinstance(key, KeyRow):
         own = {"key": key.name, "policy": key.policy, "models": len(key.models), "allow": list(key.allow)}
@@ -369,8 +380,192 @@ def _mappings(value: object) -> list[Mapping[str, object]]:
 
 
 def _deleted_as(tx: Transaction, tenant: str | None, name: str) -> list[str]:
-    """The ids of conversations that had this name when they were deleted."""
     query = sa.select(audit.c.tenant, audit.c.conversation, audit.c.facts).where(audit.c.type == str(AuditType.DELETE))
     if tenant is not None:
         query = query.where(audit.c.tenant == tenant)
     return [row.conversation for row in tx.execute(query) if name_digest(row.tenant, name) in row.facts]
+
+
+AT_ONCE = 2_000
+FIRST = -(2**63)
+FIELDS = ", ".join(each.name for each in fields(AuditRow))
+# As text: a column that was tampered with may hold a value of another type, which no conversion would let through.
+PAGE = sa.text(
+    f"SELECT {FIELDS} FROM audit WHERE tenant = :tenant AND seq > :seq ORDER BY seq LIMIT {AT_ONCE}"  # noqa: S608 - constants
+).bindparams(OF_TENANT)
+AFTER = sa.text(
+    f"SELECT {FIELDS} FROM audit WHERE tenant = :tenant AND prev = :prev ORDER BY seq LIMIT 5"  # noqa: S608
+).bindparams(OF_TENANT)
+BEFORE = sa.text("SELECT seq FROM audit WHERE tenant = :tenant AND hash = :prev ORDER BY seq LIMIT 1").bindparams(
+    OF_TENANT
+)
+LAST_SEAL = (
+    sa.text(
+        "SELECT sealed, facts FROM audit WHERE tenant = :tenant AND sealed > 0 ORDER BY sealed DESC, seq DESC LIMIT 1"
+    )
+    .bindparams(OF_TENANT)
+    .columns(sa.column("sealed"), audit.c.facts)
+)
+CHAINS = sa.text("SELECT tenant, count(*) AS size FROM audit GROUP BY tenant ORDER BY tenant").columns(
+    audit.c.tenant, sa.column("size", sa.Integer)
+)
+
+IDS = {"tenant": TENANT, "conversation": CONVERSATION, "branch": BRANCH, "request": REQUEST}
+Progress = Callable[[int, int], None]
+
+
+class _Raw(NamedTuple):
+    tenant: str
+    seq: int
+    at: float
+    type: str
+    conversation: str
+    branch: str
+    request: str
+    sealed: int
+    facts: str
+    prev: bytes
+    hash: bytes
+
+    @classmethod
+    def of(cls, row: sa.Row[*tuple[Any, ...]]) -> "_Raw":
+        raw = cls(*row)
+        given: dict[str, Any] = {name: kind.shown(getattr(raw, name)) for name, kind in IDS.items()}
+        facts: object = raw.facts
+        with suppress(Damaged):
+            given["facts"] = unpack_words(facts) if isinstance(facts, bytes) else facts
+        return raw._replace(**given)
+
+    def is_at(self, seq: int) -> bool:
+        try:
+            return hash_of(self.tenant, seq, *self[2:-1]) == self.hash
+        except (TypeError, ValueError):
+            return False
+
+
+def verify(
+    tx: Transaction, tenant: str | None = None, *, heads: Collection[bytes] = (), progress: Progress | None = None
+) -> VerifiedChains:
+    """Every chain of the audit, or a tenant's, walked to the first row that is wrong.
+
+    ``progress`` is told after every page how many rows of how many were looked at, on the thread of the store.
+    """
+    sizes = {row.tenant: row.size for row in tx.execute(CHAINS) if tenant is None or row.tenant == tenant}
+    total, done, found = sum(sizes.values()), 0, []
+    for each, size in sizes.items():
+        walk = _Walk(tx, each, frozenset(heads))
+        for number in walk.pages():
+            if progress is not None:
+                progress(done + min(number, size), total)
+        done += size
+        found.append(walk.result(size))
+    return VerifiedChains(found, missing_guards(tx))
+
+
+class _Walk:
+    def __init__(self, tx: Transaction, tenant: str, heads: frozenset[bytes]) -> None:
+        self._tx = tx
+        self._tenant = tenant
+        self._heads = heads
+        self._found: set[bytes] = set()
+        self._good = 0
+        self._at = FIRST
+        self._seq, self._link = 0, GENESIS
+        self._sealed, self._seal_link = self._last_seal()
+        self._broken: Broken | None = None
+
+    def pages(self) -> Iterator[int]:
+        looked, begun = 0, False
+        while True:
+            rows = [_Raw.of(row) for row in self._tx.execute(PAGE, {"tenant": self._tenant, "seq": self._at})]
+            if not rows:
+                return
+            for row in rows:
+                if not begun:
+                    begun = True
+                    self._begin(row)
+                self._look(row)
+                if self._broken is not None:
+                    return
+            looked += len(rows)
+            yield looked
+
+    def result(self, size: int) -> Verified:
+        return Verified(
+            tenant=self._tenant,
+            rows=size,
+            good=self._good,
+            sealed=self._sealed,
+            head=head_text(self._seq, self._link) if self._good else "",
+            broken=self._broken,
+            found=frozenset(self._found),
+        )
+
+    def _last_seal(self) -> tuple[int, bytes | None]:
+        row = self._tx.execute(LAST_SEAL, {"tenant": self._tenant}).first()
+        if row is None:
+            return 0, None
+        try:
+            return int(row.sealed), bytes.fromhex(json.loads(row.facts)["after"])
+        except (KeyError, TypeError, ValueError):
+            return 0, None
+
+    def _begin(self, row: _Raw) -> None:
+        """Start behind what was taken out under a seal: at it, or inside it where that is not finished yet."""
+        first = row.seq
+        if self._seal_link is None or first == 1 or not isinstance(first, int):
+            return
+        if first > self._sealed:
+            self._seq, self._link = self._sealed, self._seal_link
+            self._note(self._link)
+        elif 1 < first <= self._sealed and isinstance(row.prev, bytes):
+            self._seq, self._link = first - 1, row.prev
+
+    def _look(self, row: _Raw) -> None:
+        expected = self._seq + 1
+        if row.seq == expected and row.prev == self._link and row.is_at(expected) and self._agrees(row):
+            self._seq = self._at = expected
+            self._link = row.hash
+            self._good += 1
+            self._note(row.hash)
+            return
+        self._broken = self._diagnosed(row, expected)
+
+    def _agrees(self, row: _Raw) -> bool:
+        """Whether the last row under the seal is the one that the seal names, and only seals seal."""
+        if row.seq == self._sealed and row.hash != self._seal_link:
+            return False
+        return (row.type == AuditType.SEAL) == (row.sealed > 0)
+
+    def _note(self, link: bytes) -> None:
+        if link in self._heads:
+            self._found.add(link)
+
+    def _diagnosed(self, row: _Raw, expected: int) -> Broken:
+        """What happened, told by where the row's own hash says that it belongs and who else would fit here."""
+        if not isinstance(row.seq, int) or row.seq < 1:
+            return Broken(row.seq if isinstance(row.seq, int) else expected, "inserted")
+        if row.seq > expected:
+            return Broken(expected, "missing")
+        rightful = self._fits(expected)
+        if row.is_at(expected):
+            if row.prev == self._link or self._good == 0:
+                return Broken(expected, "edited")
+            return Broken(expected - 1, "edited")
+        true = self._place_of(row)
+        if true is None or true == expected:
+            return Broken(expected, "inserted" if rightful else "edited")
+        if true < expected:
+            return Broken(true, "inserted")
+        return Broken(expected, "reordered" if rightful else "missing")
+
+    def _fits(self, seq: int) -> bool:
+        rows = self._tx.execute(AFTER, {"tenant": self._tenant, "prev": self._link})
+        return any(raw.seq != seq and raw.is_at(seq) for raw in (_Raw.of(row) for row in rows))
+
+    def _place_of(self, row: _Raw) -> int | None:
+        tried = {row.seq - 1, row.seq + 1}
+        if isinstance(row.prev, bytes):
+            before = self._tx.execute(BEFORE, {"tenant": self._tenant, "prev": row.prev}).scalar()
+            tried |= {before + 1} if isinstance(before, int) else {1} if row.prev == GENESIS else set()
+        return next((seq for seq in sorted(tried) if row.is_at(seq)), None)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from typing import Literal, NamedTuple
 
 FORM = 1
 GENESIS = bytes(32)
@@ -161,3 +162,41 @@ def digest_of(text: str) -> str:
 def name_digest(tenant: str, name: str) -> str:
     """The SHA-256 of a tenant and one of its names, hex: who knows the name can look for it."""
     return digest_of(f"{tenant}\0{name}")
+
+
+Kind = Literal["edited", "missing", "inserted", "reordered"]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The first row of a chain that is not what was written, by its number, and what happened to it."""
+
+    seq: int
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What was found in one chain.
+
+    Attributes:
+        rows: how many there are; ``good`` how many of them, from the first on, are what was written.
+        sealed: the last row that was taken out under a seal, 0 for none.
+        head: number and hash of the last good row, by which a chain that was cut short is found later.
+        found: which of the heads that were looked for are in it.
+    """
+
+    tenant: str
+    rows: int
+    good: int
+    sealed: int = 0
+    head: str = ""
+    broken: Broken | None = None
+    found: frozenset[bytes] = frozenset()
+
+
+class VerifiedChains(NamedTuple):
+    """What was found in the chains of the audit, and which of the triggers that guard its table are not there."""
+
+    chains: list[Verified]
+    unguarded: list[str]

@@ -16,13 +16,12 @@ import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit, Prepared
 from policies.pressure import Trend
-from proxy.store import checkpoints, health, ledger
-from proxy.store.archive import add_originals, hold
+from proxy.store import ledger, memory
+from proxy.store.archive import add_evictions, add_originals, hold, load_evicted
 from proxy.store.audit import append, of_change, of_conversation
 from proxy.store.chain import AuditEvent, AuditType
-from proxy.store.checkpoints import NEWEST, is_undone, key_of, newest_row, read_spans
 from proxy.store.errors import NoSuchVersion, StaleVersion
-from proxy.store.evictions import add_evictions, load_evicted
+from proxy.store.memory import NEWEST, is_undone, key_of, newest_row, read_spans
 from proxy.store.records import Arrival, Branch, Change, CheckpointRow, ConversationRow, ExchangeRow
 from proxy.store.schema import (
     OF_CONVERSATION,
@@ -138,7 +137,7 @@ def commit(tx: Transaction, change: Change) -> int:
     ledger.add_edits(tx, change.tenant, change.branch, version, change.edits)
     ledger.add_cut(tx, change, batch=version)
     if tx.full:
-        checkpoints.add_checkpoint(tx, change, version=version)
+        memory.add_checkpoint(tx, change, version=version)
     add_evictions(tx, change, version=version)
     add_originals(tx, change)
     append(tx, (*of_change(change, conversation=advanced.conversation, version=version), *change.audited))
@@ -249,7 +248,7 @@ def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at
     later = (evictions.c.tenant == tenant, evictions.c.branch == head.branch, evictions.c.version > version)
     tx.execute(sa.update(evictions).where(*later).values(call_hash=b""))
     if state is not None:
-        checkpoints.insert(tx, tenant, replace(state, version=head.version + 1, at=at, reason="rollback"))
+        memory.insert(tx, tenant, replace(state, version=head.version + 1, at=at, reason="rollback"))
     facts = {"from": head.version, "to": version, "version": head.version + 1}
     append(tx, [of_conversation(conversation, AuditType.ROLLBACK, at=at, branch=head.branch, facts=facts)])
     return int(head.version) + 1
@@ -257,7 +256,7 @@ def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at
 
 def close_conversation(tx: Transaction, conversation: ConversationRow, at: float) -> bool:
     """Mark a conversation as closed until its next exchange, its alerts too; whether it was there."""
-    health.close_all(tx, conversation.tenant, conversation.id, at)
+    memory.close_all(tx, conversation.tenant, conversation.id, at)
     mine = (conversations.c.tenant == conversation.tenant, conversations.c.id == conversation.id)
     found = tx.execute(sa.update(conversations).where(*mine).values(closed=at)).rowcount == 1
     if found:
@@ -291,7 +290,7 @@ def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow
 def latest_checkpoint(tx: Transaction, tenant: str, name_or_id: str) -> tuple[ConversationRow, CheckpointRow] | None:
     """A conversation by label or id, and the newest whole checkpoint that was not taken back."""
     conversation = one(tx, tenant, name_or_id)
-    found = None if conversation is None else checkpoints.latest(tx, conversation)
+    found = None if conversation is None else memory.latest(tx, conversation)
     return None if conversation is None or found is None else (conversation, found)
 
 
@@ -379,7 +378,7 @@ def _copy_state(
     undone = read_spans(old.undone)
     row = newest_row(tx, parent.tenant, parent.branch, undone=undone, below=below, longest=length)
     if row is not None:
-        checkpoints.insert(tx, parent.tenant, replace(row, branch=target))
+        memory.insert(tx, parent.tenant, replace(row, branch=target))
     return row
 
 
@@ -416,7 +415,7 @@ def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: in
     if row is None:
         return None
     tenant, is_touched = row.tenant, row.version > 0
-    body, saved = checkpoints.newest_body(tx, tenant, row.branch, row.undone) if is_touched else (None, 0)
+    body, saved = memory.newest_body(tx, tenant, row.branch, row.undone) if is_touched else (None, 0)
     prepared = None if row.prepared is None else _read_prepared(row.prepared)
     if row.prepared is not None and prepared is None:
         tx.damage("prepared", tenant, row.branch)

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from policies.pressure import Trend
+from proxy.store.archive import mark_asked_again
 from proxy.store.audit import REFUSED, append, of_evaluation, of_exchange
 from proxy.store.conversations import open_conversations, touch_chains
-from proxy.store.evictions import mark_asked_again
-from proxy.store.health import add_checkups, follow_others, rate
+from proxy.store.memory import add_checkups, follow_others, rate
 from proxy.store.records import Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
 from proxy.store.schema import (
     branches,

@@ -30,9 +30,9 @@ EDITS = sa.text(
     "SELECT digest, occurrence, kind, text, ref, tokens, chain, sha, version, position, length FROM edits "
     "WHERE tenant = :tenant AND branch = :branch ORDER BY version, position"
 ).bindparams(*OF_BRANCH)
-MINE = of(cuts, "tenant", "branch")
-CUTS = sa.select(*(column for column in cuts.c if column.name != "covered")).where(MINE).order_by(cuts.c.version)
-COVERED = sa.select(cuts.c.version, cuts.c.at, cuts.c.covered, cuts.c.batch).where(MINE)
+IN_BRANCH = of(cuts, "tenant", "branch")
+CUTS = sa.select(*(column for column in cuts.c if column.name != "covered")).where(IN_BRANCH).order_by(cuts.c.version)
+COVERED = sa.select(cuts.c.version, cuts.c.at, cuts.c.covered, cuts.c.batch).where(IN_BRANCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,11 @@ def add_cut(tx: Transaction, change: Change, *, batch: int) -> None:
     cut = change.cut
     if cut is None:
         return
-    latest = tx.scalar(sa.select(sa.func.max(cuts.c.version)).where(MINE), _key(change.tenant, change.branch))
+    latest = tx.scalar(sa.select(sa.func.max(cuts.c.version)).where(IN_BRANCH), _key(change.tenant, change.branch))
     if latest is not None and cut.version <= latest:
         if tx.full:
             raise StoreError(f"checkpoint {cut.version} is not newer than {latest}", reason="version")
-        tx.execute(sa.delete(cuts).where(MINE), _key(change.tenant, change.branch))
+        tx.execute(sa.delete(cuts).where(IN_BRANCH), _key(change.tenant, change.branch))
     own = {"tenant": change.tenant, "branch": change.branch, "at": change.at, "batch": batch}
     tx.execute(sa.insert(cuts), _cut_row(tx, cut, covered=json.dumps(change.covered), **own))
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.sse import DONE, Decoder
 from proxy.telemetry import AnySpan
+from proxy.wire.raw import DONE, Decoder
 
 MAX_CAPTURED = 256 * 1024
 MAX_CHOICES = 16

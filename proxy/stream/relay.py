@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.errors import ProxyError, UpstreamTimeout
-from proxy.sse import Lines
 from proxy.tap import StreamTap, Tap
 from proxy.upstream.client import Answer, StreamBroken
 from proxy.upstream.overflow import is_cut_short
+from proxy.wire.raw import Lines
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]

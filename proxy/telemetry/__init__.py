@@ -1,10 +1,8 @@
 """Traces, metrics and the operator's log; the only place that knows OpenTelemetry."""
 
 from proxy.redaction import redact
-from proxy.telemetry.context import CONTEXT_HEADERS
-from proxy.telemetry.export import TelemetryError
-from proxy.telemetry.exposition import CONTENT_TYPE
 from proxy.telemetry.logs import (
+    CONTEXT_HEADERS,
     LOG_CONTEXT,
     AlertLine,
     ExchangeLine,
@@ -13,9 +11,9 @@ from proxy.telemetry.logs import (
     log_alert,
     log_exchange,
 )
-from proxy.telemetry.metrics import Metrics, ModelCall
+from proxy.telemetry.metrics import CONTENT_TYPE, Metrics, ModelCall
 from proxy.telemetry.names import provider_name
-from proxy.telemetry.setup import OtelSettings, Telemetry
+from proxy.telemetry.setup import OtelSettings, Telemetry, TelemetryError
 from proxy.telemetry.trace import NULL_SPAN, NULL_TRACE, AnySpan, Trace
 
 __all__ = [

@@ -1,5 +1,10 @@
 """Everything that Weir counts, from any thread: recorded in half a microsecond, read as Prometheus text or as OTLP.
 
+Every metric that leaves the process stands in one table: its name, unit, labels and bounds (those of the conventions).
+The GenAI metrics have two sets of names: :data:`FIRST_NAMES` of the conventions 1.37 to 1.41, which dashboards read
+today, and :data:`NEWEST_NAMES`, which the operator has to opt in to. No process reports both. A histogram of times that
+are Weir's own has bounds of its own; 25 ms and 5 ms are among them because they are promised.
+
 The aggregates are Weir's own, because ``GET /metrics`` must work without any exporter, OpenTelemetry has no histogram
 that can be observed from outside, and prometheus-client's children cost twice as much (three times with its files for
 several processes) and keep neither the extremes that OTLP has nor the means that gauges are merged by.
@@ -7,24 +12,405 @@ several processes) and keep neither the extremes that OTLP has nor the means tha
 What a label may hold is bounded, because some of it comes from outside, model names above all: a text has at most 128
 characters and nothing in it that looks like a credential, a label 200 values, an instrument 2,000 series (a histogram
 500). What goes beyond that is counted under ``other``, so that sums stay right.
+
+A scrape reaches any one of several workers. Each leaves its readings in a folder, and who is asked adds them up: what
+another one says is as old as its last reading, two seconds or so. The sums of a worker that has died stay, because a
+counter must not go back; what it said of the moment does not.
 """
 
+import contextlib
 import threading
+import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Final, Literal
+from uuid import uuid4
 
+import msgspec
 from opentelemetry.sdk.metrics import export as otlp
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from proxy.redaction import redact
 from proxy.tap import NO_USAGE, ReportedUsage
-from proxy.telemetry import instruments, names
-from proxy.telemetry.exposition import Family, Labels, Series, WorkerReadings, as_otlp, as_text
-from proxy.telemetry.instruments import Instrument
+from proxy.telemetry import names
+
+SECONDS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+TOKENS: Final = tuple(float(4**power) for power in range(14))
+SHORT_SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+WAITS: Final = (*SHORT_SECONDS, 2.5, 10.0, 40.0)
+REQUEST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 300.0)
+SHARES: Final = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25)
+RATIOS: Final = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 15.0, 30.0, 100.0)
+
+Merge = Literal["sum", "max", "mean"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instrument:
+    """One metric: OpenTelemetry name, unit, what it says, attribute names in order, upper bounds of buckets.
+
+    ``merge`` is what several worker processes' values of a gauge are put together by.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    merge: Merge = "sum"
+
+    @property
+    def prometheus(self) -> str:
+        """The Prometheus name: underscores, ``_seconds`` for s, ``_total`` for a counter."""
+        seconds = "_seconds" if self.unit == "s" else ""
+        return self.name.replace(".", "_") + seconds + ("_total" if self.kind == "counter" else "")
+
+
+def _counter(name: str, unit: str, said: str, *labels: str) -> Instrument:
+    return Instrument(name, "counter", unit, said, labels)
+
+
+def _gauge(name: str, unit: str, said: str, *labels: str, merge: Merge = "sum") -> Instrument:
+    return Instrument(name, "gauge", unit, said, labels, merge=merge)
+
+
+def _histogram(name: str, unit: str, said: str, *labels: str, bounds: tuple[float, ...]) -> Instrument:
+    return Instrument(name, "histogram", unit, said, labels, bounds)
+
+
+_CALL = (
+    *(names.OPERATION_NAME, names.PROVIDER_NAME, names.REQUEST_MODEL, names.RESPONSE_MODEL),
+    *(names.SERVER_ADDRESS, names.SERVER_PORT),
+)
+
+# fmt: off
+TOKEN_USAGE = _histogram(
+    "gen_ai.client.token.usage", "{token}", "Tokens that the upstream reported, per call",
+    *_CALL, names.TOKEN_TYPE, bounds=TOKENS,
+)
+OPERATION_DURATION = _histogram(
+    "gen_ai.client.operation.duration", "s", "Duration of a call to the upstream, to its last byte",
+    *_CALL, names.ERROR_TYPE, bounds=SECONDS,
+)
+TIME_TO_FIRST_CHUNK = _histogram(
+    "gen_ai.client.operation.time_to_first_chunk", "s", "Time to the first chunk of a streamed answer",
+    *_CALL, bounds=SECONDS,
+)
+
+INFERENCE_DURATION = _histogram(
+    "gen_ai.client.inference.duration", "s", "Duration of a call to the upstream, to its last byte",
+    *_CALL, names.ERROR_TYPE, bounds=SECONDS,
+)
+INFERENCE_FIRST_CHUNK = _histogram(
+    "gen_ai.client.inference.time_to_first_chunk", "s", "Time to the first chunk of a streamed answer",
+    *_CALL, bounds=SECONDS,
+)
+INPUT_TOKENS = _histogram(
+    "gen_ai.client.inference.operation.input_tokens", "{token}",
+    "Tokens of the prompt that the upstream reported, cached ones included, per call",
+    *_CALL, bounds=TOKENS,
+)
+OUTPUT_TOKENS = _histogram(
+    "gen_ai.client.inference.operation.output_tokens", "{token}",
+    "Tokens of the answer that the upstream reported, per call",
+    *_CALL, bounds=TOKENS,
+)
+INPUT_USAGE = _counter(
+    "gen_ai.client.inference.usage.input_tokens", "{token}",
+    "Tokens of prompts that the upstream reported, cached ones included",
+    *_CALL,
+)
+OUTPUT_USAGE = _counter(
+    "gen_ai.client.inference.usage.output_tokens", "{token}", "Tokens of answers that the upstream reported",
+    *_CALL,
+)
+CACHE_READ_USAGE = _counter(
+    "gen_ai.client.inference.usage.cache_read.input_tokens", "{token}",
+    "Tokens of prompts that were read from the provider's cache",
+    *_CALL,
+)
+CACHE_WRITE_USAGE = _counter(
+    "gen_ai.client.inference.usage.cache_write.input_tokens", "{token}",
+    "Tokens of prompts that were written to the provider's cache",
+    *_CALL,
+)
+REASONING_USAGE = _counter(
+    "gen_ai.client.inference.usage.reasoning.output_tokens", "{token}", "Tokens of answers that were reasoning",
+    *_CALL,
+)
+
+SERVER_DURATION = _histogram(
+    "http.server.request.duration", "s",
+    "Duration of a client's request, from its head to the end of its answer; probes and scrapes are left out",
+    names.HTTP_METHOD, names.HTTP_ROUTE, names.HTTP_STATUS, names.ERROR_TYPE, names.URL_SCHEME, bounds=REQUEST_SECONDS,
+)
+REQUESTS = _counter("weir.requests", "{request}", "Requests by outcome", names.OUTCOME, names.POLICY)
+TOKENS_SEEN = _counter("weir.tokens", "{token}", "Tokens as sent by clients, as forwarded, and saved", names.KIND)
+KEY_TOKENS = _counter(
+    "weir.key.tokens", "{token}",
+    "Which key takes what: tokens forwarded and saved by Weir's count; read from a cache and answered, as reported",
+    names.KIND, names.TENANT, names.KEY_NAME,
+)
+COST = _counter(
+    "weir.cost", "USD",
+    "List price of prompts and answers: forwarded, and what the clients' own arrays would have cost (unmanaged)",
+    names.KIND, names.TENANT, names.KEY_NAME,
+)
+CACHE_TOKENS = _counter(
+    "weir.cache.tokens", "{token}",
+    "Prompts of requests whose upstream says what its cache gave: all of the prompt, and what was read and written",
+    names.KIND,
+)
+CACHE_REQUESTS = _counter(
+    "weir.cache.requests", "{request}",
+    "Requests by who changed the beginning that a cache could have held, and whether it had had time to go cold",
+    names.PREFIX_CHANGED, names.CACHE_COLD,
+)
+ACTIONS = _counter("weir.actions", "{action}", "Units changed or removed, by layer", names.LAYER)
+EVENTS = _counter("weir.events", "{event}", "What the planner reported of requests, by kind", names.KIND)
+PRESSURE = _histogram("weir.pressure", "1", "Forwarded tokens over the base of the policy", names.ZONE, bounds=SHARES)
+OVERFLOWS = _counter("weir.overflows", "{overflow}", "Upstream said that the prompt does not fit")
+RETRIES = _counter("weir.retries", "{attempt}", "Attempts after the first one, by reason", names.REASON)
+SUMMARIZER_CALLS = _counter("weir.summarizer.calls", "{call}", "Calls of the summariser", names.RESULT)
+SUMMARIZER_TOKENS = _counter(
+    "weir.summarizer.tokens", "{token}", "Tokens of the summariser's calls: asked, cached of these, and answered",
+    names.KIND,
+)
+SUMMARIZER_COST = _counter(
+    "weir.summarizer.cost", "USD", "List price of the summariser's calls, which no other cost holds",
+    names.TENANT,
+)
+PREPARATIONS = _counter(
+    "weir.preparations", "{summary}",
+    "Summaries written after an answer for a batch to come: prepared, used by one, or wasted",
+    names.RESULT,
+)
+CHECKPOINTS = _counter(
+    "weir.checkpoints", "{checkpoint}", "States of conversations that were saved, by reason",
+    names.REASON,
+)
+DEGRADED = _counter("weir.degraded", "{request}", "Requests managed with a part missing", names.REASON)
+COMPRESSION = _histogram(
+    "weir.compression.ratio", "1", "Tokens before over tokens after, of each message or history that was condensed",
+    bounds=RATIOS,
+)
+ALERTS = _counter(
+    "weir.alerts", "{alert}", "Alerts that opened, by level, class and kind",
+    names.ALERT_LEVEL, names.ALERT_CLASS, names.ALERT_KIND,
+)
+ALERTS_UNDELIVERED = _counter(
+    "weir.alerts.undelivered", "{alert}", "Alerts that the webhook did not get, by reason",
+    names.REASON,
+)
+STORE_LATENCY = _histogram(
+    "weir.store.latency", "s", "Time of a store operation",
+    names.STORE_OPERATION, bounds=SHORT_SECONDS,
+)
+OVERHEAD = _histogram(
+    "weir.overhead", "s",
+    "Time that Weir itself added to a request; those that waited for a summariser are labelled as such",
+    names.SUMMARIZER, bounds=WAITS,
+)
+SETTLEMENT = _histogram(
+    "weir.settlement", "s",
+    "Time that watching a request took after its answer: health, metrics, trace, log, and its row",
+    bounds=SHORT_SECONDS,
+)
+
+ACTIVE_REQUESTS = _gauge(
+    "http.server.active_requests", "{request}", "Requests on the managed route that are being answered",
+)
+ACTIVE_STREAMS = _gauge("weir.streams.active", "{stream}", "Answers on the managed route that are being streamed")
+BUILD = _gauge("weir.build.info", "1", "Always 1; the version is a label", names.VERSION, merge="max")
+HEALTH = _gauge(
+    "weir.health", "1",
+    "Mean of each health metric over the conversations served last; one that was not measured is absent",
+    names.HEALTH_METRIC, merge="mean",
+)
+UNAUTHORISED = _counter(
+    "weir.unauthorised", "{request}",
+    "Requests without a right key: it was missing, unknown, or one of too many (held_off)",
+    names.REASON,
+)
+FIDELITY = _gauge(
+    "weir.fidelity", "1",
+    "Consistent answers over those judged, of the newest summary that was evaluated, by policy and dimension",
+    names.POLICY, names.KIND, merge="mean",
+)
+STORE_WAITING = _gauge(
+    "weir.store.waiting", "{row}",
+    "What waits in memory to be stored: exchanges' rows, and changes that the store refused",
+    names.KIND,
+)
+TASKS = _gauge("weir.tasks", "{task}", "Asynchronous tasks that are under way; it rises with what is in flight")
+WINDOWS_LEARNED = _gauge(
+    "weir.windows.learned", "{window}", "Windows that hold because of an upstream's errors",
+    merge="max",
+)
+DROPPED = _counter("weir.telemetry.dropped", "{record}", "Spans and log lines that were not delivered", names.KIND)
+# fmt: on
+
+FIRST_NAMES: Final = (TOKEN_USAGE, OPERATION_DURATION, TIME_TO_FIRST_CHUNK)
+NEWEST_NAMES: Final = (
+    *(INFERENCE_DURATION, INFERENCE_FIRST_CHUNK, INPUT_TOKENS, OUTPUT_TOKENS),
+    *(INPUT_USAGE, OUTPUT_USAGE, CACHE_READ_USAGE, CACHE_WRITE_USAGE, REASONING_USAGE),
+)
+OWN: Final = tuple(
+    found
+    for found in tuple(globals().values())
+    if isinstance(found, Instrument) and found not in FIRST_NAMES and found not in NEWEST_NAMES
+)
+"""What is reported under either set of names."""
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SILENT_AFTER = 15.0
+SUFFIX = ".readings"
+_BY_NAME = {instrument.name: instrument for instrument in (*FIRST_NAMES, *NEWEST_NAMES, *OWN)}
+
+Labels = tuple[str, ...]
+
+
+class Series(msgspec.Struct, array_like=True):
+    """One series: a sum or a value; of a histogram also counts per bucket (the last one is +Inf) and the extremes."""
+
+    total: float = 0
+    counts: list[int] = []
+    low: float = 0.0
+    high: float = 0.0
+
+    def copy(self) -> "Series":
+        """The same, which nobody changes."""
+        return Series(self.total, list(self.counts), self.low, self.high)
+
+
+Family = tuple[Instrument, Mapping[Labels, Series]]
+
+
+def as_text(families: Iterable[Family]) -> bytes:
+    """Prometheus text format 0.0.4; what has no samples yet is left out."""
+    lines: list[str] = []
+    for instrument, found in families:
+        if found:
+            name, said = instrument.prometheus, instrument.help.replace("\\", r"\\").replace("\n", r"\n")
+            lines += (f"# HELP {name} {said}", f"# TYPE {name} {instrument.kind}")
+        for labels, series in found.items():
+            lines += _samples(instrument, labels, series)
+    return "".join(line + "\n" for line in lines).encode("utf-8", "replace")
+
+
+def _samples(instrument: Instrument, labels: Labels, series: Series) -> Iterator[str]:
+    """One series as lines; empty labels are left out."""
+    name, named = instrument.prometheus, zip(instrument.labels, labels, strict=True)
+    pairs = [f'{label.replace(".", "_")}="{_escape(value)}"' for label, value in named if value]
+    braced, running = f"{{{','.join(pairs)}}}" if pairs else "", 0
+    if not series.counts:
+        yield f"{name}{braced} {_number(series.total)}"
+        return
+    for bound, count in zip((*map(_number, instrument.bounds), "+Inf"), series.counts, strict=True):
+        running += count
+        bucket = ",".join((*pairs, f'le="{bound}"'))
+        yield f"{name}_bucket{{{bucket}}} {running}"
+    yield f"{name}_sum{braced} {_number(series.total)}"
+    yield f"{name}_count{braced} {running}"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def as_otlp(instrument: Instrument, found: Mapping[Labels, Series], since: int, now: int) -> otlp.Metric:
+    """One metric as cumulative data points from ``since`` to ``now``, ns since the epoch."""
+    named = [({k: v for k, v in zip(instrument.labels, key, strict=True) if v}, each) for key, each in found.items()]
+    data: otlp.Gauge | otlp.Sum | otlp.Histogram
+    if instrument.kind == "histogram":
+        data = otlp.Histogram([_point(instrument, *each, since, now) for each in named], _CUMULATIVE)
+    else:
+        numbers = [otlp.NumberDataPoint(attributes, since, now, series.total) for attributes, series in named]
+        is_sum = instrument.kind == "counter"
+        data = otlp.Sum(numbers, _CUMULATIVE, is_monotonic=True) if is_sum else otlp.Gauge(numbers)
+    return otlp.Metric(instrument.name, instrument.help, instrument.unit, data)
+
+
+_CUMULATIVE = otlp.AggregationTemporality.CUMULATIVE
+
+
+def _point(
+    instrument: Instrument, attributes: dict[str, str], series: Series, since: int, now: int
+) -> otlp.HistogramDataPoint:
+    count, total, counts, bounds = sum(series.counts), series.total, series.counts, instrument.bounds
+    return otlp.HistogramDataPoint(
+        attributes, since, now, count, total, counts, bounds, min=series.low, max=series.high
+    )
+
+
+class WorkerReadings:
+    """The folder of several workers' readings, and this process's file in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._mine = folder / f"{uuid4().hex}{SUFFIX}"
+
+    def leave(self, families: Iterable[Family]) -> None:
+        """Write this process's readings where the others find them; blocks. Nothing happens if the folder is gone."""
+        unfinished = self._mine.with_suffix(".unfinished")
+        readings = [(instrument.name, list(found.items())) for instrument, found in families]
+        with contextlib.suppress(OSError):
+            unfinished.write_bytes(msgspec.json.encode(readings))
+            unfinished.replace(self._mine)
+
+    def together(self, families: Sequence[Family]) -> list[Family]:
+        """This process's readings and what the others left, added up; blocks."""
+        every: dict[str, list[Family]] = {instrument.name: [(instrument, found)] for instrument, found in families}
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            if path == self._mine:
+                continue
+            with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
+                speaks = time.time() - path.stat().st_mtime < SILENT_AFTER
+                read = msgspec.json.decode(path.read_bytes(), type=list[tuple[str, list[tuple[Labels, Series]]]])
+                for name, found in read:
+                    instrument = _BY_NAME[name]
+                    whole = {key: series for key, series in found if len(series.counts) == _buckets(instrument)}
+                    if speaks or instrument.kind != "gauge":
+                        every.setdefault(name, []).append((instrument, whole))
+        return [_merged(found) for found in every.values()]
+
+
+def _buckets(instrument: Instrument) -> int:
+    return len(instrument.bounds) + 1 if instrument.kind == "histogram" else 0
+
+
+def _merged(families: Sequence[Family]) -> Family:
+    """One family of several processes: sums, and of gauges what they are merged by."""
+    instrument = families[0][0]
+    every: dict[Labels, list[Series]] = {}
+    for _, found in families:
+        for labels, series in found.items():
+            every.setdefault(labels, []).append(series)
+    if instrument.kind == "histogram":
+        return instrument, {labels: _added(several) for labels, several in every.items()}
+    totals = {labels: [series.total for series in several] for labels, several in every.items()}
+    return instrument, {labels: Series(_put_together(values, instrument.merge)) for labels, values in totals.items()}
+
+
+def _added(several: Sequence[Series]) -> Series:
+    counts = [sum(each) for each in zip(*(series.counts for series in several), strict=True)]
+    low, high = min(series.low for series in several), max(series.high for series in several)
+    return Series(sum(series.total for series in several), counts, low, high)
+
+
+def _put_together(values: Sequence[float], how: Merge) -> float:
+    return max(values) if how == "max" else sum(values) / (len(values) if how == "mean" else 1)
+
 
 MAX_SUMS = 2_000
 MAX_DISTRIBUTIONS = 500
@@ -63,14 +449,14 @@ class Metrics:
         self._newest = newest
         self._lock = threading.Lock()
         self._shared: WorkerReadings | None = None
-        recorded = (*(instruments.NEWEST_NAMES if newest else instruments.FIRST_NAMES), *instruments.OWN)
+        recorded = (*(NEWEST_NAMES if newest else FIRST_NAMES), *OWN)
         self._series: dict[Instrument, dict[Labels, Series]] = {each: {} for each in recorded}
         self._values: dict[Instrument, tuple[set[str], ...]] = {
             each: tuple(set() for _ in each.labels) for each in recorded
         }
         self._watched: dict[Instrument, list[Callable[[], Mapping[Labels, float]]]] = {}
-        self.watch(instruments.ACTIVE_REQUESTS, lambda: {(): self.active})
-        self.watch(instruments.ACTIVE_STREAMS, lambda: {(): self.streams})
+        self.watch(ACTIVE_REQUESTS, lambda: {(): self.active})
+        self.watch(ACTIVE_STREAMS, lambda: {(): self.streams})
 
     def add(self, counter: Instrument, *labels: str, value: float = 1) -> None:
         """Count; negative values, NaN and infinity are ignored."""
@@ -103,15 +489,15 @@ class Metrics:
     def served(self, *, method: str, route: str, status: int | None, error: str, seconds: float) -> None:
         """A client's request ended; ``status`` None where no answer was begun, ``error`` a code or empty."""
         shown = "" if status is None else str(status)
-        self.record(instruments.SERVER_DURATION, seconds, method, route, shown, error, SCHEME)
+        self.record(SERVER_DURATION, seconds, method, route, shown, error, SCHEME)
 
     def called(self, call: ModelCall) -> None:
         """Count a call to a model under the names that the operator chose."""
         port = "" if call.port is None else str(call.port)
         labels = (call.operation, call.provider, call.model, call.response_model, call.address, port)
-        duration, first_chunk = instruments.OPERATION_DURATION, instruments.TIME_TO_FIRST_CHUNK
+        duration, first_chunk = OPERATION_DURATION, TIME_TO_FIRST_CHUNK
         if self._newest:
-            duration, first_chunk = instruments.INFERENCE_DURATION, instruments.INFERENCE_FIRST_CHUNK
+            duration, first_chunk = INFERENCE_DURATION, INFERENCE_FIRST_CHUNK
         self.record(duration, call.seconds, *labels, call.error)
         if call.first_chunk is not None:
             self.record(first_chunk, call.first_chunk, *labels)
@@ -121,20 +507,20 @@ class Metrics:
         if not self._newest:
             for kind, tokens in (("input", usage.prompt), ("output", usage.completion)):
                 if tokens is not None:
-                    self.record(instruments.TOKEN_USAGE, tokens, *labels, kind)
+                    self.record(TOKEN_USAGE, tokens, *labels, kind)
             return
         for histogram, tokens in (
-            (instruments.INPUT_TOKENS, usage.prompt),
-            (instruments.OUTPUT_TOKENS, usage.completion),
+            (INPUT_TOKENS, usage.prompt),
+            (OUTPUT_TOKENS, usage.completion),
         ):
             if tokens is not None:
                 self.record(histogram, tokens, *labels)
         for counter, tokens in (
-            (instruments.INPUT_USAGE, usage.prompt),
-            (instruments.OUTPUT_USAGE, usage.completion),
-            (instruments.CACHE_READ_USAGE, usage.cached),
-            (instruments.CACHE_WRITE_USAGE, usage.written),
-            (instruments.REASONING_USAGE, usage.reasoning),
+            (INPUT_USAGE, usage.prompt),
+            (OUTPUT_USAGE, usage.completion),
+            (CACHE_READ_USAGE, usage.cached),
+            (CACHE_WRITE_USAGE, usage.written),
+            (REASONING_USAGE, usage.reasoning),
         ):
             if tokens is not None:
                 self.add(counter, *labels, value=tokens)

@@ -26,9 +26,8 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from proxy.tap import NO_USAGE, ReportedUsage, Tap
 from proxy.telemetry import names
-from proxy.telemetry.content import asked_in, choices_in, said_in
-from proxy.telemetry.context import Context, Header, Parent
-from proxy.telemetry.names import MAX_LIST, Value, clean, code, session_id
+from proxy.telemetry.logs import Context, Header, Parent
+from proxy.telemetry.names import MAX_LIST, Value, asked_in, choices_in, clean, code, said_in, session_id
 
 MAX_CHILDREN: Final = 64
 MAX_EVENTS: Final = 32

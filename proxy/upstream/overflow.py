@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from proxy.upstream import overflow_rules as rules
-from proxy.upstream.overflow_text import ErrorReport, Numbers, decode, failure_in, plain, read_numbers, take_apart
+from proxy.upstream.overflow_rules import ErrorReport, Numbers, decode, failure_in, plain, read_numbers, take_apart
 
 BODY_HEAD = 65_536
 WINDOW_FULL = "model_context_window_exceeded"  # Anthropic's stop reason

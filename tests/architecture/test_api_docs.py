@@ -25,14 +25,10 @@ from proxy.errors import (
     RequestTooLarge,
 )
 from proxy.http import archive
-from proxy.http.alerts import alert_of, reading_of
-from proxy.http.archive import WHY, removed_of
-from proxy.http.audit import Audited, Eviction
-from proxy.http.checkpoints import saved_of, version_of
-from proxy.http.control import MAX_NOTE_LEN, KeptNote
-from proxy.http.conversations import Conversation, decision_of, exchange_of, status_of
+from proxy.http.archive import WHY, removed_of, saved_of, version_of
+from proxy.http.conversations import MAX_NOTE_LEN, Conversation, KeptNote, decision_of, exchange_of, status_of
 from proxy.http.table import PREFIX, ROUTES, ManagementRoute
-from proxy.http.usage import taken, taken_by
+from proxy.http.usage import Audited, Eviction, alert_of, reading_of, taken, taken_by
 from proxy.store.records import (
     AlertRow,
     CheckpointRow,

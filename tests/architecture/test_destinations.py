@@ -12,7 +12,7 @@ from proxy.access.destination import _NAMING, CHAT, Destination, Route, route_of
 from proxy.app import create_app
 from proxy.config import load_config
 from proxy.telemetry import OtelSettings, Telemetry
-from proxy.upstream.upstreams import Upstreams
+from proxy.upstream.providers import Upstreams
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL = [path for path in sorted((ROOT / "proxy").rglob("*.py")) if "simulator" not in path.parts]
@@ -47,15 +47,15 @@ def test_one_module_makes_destinations_and_nothing_is_sent_without_one() -> None
     senders = {
         file for file in calls("send") if any(ast.unparse(c.func).endswith("_client.send") for c in calls("send")[file])
     }
-    assert senders == {"proxy/upstream/upstreams.py", "proxy/alerts.py"}, "alerts go to the operator's webhook"
+    assert senders == {"proxy/upstream/providers.py", "proxy/monitor/alerts.py"}, "alerts go to the operator's webhook"
 
 
 @pytest.mark.requirement("P7")
 def test_a_clients_request_gets_its_destination_where_its_model_was_judged() -> None:
     """What Weir asks itself is asked by these alone; a route would have to be put here to go round the judgement."""
-    assert set(calls("by_weir")) == {"proxy/asking.py", "proxy/exchange/replies.py", "proxy/http/models.py"}
+    assert set(calls("by_weir")) == {"proxy/cli/evaluate.py", "proxy/exchange/replies.py", "proxy/http/endpoints.py"}
     assert set(calls("for_chat")) == {"proxy/exchange/run.py"}
-    assert set(calls("for_relay")) == set(calls("unread")) == {"proxy/http/passthrough.py"}
+    assert set(calls("for_relay")) == set(calls("unread")) == {"proxy/http/endpoints.py"}
 
 
 @pytest.mark.requirement("P7", "S.10")

@@ -25,7 +25,7 @@ from policies.settings import (
 )
 from proxy.cli import main
 from proxy.config.importing import known_keys
-from proxy.config.layers import LAYERS, SCORERS
+from proxy.config.lint import LAYERS, SCORERS
 from proxy.config.presets import preset_documents
 from proxy.custom.functions import check_custom
 from proxy.store.chain import GENESIS, AuditEvent, AuditType, linked

@@ -11,7 +11,7 @@ import yaml
 
 from policies.health import RULES
 from proxy.telemetry import names
-from proxy.telemetry.instruments import FIRST_NAMES, NEWEST_NAMES, OWN, Instrument
+from proxy.telemetry.metrics import FIRST_NAMES, NEWEST_NAMES, OWN, Instrument
 
 ROOT = Path(__file__).resolve().parents[2]
 BOARD: dict[str, Any] = json.loads((ROOT / "docs" / "grafana" / "weir.json").read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import COUNTER, Deployment, InTurns, RunningWeir, Talk, answered, arrays_of
 
 ADMIN = "admin-0123456789"

@@ -24,11 +24,11 @@ from proxy.effects.summarizer import Summarizer
 from proxy.runtime import Runtime
 from proxy.server import ServerLimits, serve
 from proxy.simulator import RecordedRequest
-from proxy.simulator.serving import RunningSimulator
+from proxy.simulator.app import RunningSimulator
 from proxy.store import Store
 from proxy.telemetry import OtelSettings, Telemetry
-from proxy.tokenizer import Tokenizer
-from proxy.wire.chat import digest_of
+from proxy.wire.counting import Tokenizer
+from proxy.wire.messages import digest_of
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = Tokenizer()

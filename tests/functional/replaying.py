@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.health import Snapshot
-from proxy.simulator.serving import RunningSimulator
+from proxy.simulator.app import RunningSimulator
 from proxy.store import AlertRow, AuditRow, AuditType
 from tests.functional.harness import COUNTER, RunningWeir
 

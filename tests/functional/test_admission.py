@@ -11,13 +11,12 @@ import aiohttp
 import openai
 import pytest
 
-from proxy.access.admission import Admission
-from proxy.access.caller import Caller
-from proxy.access.guesses import FORGET, MAX_ADDRESSES, MAX_SECONDS, MAX_WRONG, MINUTE, Guesses
+from proxy.access.admission import FORGET, MAX_ADDRESSES, MAX_SECONDS, MAX_WRONG, MINUTE, Admission, Guesses
+from proxy.access.destination import Caller
 from proxy.config import LimitSettings
 from proxy.errors import Busy, InvalidAPIKey, RateLimited
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, opening, weir
 
 CONFIG = """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, weir
 from tests.functional.replaying import (
     KINDS,

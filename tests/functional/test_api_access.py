@@ -10,13 +10,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from proxy.access.guesses import Guesses
+from proxy.access.admission import Guesses
 from proxy.access.keys import same_secret
 from proxy.config import Flags, load_config
-from proxy.http.management import Management
-from proxy.http.table import PREFIX, ROUTES, ManagementRoute
+from proxy.http.table import PREFIX, ROUTES, Management, ManagementRoute
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN, BODIES, NAME, Api, compacted, filled, serving
 from tests.functional.harness import COUNTER, weir
 

@@ -9,10 +9,10 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from proxy.access.guesses import MAX_WRONG, Guesses
+from proxy.access.admission import MAX_WRONG, Guesses
 from proxy.http.table import PREFIX, ROUTES
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN, Api
 from tests.functional.contract import Contract
 from tests.functional.harness import COUNTER, Talk, weir

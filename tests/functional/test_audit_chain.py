@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from policies.summary import PROMPTS
 from proxy.cli import main
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from proxy.store import AuditRow, AuditType
 from tests.functional.harness import COUNTER, EITHER, EVICTING, Deployment, InTurns, RunningWeir, Talk, opening
 

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.store.records import EvictionRow
-from proxy.wire.chat import digest_of
+from proxy.wire.messages import digest_of
 from tests.functional.harness import (
     COUNTER,
     EITHER,

@@ -10,8 +10,8 @@ import aiohttp
 import openai
 import pytest
 
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, opening, prose, weir
 from tests.functional.scripted import completion, scripted, whole
 from tests.misbehaving import ALL_FAULTS

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import COUNTER, EITHER, TOOLS, Deployment, InTurns, Talk, answered, opening, prose
 
 POLICY = """

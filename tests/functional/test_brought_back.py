@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from policies.recalling import HEADING
-from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import RunningSimulator, serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     TOOLS,

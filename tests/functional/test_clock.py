@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store
 from tests.functional.harness import COUNTER, Talk, WeirProcess, answered, free_port
 from tests.functional.test_store_failures import until

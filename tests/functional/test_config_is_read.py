@@ -12,13 +12,13 @@ import aiohttp
 import pytest
 
 from policies.health import HealthAlert
-from proxy.alerts import Notice
 from proxy.cli import serve as command
 from proxy.config import Config
 from proxy.config.file import _plain
 from proxy.config.values import FileValues
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.monitor.alerts import Notice
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.upstream.providers import providers_for
 from tests.functional.harness import COUNTER, opening, weir
 

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from policies.checkpoint import Checkpoint
-from proxy.access.guesses import Guesses
+from proxy.access.admission import Guesses
 from proxy.http.table import ROUTES
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN, BODIES, NAME, TURNS, YAML, Api, compacted, filled, serving
 from tests.functional.harness import COUNTER, EARLY, EITHER, NOTHING_RECALLED, TOOLS, Deployment, Talk, weir
 

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from policies.checkpoint import Checkpoint
 from proxy.cli import main
 from proxy.cli.conversations import actions_of
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, EITHER, ROOT, TOOLS, Deployment, opening, prose, tool_step, weir
 
 STEPS = 12

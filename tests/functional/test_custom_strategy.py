@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.tokenizer import check_estimator
+from proxy.simulator.app import RunningSimulator, serve_simulator
+from proxy.wire.counting import check_estimator
 from tests.functional.harness import (
     COUNTER,
     EITHER,

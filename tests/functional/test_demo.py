@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
-from proxy.cli.playback import load_recording
+from proxy.cli.demo import load_recording
 from tests.functional.harness import ROOT
 
 STEPS = 36

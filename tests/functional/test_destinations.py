@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, RunningWeir, weir
 from tests.functional.scripted import Asked, Reply, ScriptedUpstream, completion, scripted, whole
 

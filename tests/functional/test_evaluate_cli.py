@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from proxy.cli import main
 from proxy.simulator import Request, SimulatedAnswer, SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.policies.judging import fenced
 

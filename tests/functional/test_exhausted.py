@@ -11,8 +11,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, WeirProcess, free_port, opening
 
 

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from policies.health import KEPT
 from proxy.cli import main
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.telemetry import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, TOOLS, RunningWeir, Talk, tool_step, weir
 from tests.proxy.test_alerts import webhook

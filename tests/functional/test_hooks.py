@@ -17,8 +17,8 @@ from proxy.cli.serve import installed_plugins
 from proxy.config import Flags, load_config
 from proxy.effects.hooks import Hooks, NewResult, Overflow, Plugin, Turn, TurnEnd
 from proxy.server import ServerLimits, serve
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.telemetry import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, TOKENIZER, TOOLS, WeirProcess, free_port, opening, tool_step
 

@@ -12,8 +12,8 @@ import pytest
 from proxy.config import ConfigError
 from proxy.config.file import parse_document
 from proxy.config.reload import read_policy
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, opening
 
 ADMIN = "admin-0123456789"

@@ -21,7 +21,7 @@ SECONDS = 60
 SHOWN = """
 import json, proxy
 from proxy.config.presets import preset_policies
-from proxy.tokenizer import Tokenizer
+from proxy.wire.counting import Tokenizer
 counters = map(Tokenizer().counter, ("gpt-4o", "gpt-4"))
 counted = [[each.count("hello world"), each.reason] for each in counters]
 print(json.dumps({"where": proxy.__file__, "counted": counted, "presets": sorted(preset_policies())}))

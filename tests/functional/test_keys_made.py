@@ -9,8 +9,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import RunningSimulator, serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, WeirProcess, free_port, opening, prose
 from tests.functional.test_process import command
 from tests.functional.test_store_failures import moved_away

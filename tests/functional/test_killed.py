@@ -17,7 +17,7 @@ import pytest
 
 from policies.checkpoint import Checkpoint
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from proxy.store import Store
 from proxy.store.packing import unpack_text
 from tests.functional.harness import COUNTER, Talk, WeirProcess, answered, free_port, opening

@@ -23,8 +23,8 @@ import httpx
 import pytest
 
 from policies.health import HealthAlert
-from proxy.alerts import Notice
 from proxy.effects.hooks import Hooks, NewResult, Plugin, Turn
+from proxy.monitor.alerts import Notice
 from proxy.telemetry import OtelSettings, Telemetry
 from tests.functional.canaries import (
     CONTENT,

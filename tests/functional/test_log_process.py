@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.canaries import SECRETS, columns, files, leaked, request, spelled
 from tests.functional.harness import COUNTER, EVICTING, ROOT, Talk, WeirProcess, answered, arrays_of, free_port
 from tests.functional.scripted import Asked, Reply, ScriptedUpstream, as_asked, completion, events, scripted, whole

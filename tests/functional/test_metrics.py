@@ -25,11 +25,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from proxy.access.keys import credentials_in
 from proxy.exchange.run import ExchangeHandler
 from proxy.exchange.tell import record_exchange
-from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import RunningSimulator, serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry import Metrics, ModelCall, OtelSettings, Telemetry
-from proxy.telemetry.instruments import (
+from proxy.telemetry.metrics import (
     COST,
     FIRST_NAMES,
     HEALTH,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import RunningSimulator, serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.store.records import ExchangeRow
 from proxy.telemetry import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, RunningWeir, Talk, weir

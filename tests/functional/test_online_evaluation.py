@@ -13,9 +13,9 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from policies.fidelity import ANSWER, JUDGE
-from proxy.evaluation import is_sampled
+from proxy.monitor.evaluation import is_sampled
 from proxy.simulator import Request, SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.store import AuditType
 from proxy.telemetry import OtelSettings, Telemetry
 from proxy.telemetry.names import EVALUATE_SPAN, FIDELITY_SCORE

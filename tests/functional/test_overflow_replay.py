@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from proxy.simulator import Dialect, SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import (
     COUNTER,
     EITHER,

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import RunningSimulator, serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
     COUNTER,

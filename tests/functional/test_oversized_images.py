@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, opening, weir
 
 CONFIG = """

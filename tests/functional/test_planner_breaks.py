@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, Talk, answered, arrays_of, opening, weir
 
 WINDOW = 8192

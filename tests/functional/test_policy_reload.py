@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from proxy.cli import main
 from proxy.config import load_config
 from proxy.config.reload import changes, stamps
-from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import RunningSimulator, serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.store import AuditType, Store
 from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, opening, weir
 

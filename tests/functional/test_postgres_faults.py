@@ -11,8 +11,8 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import RunningSimulator, serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store, StoreError, StoreUnavailable
 from proxy.store.postgres import PostgresDatabase
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, batches, weir

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, weir
 from tests.misbehaving import Failing, SummaryMode
 

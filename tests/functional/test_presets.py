@@ -6,8 +6,8 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import RunningSimulator, serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, opening, prose, tool_step, weir
 
 WINDOW = 8192

@@ -14,8 +14,8 @@ import pytest
 
 from proxy.cli import main
 from proxy.config import load_config
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.store.sqlite import has_wal_reset_bug
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port
 

@@ -18,7 +18,7 @@ from policies.summary import defang
 from proxy.recall.tool import definition_of
 from proxy.server import ServerLimits
 from proxy.simulator import Problem, Rejected, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import (
     COUNTER,
     EITHER,

@@ -15,8 +15,8 @@ import asyncpg
 import httpx
 import pytest
 
-from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import RunningSimulator, serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     EARLY,

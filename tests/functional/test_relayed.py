@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from proxy.cli import main
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN
 from tests.functional.harness import COUNTER, RunningWeir, Talk, weir
 from tests.functional.scripted import Asked, Reply, Script, ScriptedUpstream, completion, events, scripted, whole

@@ -9,7 +9,7 @@ import pytest
 
 from policies.checkpoint import Checkpoint
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.store.records import CheckpointRow, ConversationRow
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, answered, arrays_of, batches, opening
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from proxy.asking import Models
 from proxy.cli import main
+from proxy.cli.evaluate import Models
 from proxy.config import Config
 from proxy.replay import Conditions, Managed, Script, recording_of, store_in_memory
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, TOOLS, answered, arrays_of, opening, prose, tool_step, weir
 
 STEPS = 30

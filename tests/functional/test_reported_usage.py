@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from proxy.simulator import SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, weir
 from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted
 

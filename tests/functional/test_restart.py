@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     EITHER,

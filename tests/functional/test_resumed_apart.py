@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.simulator import Request, SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk, arrays_of, prose
 
 WINDOW = 8192

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from proxy.simulator import Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, EITHER, Deployment, Talk, arrays_of, prose
 
 YAML = """

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.simulator.settings import SimulatorSettings
-from proxy.wire.chat import count_message
+from proxy.simulator.app import RunningSimulator, serve_simulator
+from proxy.simulator.model import SimulatorSettings
+from proxy.wire.counting import count_message
 from tests.functional.harness import (
     COUNTER,
     EITHER,

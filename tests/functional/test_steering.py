@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from proxy.access.caller import Caller
+from proxy.access.destination import Caller
 from proxy.errors import ModelNotAllowed
 from tests.functional.test_destinations import FREE, LIMITED, MINE, ONE, OTHER, TWO, Scene, said, scene
 

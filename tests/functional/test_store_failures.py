@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (
     COUNTER,
     EVICTING,

@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from policies import Failed, PlannedMessage, Summarize, Summary
-from proxy.access.caller import Caller
+from proxy.access.destination import Caller
 from proxy.access.keys import credentials_in
 from proxy.app import create_app
 from proxy.config import Flags, load_config
@@ -19,10 +19,10 @@ from proxy.effects.summarizer import MAX_BACK_OFF, Summarizer
 from proxy.exchange.replies import Replies, Spent, summarizer_input
 from proxy.server import serve
 from proxy.simulator import Dialect, RecordedRequest, SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.telemetry import OtelSettings, Telemetry
 from proxy.upstream.providers import providers_for
-from proxy.wire.chat import parse_chat
+from proxy.wire.messages import parse_chat
 from tests.functional.harness import (
     COUNTER,
     EITHER,

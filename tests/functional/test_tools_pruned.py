@@ -8,11 +8,12 @@ import httpx
 import pytest
 
 from policies.messages import ToolDefinition, Tools
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
-from proxy.transcripts import Transcripts
-from proxy.wire.chat import chosen_tools, count_tools, parse_chat, rewritten
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
+from proxy.wire.counting import count_tools
+from proxy.wire.messages import chosen_tools, parse_chat, rewritten
 from proxy.wire.raw import split_array, split_object
+from proxy.wire.transcripts import Transcripts
 from tests.functional.harness import COUNTER, EITHER, Deployment, answered, prose, weir
 
 CAP = 2_000

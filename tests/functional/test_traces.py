@@ -20,7 +20,7 @@ from aiohttp import web
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.telemetry import OtelSettings, Telemetry, names
 from tests.functional.harness import (
     COUNTER,

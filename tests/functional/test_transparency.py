@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, opening, tool_step, weir
 
 SHARED = ROOT.parent / "shared" / "data" / "clients"

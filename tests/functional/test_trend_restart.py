@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from policies.pressure import Trend
 from proxy.cli import main
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.store.records import ExchangeRow
 from proxy.telemetry import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, Talk

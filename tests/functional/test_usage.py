@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from proxy.cli import main
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN, Api
 from tests.functional.harness import COUNTER, EITHER, Deployment, Talk, opening
 

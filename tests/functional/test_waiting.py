@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
+from proxy.simulator.app import RunningSimulator, serve_simulator
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, batches, opening, weir
 
 TOLD = "go on from"

@@ -24,8 +24,8 @@ import click
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, TOOLS, opening, prose, tool_step, weir
 
 HELP = Path(__file__).with_name("cli_help.txt")

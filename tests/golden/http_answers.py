@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 
-from proxy.access.guesses import Guesses
+from proxy.access.admission import Guesses
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN, Api
 from tests.functional.harness import COUNTER, Talk, weir
 

@@ -24,11 +24,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.tap import ReportedUsage
 from proxy.telemetry import Metrics, ModelCall, OtelSettings, QueuedLog, Telemetry
-from proxy.telemetry import instruments as i
+from proxy.telemetry import metrics as i
 from tests.functional.harness import (
     COUNTER,
     EVICTING,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import sets
-from proxy.tokenizer import Vocabulary, vocabulary_directories
+from proxy.wire.counting import Vocabulary, vocabulary_directories
 
 PLANNED = {
     "rules": (60, 12_000, 16_000),

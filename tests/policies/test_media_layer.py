@@ -12,7 +12,8 @@ from policies.ledger import EditKind
 from policies.messages import Transcript
 from policies.settings import ContextSettings, ExtractShape, Layer
 from policies.tokens import CHARS4
-from proxy.wire.chat import count_message, render
+from proxy.wire.counting import count_message
+from proxy.wire.render import render
 from tests.policies.play import decide, strategy, window
 from tests.policies.test_reasoning_layer import read, sent, user
 

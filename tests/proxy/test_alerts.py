@@ -16,8 +16,8 @@ import pytest
 from pydantic import SecretStr
 
 from policies.health import HealthAlert, Level
-from proxy.alerts import MAX_WAITING, Alerts, Notice, signature
 from proxy.config import AlertSettings
+from proxy.monitor.alerts import MAX_WAITING, Alerts, Notice, signature
 from proxy.telemetry import Metrics
 from proxy.telemetry.logs import AlertLine, QueuedLog, log_alert
 from proxy.upstream.client import Client

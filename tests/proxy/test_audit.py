@@ -20,7 +20,7 @@ from proxy.store import AuditRow, AuditType, Broken, KeyRow, Store, StoreError
 from proxy.store.chain import GENESIS, AuditEvent, harmless, hash_of, linked, name_digest
 from proxy.store.packing import pack_words, unpack_words
 from proxy.store.records import ConversationRow
-from proxy.write_behind import WriteBehindQueue
+from proxy.store.write_behind import WriteBehindQueue
 from tests.proxy.audit_writer import PART
 from tests.proxy.store_rows import change, edit, eviction, exchange, note, original, saved, url
 

@@ -10,17 +10,17 @@ import pytest
 
 from policies import Action, ConversationState, Decision, Edit, EditKind, TokenBudget, WindowPressure
 from policies.pressure import Trend
-from proxy.caching import CacheUse, follow, hit_ratio, prices_of, shown
 from proxy.conversation import Match, Thread
 from proxy.effects.evictions import CUT
 from proxy.models import ModelFacts, ModelLimits, ModelLimitsResolver, ModelRegistry
-from proxy.models.learned import LearnedLimits
-from proxy.models.probe import Probe
+from proxy.models.facts import Probe
+from proxy.models.limits import LearnedLimits
+from proxy.monitor.caching import CacheUse, follow, hit_ratio, prices_of, shown
 from proxy.planning import Plan, Recognized
 from proxy.store.records import Branch, EvictionRow
 from proxy.tap import ReportedUsage, read_completion
-from proxy.transcripts import Transcripts
-from proxy.wire.chat import digest_of, parse_chat
+from proxy.wire.messages import digest_of, parse_chat
+from proxy.wire.transcripts import Transcripts
 from tests.functional.harness import COUNTER
 
 FACTS = ModelFacts(window=100_000, input_price=3e-6, output_price=15e-6, cache_write_price=3.75e-6)

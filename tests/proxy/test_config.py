@@ -9,7 +9,7 @@ from policies import STRATEGIES
 from policies.settings import ContextSettings, Layer, Mode
 from proxy.config import Config, ConfigError, Flags, load_config, public
 from proxy.config.file import parse_document
-from proxy.config.layers import LAYERS
+from proxy.config.lint import LAYERS
 from proxy.config.presets import LEGACY, policy_values, preset_directory, preset_documents
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.tokens import CHARS2_5
-from proxy.tokenizer import TextCounter, Tokenizer
-from proxy.wire.chat import count_message, count_messages, count_tools, is_blob, json_text
+from proxy.wire.counting import TextCounter, Tokenizer, count_message, count_messages, count_tools, is_blob, json_text
 
 MODEL = "gpt-4o"
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("QUJD" * 1_000)

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from proxy.access.caller import Caller
-from proxy.access.destination import CHAT, Route, for_chat, for_relay, route_of
+from proxy.access.destination import CHAT, Caller, Route, for_chat, for_relay, route_of
 from proxy.config import Flags, UpstreamSettings, load_config
 from proxy.errors import InvalidRequest
-from proxy.wire.chat import parse_chat
+from proxy.wire.messages import parse_chat
 
 CALLER = Caller(tenant="0" * 32)
 JSON = [(b"content-type", b"application/json")]

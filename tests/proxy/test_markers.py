@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from policies import EditKind, PlannedMessage
-from proxy.wire.chat import content_with, marker_for_summary, marker_within, render
+from proxy.wire.messages import content_with, marker_for_summary, marker_within
 from proxy.wire.raw import write_value
+from proxy.wire.render import render
 
 SHORT = {"cache_control": {"type": "ephemeral"}}
 LONG = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}

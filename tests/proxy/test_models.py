@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from policies.settings import ContextSettings
-from proxy.access.caller import Caller
+from proxy.access.destination import Caller
 from proxy.config import ModelRule, Prices, UpstreamSettings
 from proxy.models import ModelFacts, ModelLimitsResolver, ModelRegistry
-from proxy.models.facts import read_table, table_path
-from proxy.models.learned import LearnedLimits
-from proxy.models.probe import Probe, parse_props, parse_show, parse_upstream_models
+from proxy.models.facts import Probe, parse_props, parse_show, parse_upstream_models, read_table, table_path
+from proxy.models.limits import LearnedLimits
 
 ANY = ContextSettings()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.store import Store, StoreError
-from proxy.store.postgres_url import address_of
+from proxy.store.postgres import address_of
 from tests.functional.harness import ROOT
 from tests.postgres import Postgres, pgbouncer
 from tests.proxy.store_rows import change, exchange

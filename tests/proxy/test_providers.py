@@ -24,13 +24,13 @@ from proxy.config import UpstreamSettings
 from proxy.config.values import Timeouts
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.serving import RunningSimulator, serve_simulator
-from proxy.sse import Decoder
-from proxy.upstream.client import SimulatedAnswer as UpstreamAnswer
+from proxy.simulator.app import RunningSimulator, serve_simulator
+from proxy.upstream.client import Answer as UpstreamAnswer
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.litellm_line import escaped
 from proxy.upstream.overflow import Kind, classify, classify_event
 from proxy.upstream.providers import LitellmProvider, providers_for
+from proxy.wire.raw import Decoder
 from tests.misbehaving import ALL_FAULTS
 
 KEY = "sk-operators-own-0123456789"

@@ -19,12 +19,12 @@ from proxy.recall.archive import Archive, elsewhere, said
 from proxy.recall.rounds import added_up
 from proxy.recall.streaming import Earlier, Filter, patiently
 from proxy.recall.tool import definition_tokens, offer_for, turn_of, with_more_messages, with_tool
-from proxy.sse import Frames
 from proxy.store import Store
 from proxy.store.records import Change, Original
-from proxy.tokenizer import Tokenizer
-from proxy.wire.chat import body_of, message_of, parse_chat
-from proxy.write_behind import WriteBehindQueue
+from proxy.store.write_behind import WriteBehindQueue
+from proxy.wire.counting import Tokenizer
+from proxy.wire.messages import body_of, message_of, parse_chat
+from proxy.wire.raw import Frames
 
 COUNTER = Tokenizer().counter("o200k_base")
 HEAD = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}

@@ -12,7 +12,7 @@ import pytest
 from policies import ContextSettings, Mode
 from policies.advise import PROVIDERS, TokenPrices, recommend
 from proxy.models import ModelFacts
-from proxy.prices import BadPrices, PriceList, price_list
+from proxy.monitor.caching import BadPrices, PriceList, price_list
 from proxy.replay import (
     SLIDING,
     UNMANAGED,
@@ -38,7 +38,7 @@ from proxy.replay import (
     replay,
     store_in_memory,
 )
-from proxy.replay.charts import MAX_TICKS, scale
+from proxy.replay.report import MAX_TICKS, scale
 from tests.functional.harness import COUNTER, opening, prefix_reuse, prose, tool_step
 
 PRICES = TokenPrices(1.0, 0.1, 1.25, 5.0)

@@ -6,7 +6,7 @@ import pytest
 
 from policies import Action, ContextSettings, Cut, Decision, WindowPressure
 from policies.planner import LayerReport
-from proxy.stages import stage_of, strategy_of
+from proxy.effects.evictions import stage_of, strategy_of
 
 BASE = 100_000
 SETTINGS = ContextSettings()

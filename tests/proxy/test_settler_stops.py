@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from proxy.store import Store
-from proxy.write_behind import WriteBehindQueue
+from proxy.store.write_behind import WriteBehindQueue
 from tests.proxy.store_rows import exchange
 
 

@@ -18,7 +18,7 @@ from policies.effects import Alike, Compare, Failed
 from proxy.access.destination import EMBEDDINGS_PATH, by_weir
 from proxy.app import running
 from proxy.config import Flags, load_config
-from proxy.effects.likeness import MAX_CHARS, MAX_EMBEDDED_LEN, MAX_LEN, by_shingles, by_vectors
+from proxy.effects.perform import MAX_CHARS, MAX_EMBEDDED_LEN, MAX_LEN, by_shingles, by_vectors
 from proxy.errors import UpstreamUnreachable
 from proxy.server import serve
 from proxy.telemetry import OtelSettings, Telemetry

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.simulator import Dialect, Rejected, SimulatorSettings, run_simulator
-from proxy.simulator.chat import CHAT
 from proxy.simulator.checks import check_chat
-from proxy.simulator.messages import MESSAGES
+from proxy.simulator.dialects import CHAT, MESSAGES
 from proxy.simulator.model import Model
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.simulator import Dialect, SimulatorSettings, run_simulator
 from proxy.simulator.window import PromptCounter, PromptPart, image_tokens
-from proxy.tokenizer import Tokenizer
+from proxy.wire.counting import Tokenizer
 from tests.wordings import WORDINGS
 
 

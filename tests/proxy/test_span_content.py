@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.stream.listen import choices_of
-from proxy.telemetry.content import MAX_BYTES, asked_in, said_in
+from proxy.telemetry.names import MAX_BYTES, asked_in, said_in
 
 KEY = "sk-canary0123456789abcdef"
 JSON = st.recursive(

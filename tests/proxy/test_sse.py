@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.sse import Decoder, ServerSentEvent
 from proxy.tap import StreamTap, read_completion
+from proxy.wire.raw import Decoder, ServerSentEvent
 
 STREAM = (
     ": keep-alive\r\n\r\n"

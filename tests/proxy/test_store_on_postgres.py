@@ -18,7 +18,7 @@ from policies.pressure import Trend
 from proxy.conversation import Conversations
 from proxy.effects.allowance import Allowance
 from proxy.simulator import SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from proxy.store import AuditType, Broken, Store
 from proxy.store.packing import pack_message
 from proxy.store.schema import HEAD

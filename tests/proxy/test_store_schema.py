@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from sqlalchemy.dialects import postgresql
 
 from policies.ledger import Prepared
-from proxy.cli.db import db
+from proxy.cli.audit import db
 from proxy.store import (
     CorruptStore,
     KeyRow,
@@ -28,15 +28,12 @@ from proxy.store import (
     StoreUnavailable,
     archive,
     audit,
-    checkpoints,
     configuration,
     conversations,
-    evictions,
     exchanges,
-    health,
     ledger,
+    memory,
     migrations,
-    notes,
     schema,
     transaction,
 )
@@ -329,7 +326,7 @@ async def test_an_error_tells_no_content(tmp_path: Path) -> None:
 
 
 STATEMENTS = (
-    *(archive, audit, checkpoints, configuration, conversations, evictions, exchanges, health, ledger, notes),
+    *(archive, audit, memory, configuration, conversations, exchanges, ledger),
     transaction,
 )
 

@@ -14,20 +14,23 @@ import pytest
 from policies import Failed, Summarize, Summary
 from policies.ledger import PlannedMessage
 from proxy.effects.allowance import Allowance
-from proxy.effects.cache import MAX_CHARACTERS, MAX_KEPT, SummaryCache
 from proxy.effects.summarizer import (
     AT_ONCE,
     BACK_OFF_AFTER,
     BACK_OFF_FIRST,
     LEARNED_FOR,
+    MAX_CHARACTERS,
+    MAX_KEPT,
     Summarizer,
     SummarizerTerms,
+    SummaryCache,
     SummaryResult,
 )
 from proxy.errors import UpstreamUnreachable
 from proxy.store import Store, StoreUnavailable
 from proxy.store.records import SummaryRow
-from proxy.wire.chat import REASONING_ROOM, forces_a_call, parse_chat, standing_body
+from proxy.wire.messages import parse_chat
+from proxy.wire.render import REASONING_ROOM, forces_a_call, standing_body
 
 TERMS = SummarizerTerms(tenant="a", upstream="up", model="small")
 NOTES = "The service was moved to port 8400 and the tests pass; next is the release."

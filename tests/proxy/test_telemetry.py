@@ -34,12 +34,12 @@ from proxy.telemetry import (
     Telemetry,
     TelemetryError,
     Trace,
-    instruments,
     log_exchange,
     names,
     provider_name,
 )
-from proxy.telemetry.export import Protocol
+from proxy.telemetry import metrics as instruments
+from proxy.telemetry.setup import Protocol
 from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullSpan, NullTrace, Span
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -540,7 +540,7 @@ def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object, prot
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_the_process_exits_although_the_collector_never_answers(protocol: str) -> None:
     script = (
-        "import sys\nfrom proxy.telemetry import Telemetry, OtelSettings, instruments\n"
+        "import sys\nfrom proxy.telemetry import Telemetry, OtelSettings\nfrom proxy.telemetry import metrics as instruments\n"
         "t = Telemetry.create(OtelSettings(otlp_endpoint=sys.argv[1], otlp_protocol=sys.argv[2]))\n"
         "t.exchange('POST', '/', []).end(200)\nt.metrics.add(instruments.OVERFLOWS)\nprint(t.shutdown(0.3))\n"
     )

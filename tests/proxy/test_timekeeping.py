@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from proxy.timekeeping import DAY, Timekeeper
+from proxy.store.maintenance import DAY, Timekeeper
 
 NOW = 1_760_000_000.0
 

@@ -14,9 +14,16 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import proxy.tokenizer
+import proxy.wire.counting
 from policies.tokens import CHARS2_5, CHARS4
-from proxy.tokenizer import Tokenizer, Vocabulary, encoding_name, installed_estimators, pieces, vocabulary_directories
+from proxy.wire.counting import (
+    Tokenizer,
+    Vocabulary,
+    encoding_name,
+    installed_estimators,
+    pieces,
+    vocabulary_directories,
+)
 
 ENCODINGS = ("o200k_base", "cl100k_base")
 FILES = {
@@ -140,7 +147,7 @@ def test_lone_surrogates_are_counted(tokenizer: Tokenizer, reference: tiktoken.E
 def test_the_pieces_of_a_long_text_count_exactly_what_the_whole_does(
     tokenizer: Tokenizer, reference: tiktoken.Encoding
 ) -> None:
-    source = Path(proxy.tokenizer.__file__).read_text()
+    source = Path(proxy.wire.counting.__file__).read_text()
     prose = "The quick brown fox, at 10:30, jumped over 17 lazy dogs; they didn't care. "
     for text in (source * (450_000 // len(source)), prose * 6_000):
         parts = list(pieces(text))
@@ -287,11 +294,11 @@ def test_the_users_own_cache_is_looked_at_first(tmp_path: Path) -> None:
 def test_counting_imports_no_litellm_and_leaves_the_environment_alone() -> None:
     script = (
         "import os, sys; before = dict(os.environ)\n"
-        "from proxy.tokenizer import Tokenizer\n"
+        "from proxy.wire.counting import Tokenizer\n"
         "t = Tokenizer(); assert t.counter('gpt-4o').count('hello world') == 2; t.close()\n"
         "assert dict(os.environ) == before; assert 'litellm' not in sys.modules; assert 'requests' not in sys.modules\n"
     )
-    root = Path(proxy.tokenizer.__file__).parents[1]
+    root = Path(proxy.wire.counting.__file__).parents[1]
     ran = subprocess.run(
         [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, env=os.environ, check=False
     )

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import Transcript
-from proxy.tokenizer import Tokenizer
-from proxy.transcripts import Transcripts
-from proxy.wire.chat import parse_chat
+from proxy.wire.counting import Tokenizer
+from proxy.wire.messages import parse_chat
+from proxy.wire.transcripts import Transcripts
 
 COUNTER = Tokenizer().counter("chars4")
 

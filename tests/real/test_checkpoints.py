@@ -16,8 +16,8 @@ from policies import Summarize
 from policies.checkpoint import Checkpoint
 from policies.summary import invented
 from proxy.effects.summarizer import Compose, Send, Summarizer, SummarizerTerms, SummaryResult
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow
 from tests.functional.harness import COUNTER, RunningWeir, answered, arrays_of, weir

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from policies import Effect, Reply, Summarize, Summary
 from policies.effects import Answers, Together
 from policies.fidelity import ANSWER, JUDGE, AnswerVerdict, Dimension, Judged, Terms
-from proxy.asking import Models
 from proxy.cli import main
+from proxy.cli.evaluate import Models
 from proxy.config import Flags, load_config
 from proxy.config.presets import preset_policies
 from proxy.replay import (

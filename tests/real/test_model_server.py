@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from policies.summary import PROMPTS
-from proxy.cli.playback import load_recording
+from proxy.cli.demo import load_recording
 from proxy.effects.summarizer import Summarizer
 from tests.functional.harness import RunningWeir, begins_with, tcp_tap, weir
 from tests.real.environments import Unavailable

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.simulator import Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
-from proxy.simulator.serving import serve_simulator
+from proxy.simulator.app import serve_simulator
 from tests.functional.harness import COUNTER, weir
 from tests.real.environments import HERE, STAMP, clean_environment, environment
 from tests.real.sdk_driver import KEY, STEPS

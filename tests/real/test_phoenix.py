@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from proxy.simulator import RecordedRequest
-from proxy.simulator.serving import serve_simulator
-from proxy.simulator.settings import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
 from proxy.telemetry import OtelSettings, Telemetry
-from proxy.telemetry.export import Protocol
+from proxy.telemetry.setup import Protocol
 from tests.functional.harness import COUNTER, TOOLS, free_port, opening, tool_step, weir
 from tests.real.environments import Unavailable, clean_environment, environment
 

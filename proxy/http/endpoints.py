@@ -1,0 +1,411 @@
+"""The API under ``/v1``, and Azure's spelling of it: what each request is for, and who answers it.
+
+Chat completions are an exchange. ``GET /v1/models`` has the models of all upstreams that a key may use, in OpenAI's
+shape; one upstream that speaks OpenAI's protocol is simply relayed to a key that may use everything. Every other
+``/v1/*``, of any method, is relayed untouched, streaming both ways.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, MutableMapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.access.browsers import without_grants
+from proxy.access.destination import (
+    MODELS_PATH,
+    Caller,
+    Destination,
+    Route,
+    admit,
+    by_weir,
+    for_models,
+    for_relay,
+    is_decided_by_model,
+    route_of,
+    unread,
+)
+from proxy.config import Config, UpstreamSettings
+from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
+from proxy.exchange.progress import CLIENT_CLOSED
+from proxy.exchange.run import ExchangeHandler
+from proxy.exchange.send import address_of, provider_of
+from proxy.exchange.tell import NO_POLICY, record_relayed
+from proxy.http.request import Headers, counted, respond_error, respond_json
+from proxy.runtime import Runtime
+from proxy.stream.receive import ClientGone, Receive, declared_length, read_held, read_part, while_connected
+from proxy.stream.relay import Send, StreamCut, relay_stream
+from proxy.tap import Reported, ReportedUsage, Tap, read_completion
+from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
+from proxy.telemetry.metrics import REQUESTS
+from proxy.telemetry.names import OPERATIONS
+from proxy.upstream.client import Answer, StreamBroken, came_through
+from proxy.wire.client import name_from
+from proxy.wire.raw import read_value, split_object
+
+log = logging.getLogger("weir")
+
+MAX_HELD = 1024 * 1024
+MAX_READ = 64 * 1024
+NOTHING = frozenset[bytes]()
+ROUTES = frozenset({*OPERATIONS, "/v1/models", "/v1/files", "/v1/batches", "/v1/moderations"})
+OTHER_ROUTE = "/v1/{rest}"
+NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
+RELAYED = (b"x-weir-actions", b"relayed")
+
+
+@dataclass(slots=True)
+class RelayedRequest:
+    """One request that is relayed; ``run`` is the whole of it. What is None is not known yet."""
+
+    runtime: Runtime
+    scope: MutableMapping[str, Any]
+    receive: Receive
+    send: Send
+    route: Route
+    id: str
+    trace: Trace
+    started: float
+    caller: Caller | None = None
+    destination: Destination | None = None
+    status: int | None = None
+    error: str | None = None
+    reported: Reported | None = None
+
+    async def run(self) -> None:
+        """Relay the request and its answer."""
+        refused = None
+        try:
+            await self._relay()
+        except ClientGone:
+            self.error = "client_disconnect"
+        except StreamCut:
+            self.error = "stream_broken"
+            log.warning("a relayed answer broke off before its end")
+        except ProxyError as error:
+            self.error, self.status, refused = error.code, error.status, error.status
+            await respond_error(self.send, error, request_id=self.id)
+        finally:
+            self.trace.end(refused, self.error)
+            self._settle()
+
+    async def _relay(self) -> None:
+        runtime, route, headers = self.runtime, self.route, self.scope["headers"]
+        if came_through(headers, runtime.instance):
+            raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
+        config = runtime.config
+        self.caller = caller = runtime.admit(self.scope)
+        admit(caller, route)
+        with runtime.admission.enter(caller) as stay:
+            length = declared_length(headers)
+            has_body = bool(length) or any(name == b"transfer-encoding" for name, _ in headers)
+            decides = is_decided_by_model(config, caller, route)
+            if has_body and not decides and (length is None or length > MAX_HELD):
+                if length is not None and length > config.limits.body:
+                    raise RequestTooLarge.of_body(config.limits.body)
+                self.destination = unread(config, caller, route)
+                await self._forward(self.destination, _parts(self.receive, config.limits.body), length)
+                return
+            read = await read_held(self.receive, headers, limit=config.limits.body, hold=stay.hold)
+            body = read if has_body else None
+            if route.kind == "models":
+                destination = for_models(config, caller, route)
+            elif decides:
+                query = self.scope.get("query_string", b"")
+                destination, body = for_relay(config, caller, route, headers, body, query=query)
+            else:
+                looks = has_body and (route.kind == "model" or self.trace.recorded)
+                destination = unread(config, caller, route, model=_model_in(read) if looks else "")
+            self.destination = destination
+            await while_connected(self.scope, self.receive, self._forward(destination, body))
+
+    async def _forward(
+        self, destination: Destination, body: "bytes | AsyncIterator[bytes] | None", length: int | None = None
+    ) -> None:
+        trace = self.trace
+        span = _span(trace, self.scope, destination)
+        context = span.propagation() if destination.upstream.forward_trace else ()
+        sent = self.scope["headers"]
+        if context:
+            sent = [*(header for header in sent if header[0] not in CONTEXT_HEADERS), *context]
+        try:
+            answer = await self.runtime.upstreams.send(
+                destination,
+                method=self.scope["method"],
+                query=self.scope.get("query_string", b""),
+                headers=sent,
+                body=body,
+                length=length,
+                drop=NOTHING if destination.upstream.forward_trace else CONTEXT_HEADERS,
+            )
+        except ProxyError as error:
+            span.failed(error.code)
+            raise
+        self.status, self.reported = answer.status, Reported(answer.headers)
+        span.arrived(answer.status)
+        held, failed = bytearray(), None
+        keeps = trace.recorded and _is_plain_json(answer)
+        watched = _watched(answer.chunks(), held if keeps else None, self.reported)
+        headers = self._headers_of(answer)
+        try:
+            async with aclosing(watched) as chunks:
+                await relay_stream(self.send, status=answer.status, headers=headers, opening=None, chunks=chunks)
+        except (StreamCut, asyncio.CancelledError) as error:
+            failed = "stream_broken" if isinstance(error, StreamCut) else "client_disconnect"
+            raise
+        finally:
+            answer.close()
+            if trace.recorded:
+                _end(trace, span, answer.status, bytes(held), failed)
+
+    def _headers_of(self, answer: Answer) -> list[tuple[bytes, bytes]]:
+        granted = without_grants(answer.headers, self.scope, self.caller, self.runtime.config)
+        named = ((n.lower(), n, v) for n, v in granted)
+        headers = [(n, v) for low, n, v in named if low not in NOT_RELAYED and not low.startswith(b"x-weir-")]
+        headers.append(RELAYED)
+        if not any(name.lower() == b"x-request-id" for name, _ in headers):
+            headers.append((b"x-request-id", self.id.encode()))
+        return headers
+
+    def _settle(self) -> None:
+        """Count the request: in all, and of its key with what the answer says that it used."""
+        metrics, outcome = self.runtime.telemetry.metrics, self.error or "relayed"
+        metrics.add(REQUESTS, outcome, NO_POLICY)
+        if self.caller is None:
+            return
+        usage = self.reported.usage if self.reported is not None else None
+        destination, model = self.destination, self.destination.model if self.destination is not None else ""
+        record_relayed(
+            self.runtime,
+            self.caller,
+            request=self.id,
+            model=model,
+            status=self.status or CLIENT_CLOSED,
+            outcome=outcome,
+            usage=usage,
+        )
+        operation = OPERATIONS.get(f"/v1{self.route.path}")
+        if destination is not None and operation is not None:
+            address, port = address_of(destination.upstream)
+            metrics.called(
+                ModelCall(
+                    provider=provider_of(destination.upstream),
+                    model=model,
+                    seconds=time.perf_counter() - self.started,
+                    operation=operation,
+                    address=address,
+                    port=port,
+                    error=self.error or (str(self.status) if (self.status or 0) >= 400 else ""),
+                    usage=ReportedUsage() if usage is None else ReportedUsage(usage.prompt, usage.completion),
+                )
+            )
+
+
+async def relay_untouched(
+    runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route
+) -> None:
+    """Relay one request and its answer."""
+    about = LOG_CONTEXT.get()
+    request_id = about.request if about is not None else f"req_{secrets.token_hex(12)}"
+    client, path = scope.get("client"), scope["path"]
+    trace = runtime.telemetry.exchange(
+        scope["method"],
+        path if path in ROUTES else OTHER_ROUTE,
+        scope["headers"],
+        path=path,
+        server=scope.get("server"),
+        client=client[0] if client else None,
+        scheme=scope.get("scheme", "http"),
+        request_id=request_id,
+    )
+    await RelayedRequest(runtime, scope, receive, send, route, request_id, trace, time.perf_counter()).run()
+
+
+def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destination) -> AnySpan:
+    """The span of the request to the upstream: a model's operation where the route is known as one."""
+    if not trace.recorded:
+        return NULL_SPAN
+    named, upstream, model = name_from(scope["headers"], {}), destination.upstream, destination.model
+    trace.identify(conversation=named, tenant=destination.caller.tenant, policy=NO_POLICY, model=model)
+    operation = OPERATIONS.get(f"/v1{destination.path}") if scope["method"] == "POST" else None
+    if operation is None:
+        return trace.relayed(scope["method"], *address_of(upstream))
+    return trace.attempt(model, provider_of(upstream), *address_of(upstream), operation=operation)
+
+
+def _is_plain_json(answer: Answer) -> bool:
+    named = {name.lower(): value for name, value in answer.headers}
+    return named.get(b"content-type", b"").startswith(b"application/json") and b"content-encoding" not in named
+
+
+async def _watched(
+    chunks: AsyncGenerator[bytes, None], held: bytearray | None, reported: Reported
+) -> AsyncGenerator[bytes, None]:
+    """The same chunks, of which ``reported`` takes note; ``held`` gets them all as long as they are few."""
+    async with aclosing(chunks) as going:
+        async for chunk in going:
+            reported.feed(chunk)
+            if held is not None and len(held) <= MAX_READ:
+                held += chunk
+            yield chunk
+
+
+def _end(trace: Trace, span: AnySpan, status: int, body: bytes, failed: str | None) -> None:
+    """End the spans of an answer, with what it says of itself if it was short enough to be read."""
+    seen = read_completion(body) if 0 < len(body) <= MAX_READ else Tap()
+    span.answered(status, seen=seen, error_type=failed)
+    trace.end(status, failed)
+
+
+def _model_in(body: bytes) -> str:
+    try:
+        fields = split_object(body)
+    except ProxyError:
+        return ""
+    model = read_value(fields["model"]) if "model" in fields else None
+    return model if isinstance(model, str) else ""
+
+
+async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:
+    size, more = 0, True
+    while more:
+        part, more = await read_part(receive, size, limit=limit)
+        size += len(part)
+        if part:
+            yield part
+
+
+PATIENCE = 5.0
+MAX_BODY = 4 * 1024 * 1024
+PATTERN = frozenset("*?[")
+NOT_ASKED_WITH = frozenset({b"accept-encoding", b"content-type", b"if-none-match", b"range"})
+VERSION = (b"anthropic-version", b"2023-06-01")
+"""Anthropic answers nobody who does not say it."""
+
+Entry = dict[str, Any]
+
+
+async def answer_models(
+    runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route
+) -> None:
+    """Answer with the list or with one entry of it."""
+    headers = scope["headers"]
+    try:
+        caller = runtime.admit(scope)
+        looped = came_through(headers, runtime.instance)
+        body = None if looped else await _own(runtime, caller, headers, route)
+    except ProxyError as error:
+        runtime.telemetry.metrics.add(REQUESTS, error.code, NO_POLICY)
+        await respond_error(send, error)
+        return
+    if body is None:
+        await relay_untouched(runtime, scope, receive, send, route)
+        return
+    await respond_json(send, body)
+    about = LOG_CONTEXT.get()
+    request = about.request if about is not None else ""
+    runtime.telemetry.metrics.add(REQUESTS, "relayed", NO_POLICY)
+    record_relayed(runtime, caller, request=request, model="", status=200, outcome="relayed", usage=None)
+
+
+async def _own(runtime: Runtime, caller: Caller, headers: Headers, route: Route) -> Entry | None:
+    config = runtime.config
+    upstreams = tuple(config.upstreams.values())
+    if route.model:
+        destination = for_models(config, caller, route)
+        return None if destination.upstream.kind == "openai" else _card(config, destination.upstream, route.model)
+    if len(upstreams) == 1 and upstreams[0].kind == "openai" and not caller.is_restricted:
+        return None
+    lists = await asyncio.gather(*(_models_of(runtime, each, caller, headers) for each in upstreams))
+    found: dict[str, Entry] = {}
+    for upstream, entries in zip(upstreams, lists, strict=True):
+        for entry in entries:
+            name = entry["id"]
+            if name not in found and caller.allows(name) and config.upstream(name).name == upstream.name:
+                found[name] = entry
+    return {"object": "list", "data": list(found.values())}
+
+
+async def _models_of(runtime: Runtime, upstream: UpstreamSettings, caller: Caller, headers: Headers) -> list[Entry]:
+    """What an upstream lists, in OpenAI's shape; what the configuration names where it lists nothing in time."""
+    listed: list[Entry] = []
+    config = runtime.config
+    # A client's own key is for the upstream that its requests go to, and nobody else sees it.
+    if upstream.kind == "openai" and (not upstream.passes_key or upstream is next(iter(config.upstreams.values()))):
+        with contextlib.suppress(TimeoutError, ProxyError, StreamBroken, ValueError, RecursionError):
+            listed = await asyncio.wait_for(_asked(runtime, upstream, caller, headers), PATIENCE)
+    known = {entry["id"] for entry in listed}
+    return listed + [_entry(upstream, name) for name in _named(config, caller) if name not in known]
+
+
+async def _asked(runtime: Runtime, upstream: UpstreamSettings, caller: Caller, headers: Headers) -> list[Entry]:
+    sent = [(name, value) for name, value in headers if name not in NOT_ASKED_WITH]
+    if upstream.credential == "x-api-key" and not any(name == VERSION[0] for name, _ in sent):
+        sent.append(VERSION)
+    destination = by_weir(upstream, caller, path=MODELS_PATH, model="")
+    answer = await runtime.upstreams.send(destination, method="GET", headers=sent, body=None)
+    try:
+        body = await answer.read(MAX_BODY)
+    finally:
+        answer.close()
+    value = json.loads(body) if answer.status == 200 else None
+    data = value.get("data") if isinstance(value, dict) else None
+    entries = [each for each in data or () if isinstance(each, dict) and isinstance(each.get("id"), str)]
+    return [{**_entry(upstream, each["id"]), **each} for each in entries]
+
+
+def _named(config: Config, caller: Caller) -> Iterable[str]:
+    """Every model that the configuration calls by its whole name, for all or for this key."""
+    stated = (*(rule.match for rule in config.models), *caller.models)
+    return (name for name in dict.fromkeys(stated) if PATTERN.isdisjoint(name))
+
+
+def _entry(upstream: UpstreamSettings, name: str) -> Entry:
+    return {"id": name, "object": "model", "created": 0, "owned_by": upstream.provider or upstream.name}
+
+
+def _card(config: Config, upstream: UpstreamSettings, name: str) -> Entry:
+    """What is said of a model behind a library that lists none; NotFound where the configuration does not know it."""
+    if config.rule(name) is None:
+        raise NotFound(f"The model {name[:200]!r} is not known here.", param="model")
+    return _entry(upstream, name)
+
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+class Api:
+    """The ASGI application of all of it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    async def chat(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer ``POST /v1/chat/completions``, the managed route."""
+        await ExchangeHandler(self._runtime, scope, receive, send).run()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        runtime, method = self._runtime, scope["method"]
+        if method not in METHODS:
+            error = MethodNotAllowed(f"{method[:10]} is not answered here.", allowed=METHODS)
+            await respond_error(send, error)
+            return
+        route = route_of(method, (scope.get("raw_path") or scope["path"].encode()).decode("latin-1"))
+        if route is None:
+            await respond_error(send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1."))
+            return
+        if route.kind == "chat":
+            await ExchangeHandler(runtime, scope, receive, send, route).run()
+            return
+
+        async def answer(sending: Send) -> None:
+            answers = answer_models if route.kind == "models" else relay_untouched
+            await answers(runtime, scope, receive, sending, route)
+
+        await counted(runtime.telemetry.metrics, "/v1/{rest}", scope, send, answer)

@@ -1,0 +1,288 @@
+"""What the provider's prompt cache made of a request: warm or cold, by whose doing its prefix changed, what it cost.
+
+Cached tokens count as used: a cache changes what a request costs, not what fits. Costs are list prices in US dollars,
+of the prompt and the answer, with the model's own prices as far as they are known::
+
+    cost        prompt tokens that were not cached + .1 for cached ones (Anthropic's and OpenAI's price) + the answer
+    cost_saved  the same for the client's own array, less cost; negative where a batch made the cache forget
+
+The client's own array would have been read from the cache in the share that was reported; on a request whose prefix
+Weir has just changed, in the share of the request before, because the array as the client sent it did not change.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import xxhash
+
+from policies import EditKind
+from policies.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
+from policies.media import bare_name
+from policies.messages import count_occurrences
+from proxy.conversation import Prefix
+from proxy.effects.evictions import CUT
+from proxy.models import ModelFacts
+from proxy.planning import Plan, Recognized
+from proxy.tap import ReportedUsage
+from proxy.wire.messages import TOOL_FIELDS, ChatRequest
+
+DEFAULT_PRICES = "anthropic"
+CLIFFS: tuple[tuple[str, Cliff], ...] = (
+    ("gpt-5.4", OPENAI_CLIFF),
+    ("gpt-5.5", OPENAI_CLIFF),
+    ("gpt-5.6", OPENAI_CLIFF),
+    ("gemini-", GEMINI_CLIFF),
+)
+MINIMUM = 1_024
+MILLION = 1_000_000
+
+
+class BadPrices(ValueError):
+    """Prices that nobody can read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceList:
+    """Prices, whether they are US dollars (else multiples of an input token's price), and where they come from."""
+
+    prices: TokenPrices
+    dollars: bool
+    source: str
+
+    def shown(self, cost: float) -> str:
+        """An amount for people: dollars, or thousands of input tokens' worth."""
+        if not self.dollars:
+            return f"{cost / 1000:,.1f}k"
+        return f"${cost:,.2f}" if cost >= 1 else f"${cost:.4f}"
+
+
+def price_list(stated: str | None, *, model: str, facts: ModelFacts) -> PriceList:
+    """The prices that were stated (a provider's name, or input,read,write,output), else the model's, else a default.
+
+    Raises BadPrices for a statement that is neither.
+    """
+    if stated is not None:
+        return _stated(stated)
+    if facts.input_price is None:
+        return PriceList(prices=PROVIDERS[DEFAULT_PRICES], dollars=False, source=f"the ratios of {DEFAULT_PRICES}")
+    prices = TokenPrices(
+        facts.input_price,
+        facts.cache_read_price if facts.cache_read_price is not None else facts.input_price,
+        facts.cache_write_price if facts.cache_write_price is not None else facts.input_price,
+        facts.output_price if facts.output_price is not None else 0.0,
+        minimum=MINIMUM if facts.cache_read_price is not None else 0,
+        cliff=_cliff(model),
+    )
+    return PriceList(prices=prices, dollars=True, source=f"the price list for {model}")
+
+
+def _stated(stated: str) -> PriceList:
+    if stated in PROVIDERS:
+        return PriceList(prices=PROVIDERS[stated], dollars=False, source=f"the ratios of {stated}")
+    parts = stated.split(",")
+    try:
+        numbers = [float(part) / MILLION for part in parts]
+    except ValueError:
+        numbers = []
+    if len(numbers) != 4 or not all(0 <= number < 1 for number in numbers):
+        known = ", ".join(PROVIDERS)
+        raise BadPrices(f"{stated} is neither one of {known} nor four dollar prices: input,read,write,output")
+    read, write = numbers[1], numbers[2]
+    return PriceList(
+        prices=TokenPrices(numbers[0], read, write, numbers[3], minimum=MINIMUM), dollars=True, source=stated
+    )
+
+
+def _cliff(model: str) -> Cliff | None:
+    name = bare_name(model)
+    return next((cliff for prefix, cliff in CLIFFS if name.startswith(prefix)), None)
+
+
+Cause = Literal["none", "client", "proxy"]
+CACHED_PRICE = 0.1
+TOOLS_AND_SCHEMA = (*TOOL_FIELDS, "response_format")
+DIGITS = 9
+NO_HASH = b""
+WHOLE = frozenset({CUT, str(EditKind.PRUNE_TOOLS)})
+"""Kinds of what a batch did that changes the beginning of every request: a summary or a note, and the tools."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheUse:
+    """One request as the provider's cache saw it.
+
+    Attributes:
+        hit_ratio: share of the prompt that was read from the cache, None where the upstream did not say.
+        is_cold: whether the conversation rested for longer than the policy's ``cache_ttl`` before it.
+        changed: who made it begin in another way than the request before, ``none`` if nobody is known to have.
+        cost: of prompt and answer, US dollars; None without reported usage or a price.
+        cost_saved: what the client's own array would have cost beyond that.
+    """
+
+    hit_ratio: float | None = None
+    is_cold: bool = False
+    changed: Cause = "none"
+    cost: float | None = None
+    cost_saved: float | None = None
+
+    def facts(self) -> dict[str, object]:
+        """What there is to say, for the detail of an exchange's row."""
+        said: dict[str, object] = {}
+        if self.hit_ratio is not None:
+            said["hit_ratio"] = round(self.hit_ratio, 4)
+        if self.is_cold:
+            said["cold"] = True
+        if self.changed != "none":
+            said["prefix_changed"] = self.changed
+        if self.cost is not None:
+            said["cost"] = round(self.cost, DIGITS)
+        if self.cost_saved is not None:
+            said["cost_saved"] = round(self.cost_saved, DIGITS)
+        return said
+
+
+def shown(detail: Mapping[str, object]) -> dict[str, object]:
+    """The same of a stored row, every name there."""
+    unsaid = {"hit_ratio": None, "cold": False, "prefix_changed": "none", "cost": None, "cost_saved": None}
+    return {name: detail.get(name, default) for name, default in unsaid.items()}
+
+
+def follow(
+    plan: Plan,
+    recognized: Recognized,
+    request: ChatRequest,
+    usage: ReportedUsage | None,
+    *,
+    ttl: float,
+    at: float,
+    carried_out: bool,
+    ok: bool,
+) -> CacheUse:
+    """What the cache made of a request that went up, which the next one of the conversation will be compared with.
+
+    ``ttl`` is the policy's, in seconds; ``at`` when the request was settled; ``carried_out`` whether the plan is what
+    went up, and ``ok`` whether the upstream accepted it.
+    """
+    thread = recognized.thread
+    before, now = thread.prefix, _prefix(plan, recognized, request, usage)
+    touched = carried_out and _touches_what_was_sent(plan, recognized)
+    changed = _cause(recognized, before, now, touched=touched)
+    if ok:
+        thread.prefix = now
+    elif before is not None and changed == "proxy":
+        thread.prefix = replace(before, is_stale=True)
+    is_cold = _is_cold(plan, recognized, ttl=ttl, at=at)
+    prices = prices_of(request.model, recognized.limits.facts)
+    if usage is None or prices is None:
+        return CacheUse(hit_ratio=now.hit_ratio, is_cold=is_cold, changed=changed)
+    cost, removed = cost_of(prices, usage), _removed(plan) if carried_out else 0
+    share = now.hit_ratio or 0.0
+    if before is not None and before.hit_ratio is not None and changed == "proxy" and not is_cold:
+        share = max(share, before.hit_ratio)
+    return CacheUse(
+        hit_ratio=now.hit_ratio,
+        is_cold=is_cold,
+        changed=changed,
+        cost=cost,
+        cost_saved=_cost_unmanaged(prices, usage, removed=removed, share=share) - cost if removed else 0.0,
+    )
+
+
+def _prefix(plan: Plan, recognized: Recognized, request: ChatRequest, usage: ReportedUsage | None) -> Prefix:
+    transcript = recognized.transcript
+    tools = [request.fields[name] for name in TOOLS_AND_SCHEMA if name in request.fields]
+    return Prefix(
+        head=b"".join([m.digest for m in transcript.messages[: transcript.head]]),
+        tools=b"".join([xxhash.xxh3_64_digest(raw) for raw in tools]),
+        end=transcript.chain[-1] if transcript.chain else NO_HASH,
+        length=len(transcript.chain),
+        pruned=plan.decision.pruned if plan.decision is not None else (),
+        hit_ratio=hit_ratio(usage),
+    )
+
+
+def hit_ratio(usage: ReportedUsage | None) -> float | None:
+    """Cached tokens over all of the prompt's, at most 1; None where the upstream did not report both."""
+    if usage is None or usage.cached is None or not usage.prompt or usage.prompt < 0:
+        return None
+    return min(1.0, max(0, usage.cached) / usage.prompt)
+
+
+def _cause(recognized: Recognized, before: Prefix | None, now: Prefix, *, touched: bool) -> Cause:
+    if touched or (before is not None and before.is_stale):
+        return "proxy"
+    if before is None:
+        return "none"
+    if (now.head, now.tools, now.pruned) != (before.head, before.tools, before.pruned):
+        return "client"  # Weir has left out nothing new: a tool that comes back was asked for by name
+    return "none" if _goes_on(recognized, before) else "client"
+
+
+def _goes_on(recognized: Recognized, before: Prefix) -> bool:
+    """Whether the messages are those of the request before and new ones, or the first of what was sent earlier."""
+    chain = recognized.transcript.chain
+    if len(chain) < before.length:
+        return recognized.match.length == len(chain)
+    return before.length == 0 or chain[before.length - 1] == before.end
+
+
+def _touches_what_was_sent(plan: Plan, recognized: Recognized) -> bool:
+    """Whether this request's batch, or one before it that the upstream refused, changed what was sent before."""
+    decision, transcript = plan.decision, recognized.transcript
+    if not recognized.match.length:
+        return False
+    sent = transcript.head + recognized.match.length
+    if decision is not None and decision.removed and decision.removed[0] < sent:
+        return True
+    if not plan.evictions:
+        return False
+    messages = transcript.messages[:sent]
+    places = {(m.digest, nth) for m, nth in zip(messages, count_occurrences(messages), strict=True)}
+    return any(row.kind in WHOLE or (row.digest, row.occurrence) in places for row in plan.evictions)
+
+
+def _is_cold(plan: Plan, recognized: Recognized, *, ttl: float, at: float) -> bool:
+    """Whether the conversation's last request came longer than ``ttl`` seconds before this one."""
+    last = recognized.trend.at
+    mine = plan.decision.trend.at if plan.decision is not None else None
+    return last is not None and (at if mine is None else mine) - last > ttl
+
+
+def _removed(plan: Plan) -> int:
+    """Calibrated tokens by which the planned request is shorter than the client's."""
+    return 0 if plan.decision is None else max(0, plan.decision.before - plan.decision.after)
+
+
+@lru_cache(maxsize=1024)
+def prices_of(model: str, facts: ModelFacts) -> TokenPrices | None:
+    """The model's prices in US dollars a token; a cached one is a tenth where nobody says, None without any price."""
+    if facts.input_price is None:
+        return None
+    listed = price_list(None, model=model, facts=facts).prices
+    read = facts.cache_read_price if facts.cache_read_price is not None else CACHED_PRICE * facts.input_price
+    return TokenPrices(listed.input, read, listed.cache_write, listed.output, cliff=listed.cliff)
+
+
+def cost_of(prices: TokenPrices, usage: ReportedUsage) -> float:
+    """US dollars of a request as it was reported; what was written to the cache has a price of its own."""
+    prompt, cached, written = usage.prompt or 0, usage.cached or 0, usage.written or 0
+    plain = max(0, prompt - cached - written)
+    read = prices.input * plain + prices.cache_read * cached + prices.cache_write * written
+    return _tiered(prices, prompt, read, usage.completion or 0)
+
+
+def _cost_unmanaged(prices: TokenPrices, usage: ReportedUsage, *, removed: int, share: float) -> float:
+    """US dollars of the same request with ``removed`` tokens more, a ``share`` of it all cached."""
+    prompt = (usage.prompt or 0) + removed
+    read = prompt * (prices.input * (1 - share) + prices.cache_read * share)
+    return _tiered(prices, prompt, read, usage.completion or 0)
+
+
+def _tiered(prices: TokenPrices, prompt: int, read: float, answer: int) -> float:
+    """The prompt's cost and its answer's, both in the dearer tier where the prompt is that long."""
+    cliff = prices.cliff
+    if cliff is None or prompt <= cliff.above:
+        return read + prices.output * answer
+    return read * cliff.input + prices.output * answer * cliff.output

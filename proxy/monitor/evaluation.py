@@ -1,0 +1,187 @@
+"""Measuring, after some answers, what a summary left of a conversation: the same questions asked of both, and judged.
+
+Off unless a policy samples. One task a conversation and a few in all; what would have to wait is left out, because a
+sample is enough. It takes tokens of the summariser's budget and nothing of any request's time.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+
+from policies import Decision
+from policies.fidelity import (
+    ANSWER,
+    JUDGE,
+    AnswerVerdict,
+    Contexts,
+    Coverage,
+    Dimension,
+    Fidelity,
+    Terms,
+    contexts_of,
+    coverage_of,
+    evaluate,
+    questions_for,
+)
+from proxy.effects.perform import Background, drive, step
+from proxy.planning import Paid, Plan, PlanRequest, Recognized
+from proxy.store import Store, StoreError
+from proxy.store.write_behind import WriteBehindQueue
+from proxy.telemetry import Trace, names
+
+log = logging.getLogger("weir.evaluation")
+
+AT_ONCE = 1
+MAX_WAITING = 8
+PROMPTS_USED = {"prompts": {prompt.purpose: prompt.digest for prompt in (ANSWER, JUDGE)}}
+"""Which wording a score came from."""
+SUMMARISING = frozenset({"compact", "rollover"})
+_SCALE = 1 << 64
+_ATTRIBUTES = {
+    Dimension.FACTS: names.FIDELITY_FACTS,
+    Dimension.STATE: names.FIDELITY_STATE,
+    Dimension.DECISIONS: names.FIDELITY_DECISIONS,
+}
+
+
+def is_sampled(request: str, share: float) -> bool:
+    """Whether a request is among the share that is measured: the same answer for the same id, everywhere."""
+    digest = blake2b(request.encode(errors="replace"), digest_size=8, person=b"weir-sample").digest()
+    return int.from_bytes(digest) < share * _SCALE
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One summary that is to be measured."""
+
+    asked: PlanRequest
+    ask: Paid
+    recognized: Recognized
+    decision: Decision
+    trace: Trace
+
+
+class OnlineEvaluation:
+    """What one process measures; ``scores`` are the newest by policy and dimension, for a gauge.
+
+    ``rate`` is told of the tenant, the conversation's id and the fidelity of each that was judged.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settler: WriteBehindQueue,
+        *,
+        rate: Callable[[str, str, float], object],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._store = store
+        self._settler = settler
+        self._background = Background("weir-evaluate", most=MAX_WAITING, at_once=AT_ONCE)
+        self.scores: dict[tuple[str, ...], float] = {}
+
+    def after(self, asked: PlanRequest, plan: Plan, trace: Trace) -> None:
+        """Look at a request that was answered; nothing happens where it made no summary or is not sampled."""
+        decision, recognized, settings = plan.decision, plan.recognized, asked.settings
+        if decision is None or decision.cut is None or not decision.is_new or settings.observes or recognized is None:
+            return
+        if decision.cut.layer not in SUMMARISING or decision.pieces is None or asked.ask_about is None:
+            return
+        if not is_sampled(asked.id, settings.evaluate.sample):
+            return
+        if settings.evaluate.model is None and settings.summarizer is None:
+            return  # nobody who could be asked: Weir spends no money unasked
+        if recognized.branch.branch in self._background or not self._background.has_room:
+            return
+        work = _Work(asked, asked.ask_about, recognized, decision, trace)
+        self._background.start(recognized.branch.branch, partial(self._do, work))
+
+    async def close(self) -> None:
+        """Stop what is under way: what was not judged to its end is not measured."""
+        await self._background.close()
+
+    async def settled(self) -> None:
+        """Return once nothing is under way: for those who want to see what was measured."""
+        await self._background.settled()
+
+    async def _do(self, work: _Work) -> None:
+        trace = work.ask.trace = work.trace.follow(names.EVALUATE_SPAN)
+        try:
+            await self._measure(work, trace)
+        except StoreError as error:
+            log.warning("what was measured of a summary could not be stored: %s", error)
+        except Exception:  # the answer is long out: nothing here may end the process's other work
+            log.exception("measuring a summary failed")
+        finally:
+            trace.end(None)
+
+    async def _measure(self, work: _Work, trace: Trace) -> None:
+        settings, pieces, branch = work.asked.settings, work.decision.pieces or (), work.recognized.branch
+        contexts = await asyncio.to_thread(contexts_of, work.recognized.transcript, pieces)
+        coverage = await asyncio.to_thread(coverage_of, contexts, tools=settings.notes)
+        fidelity = await self._asked(work, contexts)
+        trace.evaluated(_attributes(fidelity, coverage, contexts.ratio))
+        for dimension, value in _scores(fidelity).items():
+            if value is not None:
+                self.scores[(settings.name, dimension)] = value
+        if (score := fidelity.score()) is not None:
+            self._rate(branch.tenant, branch.conversation, score)
+        await self._settler.flush()  # the row of the exchange has to be there
+        facts = facts_of(fidelity, coverage, contexts.ratio, spent=work.ask.spent.asked)
+        await self._store.evaluated(branch.tenant, work.asked.id, facts | PROMPTS_USED, self._clock())
+
+    async def _asked(self, work: _Work, contexts: Contexts) -> Fidelity:
+        settings, limit = work.asked.settings, work.recognized.limits.budget.hard_limit
+        questions = await asyncio.to_thread(
+            questions_for, contexts.sources, count=settings.evaluate.questions, tools=settings.notes
+        )
+        terms = Terms(
+            counter=work.asked.counter,
+            max_input=work.ask.reads(ANSWER.purpose) or limit,
+            judge_input=work.ask.reads(JUDGE.purpose) or limit,
+            most_chunks=settings.summaries.most_chunks,
+            by_schema=settings.summaries.by_schema,
+        )
+        flow = evaluate(contexts.original, contexts.compacted, questions=questions, terms=terms)
+        return await drive(flow, await asyncio.to_thread(step, flow), work.ask)
+
+
+def facts_of(
+    fidelity: Fidelity, coverage: Coverage, ratio: float | None, *, spent: int | None = None
+) -> dict[str, object]:
+    """An evaluation as plain data; a score is null where nothing was judged or nothing was wanted."""
+    return {
+        **_scores(fidelity),
+        "consistent": fidelity.count(AnswerVerdict.YES),
+        "inconsistent": fidelity.count(AnswerVerdict.NO),
+        "unknown": fidelity.count(AnswerVerdict.UNKNOWN),
+        "unknown_because": fidelity.unknown,
+        "failure": fidelity.failure or None,
+        "coverage": coverage.score,
+        "recoverable": coverage.whole.recoverable,
+        "compression_ratio": None if ratio is None else round(ratio, 3),
+        "calls": fidelity.calls,
+        **({} if spent is None else {"tokens_asked": spent}),
+    }
+
+
+def _scores(fidelity: Fidelity) -> dict[str, float | None]:
+    by_dimension = {dimension.value: fidelity.score(dimension) for dimension in Dimension}
+    return {"score": fidelity.score(), **by_dimension}
+
+
+def _attributes(fidelity: Fidelity, coverage: Coverage, ratio: float | None) -> Mapping[str, float | None]:
+    return {
+        names.FIDELITY_SCORE: fidelity.score(),
+        **{_ATTRIBUTES[dimension]: fidelity.score(dimension) for dimension in Dimension},
+        names.FIDELITY_JUDGED: fidelity.count(AnswerVerdict.YES) + fidelity.count(AnswerVerdict.NO),
+        names.FIDELITY_UNKNOWN: fidelity.count(AnswerVerdict.UNKNOWN),
+        names.COVERAGE_SCORE: coverage.score,
+        names.FIDELITY_RATIO: ratio,
+    }

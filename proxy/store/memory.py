@@ -1,0 +1,480 @@
+"""What is kept of a conversation beside its history: checkpoints, notes, what models wrote, its health.
+
+A checkpoint is a conversation's structured state as JSON text, one row for every version that was saved. It is given
+back only if the SHA-256 of its body is the one that was stored with it; else the one before it counts. Versions that a
+rollback has taken back stay as history, but nothing goes on from them.
+
+A note is stored once, and a conversation has so many at most. Summaries are found by the address of what a model was
+asked; they are bounded for every tenant, and pruned by age. Tokens are counted by the minute, of all servers together.
+Of health there are its state, the newest snapshots, and alerts as episodes.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
+from itertools import accumulate
+from operator import itemgetter
+from typing import Any
+
+import sqlalchemy as sa
+
+from policies.health import KEPT, Health, Snapshot, check
+from proxy.store.audit import append, of_notes
+from proxy.store.ledger import cuts_of
+from proxy.store.packing import Damaged, pack_text, unpack_text
+from proxy.store.records import AlertRow, Change, CheckpointRow, ConversationRow, ExchangeRow, NoteRow, SummaryRow
+from proxy.store.schema import (
+    OF_BRANCH,
+    alerts,
+    branches,
+    checkpoints,
+    conversations,
+    cuts,
+    health_snapshots,
+    keep_first,
+    keep_last,
+    notes,
+    of,
+    recorded,
+    same,
+    spending,
+    stored,
+    summaries,
+)
+from proxy.store.transaction import Place, Rows, Transaction, chunks, ordered
+
+Spans = Sequence[tuple[int, int]]
+
+# As text and without column types: it is read whenever a branch with edits is.
+NEWEST_BODY = sa.text(
+    "SELECT body, sha, length FROM checkpoints "
+    "WHERE tenant = :tenant AND branch = :branch ORDER BY version DESC LIMIT 1"
+).bindparams(*OF_BRANCH)
+CHECKPOINTS_OF_BRANCH = of(checkpoints, "tenant", "branch")
+DROP_OLDER = sa.delete(checkpoints).where(
+    CHECKPOINTS_OF_BRANCH,
+    checkpoints.c.version
+    < sa.select(checkpoints.c.version)
+    .where(CHECKPOINTS_OF_BRANCH)
+    .order_by(checkpoints.c.version.desc())
+    .limit(1)
+    .offset(sa.bindparam("skipped"))
+    .scalar_subquery(),
+    checkpoints.c.version
+    != sa.select(sa.func.coalesce(sa.func.max(cuts.c.batch), 0)).where(of(cuts, "tenant", "branch")).scalar_subquery(),
+)
+LINES = (
+    sa.select(branches.c.branch, branches.c.version, branches.c.undone)
+    .where(of(branches, "tenant", "conversation"))
+    .order_by(branches.c.updated.desc(), branches.c.created.desc(), branches.c.branch)
+)
+NEWEST = LINES.limit(1)
+
+
+def newest_branch(tx: Transaction, conversation: ConversationRow) -> str | None:
+    """The branch of a conversation that was used last."""
+    found: str | None = tx.scalar(NEWEST, key_of(conversation))
+    return found
+
+
+def listed(tx: Transaction, conversation: ConversationRow) -> list[CheckpointRow]:
+    """Every checkpoint of a conversation, all branches, oldest first, each with its cut where it has one.
+
+    Within a branch it is the version that counts, whatever the clock said.
+    """
+    by_branch: dict[str, list[CheckpointRow]] = {}
+    for row in _rows(tx, conversation):
+        by_branch.setdefault(row.branch, []).append(row)
+    placed = [
+        (at, row)
+        for line in by_branch.values()
+        for at, row in zip(accumulate((row.at for row in line), max), line, strict=True)
+    ]
+    return [row for _, row in sorted(placed, key=itemgetter(0))]
+
+
+def at_version(tx: Transaction, conversation: ConversationRow, version: int) -> CheckpointRow | None:
+    """The checkpoint with this version, of the branch that was used last among those that have it."""
+    found = {row.branch: row for row in _rows(tx, conversation, checkpoints.c.version == version)}
+    return next((found[row.branch] for row in tx.execute(LINES, key_of(conversation)) if row.branch in found), None)
+
+
+def latest(tx: Transaction, conversation: ConversationRow) -> CheckpointRow | None:
+    """The newest whole checkpoint of the branch that was used last among those that have one."""
+    for line in tx.execute(LINES, key_of(conversation)).all():
+        row = newest_row(tx, conversation.tenant, line.branch, undone=read_spans(line.undone))
+        if row is not None:
+            return _with_cuts(tx, conversation, [row])[0]
+    return None
+
+
+def add_checkpoint(tx: Transaction, change: Change, *, version: int) -> None:
+    """Store the change's checkpoint as ``version``; of older ones its ``keep`` newest stay, and the newest cut's."""
+    if change.checkpoint is None:
+        return
+    row = CheckpointRow(
+        branch=change.branch,
+        version=version,
+        at=change.at,
+        body=change.checkpoint,
+        reason=change.reason,
+        window_id=change.window_id,
+        length=change.length,
+    )
+    insert(tx, change.tenant, row)
+    key = {"of_tenant": change.tenant, "of_branch": change.branch, "skipped": max(1, change.keep) - 1}
+    tx.execute(DROP_OLDER, key)
+
+
+def insert(tx: Transaction, tenant: str, row: CheckpointRow) -> None:
+    values = stored(checkpoints, row, tenant=tenant, body=pack_text(row.body), sha=_sha(row.body))
+    tx.execute(sa.insert(checkpoints), values)
+
+
+def newest_body(tx: Transaction, tenant: str, branch: str, undone: str | None) -> tuple[str | None, int]:
+    """The newest checkpoint of a branch that is whole and was not taken back (``undone``), and its length.
+
+    None and 0 where there is none.
+    """
+    if undone is None:
+        row = tx.execute(NEWEST_BODY, {"tenant": tenant, "branch": branch}).first()
+        if row is None:
+            return None, 0
+        if (body := _whole(row)) is not None:
+            return body, row.length
+    found = newest_row(tx, tenant, branch, undone=read_spans(undone))
+    return (None, 0) if found is None else (found.body, found.length)
+
+
+def newest_row(
+    tx: Transaction,
+    tenant: str,
+    branch: str,
+    *,
+    undone: Spans = (),
+    below: int | None = None,
+    longest: int | None = None,
+) -> CheckpointRow | None:
+    """The newest whole checkpoint of a branch without its cut, ``below`` a version, of at most ``longest`` messages."""
+    query = sa.select(checkpoints).where(checkpoints.c.tenant == tenant, checkpoints.c.branch == branch)
+    if below is not None:
+        query = query.where(checkpoints.c.version < below)
+    if longest is not None:
+        query = query.where(checkpoints.c.length <= longest)
+    for row in tx.execute(query.order_by(checkpoints.c.version.desc())):
+        found = None if is_undone(row.version, undone) else _checkpoint(tx, row)
+        if found is not None:
+            return found
+    return None
+
+
+def read_spans(text: str | None) -> Spans:
+    """The spans of versions that rollbacks have taken back, as a branch keeps them."""
+    return tuple((first, last) for first, last in json.loads(text)) if text else ()
+
+
+def is_undone(version: int, undone: Spans) -> bool:
+    return any(first <= version <= last for first, last in undone)
+
+
+def key_of(conversation: ConversationRow) -> dict[str, str]:
+    return {"of_tenant": conversation.tenant, "of_conversation": conversation.id}
+
+
+def _rows(tx: Transaction, conversation: ConversationRow, *where: sa.ColumnElement[bool]) -> list[CheckpointRow]:
+    query = (
+        sa.select(checkpoints)
+        .join(branches, same(branches, checkpoints, "tenant", "branch"))
+        .where(checkpoints.c.tenant == conversation.tenant, branches.c.conversation == conversation.id, *where)
+        .order_by(checkpoints.c.branch, checkpoints.c.version)
+    )
+    found = [_checkpoint(tx, row) for row in tx.execute(query)]
+    return _with_cuts(tx, conversation, [row for row in found if row is not None])
+
+
+def _with_cuts(tx: Transaction, conversation: ConversationRow, rows: list[CheckpointRow]) -> list[CheckpointRow]:
+    known = cuts_of(tx, conversation)
+    made = [(row, known.get((row.branch, row.version))) for row in rows]
+    return [row if its is None else replace(row, cut=its.cut, covered=its.covered) for row, its in made]
+
+
+def _checkpoint(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> CheckpointRow | None:
+    body = _whole(row)
+    if body is None:
+        tx.damage("checkpoint", row.tenant, f"{row.branch} {row.version}")
+        return None
+    return recorded(CheckpointRow, checkpoints, row, body=body)
+
+
+def _whole(row: sa.Row[*tuple[Any, ...]]) -> str | None:
+    """The body of a row, None where it is not what was stored."""
+    with suppress(Damaged):
+        body = unpack_text(row.body)
+        return body if _sha(body) == row.sha else None
+    return None
+
+
+def _sha(body: str) -> bytes:
+    return sha256(body.encode("utf-8", "surrogatepass")).digest()
+
+
+MAX_NOTES = 500
+MAX_SUMMARIES = 20_000
+SUMMARIES_AT_ONCE = 500
+SLOT = 60.0
+SLOTS = 60
+NOTES_OF_CONVERSATION = of(notes, "tenant", "conversation")
+ADD_NOTE = keep_first(notes)
+HOME = sa.select(conversations.c.id).where(of(conversations, "tenant", "id"))
+COUNT = sa.select(sa.func.count()).select_from(notes).where(NOTES_OF_CONVERSATION)
+LEAST = sa.select(notes.c.id).where(NOTES_OF_CONVERSATION)
+LEAST = LEAST.order_by(sa.case((notes.c.importance == "critical", 1), else_=0), notes.c.at, notes.c.id)
+ALL_NOTES = sa.select(notes).where(NOTES_OF_CONVERSATION).order_by(notes.c.at, notes.c.id)
+SUMMARY = sa.select(summaries).where(of(summaries, "tenant", "key"))
+KEEP_SUMMARY = keep_last(summaries)
+SURPLUS = (
+    sa.select(summaries.c.key)
+    .where(of(summaries, "tenant"))
+    .order_by(summaries.c.at.desc(), summaries.c.key)
+    .limit(SUMMARIES_AT_ONCE)
+    .offset(MAX_SUMMARIES)
+)
+OPEN_SLOT = keep_last(spending, replaced=("tenant",))
+COUNT_TOKENS = sa.update(spending).where(of(spending, "tenant", "slot"))
+COUNT_TOKENS = COUNT_TOKENS.values(tokens=spending.c.tokens + sa.bindparam("more"))
+
+
+def add_notes(tx: Transaction, tenant: str, conversation: str, given: Sequence[NoteRow]) -> int:
+    """How many of the notes on a conversation (its id) were new; 0 where there is no such conversation yet.
+
+    0 also where nothing that is said may be stored. Beyond :data:`MAX_NOTES` the oldest go, those that are critical
+    after all others.
+    """
+    key = {"of_tenant": tenant, "of_conversation": conversation}
+    if not given or not tx.full or tx.scalar(HOME, {"of_tenant": tenant, "of_id": conversation}) is None:
+        return 0
+    own = {"tenant": tenant, "conversation": conversation}
+    new = [note for note in given if tx.is_new(ADD_NOTE, stored(notes, note, sha=_note_sha(note), **own))]
+    surplus = tx.execute(COUNT, key).scalar_one() - MAX_NOTES if new else 0
+    if surplus > 0:
+        for ids in chunks(list(tx.scalars(LEAST.limit(surplus), key))):
+            tx.execute(sa.delete(notes).where(NOTES_OF_CONVERSATION, notes.c.id.in_(ids)), key)
+    if new:
+        append(tx, [of_notes(tenant, conversation, new)])
+    return len(new)
+
+
+def all_notes(tx: Transaction, tenant: str, conversation: str) -> list[NoteRow]:
+    """The notes on a conversation (its id), oldest first, without damaged ones."""
+    found: list[NoteRow] = []
+    for row in tx.execute(ALL_NOTES, {"of_tenant": tenant, "of_conversation": conversation}):
+        note = recorded(NoteRow, notes, row)
+        if _note_sha(note) == row.sha:
+            found.append(note)
+        else:
+            tx.damage("note", tenant, f"{conversation} {row.id.hex()}")
+    return found
+
+
+def summary(tx: Transaction, tenant: str, key: bytes) -> SummaryRow | None:
+    """What a model wrote when it was asked this, None if it never was or the row is damaged."""
+    row = tx.execute(SUMMARY, {"of_tenant": tenant, "of_key": key}).first()
+    if row is None:
+        return None
+    found = recorded(SummaryRow, summaries, row)
+    if _summary_sha(found) != row.sha:
+        tx.damage("summary", tenant, key.hex())
+        return None
+    return found
+
+
+def keep_summary(tx: Transaction, tenant: str, row: SummaryRow) -> None:
+    """Store what a model wrote in place of what its address had; nothing where what is said may not be stored.
+
+    Of a tenant's the newest :data:`MAX_SUMMARIES` stay.
+    """
+    if not tx.full:
+        return
+    tx.execute(KEEP_SUMMARY[tx.dialect], stored(summaries, row, tenant=tenant, sha=_summary_sha(row)))
+    surplus = list(tx.scalars(SURPLUS, {"of_tenant": tenant}))
+    if surplus:
+        tx.execute(sa.delete(summaries).where(summaries.c.tenant == tenant, summaries.c.key.in_(surplus)))
+
+
+def reserve(tx: Transaction, tenant: str, tokens: int, *, limit: int, at: float) -> int | None:
+    """The slot in which tokens for a tenant's summary are counted, of all servers together.
+
+    None where the last hour would then have more than ``limit``.
+    """
+    slot, mine = int(at // SLOT), spending.c.tenant == tenant
+    # the row is locked from here on: who asks at the same time waits, and then sees these tokens
+    tx.execute(OPEN_SLOT[tx.dialect], {"tenant": tenant, "slot": slot, "tokens": 0})
+    tx.execute(sa.delete(spending).where(mine, spending.c.slot < slot - SLOTS))
+    total = tx.scalar(sa.select(sa.func.coalesce(sa.func.sum(spending.c.tokens), 0)).where(mine))
+    if int(total or 0) + tokens > limit:
+        return None
+    correct(tx, tenant, slot, tokens)
+    return slot
+
+
+def correct(tx: Transaction, tenant: str, slot: int, more: int) -> None:
+    """Count ``more`` tokens where some were reserved, or fewer."""
+    if more:
+        tx.execute(COUNT_TOKENS, {"of_tenant": tenant, "of_slot": slot, "more": more})
+
+
+def _note_sha(note: NoteRow) -> bytes:
+    facts = f" {note.category} {note.importance} {note.source} {note.text}".encode("utf-8", "surrogatepass")
+    return sha256(note.id + facts).digest()
+
+
+def _summary_sha(row: SummaryRow) -> bytes:
+    return sha256(row.key + row.text.encode("utf-8", "surrogatepass")).digest()
+
+
+MAX_ALERTS = 200
+"""Episodes of one conversation that are kept, the newest ones."""
+
+ADD_SNAPSHOT = keep_first(health_snapshots)
+ADD_ALERT = keep_first(alerts)
+THIS_CONVERSATION = of(conversations, "tenant", "id")
+STATE = sa.select(conversations.c.health).where(THIS_CONVERSATION)
+SET_STATE = sa.update(conversations).where(THIS_CONVERSATION).values(health=sa.bindparam("state"))
+CLOSE_ALL = sa.update(alerts).where(of(alerts, "tenant", "conversation"), alerts.c.closed.is_(None))
+CLOSE_ALL = CLOSE_ALL.values(closed=sa.bindparam("now"))
+CLOSE = CLOSE_ALL.where(of(alerts, "at", "kind"))
+
+
+def _oldest(table: sa.Table, most: int) -> sa.Delete:
+    """A DELETE of all rows of one conversation but the newest ``most``."""
+    newest = table.alias()
+    border = sa.select(newest.c.at).where(of(newest, "tenant", "conversation")).order_by(newest.c.at.desc())
+    border = border.limit(1).offset(most)
+    return sa.delete(table).where(of(table, "tenant", "conversation"), table.c.at <= border.scalar_subquery())
+
+
+PRUNE_SNAPSHOTS = _oldest(health_snapshots, KEPT)
+PRUNE_ALERTS = _oldest(alerts, MAX_ALERTS)
+
+
+def follow_others(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> list[ExchangeRow]:
+    """The rows, each with what it makes of its conversation as other servers have left that.
+
+    The conversations' rows are locked since this transaction has counted its requests in them.
+    """
+    known: dict[tuple[str, str], Health | None] = {}
+    followed = list[ExchangeRow]()
+    for row in rows:
+        if row.health is not None and row.health.sample is not None and row.health.rules is not None:
+            key = (row.tenant, home[row.id])
+            if key not in known:
+                known[key] = _state(tx, *key)
+            checkup = check(known[key], row.health.sample, row.health.rules)
+            known[key], row = checkup.health, replace(row, health=checkup)
+        followed.append(row)
+    return followed
+
+
+def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> None:
+    """Store what a batch of exchanges made of their conversations' health; ``home`` has the conversation of each."""
+    found = [((row.tenant, home[row.id]), row, row.health) for row in rows if row.health is not None]
+    states = {key: checkup.health for key, _, checkup in found}
+    for key, row, checkup in found:
+        if checkup.is_first:  # whatever is open of it is of somebody who is gone
+            close_all(tx, *key, row.at)
+    tx.many(
+        ADD_SNAPSHOT,
+        [
+            {"tenant": tenant, "conversation": conversation, "id": row.id, **checkup.snapshot._asdict()}
+            for (tenant, conversation), row, checkup in found
+        ],
+    )
+    tx.many(
+        ADD_ALERT,
+        [
+            {
+                "tenant": tenant,
+                "conversation": conversation,
+                "at": alert.at,
+                "kind": alert.kind,
+                "level": alert.level,
+                "category": alert.category,
+                "value": alert.value,
+                "limit": alert.limit,
+                "said": alert.said,
+            }
+            for (tenant, conversation), _, checkup in found
+            for alert in checkup.opened
+        ],
+    )
+    closed = [(_key(*key), row.at, episode) for key, row, checkup in found for episode in checkup.closed]
+    tx.many(CLOSE, [{**key, "of_at": each.at, "of_kind": each.kind, "now": at} for key, at, each in closed])
+    tx.many(SET_STATE, [_of_id(*key) | {"state": states[key].to_json()} for key in sorted(states)])
+    for key in sorted(key for key, health in states.items() if health.requests > KEPT):
+        tx.execute(PRUNE_SNAPSHOTS, _key(*key))
+    for key in sorted({key for key, _, checkup in found if checkup.opened}):
+        tx.execute(PRUNE_ALERTS, _key(*key))
+
+
+def snapshots(tx: Transaction, conversation: ConversationRow, *, limit: int = KEPT) -> list[Snapshot]:
+    """The newest ``limit`` snapshots of a conversation's health, of the 100 that are kept, oldest first."""
+    table = health_snapshots
+    query = sa.select(table).where(table.c.tenant == conversation.tenant, table.c.conversation == conversation.id)
+    rows = tx.execute(query.order_by(table.c.at.desc(), table.c.id.desc()).limit(limit))
+    return [recorded(Snapshot, table, row) for row in rows][::-1]
+
+
+def alerts_of(tx: Transaction, conversation: ConversationRow, *, limit: int = MAX_ALERTS) -> list[AlertRow]:
+    """The newest alerts of a conversation, open and closed, the newest first."""
+    query = _listing().where(alerts.c.tenant == conversation.tenant, alerts.c.conversation == conversation.id)
+    return _listed(tx, query, limit)
+
+
+def open_alerts(
+    tx: Transaction, tenant: str | None, *, limit: int = 200, after: Place | None = None
+) -> tuple[list[AlertRow], dict[str, int]]:
+    """The newest open alerts of a tenant, or with None of everybody, and how many there are by level.
+
+    ``after`` leaves those behind one of which this is ``at``, ``kind``, ``tenant`` and the conversation's name.
+    """
+    are_open = alerts.c.closed.is_(None)
+    are_meant = are_open if tenant is None else sa.and_(are_open, alerts.c.tenant == tenant)
+    counted = tx.execute(sa.select(alerts.c.level, sa.func.count()).where(are_meant).group_by(alerts.c.level))
+    counts = {level: int(count) for level, count in counted}
+    return _listed(tx, _listing().where(are_meant), limit, after), counts
+
+
+def rate(tx: Transaction, tenant: str, conversation: str, fidelity: float) -> None:
+    """Have an evaluated fidelity (0 to 1) hold from the conversation's next request on, in whichever process."""
+    health = _state(tx, tenant, conversation)
+    if health is not None:
+        tx.execute(SET_STATE, _of_id(tenant, conversation) | {"state": health._replace(fidelity=fidelity).to_json()})
+
+
+def close_all(tx: Transaction, tenant: str, conversation: str, at: float) -> None:
+    tx.execute(CLOSE_ALL, _key(tenant, conversation) | {"now": at})
+
+
+def _key(tenant: str, conversation: str) -> dict[str, object]:
+    return {"of_tenant": tenant, "of_conversation": conversation}
+
+
+def _of_id(tenant: str, conversation: str) -> dict[str, object]:
+    return {"of_tenant": tenant, "of_id": conversation}
+
+
+def _state(tx: Transaction, tenant: str, conversation: str) -> Health | None:
+    return Health.from_json(tx.scalar(STATE, _of_id(tenant, conversation)) or "")
+
+
+def _listing() -> Rows:
+    mine = sa.and_(conversations.c.tenant == alerts.c.tenant, conversations.c.id == alerts.c.conversation)
+    return sa.select(alerts, conversations.c.name).join(conversations, mine)
+
+
+def _listed(tx: Transaction, query: Rows, limit: int, after: Place | None = None) -> list[AlertRow]:
+    order = ((alerts.c.at, True), (alerts.c.kind, False), (alerts.c.tenant, False), (conversations.c.name, False))
+    rows = tx.execute(ordered(query, order, after=after, limit=limit))
+    return [recorded(AlertRow, alerts, row, conversation=row.name) for row in rows]

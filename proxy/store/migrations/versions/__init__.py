@@ -1,1 +1,0 @@
-"""One file per revision of the schema."""

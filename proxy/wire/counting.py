@@ -1,0 +1,563 @@
+"""Tokens: text by tiktoken's exact count, media by formula, framing by constants.
+
+Counting needs no network, runs off the event loop, and never raises. A vocabulary is looked for in the user's own cache
+directory, under the name that tiktoken gives it there (the SHA-1 of the file's address), and then among the compressed
+ones that ship with Weir. Without one, characters are counted. Long text is cut into pieces: tiktoken gives up on about
+a million blanks, and no other request should wait for somebody's megabyte.
+
+Framing is what OpenAI's cookbook measured for its models; other servers' templates differ by a token or two
+a message, and calibration learns that. Base64 is never counted as text.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from types import FunctionType
+from typing import Any
+
+import tiktoken
+import zstandard
+from tiktoken_ext import openai_public  # type: ignore[import-untyped]  # a namespace package without py.typed
+
+from policies.media import bare_name, is_media, part_tokens
+from policies.tokens import CHARS2_5, HEURISTICS, CharCounter, TokenCounter
+
+ESTIMATORS_GROUP = "weir.estimators"
+ENCODINGS = ("o200k_base", "cl100k_base")
+INLINE_CHARS = 8_192
+PIECE_CHARS = 50_000
+MIN_PIECE = 1_000
+
+_CL100K = re.compile(r"gpt-(?:4(?![.\w])|3\.?5)|text-embedding-(?:3|ada-002)|(?:davinci|babbage)-002")
+_SAFE_CUT = re.compile(r"(?s).*(?:\n(?=[A-Za-z])|[A-Za-z](?= [A-Za-z]))")
+_SEEK_CUT = 2_000
+
+
+def encoding_name(model: str) -> str:
+    """``cl100k_base`` for gpt-4, gpt-3.5 and the embeddings of their time, ``o200k_base`` for every other name."""
+    return "cl100k_base" if _CL100K.match(bare_name(model)) else "o200k_base"
+
+
+def vocabulary_directories(cache_dir: Path | None = None) -> tuple[Path, ...]:
+    """Where vocabulary files may be, best first: ``cache_dir``, then Weir's own."""
+    shipped = Path(str(files("proxy") / "vocabularies"))
+    return (cache_dir, shipped) if cache_dir is not None else (shipped,)
+
+
+def installed_estimators() -> dict[str, TokenCounter]:
+    """Estimators that other packages offer as entry points of the group ``weir.estimators``, by name.
+
+    An entry point names a callable without arguments that returns a :class:`TokenCounter`; one that cannot be
+    loaded raises what its package raises.
+    """
+    return {point.name: point.load()() for point in entry_points(group=ESTIMATORS_GROUP)}
+
+
+def check_estimator(name: str) -> str | None:
+    """What is wrong with a policy's ``estimator``; None for ``tokenizer`` and whatever counts under that name."""
+    own = ("tokenizer", *HEURISTICS, *ENCODINGS)
+    if name in own:
+        return None  # entry points are read from every installed package, and every policy asks
+    known = [*own, *(point.name for point in entry_points(group=ESTIMATORS_GROUP))]
+    return None if name in known else f"no estimator {name}; there are: {', '.join(sorted(known))}"
+
+
+class VocabularyMissing(Exception):
+    """No directory has the file of an encoding with the right content."""
+
+
+class Vocabulary:
+    """One of tiktoken's encodings, loaded when it is first needed, once. Counts characters where it is missing.
+
+    Loading takes 0.3 to 0.5 s and 84 MB, and holds the interpreter for half of that time even off the loop:
+    it belongs before the first request.
+    """
+
+    def __init__(self, name: str, directories: Sequence[Path]) -> None:
+        self.name = name
+        self.reason: str | None = None
+        self.is_loaded = False
+        self._directories = tuple(directories)
+        self._encoding: tiktoken.Encoding | None = None
+        self._lock = Lock()
+
+    def load(self) -> None:
+        """Read the file unless that was done; afterwards ``reason`` says why there is no vocabulary, or is None."""
+        with self._lock:
+            if self.is_loaded:
+                return
+            try:
+                self._encoding = _build(self.name, self._directories)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with a file, characters can be counted
+                self.reason = f"{self.name}: {error or type(error).__name__}"
+            self.is_loaded = True
+
+    def count(self, text: str) -> int:
+        """Tokens of ``text``; loads the vocabulary first where that was not done."""
+        if not self.is_loaded:
+            self.load()
+        if self._encoding is None:
+            return CHARS2_5.count(text)
+        return _count(self._encoding, text)
+
+
+class TextCounter:
+    """A :class:`TokenCounter` that also counts many texts at once without keeping the event loop."""
+
+    def __init__(self, name: str, source: TokenCounter, executor: ThreadPoolExecutor) -> None:
+        self.name = name
+        self._source = source
+        self._executor = executor
+
+    @property
+    def reason(self) -> str | None:
+        """Why characters are counted instead of the vocabulary that was asked for; None if all is well."""
+        return self._source.reason if isinstance(self._source, Vocabulary) else None
+
+    @property
+    def is_exact(self) -> bool:
+        """True if a vocabulary counts; what it is loaded from is known only after the first count."""
+        return isinstance(self._source, Vocabulary) and self._source.reason is None
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the next count loads nothing."""
+        return not isinstance(self._source, Vocabulary) or self._source.is_loaded
+
+    def count(self, text: str) -> int:
+        """Tokens of ``text``, counted here and now; never raises."""
+        source = self._source
+        if isinstance(source, CharCounter) or (isinstance(source, Vocabulary) and len(text) <= PIECE_CHARS):
+            return source.count(text)
+        return self._count_pieces(pieces(text))
+
+    async def count_many(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text: at once up to 8 KB together, else by a worker thread, 50,000 characters at a time."""
+        if isinstance(self._source, CharCounter) or (self.is_ready and _size(texts) <= INLINE_CHARS):
+            return [self.count(text) for text in texts]
+        loop = asyncio.get_running_loop()
+        totals = [0] * len(texts)
+        for batch in _batches(texts):
+            counts = await loop.run_in_executor(self._executor, self._count_batch, batch)
+            for (index, _), tokens in zip(batch, counts, strict=True):
+                totals[index] += tokens
+        return totals
+
+    async def load(self) -> None:
+        """Load the vocabulary off the event loop, if there is one to load."""
+        if isinstance(self._source, Vocabulary):
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._source.load)
+
+    def _count_batch(self, batch: Sequence[tuple[int, str]]) -> list[int]:
+        return [self._count_pieces((piece,)) for _, piece in batch]
+
+    def _count_pieces(self, parts: Iterable[str]) -> int:
+        if isinstance(self._source, Vocabulary):
+            return sum(self._source.count(part) for part in parts)
+        return sum(_count_guarded(self._source, part) for part in parts)
+
+
+class Tokenizer:
+    """The counters of every model, sharing vocabularies and a few worker threads.
+
+    ``cache_dir`` is the user's ``TIKTOKEN_CACHE_DIR``; ``directories`` replaces the places where files are looked
+    for; ``estimators`` are counters by name beside the built-in ``o200k_base``, ``cl100k_base``, ``chars4`` and
+    ``chars2.5``.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache_dir: Path | None = None,
+        directories: Sequence[Path] | None = None,
+        estimators: Mapping[str, TokenCounter] | None = None,
+        workers: int = 2,
+    ) -> None:
+        places = vocabulary_directories(cache_dir) if directories is None else tuple(directories)
+        self._executor = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="weir-tokens")
+        sources: dict[str, TokenCounter] = {n: Vocabulary(n, places) for n in ENCODINGS}
+        sources |= HEURISTICS
+        sources |= estimators or {}
+        self._counters = {name: TextCounter(name, source, self._executor) for name, source in sources.items()}
+
+    def counter(self, model_or_encoding: str) -> TextCounter:
+        """The counter of that name, else that of the model's encoding; loads nothing yet."""
+        known = self._counters.get(model_or_encoding)
+        return known if known is not None else self._counters[encoding_name(model_or_encoding)]
+
+    def close(self) -> None:
+        """Let the worker threads end; what is being counted is finished."""
+        self._executor.shutdown(wait=False)
+
+
+def pieces(text: str) -> Iterator[str]:
+    """``text`` in pieces of at most 50,000 characters.
+
+    A cut is made where every encoding starts a new token anyway (a line of letters, a word after a word), so
+    that the sum over the pieces is exact; where there is no such place it may be one token too much.
+    """
+    start = 0
+    while len(text) - start > PIECE_CHARS:
+        stop = start + PIECE_CHARS
+        safe = _SAFE_CUT.match(text, stop - _SEEK_CUT, stop)
+        stop = safe.end() if safe is not None else stop
+        yield text[start:stop]
+        start = stop
+    yield text[start:] if start else text
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
+    batch: list[tuple[int, str]] = []
+    size = 0
+    for index, text in enumerate(texts):
+        for piece in pieces(text):
+            if batch and size + len(piece) > PIECE_CHARS:
+                yield batch
+                batch, size = [], 0
+            batch.append((index, piece))
+            size += len(piece) + 64
+    if batch:
+        yield batch
+
+
+def _size(texts: Sequence[str]) -> int:
+    return sum(map(len, texts))
+
+
+def _count(encoding: tiktoken.Encoding, text: str) -> int:
+    """Tokens of ``text``; halves what tiktoken refuses, down to 1,000 characters, which count half their bytes.
+
+    ``encode_ordinary`` takes ``<|endoftext|>`` as text, and lone surrogates as replacement characters. A run of
+    about a million blanks is a ``ValueError``, or a ``PanicException`` that is no ``Exception``.
+    """
+    try:
+        return len(encoding.encode_ordinary(text))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # noqa: BLE001 - a panic in Rust arrives as a BaseException that cannot be imported
+        if len(text) <= MIN_PIECE:
+            return (len(text.encode("utf-8", "surrogatepass")) + 1) // 2
+    half = len(text) // 2
+    return _count(encoding, text[:half]) + _count(encoding, text[half:])
+
+
+def _count_guarded(source: TokenCounter, text: str) -> int:
+    try:
+        return max(0, int(source.count(text)))
+    except Exception:  # noqa: BLE001 - an estimator from another package must not cost a request
+        return CHARS2_5.count(text)
+
+
+def _build(name: str, directories: Sequence[Path]) -> tiktoken.Encoding:
+    """The encoding with its ranks read from ``directories``; raises where no file is right.
+
+    tiktoken's constructor knows the pattern, the special tokens and the checksum, but finds its file through
+    the process environment and then the network. It is run with another reader in place of that one.
+    """
+
+    def read(address: str, expected_hash: str | None = None) -> dict[bytes, int]:
+        return _read_ranks(address, expected_hash, directories)
+
+    constructor = openai_public.ENCODING_CONSTRUCTORS[name]
+    if "load_tiktoken_bpe" not in constructor.__code__.co_names:
+        raise VocabularyMissing(f"tiktoken {tiktoken.__version__} reads its files in another way")
+    offline = FunctionType(constructor.__code__, {**constructor.__globals__, "load_tiktoken_bpe": read})
+    return tiktoken.Encoding(**offline())
+
+
+def _read_ranks(address: str, expected_hash: str | None, directories: Sequence[Path]) -> dict[bytes, int]:
+    """Token bytes to rank from the first directory whose file has the expected SHA-256."""
+    name = hashlib.sha1(address.encode(), usedforsecurity=False).hexdigest()
+    packed = f"{address.rpartition('/')[2]}.zst"
+    for directory in directories:
+        if (directory / name).is_file():
+            data = (directory / name).read_bytes()
+        elif (directory / packed).is_file():
+            data = zstandard.ZstdDecompressor().decompress((directory / packed).read_bytes())
+        else:
+            continue
+        if expected_hash is None or hashlib.sha256(data).hexdigest() == expected_hash:
+            lines = (line.split() for line in data.splitlines() if line)
+            return {base64.b64decode(token): int(rank) for token, rank in lines}
+    searched = ", ".join(map(str, directories)) or "no directory"
+    raise VocabularyMissing(f"no intact file {name} or {packed} in {searched}")
+
+
+MESSAGE_OVERHEAD = 4
+NAME_OVERHEAD = 1
+CALL_OVERHEAD = 8
+UNCOUNTED = frozenset({"weir", "cache_control", "provider_specific_fields", "annotations", "parsed"})
+BLOB_CHARS = 2_048
+
+FUNCTION_INIT, FUNCTION_INIT_OLD = 7, 10
+PROPERTY_INIT, PROPERTY_KEY = 3, 3
+ENUM_INIT, ENUM_ITEM = -3, 3
+FUNCTION_END = 12
+CLAUDE_TOOLS = 346
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/=_\-\r\n]*")
+_BASE64_SAMPLE = 1_024
+_OPENAI = re.compile(r"(?:chat)?gpt-(?!oss)|o[1-9](?![a-z0-9])")
+_OLD = re.compile(r"gpt-(?:4(?![.\w])|3\.?5)")
+_TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+_NESTED_SCHEMAS = ("items", "additionalProperties", "not")
+_NESTED_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NESTED_MAPS = ("$defs", "definitions")
+
+
+@dataclass(frozen=True, slots=True)
+class Countable:
+    """What something costs: ``fixed`` tokens (framing, media) and the ``texts`` that a counter adds."""
+
+    fixed: int
+    texts: tuple[str, ...] = ()
+
+    def count(self, counter: TokenCounter) -> int:
+        """All its tokens, counted here and now."""
+        return max(0, self.fixed + sum(counter.count(text) for text in self.texts))
+
+
+def count_message(
+    message: Mapping[str, Any], counter: TokenCounter, *, model: str, image_tokens: int | None = None
+) -> int:
+    """Uncalibrated tokens of one chat message; never raises for anything that JSON can say."""
+    return message_texts(message, model=model, image_tokens=image_tokens).count(counter)
+
+
+async def count_messages(
+    messages: Sequence[Mapping[str, Any]], counter: TextCounter, *, model: str, image_tokens: int | None = None
+) -> list[int]:
+    """Uncalibrated tokens of each message, with one trip off the event loop for all of them where it is long."""
+    return await count_all([message_texts(m, model=model, image_tokens=image_tokens) for m in messages], counter)
+
+
+def count_tools(tools: Any, functions: Any, response_format: Any, counter: TokenCounter, *, model: str) -> int:
+    """Uncalibrated tokens of tool definitions, legacy functions and a response schema; 0 for none."""
+    return tool_texts(tools, functions, response_format, model=model).count(counter)
+
+
+async def count_all(items: Sequence[Countable], counter: TextCounter) -> list[int]:
+    """Tokens of each item, with one :meth:`TextCounter.count_many` for the texts of all."""
+    counts = iter(await counter.count_many([text for item in items for text in item.texts]))
+    return [max(0, item.fixed + sum(islice(counts, len(item.texts)))) for item in items]
+
+
+def message_texts(message: Any, *, model: str, image_tokens: int | None = None) -> Countable:
+    """A message's framing, media and texts. Ids are not counted: no template shows them to the model."""
+    fixed, texts = MESSAGE_OVERHEAD, list[str]()
+    if not isinstance(message, Mapping):
+        return Countable(fixed, _texts(message))
+    name = message.get("name")
+    if isinstance(name, str) and name:
+        fixed += NAME_OVERHEAD
+        texts.append(name)
+    content = _content_texts(message.get("content"), model=model, image_tokens=image_tokens)
+    texts += (*content.texts, *_texts(message.get("refusal")), *_reasoning_texts(message))
+    calls = message.get("tool_calls")
+    for call in (*(calls if isinstance(calls, list) else ()), message.get("function_call")):
+        if call:
+            fixed += CALL_OVERHEAD
+            texts += _call_texts(call)
+    audio = message.get("audio")
+    if isinstance(audio, Mapping):
+        said = _texts(audio.get("transcript"))
+        texts += said
+        fixed += 0 if said else part_tokens({"type": "audio", "audio": audio}, model=model)
+    return Countable(fixed + content.fixed, tuple(texts))
+
+
+def tool_texts(tools: Any, functions: Any, response_format: Any, *, model: str) -> Countable:
+    """Definitions as OpenAI's models are shown them (the cookbook's constants), as JSON for every other model."""
+    name = bare_name(model)
+    definitions = [item for group in (tools, functions) if isinstance(group, list) for item in group]
+    fixed, texts = 0, list[str]()
+    if _OPENAI.match(name):
+        init = FUNCTION_INIT_OLD if _OLD.match(name) else FUNCTION_INIT
+        fixed = FUNCTION_END if definitions else 0
+        for definition in definitions:
+            function = _function_texts(definition, init)
+            fixed += function.fixed
+            texts += function.texts
+    else:
+        fixed = CLAUDE_TOOLS if definitions and "claude" in name else 0
+        texts += [json_text(definition) for definition in definitions]
+    schema = response_format.get("json_schema") if isinstance(response_format, Mapping) else None
+    if schema:
+        texts.append(json_text(schema))
+    return Countable(fixed, tuple(texts))
+
+
+def json_text(value: Any) -> str:
+    """``value`` as JSON text without marks that are not sent to a model and without base64; of any depth."""
+    out: list[str] = []
+    stack: list[Iterator[tuple[str, Any]]] = [iter((("", value),))]
+    closing = [""]
+    while stack:
+        entry = next(stack[-1], None)
+        if entry is None:
+            stack.pop()
+            out.append(closing.pop())
+            continue
+        prefix, item = entry
+        if isinstance(item, Mapping):
+            out.append(prefix + "{")
+            closing.append("}")
+            stack.append(_members(item))
+        elif isinstance(item, list | tuple):
+            out.append(prefix + "[")
+            closing.append("]")
+            stack.append(_elements(item))
+        else:
+            out.append(prefix + _scalar(item))
+    return "".join(out)
+
+
+def is_blob(text: str) -> bool:
+    """True for a ``data:`` URL or base64 of more than 2 KB, judged by its first, middle and last KB."""
+    if len(text) <= BLOB_CHARS:
+        return False
+    if text[:5].lower() == "data:" and text.find(",", 0, BLOB_CHARS) > 0:
+        return True
+    middle = len(text) // 2
+    samples = (text[:_BASE64_SAMPLE], text[middle : middle + _BASE64_SAMPLE], text[-_BASE64_SAMPLE:])
+    return all(_BASE64.fullmatch(sample) for sample in samples)
+
+
+def _content_texts(content: Any, *, model: str, image_tokens: int | None) -> Countable:
+    """Text and media of a message's content; the content of an Anthropic ``tool_result`` part is content too."""
+    if isinstance(content, str):
+        return Countable(0, (content,) if content else ())
+    fixed, texts = 0, list[str]()
+    waiting = [content]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += reversed(part)
+        elif not isinstance(part, Mapping):
+            texts += _texts(part)
+        elif is_media(part):
+            fixed += part_tokens(part, model=model, image_tokens=image_tokens)
+        elif part.get("type") == "tool_result":
+            waiting.append(part.get("content"))
+        elif part.get("type") == "tool_use":
+            fixed += CALL_OVERHEAD
+            texts += _call_texts(part)
+        else:
+            texts += _part_texts(part)
+    return Countable(fixed, tuple(texts))
+
+
+def _part_texts(part: Mapping[str, Any]) -> tuple[str, ...]:
+    kind = part.get("type", "text")
+    text = part.get(_TEXT_KEYS[kind]) if isinstance(kind, str) and kind in _TEXT_KEYS else None
+    return (text,) if isinstance(text, str) else (json_text(part),)
+
+
+def _reasoning_texts(message: Mapping[str, Any]) -> tuple[str, ...]:
+    """The reasoning that goes back with a message; servers that name it twice are counted once."""
+    for key in ("reasoning_content", "reasoning"):
+        if texts := _texts(message.get(key)):
+            return texts
+    details = message.get("reasoning_details")
+    if not isinstance(details, list):
+        return _texts(details)
+    found: list[str] = []
+    for detail in details:
+        if isinstance(detail, Mapping):
+            found += (text for key in ("text", "summary") for text in _texts(detail.get(key)))
+        else:
+            found += _texts(detail)
+    return tuple(found)
+
+
+def _call_texts(call: Any) -> tuple[str, ...]:
+    if not isinstance(call, Mapping):
+        return _texts(call)
+    inner = next((v for key in ("function", "custom") if isinstance(v := call.get(key), Mapping)), call)
+    keys = ("name", "arguments", "input")
+    return tuple(text for key in keys for text in _texts(inner.get(key)))
+
+
+def _function_texts(definition: Any, init: int) -> Countable:
+    """One definition by the cookbook; what is not a function (a built-in or custom tool) by its JSON."""
+    function = definition.get("function", definition) if isinstance(definition, Mapping) else definition
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or "format" in function:
+        return Countable(init, (json_text(definition),))
+    fixed, texts = init, [f"{function['name']}:{_described(function)}"]
+    waiting = [function.get("parameters"), function.get("input_schema")]
+    while waiting:
+        schema = waiting.pop()
+        if not isinstance(schema, Mapping):
+            continue
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping) and properties:
+            fixed += PROPERTY_INIT + PROPERTY_KEY * len(properties)
+            for key, value in properties.items():
+                kind = value.get("type", "") if isinstance(value, Mapping) else ""
+                texts.append(f"{key}:{kind if isinstance(kind, str) else json_text(kind)}:{_described(value)}")
+            waiting += properties.values()
+        options = schema.get("enum")
+        if isinstance(options, list):
+            fixed += ENUM_INIT + ENUM_ITEM * len(options)
+            texts += (text for option in options for text in _texts(option))
+        waiting += _nested(schema)
+    return Countable(fixed, tuple(texts))
+
+
+def _nested(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas inside ``schema`` other than its properties; the cookbook has none of them."""
+    yield from (schema.get(key) for key in _NESTED_SCHEMAS)
+    for key in _NESTED_LISTS:
+        if isinstance(branches := schema.get(key), list):
+            yield from branches
+    for key in _NESTED_MAPS:
+        if isinstance(definitions := schema.get(key), Mapping):
+            yield from definitions.values()
+
+
+def _described(value: Any) -> str:
+    """The description without its final full stop, as the cookbook has it."""
+    description = value.get("description") if isinstance(value, Mapping) else None
+    return description.removesuffix(".") if isinstance(description, str) else ""
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """A string as it is, anything else as JSON, nothing for what is empty."""
+    if value is None or value in ("", [], {}):
+        return ()
+    return (value,) if isinstance(value, str) else (json_text(value),)
+
+
+def _members(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    separator = ""
+    for key, value in mapping.items():
+        if key in UNCOUNTED or (isinstance(value, str) and is_blob(value)):
+            continue
+        yield f"{separator}{_scalar(key)}: ", value
+        separator = ", "
+
+
+def _elements(values: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    separator = ""
+    for value in values:
+        yield separator, value
+        separator = ", "
+
+
+def _scalar(value: Any) -> str:
+    """JSON of what is neither object nor array; nothing for base64."""
+    if isinstance(value, str) and is_blob(value):
+        return '""'
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 10_000:
+        return "9" * (value.bit_length() * 3 // 10)
+    return json.dumps(value, ensure_ascii=False, default=str)

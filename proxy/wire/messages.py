@@ -1,0 +1,562 @@
+"""A chat completions request: the client's bytes, its fields as raw slices, its tools, and its messages as read.
+
+A message is known by its digest, so that only messages never seen before are parsed, canonicalised and counted.
+
+Anthropic's ``cache_control`` and OpenAI's ``prompt_cache_breakpoint`` stand on parts of a message's content. Anthropic
+takes at most four in a request, and one that lives an hour never behind one that lives five minutes (its page on
+prompt caching). What Weir does with them:
+
+* a message that stays keeps its bytes, and one whose content is replaced keeps its last marker on the replacement;
+* a marker on a message that a summary stands for goes to the summary, if the order of lifetimes allows it there;
+* with a message that is dropped without a summary, or a tool definition that is left out, its marker goes too: the
+  block before it is the client's, and what the client sent is not changed for it.
+
+So a request never has more markers than its client sent, unless the policy asks for one behind tools and system prompt.
+"""
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, overload
+
+import msgspec
+
+from policies import Body, Message, PlannedMessage, ToolCall
+from policies.media import AUDIO_TYPES, FILE_TYPES, IMAGE_TYPES, VIDEO_TYPES, is_media, named_file
+from proxy.errors import InvalidRequest
+from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
+
+MARKERS = ("cache_control", "prompt_cache_breakpoint")
+_WORDS = tuple(f'"{name}"'.encode() for name in MARKERS)
+HOUR, MINUTES = 3_600, 300
+
+
+def markers_of(block: Mapping[str, Any]) -> dict[str, Any]:
+    """The markers on one part, or on a message itself; empty for none."""
+    return {name: block[name] for name in MARKERS if block.get(name) is not None}
+
+
+def marker_within(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The markers on the last marked part of a message's content; empty for none."""
+    content = value.get("content")
+    parts = reversed(content) if isinstance(content, list) else ()
+    return next((found for part in parts if isinstance(part, dict) and (found := markers_of(part))), {})
+
+
+def content_with(text: str, markers: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+    """``text`` as a message's content: one part that carries the markers, a string where there are none.
+
+    Empty text stays a string: Anthropic refuses an empty block, with a marker above all.
+    """
+    return [{"type": "text", "text": text, **markers}] if text and markers else text
+
+
+def marker_for_summary(pieces: Sequence[PlannedMessage], messages: Sequence[Raw]) -> dict[str, Any]:
+    """The markers that a summary takes over: those of the last marked message that is not in the array any more.
+
+    Empty if there is no summary or no such message, or if a marker that lives an hour would come to stand behind one
+    that lives five minutes.
+    """
+    place = next((n for n, piece in enumerate(pieces) if piece.is_summary), None)
+    if place is None:
+        return {}
+    kept = {piece.index for piece in pieces}
+    gone = [messages[index] for index in range(len(messages) - 1, -1, -1) if index not in kept]
+    if not _has_words(b"".join(gone)):  # one search in all of it takes a fraction of the time of one in each
+        return {}
+    found = next((all_of[-1] for raw in gone if (all_of := _all_markers(raw))), None)
+    if found is None:
+        return {}
+    mine = _lifetime(found)
+    before, after = (
+        [_lifetime(each) for piece in side if piece.index is not None for each in _all_markers(messages[piece.index])]
+        for side in (pieces[:place], pieces[place:])
+    )
+    return found if min(before, default=HOUR) >= mine >= max(after, default=MINUTES) else {}
+
+
+def _all_markers(raw: Raw) -> list[dict[str, Any]]:
+    """The markers of each marked part of a message, in order, and those on the message itself."""
+    if not _has_words(bytes(raw)):
+        return []
+    value = read_value(raw)
+    return [found for block in _blocks(value) if (found := markers_of(block))]
+
+
+def _has_words(data: bytes) -> bool:
+    """Whether a marker's name stands in these bytes at all; CPython searches from the end in half the time."""
+    return any(data.rfind(word) >= 0 for word in _WORDS)
+
+
+def _blocks(value: object) -> Iterator[Mapping[str, Any]]:
+    if isinstance(value, dict):
+        content = value.get("content")
+        yield from (part for part in (content if isinstance(content, list) else ()) if isinstance(part, dict))
+        yield value
+
+
+def _lifetime(markers: Mapping[str, Any]) -> int:
+    """Seconds that a provider keeps what ends at this marker; OpenAI's have one lifetime for the whole request."""
+    control = markers.get("cache_control")
+    return HOUR if isinstance(control, dict) and control.get("ttl") == "1h" else MINUTES
+
+
+def breakpoint_for(lifetime: str, body: bytes) -> dict[str, Any]:
+    """The marker that a policy's ``cache_breakpoint`` asks for; empty where the client has one of its own."""
+    if lifetime == "off" or _has_words(body):
+        return {}
+    return {"cache_control": {"type": "ephemeral"} | ({"ttl": "1h"} if lifetime == "1h" else {})}
+
+
+def marked_message(raw: Raw, marker: Mapping[str, Any]) -> bytes | None:
+    """A message with a marker on the last text of its content; None where it has none."""
+    value = read_value(raw)
+    content = value.get("content") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not content:
+        return None
+    if isinstance(content, str):
+        return write_value(value | {"content": content_with(content, marker)})
+    last = content[-1] if isinstance(content, list) else None
+    if not isinstance(last, dict) or not last.get("text"):
+        return None
+    return write_value(value | {"content": [*content[:-1], {**last, **marker}]})
+
+
+DIGEST_SIZE = 16
+MARK = "weir"
+KEEP_WORD = "DO_NOT_EVICT"
+WORD_ROLES = frozenset({"system", "developer", "user", "assistant"})
+THINKING_TYPES = frozenset({"thinking", "redacted_thinking"})
+REASONING_KEYS = ("reasoning_content", "reasoning")
+MAX_NAME_LEN = 80
+_CANONICAL = msgspec.json.Encoder(order="sorted")
+
+# What real clients change between two sends of the same message.
+NOT_SEMANTIC = frozenset(
+    {
+        *("cache_control", "prompt_cache_breakpoint", "index", "id", "item_id", "call_id", "tool_call_id", "status"),
+        *("annotations", "parsed", "parsed_arguments", "audio", "provider_specific_fields", "extra_content"),
+        *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks", MARK),
+    }
+)
+
+
+def read_message(raw: Raw) -> Mapping[str, Any]:
+    """One message as a dict; empty if it is no object."""
+    value = read_value(raw)
+    return value if isinstance(value, dict) else {}
+
+
+def unmarked(raw: Raw) -> bytes:
+    """A message without Weir's own mark."""
+    return write_value({k: v for k, v in read_message(raw).items() if k != MARK})
+
+
+def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
+    """The planner's view of a message, and whether it carries Weir's own mark, which has to be stripped."""
+    role = value.get("role")
+    role = role if isinstance(role, str) else ""
+    content = value.get("content")
+    message = Message(
+        role=role,
+        digest=digest_of(value),
+        tokens=tokens,
+        call_ids=tuple(_call_ids(value)),
+        answers=answers if isinstance(answers := value.get("tool_call_id"), str) else None,
+        keep=_keep(value, role, content),
+        media=sum(not _is_text(p) for p in content) if isinstance(content, list) else 0,
+    )
+    return message, MARK in value
+
+
+def _call_ids(value: Mapping[str, Any]) -> list[str]:
+    calls = value.get("tool_calls")
+    ids = [str(c.get("id", "")) for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+    legacy = value.get("function_call")
+    return [*ids, f"function:{legacy.get('name', '')}"] if isinstance(legacy, dict) else ids
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, str) or (isinstance(part, dict) and part.get("type") in ("text", "refusal"))
+
+
+def _keep(value: Mapping[str, Any], role: str, content: object) -> bool | None:
+    mark = value.get(MARK)
+    if isinstance(mark, dict) and isinstance(mark.get("keep"), bool):
+        return bool(mark["keep"])
+    if role in WORD_ROLES and KEEP_WORD in _text(content):
+        return True
+    return None
+
+
+def _text(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    texts = (
+        p if isinstance(p, str) else p.get("text") or p.get("refusal") for p in content if isinstance(p, str | dict)
+    )
+    return "\n".join(t for t in texts if isinstance(t, str))
+
+
+def body_of(value: Mapping[str, Any]) -> Body:
+    """What a message says."""
+    listed = value.get("tool_calls")
+    calls = [_tool_call(c) for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
+    legacy = value.get("function_call")
+    if isinstance(legacy, dict):
+        name = str(legacy.get("name", ""))
+        calls.append(ToolCall(f"function:{name}", name, str(legacy.get("arguments", ""))))
+    content = value.get("content")
+    speaker = value.get("name")
+    return Body(
+        text=_text(content),
+        calls=tuple(calls),
+        reasoning=reasoning_of(value),
+        media=sum(not _is_text(p) for p in content) if isinstance(content, list) else 0,
+        name=speaker if isinstance(speaker, str) else "",
+        attached=attached(value),
+    )
+
+
+def _tool_call(call: Mapping[str, Any]) -> ToolCall:
+    inner = call.get("function") or call.get("custom")
+    inner = inner if isinstance(inner, dict) else {}
+    arguments = inner.get("arguments", inner.get("input", ""))
+    return ToolCall(
+        str(call.get("id", "")),
+        str(inner.get("name", "")),
+        arguments if isinstance(arguments, str) else json.dumps(arguments),
+    )
+
+
+def digest_of(value: Mapping[str, Any]) -> bytes:
+    """Canonical BLAKE2b digest of a message, 16 bytes.
+
+    A string equals a single text part; null, "" and absent are one; keys that clients change between turns do
+    not count; arguments of tool calls are compared as JSON where they parse.
+    """
+    canonical = {
+        k: _canonical(v) for k, v in value.items() if k not in NOT_SEMANTIC and k not in ("content", "tool_calls")
+    }
+    content = _canonical_content(value.get("content"))
+    calls = value.get("tool_calls")
+    if content:
+        canonical["content"] = content
+    if isinstance(calls, list) and calls:
+        canonical["tool_calls"] = [_canonical_call(c) for c in calls]
+    canonical = {k: v for k, v in canonical.items() if v not in (None, "", [], {})}
+    return blake2b(_sorted(canonical), digest_size=DIGEST_SIZE).digest()
+
+
+def _sorted(value: object) -> bytes:
+    try:
+        return _CANONICAL.encode(value)
+    except (ValueError, TypeError, RecursionError):  # a lone surrogate, a number of many digits
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _canonical(value: object) -> object:
+    if isinstance(value, dict):
+        return {k: _canonical(v) for k, v in value.items() if k not in NOT_SEMANTIC}
+    if isinstance(value, list):
+        return [_canonical(v) for v in value]
+    return value
+
+
+def _canonical_content(content: object) -> object:
+    if isinstance(content, list):
+        if len(content) == 1 and _is_text(content[0]):
+            return _text(content)
+        return [_canonical(p) for p in content]
+    return content or ""
+
+
+def _canonical_call(call: object) -> object:
+    if not isinstance(call, dict):
+        return call
+    inner = call.get("function") or call.get("custom")
+    if not isinstance(inner, dict):
+        return _canonical(call)
+    arguments = inner.get("arguments", inner.get("input"))
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    return [inner.get("name"), arguments]
+
+
+def reasoning_of(value: Mapping[str, Any]) -> str:
+    """The thinking that :func:`without_reasoning` would take out, as far as it is text.
+
+    Nothing where the message carries ``reasoning_details``: OpenRouter wants those back unmodified, and they say the
+    same again.
+    """
+    if value.get("reasoning_details"):
+        return ""
+    named = next((v for key in REASONING_KEYS if isinstance(v := value.get(key), str) and v), "")
+    thoughts = [p.get("thinking") for p in _parts(value) if p.get("type") in THINKING_TYPES]
+    return "\n".join(text for text in (named, *thoughts) if isinstance(text, str) and text)
+
+
+def without_reasoning(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The message without its thinking.
+
+    The key stays with an empty string, because DeepSeek and Kimi refuse an assistant message without it; parts of
+    type ``thinking`` go, unless nothing would be left of the content.
+    """
+    new = dict(value)
+    if new.get("reasoning_details"):
+        return new
+    for key in REASONING_KEYS:
+        if isinstance(new.get(key), str):
+            new[key] = ""
+    content = new.get("content")
+    if isinstance(content, list):
+        kept = [p for p in content if not (isinstance(p, dict) and p.get("type") in THINKING_TYPES)]
+        if len(kept) < len(content) and (kept or new.get("tool_calls")):
+            new["content"] = kept or None
+    new.pop("thinking_blocks", None)
+    return new
+
+
+def without_media(value: Mapping[str, Any], lines: Sequence[str]) -> dict[str, Any]:
+    """The message with a text part for each image, audio, video or file: its line, the last line for what has none.
+
+    A cache marker on such a part stays on the text that takes its place.
+    """
+    new, left = dict(value), list(lines) or [""]
+    content = new.get("content")
+    if isinstance(content, list):
+        new["content"] = [
+            {"type": "text", "text": left.pop(0) if len(left) > 1 else left[0], **markers_of(part)}
+            if _is_media(part)
+            else part
+            for part in content
+        ]
+    return new
+
+
+def attached(value: Mapping[str, Any]) -> tuple[str, ...]:
+    """What each image, audio, video or file of a message is: its kind, and its type, name or address where known."""
+    return tuple(_named(part) for part in _parts(value) if _is_media(part))
+
+
+def named_files(value: Mapping[str, Any]) -> list[str]:
+    """The ids and addresses of a message's files whose content is elsewhere."""
+    return [name for part in _parts(value) if (name := named_file(part))]
+
+
+def _parts(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    content = value.get("content")
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+
+
+def _is_media(part: object) -> bool:
+    return isinstance(part, dict) and is_media(part)
+
+
+def _named(part: Mapping[str, Any]) -> str:
+    form = part.get("type")
+    kinds = ((IMAGE_TYPES, "image"), (AUDIO_TYPES, "audio"), (VIDEO_TYPES, "video"), (FILE_TYPES, "file"))
+    kind = next((name for types, name in kinds if form in types), "file")
+    detail = _detail(part)
+    return f"{kind} {detail}" if detail else kind
+
+
+def _detail(part: Mapping[str, Any]) -> str:
+    """A file's name, an address without its query, the type of a data URL, a format; empty where nothing says it."""
+    inner = part.get(str(part.get("type")))
+    for holder in (inner, part.get("source"), part):
+        if isinstance(holder, str):
+            holder = {"url": holder}
+        if not isinstance(holder, Mapping):
+            continue
+        for key in ("filename", "title", "url", "image_url", "media_type", "format", "file_id"):
+            said = holder.get(key)
+            if isinstance(said, str) and said:
+                said = said[5:].split(";")[0].split(",")[0] if said[:5] == "data:" else said.split("?")[0]
+                return " ".join(said[:MAX_NAME_LEN].split()).replace("[", "(").replace("]", ")")
+    return ""
+
+
+TOOL_FIELDS = ("tools", "functions")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One request as it came: ``fields`` are raw slices of ``body``, ``messages`` raw slices of that field.
+
+    ``messages`` is None where the request has no array there; such a request is relayed untouched.
+    """
+
+    body: bytes
+    fields: Mapping[str, Raw]
+    messages: "MessageArray | None"
+    model: str
+    stream: bool
+    max_tokens: int | None
+
+    def value(self, name: str) -> Any:
+        """One field as Python values, None if it is absent."""
+        raw = self.fields.get(name)
+        return None if raw is None else read_value(raw)
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """The request in ``body``. Raises InvalidJSON or InvalidRequest."""
+    fields = split_object(body)
+    model = read_value(fields["model"]) if "model" in fields else None
+    if model is not None and not isinstance(model, str):
+        raise InvalidRequest("model must be a string.", param="model")
+    raw = fields.get("messages")
+    return ChatRequest(
+        body=body,
+        fields=fields,
+        messages=MessageArray(raw) if raw is not None and bytes(memoryview(raw)[:1]) == b"[" else None,
+        model=model or "",
+        stream="stream" in fields and read_value(fields["stream"]) is True,
+        max_tokens=_output_limit(fields),
+    )
+
+
+class MessageArray(Sequence[Raw]):
+    """The elements of ``messages`` as slices, split when they are first needed: most were seen before."""
+
+    def __init__(self, raw: Raw) -> None:
+        self.raw = memoryview(raw)
+        self._items: Sequence[Raw] | None = None
+
+    def __len__(self) -> int:
+        return len(self._split())
+
+    def __bool__(self) -> bool:
+        return len(self.raw) > len(b"[  ]") or len(self) > 0
+
+    @overload
+    def __getitem__(self, index: int) -> Raw: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Raw]: ...
+    def __getitem__(self, index: int | slice) -> Raw | Sequence[Raw]:
+        return self._split()[index]
+
+    def after(self, size: int) -> Sequence[Raw]:
+        """The elements that follow the first ``size`` bytes, which end with an element."""
+        rest = bytes(self.raw[size:]).lstrip()
+        return split_array(b"[" + rest[1:]) or () if rest[:1] == b"," else ()
+
+    def _split(self) -> Sequence[Raw]:
+        if self._items is None:
+            self._items = split_array(bytes(self.raw)) or ()
+        return self._items
+
+
+def _output_limit(fields: Mapping[str, Raw]) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = read_value(fields[name]) if name in fields else None
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31:
+            return value
+    return None
+
+
+def rewritten(
+    request: ChatRequest,
+    *,
+    messages: Sequence[Raw] | None,
+    pruned: Collection[str],
+    head: int = 0,
+    marker: Mapping[str, Any] = {},
+) -> bytes:
+    """The body without the definitions of tools of these names; other ``messages``, unless None keeps their bytes.
+
+    A ``marker`` stands behind tools and the ``head`` messages of the system.
+    """
+    new = _without_tools(request, pruned) if pruned else {}
+    if marker:
+        whole = list(messages if messages is not None else request.messages or ())
+        if head and (marked := marked_message(whole[head - 1], marker)) is not None:
+            messages = [*whole[: head - 1], marked, *whole[head:]]
+        elif defined := split_array(new.get("tools", request.fields.get("tools", b"[]"))):
+            last = read_value(defined[-1])
+            if isinstance(last, dict):
+                new["tools"] = _array([*defined[:-1], write_value({**last, **marker})])
+    if messages is not None:
+        new["messages"] = _array(messages)
+    return replace_fields(request.body, request.fields, new) if new else request.body
+
+
+def without_field(request: ChatRequest, name: str) -> ChatRequest:
+    """The request without one of its fields; the values of the others keep their bytes."""
+    kept = {key: bytes(raw) for key, raw in request.fields.items() if key != name}
+    return parse_chat(b"{" + b",".join(write_value(key) + b":" + raw for key, raw in kept.items()) + b"}")
+
+
+def _array(items: Sequence[Raw]) -> bytes:
+    return b"[" + b",".join(items) + b"]"
+
+
+def _without_tools(request: ChatRequest, pruned: Collection[str]) -> dict[str, bytes]:
+    """The fields with definitions, less the pruned ones; an upstream refuses an empty list, so one always stays."""
+    new: dict[str, bytes] = {}
+    for field in TOOL_FIELDS:
+        items = _definitions(request, field)
+        kept = [raw for raw in items if tool_name(read_value(raw)) not in pruned]
+        if len(kept) < len(items):
+            new[field] = _array(kept or items[:1])
+    return new
+
+
+def _definitions(request: ChatRequest, field: str) -> Sequence[Raw]:
+    raw = request.fields.get(field)
+    return () if raw is None else split_array(raw) or ()
+
+
+def tool_name(definition: object) -> str:
+    """The name that calls of a tool use; empty for what is no definition of a function or custom tool."""
+    name = _described(definition).get("name")
+    return name if isinstance(name, str) else ""
+
+
+def tool_description(definition: object) -> str:
+    """What a definition says of its tool; empty where it says nothing."""
+    text = _described(definition).get("description")
+    return text if isinstance(text, str) else ""
+
+
+def _described(definition: object) -> Mapping[str, Any]:
+    if not isinstance(definition, dict):
+        return {}
+    inner = definition.get("function") or definition.get("custom")
+    return inner if isinstance(inner, dict) else definition
+
+
+def tool_definitions(request: ChatRequest) -> dict[str, list[Raw]]:
+    """The definitions of tools and legacy functions as the client sent them, by name."""
+    found: dict[str, list[Raw]] = {}
+    for field in TOOL_FIELDS:
+        for raw in _definitions(request, field):
+            if name := tool_name(read_value(raw)):
+                found.setdefault(name, []).append(raw)
+    return found
+
+
+def chosen_tools(request: ChatRequest) -> frozenset[str]:
+    """Every name in ``tool_choice`` and ``function_call``: the one asked for, or those that are allowed."""
+    waiting: list[Any] = [request.value(field) for field in ("tool_choice", "function_call") if field in request.fields]
+    found = set[str]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.add(value)
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return frozenset(found)
+
+
+def with_fields(body: bytes, **values: object) -> bytes:
+    """``body`` with other values for some scalar fields, everything else byte for byte."""
+    return replace_fields(body, split_object(body), {k: write_value(v) for k, v in values.items()})

@@ -1,0 +1,343 @@
+"""From a request's raw messages to the planner's transcript, paying only for what was never seen before.
+
+Two caches, both in memory, bounded, and seeded per tenant so that nobody can tell by timing what another has
+sent. A whole array that begins with the bytes of an earlier one is that array and what follows it: one fast hash
+over the shared bytes finds it. A single message that was seen before, wherever it stands, is found by the hash of
+its slice.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import NamedTuple, Protocol, Self, TypeVar
+
+import xxhash
+
+from policies import Body, Message
+from policies.limits import Summed, tokens_by_role
+from policies.messages import ToolDefinition, Tools, chain_of, extend_chain, head_length
+from proxy.errors import InvalidJSON, RequestTooLarge
+from proxy.wire.counting import TextCounter, count_messages, count_tools, tool_texts
+from proxy.wire.messages import (
+    TOOL_FIELDS,
+    ChatRequest,
+    MessageArray,
+    body_of,
+    chosen_tools,
+    message_of,
+    named_files,
+    read_message,
+    tool_definitions,
+    tool_description,
+)
+from proxy.wire.raw import Raw, nests_beyond, read_value
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+MAX_MESSAGES = 300_000
+MAX_TOOL_SETS = 4_096
+MAX_DEFINED = 128  # sets of definitions with their descriptions, which only a request that prunes them reads
+MAX_ARRAYS = 8_192
+ARRAYS_PER_PREFIX = 3
+MAX_FILES = 4_096
+MAX_NAMING_LEN = 64 * 1024  # bytes of a message in which a file is named: one that holds a file's content is longer
+COUNTED_FIELDS = (*TOOL_FIELDS, "response_format")
+JUDGED_LATER = frozenset({"messages", *COUNTED_FIELDS})  # where they are read, which is once
+_MEDIA = attrgetter("media")
+MIN_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTranscript:
+    """A transcript, the indices of messages that carry Weir's own mark, and whether there are images or the like."""
+
+    transcript: Summed
+    marked: frozenset[int]
+    has_media: bool
+
+
+class _Array(NamedTuple):
+    """An array that was read before: ``size`` bytes without the closing bracket, and their hash.
+
+    ``by_role`` are the tokens of its messages by their role.
+    """
+
+    size: int
+    digest: bytes
+    messages: tuple[Message, ...]
+    chain: tuple[bytes, ...]
+    head: int
+    marked: frozenset[int]
+    by_role: Mapping[str, int]
+    has_media: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Counting:
+    """How the messages of a request are counted; ``kind`` names all that a count depends on."""
+
+    seed: int
+    kind: str
+    model: str
+    counter: TextCounter
+    image_tokens: int | None
+    files: Mapping[str, int]
+
+
+class _Kept(OrderedDict[K, V]):
+    """At most ``most`` entries, the oldest leaving first."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def keep(self, key: K, value: V) -> None:
+        self[key] = value
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
+
+
+class Transcripts:
+    """Reads requests; what it has seen it keeps in memory, bounded, the oldest leaving first."""
+
+    def __init__(self, *, most: int = 20_000, depth: int = 128) -> None:
+        self._most = most
+        self._depth = depth
+        self._seen: OrderedDict[tuple[bytes, str], tuple[Message, bool]] = OrderedDict()
+        self._arrays: _Kept[tuple[bytes, str], tuple[_Array, ...]] = _Kept(MAX_ARRAYS)
+        self._tools: _Kept[tuple[bytes, str], int] = _Kept(MAX_TOOL_SETS)
+        self._defined: _Kept[tuple[bytes, str], tuple[ToolDefinition, ...]] = _Kept(MAX_DEFINED)
+        self._files: _Kept[str, dict[str, int]] = _Kept(MAX_FILES)
+
+    def learn_files(self, request: ChatRequest, *, tenant: str, tokens: int) -> None:
+        """Take what the upstream counted beyond the estimate as the size of the request's files that are only named.
+
+        Files whose size is known already are part of the estimate; ``tokens`` are shared among the others.
+        """
+        files = self._files.get(tenant, {})
+        self._files.keep(tenant, files)
+        raws = (raw for raw in request.messages or () if len(raw) <= MAX_NAMING_LEN and b"file" in bytes(raw))
+        unknown = {name for raw in raws for name in named_files(read_message(raw))} - files.keys()
+        if tokens > 0 and unknown and len(files) < MAX_FILES:
+            files |= dict.fromkeys(unknown, tokens // len(unknown))
+
+    async def read(
+        self, request: ChatRequest, *, tenant: str, model: str, counter: TextCounter, image_tokens: int | None = None
+    ) -> RequestTranscript:
+        """The transcript of a request whose ``messages`` is an array. Raises RequestTooLarge for too many, InvalidJSON
+        for one that is nested too deeply.
+
+        ``image_tokens`` is what every image costs, None for the model's formula.
+        """
+        for name, part in request.fields.items():
+            if name not in JUDGED_LATER:
+                self._judge_depth(part, name)
+        raws = request.messages or MessageArray(b"[]")
+        seed = xxhash.xxh3_64_intdigest(tenant.encode())
+        kind = f"{counter.name}/{model}" if image_tokens is None else f"{counter.name}/{model}/{image_tokens}"
+        files = self._files.get(tenant, {})
+        if files:
+            kind = f"{kind} {len(files)}"  # counts made before a file's size was known no longer hold
+        whole, size = raws.raw, len(raws.raw) - 1
+        places = _boundaries(whole, size, seed)
+        known, place = self._begins_with(whole, places, kind)
+        new = raws.after(known.size) if known is not None else raws[:]
+        if len(new) + (len(known.messages) if known is not None else 0) > self._most:
+            raise RequestTooLarge(f"More than {self._most} messages are not accepted here.")
+        counting = _Counting(seed, kind, model, counter, image_tokens, files)
+        entries = await self._entries(new, counting)
+        digest = b"" if place is None else place.extended(whole, size).digest
+        array = _joined(known, entries, size=size, digest=digest, tenant=tenant)
+        if places:
+            self._remember(array, (places[-1].digest, kind))
+        return RequestTranscript(
+            Summed(
+                messages=array.messages,
+                read=_Bodies(raws, new, first=len(array.messages) - len(new)).read,
+                chain=array.chain,
+                head=array.head,
+                tools=self._count_tools(request, counting),
+                read_tools=partial(self._read_tools, request, counting),
+                by_role=array.by_role,
+            ),
+            array.marked,
+            array.has_media,
+        )
+
+    def _begins_with(
+        self, whole: memoryview, places: Sequence["_Prefix"], kind: str
+    ) -> tuple[_Array | None, "_Prefix | None"]:
+        """The longest array read before whose bytes ``whole`` begins with, and the longest prefix that is hashed."""
+        for place in reversed(places):
+            for array in self._arrays.get((place.digest, kind), ()):
+                if array.size < len(whole) and whole[array.size] in b",] \n\r\t":
+                    prefix = place.extended(whole, array.size)
+                    if prefix.digest == array.digest:
+                        return array, prefix
+        return None, places[-1] if places else None
+
+    def _remember(self, array: _Array, key: tuple[bytes, str]) -> None:
+        others = tuple(a for a in self._arrays.get(key, ()) if a.size != array.size or a.digest != array.digest)
+        self._arrays.keep(key, (array, *others)[:ARRAYS_PER_PREFIX])
+
+    async def _entries(self, raws: Sequence[Raw], counting: _Counting) -> list[tuple[Message, bool]]:
+        """What is known of each message, those never seen before being read and counted now."""
+        seed, kind, files, seen = counting.seed, counting.kind, counting.files, self._seen
+        keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
+        unseen = [(key, raw) for key, raw in zip(keys, raws, strict=True) if key not in seen]
+        new = [(key, read_message(raw)) for key, raw in unseen]
+        if new:
+            for (_, raw), (_, value) in zip(unseen, new, strict=True):
+                self._judge_depth(raw, "messages", within=2, read=value)
+            values = [value for _, value in new]
+            counts = await count_messages(
+                values, counting.counter, model=counting.model, image_tokens=counting.image_tokens
+            )
+            for (key, value), counted in zip(new, counts, strict=True):
+                tokens = counted + sum(files.get(name, 0) for name in named_files(value)) if files else counted
+                seen[key] = message_of(value, tokens) if value else (_unreadable(key[0], tokens), False)
+        entries = [seen[key] for key in keys]
+        while len(seen) > MAX_MESSAGES:
+            seen.popitem(last=False)
+        return entries
+
+    def _judge_depth(self, raw: Raw, field: str, *, within: int = 1, read: object = None) -> None:
+        if nests_beyond(raw, self._depth - within, read=read):
+            raise InvalidJSON(f"The request is nested more than {self._depth} levels deep (limits.depth).", param=field)
+
+    def _read_tools(self, request: ChatRequest, counting: _Counting) -> Tools:
+        """The definitions one by one, each with what leaving it out saves, and the names that the request asks for."""
+        parts = [request.fields[name] for name in TOOL_FIELDS if name in request.fields]
+        if not parts:
+            return Tools()
+        key = _key_of(parts, counting)
+        defined = self._defined.get(key)
+        if defined is None:
+            defined = _define(request, model=counting.model, counter=counting.counter)
+            self._defined.keep(key, defined)
+        return Tools(defined, chosen_tools(request))
+
+    def _count_tools(self, request: ChatRequest, counting: _Counting) -> int:
+        parts = {name: request.fields[name] for name in COUNTED_FIELDS if name in request.fields}
+        if not parts:
+            return 0
+        key = _key_of(parts.values(), counting)
+        known = self._tools.get(key)
+        if known is None:
+            for name, part in parts.items():
+                self._judge_depth(part, name)
+            tools, functions, form = map(request.value, COUNTED_FIELDS)
+            known = count_tools(tools, functions, form, counting.counter, model=counting.model)
+            self._tools.keep(key, known)
+        return known
+
+
+def _key_of(parts: Iterable[Raw], counting: _Counting) -> tuple[bytes, str]:
+    return b"".join(xxhash.xxh3_128_digest(part, counting.seed) for part in parts), counting.kind
+
+
+def _define(request: ChatRequest, *, model: str, counter: TextCounter) -> tuple[ToolDefinition, ...]:
+    """A definition for each name; what is defined twice under one name is one."""
+    alone = tool_texts([{}], None, None, model=model)  # what a first definition costs beside itself
+    found: list[ToolDefinition] = []
+    for name, raws in tool_definitions(request).items():
+        values = [read_value(raw) for raw in raws]
+        all_of = tool_texts([{}, *values], None, None, model=model)
+        tokens = all_of.fixed - alone.fixed + sum(map(counter.count, all_of.texts[len(alone.texts) :]))
+        found.append(ToolDefinition(name, max(0, tokens), " ".join(map(tool_description, values))))
+    return tuple(found)
+
+
+class _Hash(Protocol):
+    def update(self, data: memoryview, /) -> None: ...
+    def digest(self) -> bytes: ...
+    def copy(self) -> "_Hash": ...
+
+
+class _Prefix(NamedTuple):
+    end: int
+    digest: bytes
+    running: _Hash
+
+    @classmethod
+    def none(cls, seed: int) -> Self:
+        """The first 0 bytes."""
+        return cls(0, b"", xxhash.xxh3_128(seed=seed))
+
+    def extended(self, whole: memoryview, end: int) -> "_Prefix":
+        """A longer prefix of ``whole``; only what it has more is hashed."""
+        running = self.running.copy()
+        running.update(whole[self.end : end])
+        return _Prefix(end, running.digest(), running)
+
+
+def _boundaries(whole: memoryview, size: int, seed: int) -> list[_Prefix]:
+    """The first 4 KB, 8 KB, 16 KB … of ``size`` bytes, hashed: two arrays that share one may share what follows."""
+    places: list[_Prefix] = []
+    if size < 1 << MIN_ARRAY:
+        return places
+    prefix = _Prefix.none(seed)
+    for power in range(MIN_ARRAY, size.bit_length()):
+        prefix = prefix.extended(whole, 1 << power)
+        places.append(prefix)
+    return places
+
+
+def _joined(
+    known: _Array | None, entries: Sequence[tuple[Message, bool]], *, size: int, digest: bytes, tenant: str
+) -> _Array:
+    """The array of this size and hash that begins with a known one, if any, and goes on with these messages."""
+    new = tuple([entry[0] for entry in entries])
+    media = any(map(_MEDIA, new))
+    if known is None:
+        head = head_length(new)
+        chain = chain_of(tenant, new, head)
+        return _Array(size, digest, new, chain, head, _marks(entries, 0), tokens_by_role(new), media)
+    messages = known.messages + new
+    if known.head == len(known.messages):
+        head = head_length(messages)
+        chain = chain_of(tenant, messages, head)
+    else:
+        head, chain = known.head, extend_chain(known.chain, new)
+    return _Array(
+        size,
+        digest,
+        messages,
+        chain,
+        head,
+        known.marked | _marks(entries, len(known.messages)),
+        tokens_by_role(new, known.by_role),
+        known.has_media or media,
+    )
+
+
+def _marks(entries: Sequence[tuple[Message, bool]], start: int) -> frozenset[int]:
+    return frozenset([start + i for i, entry in enumerate(entries) if entry[1]])
+
+
+def _unreadable(digest: bytes, tokens: int) -> Message:
+    """A message that is no JSON object to us: the upstream judges it, nothing is done to it."""
+    return Message(role="", digest=digest, tokens=tokens)
+
+
+class _Bodies:
+    """Bodies of raw messages, parsed when they are asked for and kept for the length of one request."""
+
+    def __init__(self, raws: Sequence[Raw], new: Sequence[Raw], *, first: int) -> None:
+        """``new`` are the raw messages from ``first`` on: for them the array need not be split."""
+        self._raws = raws
+        self._new = new
+        self._first = first
+        self._read: dict[int, Body] = {}
+
+    def read(self, index: int) -> Body:
+        """What message ``index`` says."""
+        body = self._read.get(index)
+        if body is None:
+            raw = self._new[index - self._first] if index >= self._first else self._raws[index]
+            body = self._read[index] = body_of(read_message(raw))
+        return body
