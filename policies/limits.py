@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from policies.messages import HEAD_ROLES, RESULT_ROLES, Message, Transcript
+from policies.messages import HEAD_ROLES, RESULT_ROLES, Message, PolicyError, Transcript
 from policies.settings import Bucket, ContextSettings, Layer, Memory, Param, Zones, amount
 
 BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
@@ -37,6 +37,45 @@ LARGE_ZONES = Zones(yellow_at=0.60, orange_at=0.80, red_at=0.90, critical_at=0.9
 """Ours: zones in windows up to the small one, and from the large one on."""
 
 Source = Literal["model_reported", "client_estimated"]
+
+
+class BudgetUnreachable(PolicyError):
+    """The protected content alone does not fit the window.
+
+    Attributes:
+        window: context window, tokens.
+        reserve: tokens kept free for the answer.
+        buckets: tokens of every bucket of the smallest array that was reached.
+        protected: tokens that no layer may remove.
+    """
+
+    def __init__(self, *, window: int, reserve: int, buckets: Mapping[str, int], protected: int) -> None:
+        self.window = window
+        self.reserve = reserve
+        self.buckets = dict(buckets)
+        self.protected = protected
+        super().__init__(
+            f"protected content of {protected} tokens does not fit a window of {window} with {reserve} reserved"
+        )
+
+
+class BucketExceeded(BudgetUnreachable):
+    """A bucket is above its cap and its ``on_overflow`` is ``reject``.
+
+    Attributes:
+        bucket: its name.
+        used: its tokens.
+        cap: the most that it may hold, tokens.
+    """
+
+    def __init__(
+        self, bucket: str, *, used: int, cap: int, window: int, reserve: int, buckets: Mapping[str, int], protected: int
+    ) -> None:
+        super().__init__(window=window, reserve=reserve, buckets=buckets, protected=protected)
+        self.bucket = bucket
+        self.used = used
+        self.cap = cap
+        self.args = (f"bucket {bucket} holds {used} tokens, {used - cap} more than its cap of {cap}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

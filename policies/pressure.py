@@ -24,9 +24,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from policies.errors import PolicyError
 from policies.limits import Limits, Source, charged, is_over, is_soft, raw_buckets
-from policies.messages import Transcript
+from policies.messages import PolicyError, Transcript
 from policies.settings import TrendRules, Zones
 
 MAX_TOKENS = 1_000_000_000

@@ -7,18 +7,17 @@ one that was saved, so what a model or another conversation added to that is not
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from policies.bounds import Bounds
-from policies.checkpoint import Checkpoint, InvalidCheckpoint, Status
-from policies.draft import ConversationState
+from policies.checkpoint import Checkpoint, InvalidCheckpoint
+from policies.draft import Bounds, ConversationState
 from policies.effects import Flow
+from policies.ledger import Note, Status
 from policies.messages import Transcript
-from policies.notes import Note, flaw, is_due, notes_in, read_notes, render_notes
+from policies.notes import flaw, is_due, notes_in, read_notes, render_notes
 from policies.settings import ContextSettings
-from policies.sources import lines_of, sources_of
 from policies.state import milestone, read_state
-from policies.summary import condense, normal_text
+from policies.summary import condense, lines_of, normal_text
 from policies.text.extract import extract
-from policies.text.segments import Readings, Source
+from policies.text.segments import Readings, Source, sources_of
 from policies.tokens import TokenCounter
 from policies.turns import answered_calls, first_user, units
 

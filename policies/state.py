@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from policies.checkpoint import Checkpoint, Status, Subtask, TaskDecision
+from policies.checkpoint import Checkpoint
+from policies.ledger import Note, Status, Subtask, TaskDecision
 from policies.messages import ToolCall, same_call
-from policies.notes import Note, bounded, notes_in, subtasks_of
+from policies.notes import bounded, notes_in, subtasks_of
 from policies.settings import NoteTaking
 from policies.summary import Proposal
 from policies.text.extract import Item, candidates, choose, link

@@ -4,9 +4,9 @@ import logging
 import time
 
 from policies import ContextSettings
-from policies.calls import follow_calls
 from policies.health import Checkup
 from policies.pressure import Event
+from policies.turns import follow_calls
 from proxy.access.caller import Caller
 from proxy.alerts import Notice
 from proxy.caching import CacheUse, cost_of, follow, prices_of

@@ -10,12 +10,11 @@ from policies.fidelity.questions import MAX_VALUE_LEN, MIN_VALUE_LEN, used_value
 from policies.ledger import EditKind, PlannedMessage
 from policies.messages import ToolCall, Transcript
 from policies.settings import NoteTaking
-from policies.sources import lines_of, sources_of
 from policies.state import read_state
-from policies.summary import MaterialLine, normal_text
+from policies.summary import MaterialLine, lines_of, normal_text
 from policies.summary.check import places
 from policies.text.literals import literals
-from policies.text.segments import Source
+from policies.text.segments import Source, sources_of
 from policies.turns import answered_calls, units
 
 MAX_MISSING = 40

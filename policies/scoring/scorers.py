@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from policies.errors import PolicyError
+from policies.messages import PolicyError
 from policies.scoring.blocks import Block, ContentType, decided, unit
 
 Params = Mapping[str, object]

@@ -1,6 +1,6 @@
 """Summaries in words: asking a model for them, judging what it says, and binding it to who said what."""
 
-from policies.summary.ask import Written, condense
+from policies.summary.ask import Written, condense, lines_of
 from policies.summary.check import declines, grounded, invented, judge, missing, normal_text, without_reasoning
 from policies.summary.material import (
     MaterialLine,
@@ -32,6 +32,7 @@ __all__ = [
     "harmless",
     "invented",
     "judge",
+    "lines_of",
     "missing",
     "normal_text",
     "read_proposal",

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.checkpoint import TaskDecision
+from policies.ledger import TaskDecision
 
 MAX_ITEMS = 60
 MAX_ITEM_LEN = 1_200

@@ -8,7 +8,7 @@ that are written without blanks, a pair of neighbouring characters.
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from operator import add
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from unicode_segmentation_rs import unicode_sentences
 
-from policies.messages import ToolCall
+from policies.messages import ToolCall, Transcript
 
 _SOLID = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 """Thai, Lao, Burmese, Khmer, Kana and Han: written without blanks."""
@@ -296,3 +296,24 @@ class Readings:
         while self._held > self._most and len(self._kept) > 1:
             _, dropped = self._kept.popitem(last=False)
             self._held -= 2 + len(dropped.segments)
+
+
+def sources_of(transcript: Transcript, indices: Sequence[int], calls: Mapping[int, ToolCall]) -> list[Source]:
+    """These messages in order; ``calls`` are the calls that tool results answer, by the result's index."""
+    messages = transcript.messages
+    found: list[Source] = []
+    for index in indices:
+        body, call, message = transcript.read(index), calls.get(index), messages[index]
+        found.append(
+            Source(
+                position=index,
+                role="tool" if message.is_result else message.role,
+                text=body.text,
+                tool=call.name if call else "",
+                arguments=call.arguments if call else "",
+                tokens=message.tokens,
+                ref=message.ref,
+                calls=body.calls,
+            )
+        )
+    return found

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-from policies.clipping import TEXT_OF
 from policies.ledger import EditKind
+from policies.tokens import TEXT_OF
 from proxy.errors import InvalidRequest, NotFound
 from proxy.http.request import MAX_DIGITS, ManagementAnswer, ManagementRequest, gone, page, page_from
 from proxy.http.respond import JSON

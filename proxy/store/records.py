@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from policies.health import Category, Checkup, Level
-from policies.ledger import Cut, Edit, Prepared
-from policies.notes import Note
+from policies.ledger import Cut, Edit, Note, Prepared
 from policies.pressure import Event, Trend
 from proxy.store.chain import AuditEvent
 

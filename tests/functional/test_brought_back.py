@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from policies.recalling import HEADING
+from policies.strategies.recall import HEADING
 from proxy.simulator.serving import RunningSimulator, serve_simulator
 from proxy.simulator.settings import SimulatorSettings
 from tests.functional.harness import (

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.checkpoint import VERIFY, Checkpoint, Identifier, InvalidCheckpoint, Status, Subtask, TaskDecision
+from policies.checkpoint import VERIFY, Checkpoint, InvalidCheckpoint
+from policies.ledger import Identifier, Status, Subtask, TaskDecision
 
 
 class Words:

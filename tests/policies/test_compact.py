@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.bounds import Bounds, bounds_for
 from policies.checkpoint import Checkpoint
-from policies.draft import ConversationState, Draft, replay, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, replay, untouched
 from policies.effects import Failed, Reply, Summarize, Summary
 from policies.ledger import Cut, EditKind
 from policies.messages import ToolCall, Transcript

@@ -23,15 +23,14 @@ from policies.advise import (
     recommend,
     worst_tools,
 )
-from policies.checkpoint import Checkpoint, Identifier, Status, Subtask, TaskDecision
+from policies.checkpoint import Checkpoint
 from policies.effects import Failed, Summarize, Summary
 from policies.fidelity import Contexts, Terms, coverage_of, evaluate, questions_for
 from policies.health import HealthRules, Sample, check, trend_of
-from policies.ledger import PlannedMessage
+from policies.ledger import Identifier, Note, PlannedMessage, Status, Subtask, TaskDecision
 from policies.messages import ToolCall
-from policies.notes import Note, flaw, notes_in, read_notes, render_notes
+from policies.notes import flaw, notes_in, read_notes, render_notes
 from policies.settings import NoteTaking
-from policies.sources import lines_of
 from policies.state import merge_states, read_state
 from policies.summary import (
     PROMPTS,
@@ -45,6 +44,7 @@ from policies.summary import (
     harmless,
     invented,
     judge,
+    lines_of,
     missing,
     read_proposal,
     render_resumed,

@@ -1,6 +1,7 @@
 import pytest
 
-from policies.checkpoint import Checkpoint, Status, Subtask
+from policies.checkpoint import Checkpoint
+from policies.ledger import Status, Subtask
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.state import milestone, read_state

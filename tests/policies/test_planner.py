@@ -10,9 +10,8 @@ import pytest
 import policies
 from policies.draft import ConversationState
 from policies.effects import Done, Failed, Offload, Summarize, Summary
-from policies.errors import BudgetUnreachable
 from policies.ledger import EditKind
-from policies.limits import TokenBudget, divide
+from policies.limits import BudgetUnreachable, TokenBudget, divide
 from policies.messages import ToolCall, Transcript
 from policies.planner import Action, Decision, plan, trim
 from policies.settings import ContextSettings, Layer, Summaries

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from policies.checkpoint import Checkpoint, Status, Subtask
+from policies.checkpoint import Checkpoint
 from policies.draft import ConversationState
 from policies.effects import Failed, Save, StateSaved, Summarize, Summary
-from policies.ledger import Edit, EditKind, Prepared
+from policies.ledger import Edit, EditKind, Prepared, Status, Subtask
 from policies.messages import Transcript
 from policies.planner import Action, Decision, plan
 from policies.preparing import is_soft, prepare

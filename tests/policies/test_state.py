@@ -3,7 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.checkpoint import Checkpoint, Status, Subtask, TaskDecision
+from policies.checkpoint import Checkpoint
+from policies.ledger import Status, Subtask, TaskDecision
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.state import known_until, merge_states, read_state

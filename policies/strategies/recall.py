@@ -16,8 +16,7 @@ from itertools import groupby
 from typing import NamedTuple
 from zlib import crc32
 
-from policies.bounds import Bounds
-from policies.draft import MESSAGE_OVERHEAD, Draft, replace_content
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, replace_content
 from policies.ledger import EditKind
 from policies.messages import Body
 from policies.summary import fence, harmless
