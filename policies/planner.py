@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from policies.checkpoint import Checkpoint
 from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, replay, untouched
 from policies.effects import Flow, Offload
 from policies.ledger import WINDOWS, Cut, Edit, PlannedMessage
@@ -23,6 +22,7 @@ from policies.limits import (
     limits_for,
     refuses,
 )
+from policies.memory import Checkpoint
 from policies.messages import InvalidConversation, Transcript
 from policies.pressure import (
     UNKNOWN,

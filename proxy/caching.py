@@ -18,8 +18,8 @@ from typing import Literal
 import xxhash
 
 from policies import EditKind
-from policies.advise import TokenPrices
 from policies.messages import count_occurrences
+from policies.quality.advise import TokenPrices
 from proxy.conversation import Prefix
 from proxy.effects.evictions import CUT
 from proxy.models import ModelFacts

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from policies.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
 from policies.media import bare_name
+from policies.quality.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
 from proxy.models import ModelFacts
 
 DEFAULT_PRICES = "anthropic"

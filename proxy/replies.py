@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from policies import ContextSettings, Failed, Reply, Summarize, Summary
-from policies.advise import TokenPrices
 from policies.effects import Compare, Embed, Trim, Vectors
-from policies.fidelity import JUDGE
-from policies.fidelity import PROMPTS as EVALUATING
+from policies.quality.advise import TokenPrices
+from policies.quality.fidelity import JUDGE
+from policies.quality.fidelity import PROMPTS as EVALUATING
 from proxy.access.caller import Caller
 from proxy.access.destination import CHAT_PATH, EMBEDDINGS_PATH, Destination, by_weir
 from proxy.caching import prices_of

@@ -4,8 +4,8 @@ import logging
 import time
 
 from policies import ContextSettings
-from policies.health import Checkup
 from policies.pressure import Event
+from policies.quality.health import Checkup
 from policies.turns import follow_calls
 from proxy.access.caller import Caller
 from proxy.alerts import Notice

@@ -10,20 +10,18 @@ goes behind that prefix, which costs a tenth of sending the same words again.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from policies.checkpoint import Checkpoint
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.effects import BEFORE_MODEL, Flow, Save, StateSaved
-from policies.ledger import Condensed, Cut, Edit, EditKind, PlannedMessage
-from policies.saving import occurs_in, previous_state, standing_lists, state_of
+from policies.ledger import Condensed, Cut, Edit, EditKind, PlannedMessage, Status
+from policies.memory import Checkpoint, merge_states, previous_state, read_state, render_notes, state_of
 from policies.settings import PROMPTS
-from policies.state import merge_states, read_state
 from policies.strategies.base import Strategy, clipped, cut_at, flag, number, ref_at, whole, word
-from policies.summary import Proposal, condense, lines_of, render_resumed, render_summary
+from policies.summary import Proposal, condense, lines_of, normal_text, render_resumed, render_summary
 from policies.text.extract import extract
-from policies.text.segments import sources_of
+from policies.text.segments import Source, sources_of
 from policies.turns import parse_turn_boundaries
 
 SLACK = 8
@@ -42,6 +40,7 @@ MIN_ROOM = 2_000
 CACHED_PRICE = 0.1
 QUESTION = 400
 """About what the instruction takes, tokens."""
+MAX_LIST_LEN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,3 +427,36 @@ def _standing(bounds: Bounds, gone: Sequence[int], *, fresh: int) -> tuple[Plann
     if tokens + QUESTION + note_size(bounds) > budget.room_for(budget.window) or CACHED_PRICE * tokens >= fresh:
         return ()
     return pieces
+
+
+def occurs_in(sources: Sequence[Source]) -> Callable[[str], bool]:
+    """Whether an identifier stands in any of these messages; made when it is first asked."""
+    whole: list[str] = []
+
+    def occurs(identifier: str) -> bool:
+        if not whole:
+            parts = (p for s in sources for p in (s.text, s.arguments, *(c.arguments for c in s.calls)))
+            whole.append(normal_text("\n".join(parts)))
+        return normal_text(identifier) in whole[0]
+
+    return occurs
+
+
+def standing_lists(state: Checkpoint, bounds: Bounds, *, most: int, visible: Sequence[str]) -> str:
+    """What is left to do and the notes that were taken, within ``most`` tokens; nothing that can be seen anyway."""
+    shown = "\n".join(visible)
+    tasks = [
+        f"- {'doing' if s.status is Status.IN_PROGRESS else 'TODO'}: {s.text}"
+        for s in (*state.with_status(Status.IN_PROGRESS), *state.with_status(Status.PLANNED))
+        if s.text not in shown
+    ][:MAX_LIST_LEN]
+    text = ""
+    for line in ("Left to do:", *tasks) if tasks else ():
+        grown = f"{text}\n{line}" if text else line
+        if bounds.counter.count(grown) > most:
+            break
+        text = grown
+    left = min(most - bounds.counter.count(text), bounds.settings.notes.max_tokens)
+    notes = [note for note in bounds.known.notes if note.text not in shown]
+    said = render_notes(notes, max_tokens=left, counter=bounds.counter) if notes and left > 0 else ""
+    return "\n".join(part for part in (text, said) if part)

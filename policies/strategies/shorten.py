@@ -16,7 +16,7 @@ from policies.messages import ToolCall
 from policies.settings import Ingest
 from policies.strategies.base import Strategy, clipped, edited, flag, results, whole
 from policies.strategies.condense import NO_SUMMARIZER, is_condensed, is_original
-from policies.text.trimming import without_fields
+from policies.text.gist import without_fields
 from policies.tokens import cap_text
 from policies.turns import answered_calls
 

@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 from policies.effects import Failed, Flow, Reply, Summarize, together
 from policies.ledger import PlannedMessage
-from policies.summary.check import TOO_LONG, grounded, judge, lost_lines, missing
+from policies.summary.check import TOO_LONG, Proposal, judge, read_proposal, under_headings
 from policies.summary.material import (
     ARCHIVE,
     MaterialLine,
@@ -23,9 +23,8 @@ from policies.summary.material import (
     render_transcript,
     sized,
 )
-from policies.summary.prompts import PROMPTS, REASONS, Prompt
-from policies.summary.proposal import HEADINGS, Proposal, read_proposal, under_headings
-from policies.summary.provenance import bind
+from policies.summary.prompts import HEADINGS, PROMPTS, REASONS, Prompt
+from policies.summary.provenance import bind, grounded, lost_lines, missing
 from policies.text.segments import Source
 from policies.tokens import TokenCounter, clip_middle
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import click
 
-from policies.advise import BucketUse, ToolUse, Traffic, advise_budget, worst_tools
 from policies.limits import BUCKETS
 from policies.pressure import SOFT
+from policies.quality.advise import BucketUse, ToolUse, Traffic, advise_budget, worst_tools
 from proxy.cli.output import print_json, print_table
 from proxy.cli.stored import json_option, reading, stored
 from proxy.config import Config

@@ -12,8 +12,8 @@ from typing import Literal
 
 import click
 
-from policies.checkpoint import Checkpoint, InvalidCheckpoint
 from policies.ledger import Note
+from policies.memory import Checkpoint, InvalidCheckpoint
 from policies.tokens import TEXT_OF
 from proxy.cli import Failure
 from proxy.cli.output import moment, print_facts, print_json, print_table, say, tame

@@ -2,7 +2,7 @@
 
 import click
 
-from policies.health import KEPT, HealthTrend, Snapshot, trend_of
+from policies.quality.health import KEPT, HealthTrend, Snapshot, trend_of
 from proxy.cli.output import moment, print_json, print_table, tame
 from proxy.cli.stored import found, json_option, reading, stored
 from proxy.config import Config

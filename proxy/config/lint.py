@@ -8,8 +8,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from policies.fidelity import MAX_QUESTIONS, MIN_QUESTIONS
 from policies.limits import BUCKETS
+from policies.quality.coverage import MAX_QUESTIONS, MIN_QUESTIONS
 from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Mode
 from proxy.config.file import KeyPath, nearest
 from proxy.config.layers import ASKING, LAYERS, parameters_of

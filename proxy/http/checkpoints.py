@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from policies.checkpoint import Checkpoint, InvalidCheckpoint
+from policies.memory import Checkpoint, InvalidCheckpoint
 from proxy.errors import NotFound
 from proxy.http.archive import READ, array_of, cursor_in, page_of_bytes
 from proxy.http.request import ManagementAnswer, ManagementRequest, page_of_whole

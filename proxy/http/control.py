@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from policies.ledger import Note
-from policies.notes import CATEGORIES, IMPORTANCE, category_of
+from policies.memory import CATEGORIES, IMPORTANCE, category_of
 from proxy.errors import InvalidRequest, NotFound
 from proxy.http.request import ManagementAnswer, ManagementRequest, as_json, page_of_whole
 from proxy.http.shape import Digest, Moment, Page, Shape

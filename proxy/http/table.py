@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from policies.health import KEPT
+from policies.quality.health import KEPT
 from proxy.http import alerts, archive, audit, checkpoints, control, conversations, policies, usage
 from proxy.http.request import MAX_ROWS, ManagementAnswer, ManagementRequest
 from proxy.http.shape import Page

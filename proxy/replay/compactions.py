@@ -4,17 +4,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from policies import PlannedMessage, ToolCall
-from policies.fidelity import (
-    Contexts,
-    Coverage,
-    Fidelity,
-    Terms,
-    contexts_of,
-    coverage_of,
-    evaluate,
-    questions_for,
-)
 from policies.ledger import Cut
+from policies.quality.coverage import Contexts, Coverage, contexts_of, coverage_of, questions_for
+from policies.quality.fidelity import Fidelity, Terms, evaluate
 from policies.settings import NoteTaking
 from proxy.effects.perform import Ask, drive, step
 from proxy.replay.recordings import Recording

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from policies import ContextSettings
-from policies.advise import TokenPrices, request_cost
+from policies.quality.advise import TokenPrices, request_cost
 from proxy.replay.scenarios import (
     SLIDING,
     UNMANAGED,

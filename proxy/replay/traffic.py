@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from policies import ContextSettings, ToolCall
-from policies.advise import Advice, TokenPrices, ToolUse, Traffic, advise
+from policies.quality.advise import Advice, TokenPrices, ToolUse, Traffic, advise
 from proxy.replay.scenarios import Conditions
 from proxy.replay.script import Script
 

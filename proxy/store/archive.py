@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from policies.text.words import SOLID, words
+from policies.text.segments import SOLID, words
 from proxy.store.ledger import covered_refs
 from proxy.store.packing import Damaged, pack_message, unpack_message
 from proxy.store.records import Change, Original

@@ -13,9 +13,9 @@ from hashlib import blake2b, sha256
 
 import sqlalchemy as sa
 
-from policies.health import Checkup
 from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
 from policies.pressure import Event
+from policies.quality.health import Checkup
 from proxy.store.chain import GENESIS, OPERATOR, AuditEvent, AuditRow, AuditType, digest_of, linked, name_digest
 from proxy.store.records import Change, ConversationRow, EvictionRow, ExchangeRow, KeyRow, NoteRow, PolicyRow
 from proxy.store.schema import audit, of, recorded, stored

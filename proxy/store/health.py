@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
-from policies.health import KEPT, Health, Snapshot, check
+from policies.quality.health import KEPT, Health, Snapshot, check
 from proxy.store.records import AlertRow, ConversationRow, ExchangeRow
 from proxy.store.schema import alerts, conversations, health_snapshots, keep_first, of, recorded
 from proxy.store.transaction import Place, Rows, Transaction, ordered

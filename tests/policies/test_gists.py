@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.text.gist import clip, gist, key_argument, placeholder, shorten
-from policies.text.output import error_lines, open_error
+from policies.text.segments import error_lines, open_error
 from policies.tokens import CHARS4
 
 LOG = "\n".join(f"step {n} took {n} ms" for n in range(300))

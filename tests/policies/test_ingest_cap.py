@@ -12,7 +12,7 @@ from policies.draft import Bounds, ConversationState, bounds_for, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
 from policies.settings import Bucket, ContextSettings, Ingest, Layer
-from policies.text.trimming import without_fields
+from policies.text.gist import without_fields
 from policies.tokens import CHARS2_5, CHARS4, CharCounter, Method, cap_text
 from tests.policies.play import (
     assistant,

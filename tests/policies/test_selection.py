@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.scoring import Block, ContentType, scorer
+from policies.scoring.eviction import Selection, select
 from policies.scoring.references import last_references
-from policies.scoring.selection import Selection, select
 from policies.text.gist import placeholder
 from policies.tokens import CHARS4
 from policies.turns import answered_calls, units

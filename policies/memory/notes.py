@@ -14,23 +14,8 @@ from policies.ledger import Note, Status, Subtask
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.text.gist import shorten
-from policies.text.literals import names_something, normal
-from policies.text.segments import Source, parse
+from policies.text.segments import Source, names_something, normal, parse
 from policies.tokens import TokenCounter
-
-__all__ = [
-    "CATEGORIES",
-    "IMPORTANCE",
-    "bounded",
-    "category_of",
-    "flaw",
-    "importance_of",
-    "is_due",
-    "notes_in",
-    "read_notes",
-    "render_notes",
-    "subtasks_of",
-]
 
 CATEGORIES = ("task_progress", "decisions", "bugs", "constraints", "learnings", "misc")
 IMPORTANCE = ("critical", "high", "normal")
