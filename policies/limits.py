@@ -391,6 +391,23 @@ def zones_for(settings: ContextSettings, window: int) -> Zones:
     return SMALL_ZONES if window <= SMALL_WINDOW else LARGE_ZONES
 
 
+def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
+    """The zone whose start ``level`` has reached; ``critical`` also whenever the request does not fit."""
+    if not fits or level >= zones.critical_at:
+        return "critical"
+    if level >= zones.red_at:
+        return "red"
+    if level >= zones.orange_at:
+        return "orange"
+    return "yellow" if level >= zones.yellow_at else "green"
+
+
+def lift(zone: str, tokens: int, soft: int | None) -> tuple[str, bool]:
+    """The zone, at least yellow above ``soft`` tokens, and whether they are above it; None for no such guard."""
+    rot_guard = soft is not None and tokens > soft
+    return ("yellow" if rot_guard and zone == "green" else zone), rot_guard
+
+
 def tokens_at(base: int, share: float) -> int:
     """The tokens at a share of ``base``, rounded down as if shares were exact decimals: 142,800 is .85 of 168,000."""
     return math.floor(round(base * share, 6))

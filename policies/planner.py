@@ -130,13 +130,11 @@ def plan(
 
     ``trend`` is what the conversation's earlier requests said about its growth, ``at`` the time of this one in
     seconds of any clock. ``ceiling`` (uncalibrated tokens) is set after an upstream refused what the budget allowed,
-    ``summarizer_input`` is the most that the summariser reads at once, ``readings`` what earlier compactions
-    have read, ``limits`` those of these settings in this budget if they are known already,
-    ``pages`` what was searched before, ``elsewhere`` what the archive has beside the client's array, ``edits`` what the
-    client asks to have taken out.
-    Raises BudgetUnreachable
-    if the protected content alone does not fit, BucketExceeded if the policy refuses a full bucket,
-    InvalidConversation if a layer made an array that an upstream would reject.
+    ``summarizer_input`` is the most that the summariser reads at once, ``readings`` what earlier compactions have read,
+    ``limits`` those of these settings in this budget if they are known already, ``pages`` what was searched before,
+    ``elsewhere`` what the archive has beside the client's array, ``edits`` what the client asks to have taken out.
+    Raises BudgetUnreachable if the protected content alone does not fit, BucketExceeded if the policy refuses a full
+    bucket, InvalidConversation if a layer made an array that an upstream would reject.
     """
     limits = limits or limits_for(settings, budget)
     known = known.at(len(transcript.chain)) if known.triggered or known.checkpoint is not None else known
@@ -164,7 +162,20 @@ def plan(
     if asked:
         yield Offload()
         yield from run_asked(work, bounds)
-    if (known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):
+    bounds = yield from _manage(work, bounds, grown, limits=limits, edits=edits)
+    if may_recall(work.draft, bounds):
+        if not work.trail:
+            yield Offload()
+        work.take_if_changed("recall", recall(work.draft, bounds, pages=pages or Pages(), elsewhere=elsewhere))
+    return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
+
+
+def _manage(
+    work: PlanWork, bounds: Bounds, grown: Growth, *, limits: Limits, edits: ClientEdits | None
+) -> Flow[Bounds]:
+    """Do what a request of this size needs: cap results, the client's own edits, layers, rungs; the bounds of it."""
+    settings = bounds.settings
+    if (bounds.known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):
         yield Offload()
         work.draft = cap_results(work.draft, bounds, new_only=True)
     if edits is not None and not _is_repeat(work.draft, bounds):
@@ -178,11 +189,7 @@ def plan(
         bounds = replace(bounds, fixed=bounds.fixed - (before - work.draft.tokens))
         yield from run_layers(work, bounds)
         yield from run_rungs(work, bounds)
-    if may_recall(work.draft, bounds):
-        if not work.trail:
-            yield Offload()
-        work.take_if_changed("recall", recall(work.draft, bounds, pages=pages or Pages(), elsewhere=elsewhere))
-    return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
+    return bounds
 
 
 def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudget, counter: TokenCounter) -> Decision:
