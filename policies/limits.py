@@ -14,7 +14,7 @@ uncalibrated tokens, because that is what a message's count is; :meth:`TokenBudg
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from policies.messages import HEAD_ROLES, RESULT_ROLES, Message, PolicyError, Transcript
@@ -144,18 +144,6 @@ class TokenBudget:
         if settings.base == "max_input":
             return self.max_input or self.window
         return self.usable
-
-    def narrowed(self, window: int) -> "TokenBudget":
-        """The same budget in a smaller window: reserve and headroom shrink in proportion."""
-        share = window / self.window
-        return replace(
-            self,
-            window=window,
-            reserve=max(MIN_RESERVE, min(self.reserve, math.floor(self.reserve * share))),
-            headroom=math.floor(self.headroom * share),
-            max_input=None if self.max_input is None else min(self.max_input, window),
-            caps={name: math.floor(cap * share) for name, cap in self.caps.items()},
-        )
 
 
 def divide(

@@ -1,7 +1,6 @@
 """What of a conversation is worth least: blocks, scorers, and the choice of what goes; who used a result."""
 
 from policies.scoring.eviction import (
-    DEFAULT_SCORER,
     EVICTABLE,
     HYBRID_WEIGHTS,
     SCORERS,
@@ -19,7 +18,6 @@ from policies.scoring.eviction import (
 from policies.scoring.references import References, last_references
 
 __all__ = [
-    "DEFAULT_SCORER",
     "EVICTABLE",
     "HYBRID_WEIGHTS",
     "SCORERS",

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from policies.messages import Message, PolicyError
 
@@ -51,7 +51,6 @@ EVICTABLE = frozenset({ContentType.USER, ContentType.TOOL_RESULT, ContentType.ME
 """Content that may be evicted by itself."""
 BAND = 0.02
 """Default width within which scores count as equal (ours)."""
-DEFAULT_SCORER = "hybrid"
 FIFO_DECAY, HALF_LIFE, RECENCY_DECAY = 10.0, 5.0, 15.0
 REUSE_FULL = 5
 NEUTRAL = OTHER_SOURCE = 0.5
@@ -361,28 +360,11 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """What goes and what that frees, in tokens.
+class Selection(NamedTuple):
+    """The blocks that go, lowest score first, of equals the older, and the tokens that frees, less the placeholders."""
 
-    Attributes:
-        chosen: the blocks that go, lowest score first, the older of two equals first.
-        freed: tokens less what their placeholders cost.
-        shortfall: tokens that were to be freed and are not; 0 unless everything that pays is chosen.
-        overshoot: tokens freed beyond what was to be.
-        free: tokens that were to be freed.
-    """
-
-    chosen: tuple[Block, ...] = ()
-    freed: int = 0
-    shortfall: int = 0
-    overshoot: int = 0
-    free: int = 0
-
-    @property
-    def overshoot_ratio(self) -> float:
-        """Freed over what was to be freed: 1.0 is exact; 0.0 where nothing was to be freed."""
-        return self.freed / self.free if self.free > 0 else 0.0
+    chosen: tuple[Block, ...]
+    freed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,13 +407,7 @@ def select(
         freed += sum(ranked.net for ranked in taken)
         start = stop
     kept, freed = _given_back(chosen, freed=freed, free=free)
-    return Selection(
-        chosen=tuple(ranked.block for ranked in sorted(kept, key=lambda r: r.order)),
-        freed=freed,
-        shortfall=max(0, free - freed),
-        overshoot=max(0, freed - max(0, free)),
-        free=free,
-    )
+    return Selection(tuple(ranked.block for ranked in sorted(kept, key=lambda r: r.order)), freed)
 
 
 def _fewest(equals: Sequence[_Ranked], needed: int) -> list[_Ranked]:

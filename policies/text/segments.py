@@ -402,14 +402,10 @@ def _paired(run: re.Match[str]) -> str:
 MAX_QUOTED_LEN = 240
 BEFORE = 60
 MAX_LINE_LEN = 20_000
-MAX_OUTPUT_LEN = 400_000
 ERROR = re.compile(
     r"\b(?:\w{0,40}(?:Error|Exception)\b|error\b|failed\b|failure\b|fatal\b|denied\b|not found\b|invalid\b|traceback\b|"
     r"cannot\b|unable to\b|refused\b|timed? ?out\b|panic\b|exit (?:code|status) [1-9])",
     re.IGNORECASE,
-)
-_NAMED = re.compile(
-    r"\b[A-Za-z]\w{0,40}(?:Error|Exception|Errno)\b|\b(?:error|fatal)(?:\[\w+\])?:|\bpanic:", re.IGNORECASE
 )
 _NONE = re.compile(r"\b(?:no|0|without)\s+(?:errors?|failures?|failed)\b|\b0 failed\b", re.IGNORECASE)
 _SOURCE_LINE = re.compile(
@@ -442,14 +438,6 @@ def error_lines(text: str) -> tuple[str, ...]:
     if not ERROR.search(text):
         return ()
     return tuple(dict.fromkeys(_around(line) for line in text.splitlines() if reports_error(line)))
-
-
-def open_error(text: str) -> str:
-    """The line of an output that names its error best, the last of equals; empty where it shows none."""
-    if len(text) > MAX_OUTPUT_LEN:
-        return ""
-    lines = [line for line in error_lines(text) if len(line) > len("error")]
-    return next((line for line in reversed(lines) if _NAMED.search(line)), lines[-1] if lines else "")
 
 
 def without_line_numbers(text: str) -> str:
