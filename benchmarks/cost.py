@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.retention import default_data
 from policies import ContextSettings
-from policies.advise import PROVIDERS, TokenPrices
+from policies.quality.advise import PROVIDERS, TokenPrices
 from proxy.replay import (
     Conditions,
     Fact,

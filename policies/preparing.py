@@ -8,17 +8,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from policies.bounds import NO_LAYER, Bounds, bounds_for
-from policies.draft import ConversationState, Draft, replay
+from policies.draft import NO_LAYER, Bounds, ConversationState, Draft, bounds_for, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply
 from policies.ledger import Prepared
 from policies.limits import TokenBudget, charged, layers_of, limit_for
 from policies.messages import Transcript
-from policies.narration import may_ask, tell, told_before
-from policies.planner import LayerReport, PlanWork, run_layers
 from policies.pressure import UNKNOWN, Trend
 from policies.settings import ContextSettings, Layer
-from policies.strategies import STRATEGIES, Compact
+from policies.strategies import STRATEGIES, Compact, LayerReport, PlanWork, may_ask, run_layers, tell, told_before
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.messages import Body, ToolCall, Transcript
-from policies.scoring.blocks import step_numbers
+from policies.scoring.eviction import step_numbers
 from policies.text.segments import is_identifier
 
 HOLDERS = 8

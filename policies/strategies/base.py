@@ -4,14 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from policies.bounds import Bounds
-from policies.clipping import clip_middle
-from policies.draft import MESSAGE_OVERHEAD, Draft, replace_content
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, replace_content
 from policies.effects import Flow
 from policies.ledger import Cut, Edit, EditKind, PlannedMessage
 from policies.messages import Message, ToolCall
 from policies.settings import Param
 from policies.text.gist import placeholder
+from policies.tokens import clip_middle
 
 NOTHING = "-"
 

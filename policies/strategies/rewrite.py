@@ -11,8 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from policies.bounds import Bounds
-from policies.condensing import (
+from policies.draft import Bounds, Draft
+from policies.effects import Alike, Compare, Flow, together
+from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
+from policies.messages import ToolCall
+from policies.scoring import last_references, step_numbers
+from policies.scoring.duplication import Group, Merge, Output, candidate_groups, merge
+from policies.settings import amount
+from policies.strategies.base import Strategy, edited, number, results, standin, touchable, whole
+from policies.strategies.condense import (
     MAX_ASKED,
     MAX_SHARE,
     NO_SUMMARIZER,
@@ -25,14 +32,6 @@ from policies.condensing import (
     reading_of,
     reworded,
 )
-from policies.draft import Draft
-from policies.effects import Alike, Compare, Flow, together
-from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
-from policies.messages import ToolCall
-from policies.scoring import last_references, step_numbers
-from policies.scoring.duplication import Group, Merge, Output, candidate_groups, merge
-from policies.settings import amount
-from policies.strategies.base import Strategy, edited, number, results, standin, touchable, whole
 from policies.summary import MaterialLine, Written, condense
 from policies.text.gist import gist
 

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from policies.clipping import clip_middle
 from policies.effects import Failed, Flow, Reply, Summarize, together
 from policies.ledger import PlannedMessage
-from policies.summary.check import TOO_LONG, grounded, judge, lost_lines, missing
+from policies.summary.check import TOO_LONG, Proposal, judge, read_proposal, under_headings
 from policies.summary.material import (
     ARCHIVE,
     MaterialLine,
@@ -24,10 +23,10 @@ from policies.summary.material import (
     render_transcript,
     sized,
 )
-from policies.summary.prompts import PROMPTS, REASONS, Prompt
-from policies.summary.proposal import HEADINGS, Proposal, read_proposal, under_headings
-from policies.summary.provenance import bind
-from policies.tokens import TokenCounter
+from policies.summary.prompts import HEADINGS, PROMPTS, REASONS, Prompt
+from policies.summary.provenance import bind, grounded, lost_lines, missing
+from policies.text.segments import Source
+from policies.tokens import TokenCounter, clip_middle
 
 __all__ = ["Written", "condense"]
 
@@ -403,3 +402,16 @@ def _fitted(text: str, request: _SummaryRequest) -> str:
                 total -= max(0, request.counter.count(lines[n]) - 1)
                 lines[n] = ""
     return "\n".join(line for line in lines if line) if total < request.counter.count(text) else text
+
+
+def lines_of(sources: Sequence[Source]) -> list[MaterialLine]:
+    """What was said, each line with its origin: what a summariser reads."""
+    lines: list[MaterialLine] = []
+    for source in sources:
+        if source.is_result:
+            lines.append(MaterialLine(f"result of {source.tool}" if source.tool else "tool result", source.text))
+            continue
+        if source.text.strip():
+            lines.append(MaterialLine(source.role, source.text))
+        lines += [MaterialLine(f"{source.role} calls {call.name}", call.arguments) for call in source.calls]
+    return lines

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from policies.clipping import clip_middle
-from policies.tokens import TokenCounter
+from policies.tokens import TokenCounter, clip_middle
 
 __all__ = [
     "MaterialLine",

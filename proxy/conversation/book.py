@@ -20,8 +20,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from policies import ConversationState, Edit, EditKind, Message, Transcript
+from policies.ledger import Note
 from policies.messages import extend_chain
-from policies.notes import Note
 from proxy.conversation.thread import (
     REWRITTEN_END,
     Door,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from policies import ContextSettings, Mode, WindowPressure
 from policies.ledger import DROPPING
-from policies.limits import zones_for
-from policies.pressure import lift, read_pressure
+from policies.limits import lift, zones_for
+from policies.pressure import read_pressure
 from proxy.access.destination import Caller
 from proxy.effects.evictions import CUT
 from proxy.effects.hooks import Turn

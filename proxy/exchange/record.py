@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from policies import ContextSettings, Decision
-from policies.calls import follow_calls
-from policies.health import Checkup
 from policies.pressure import Event
+from policies.quality.health import Checkup
+from policies.turns import follow_calls
 from proxy.access.destination import Caller
 from proxy.effects.allowance import Spent
 from proxy.exchange.progress import ExchangeProgress, TokenUsage, evictions_alone

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from policies.health import HealthAlert
+from policies.quality.health import HealthAlert
 from proxy.access.destination import TENANT_SHOWN
 from proxy.config import AlertSettings
 from proxy.errors import ProxyError

@@ -9,10 +9,11 @@ from itertools import islice
 from typing import NamedTuple
 
 from policies import ContextSettings, Decision, WindowPressure
-from policies.calls import Run
-from policies.health import Checkup, Health, HealthRules, Sample, Snapshot, check
 from policies.ledger import EditKind
 from policies.limits import Limits, raw_buckets
+from policies.quality.health import Checkup, Health, Sample, Snapshot, check
+from policies.settings import HealthRules
+from policies.turns import Run
 from proxy.conversation import Thread
 from proxy.planning import Recognized
 

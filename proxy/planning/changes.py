@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from policies import Decision, EditKind
-from policies.checkpoint import Checkpoint
+from policies.memory.checkpoint import Checkpoint
 from policies.messages import ToolDefinition
 from proxy.conversation import Thread
 from proxy.effects.evictions import evicted_calls, figures_of

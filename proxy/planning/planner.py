@@ -31,9 +31,9 @@ from policies import (
     plan,
     trim,
 )
-from policies.checkpoint import Checkpoint
 from policies.effects import BEFORE_MODEL, Compare, Save, StateSaved, Together
 from policies.limits import Limits, limits_for
+from policies.memory.checkpoint import Checkpoint
 from policies.turns import last_user
 from proxy.conversation import Conversations, Thread
 from proxy.effects.evictions import asked_again, evictions_of

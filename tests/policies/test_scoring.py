@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.errors import PolicyError
+from policies.messages import PolicyError
 from policies.scoring import (
     HYBRID_WEIGHTS,
     SCORERS,
