@@ -38,9 +38,8 @@ from proxy.app import running
 from proxy.config import Flags, load_config
 from proxy.exchange.progress import ExchangeProgress
 from proxy.exchange.record import record_of
-from proxy.exchange.row import row_of
 from proxy.exchange.run import ExchangeHandler
-from proxy.exchange.tell import count, end_trace, record_exchange, write_line
+from proxy.exchange.tell import count, end_trace, record_exchange, row_of, write_line
 from proxy.runtime import Runtime
 from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry import OtelSettings, QueuedLog, Telemetry

@@ -18,7 +18,7 @@ from proxy.access.destination import Caller
 from proxy.access.keys import Keyring
 from proxy.config import Config, UpstreamSettings
 from proxy.config.reload import WATCH_EVERY, Reload, changes, reloading
-from proxy.conversation import Conversations
+from proxy.conversation.book import Conversations
 from proxy.effects.hooks import Hooks, Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import NotFound, UpgradeRequired
@@ -33,7 +33,7 @@ from proxy.models.limits import LearnedLimits
 from proxy.monitor.alerts import Alerts
 from proxy.monitor.evaluation import OnlineEvaluation
 from proxy.monitor.health import HealthBook
-from proxy.planning import Planner
+from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
 from proxy.runtime import Runtime
 from proxy.store import Store, StoreError

@@ -20,7 +20,7 @@ from proxy.models import ModelLimitsResolver, ModelRegistry
 from proxy.monitor.alerts import Alerts
 from proxy.monitor.evaluation import OnlineEvaluation
 from proxy.monitor.health import HealthBook
-from proxy.planning import Planner
+from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
 from proxy.store import Store
 from proxy.store.records import PolicyRow

@@ -17,7 +17,7 @@ from proxy.effects.hooks import Turn
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.exchange.request import Request
 from proxy.exchange.send import Attempts
-from proxy.planning import Plan
+from proxy.planning.values import Plan
 from proxy.recall.rounds import Recalled
 from proxy.stream.listen import Listener
 from proxy.tap import NO_USAGE, ReportedUsage, Tap

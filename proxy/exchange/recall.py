@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from policies.ledger import ADDING
 from proxy.exchange.send import Attempts
-from proxy.planning import Plan, PlanRequest
+from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.archive import Archive
 from proxy.recall.rounds import Rounds
 from proxy.recall.tool import Offer, offer_for, with_tool

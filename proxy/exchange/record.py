@@ -1,8 +1,7 @@
 """All that happened to a request of the managed route, once it has ended.
 
-Four sinks read the record: the trace, the metrics and the log line (:mod:`proxy.exchange.tell`) and the row
-(:mod:`proxy.exchange.row`). An observed request is forwarded as it came: the metrics and the log say what went up, the
-trace and the row what would have.
+Four sinks read the record (:mod:`proxy.exchange.tell`): the trace, the metrics, the log line and the row. An observed
+request is forwarded as it came: the metrics and the log say what went up, the trace and the row what would have.
 """
 
 import logging
@@ -18,7 +17,7 @@ from proxy.effects.allowance import Spent
 from proxy.exchange.progress import ExchangeProgress, TokenUsage, evictions_alone
 from proxy.monitor.caching import CacheUse, follow
 from proxy.monitor.health import sample_of
-from proxy.planning import Plan, PlanRequest
+from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.rounds import Recalled
 from proxy.runtime import Runtime
 from proxy.tap import ReportedUsage, Tap

@@ -9,7 +9,7 @@ from proxy.access.destination import Caller, Destination
 from proxy.effects.allowance import Patience
 from proxy.errors import InvalidRequest
 from proxy.exchange.replies import Replies, summarizer_input
-from proxy.planning import PlanRequest
+from proxy.planning.values import PlanRequest
 from proxy.runtime import Runtime
 from proxy.telemetry import Trace
 from proxy.wire.client import (

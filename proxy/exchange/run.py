@@ -35,7 +35,7 @@ from proxy.exchange.record import listened
 from proxy.exchange.request import Request, request_for, settings_for
 from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
 from proxy.exchange.tell import ROUTE, record_exchange
-from proxy.planning import Plan, PlanRequest, Recognized
+from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.recall.rounds import Rounds, follow_whole
 from proxy.recall.streaming import Relaying
 from proxy.runtime import Runtime

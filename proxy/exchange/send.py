@@ -4,20 +4,18 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from urllib.parse import urlsplit
 
 from policies import ContextSettings
 from proxy.access.destination import Destination
-from proxy.config import UpstreamSettings
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
-from proxy.planning import Plan, PlanRequest
+from proxy.exchange.replies import address_of, provider_of
+from proxy.planning.values import Plan, PlanRequest
 from proxy.runtime import Runtime
 from proxy.stream.listen import capture_stream
 from proxy.stream.relay import IN_THE_MIDDLE, MAX_WHOLE, Opening, UpstreamResponse, is_readable, is_stream, open_stream
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion, together
 from proxy.telemetry import CONTEXT_HEADERS, AnySpan, ModelCall, Trace
-from proxy.telemetry.names import REQUEST_PARAMS, provider_name
+from proxy.telemetry.names import REQUEST_PARAMS
 from proxy.upstream.client import Answer, StreamBroken
 from proxy.upstream.overflow import (
     NONE,
@@ -282,19 +280,3 @@ def learn_from_answer(runtime: Runtime, plan: Plan, asked: PlanRequest, *, promp
 def _calibrate(runtime: Runtime, plan: Plan, reported: int) -> None:
     if plan.limits is not None and not plan.has_media:
         runtime.windows.calibrate(plan.limits.counted, estimated=plan.sent, reported=reported)
-
-
-def provider_of(upstream: UpstreamSettings) -> str:
-    """The provider behind an upstream as the GenAI conventions call it, else the upstream's name."""
-    return provider_name(upstream.name, host=address_of(upstream)[0], provider=upstream.provider)
-
-
-def address_of(upstream: UpstreamSettings) -> tuple[str, int | None]:
-    """Host and port of an upstream; empty for a provider's usual one."""
-    return _host_and_port(upstream.base_url or upstream.api_base or "")
-
-
-@lru_cache(maxsize=256)
-def _host_and_port(base: str) -> tuple[str, int | None]:
-    parts = urlsplit(base)
-    return parts.hostname or "", parts.port or {"https": 443, "http": 80}.get(parts.scheme)

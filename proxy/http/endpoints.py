@@ -33,8 +33,8 @@ from proxy.access.destination import (
 from proxy.config import Config, UpstreamSettings
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
 from proxy.exchange.progress import CLIENT_CLOSED
+from proxy.exchange.replies import address_of, provider_of
 from proxy.exchange.run import ExchangeHandler
-from proxy.exchange.send import address_of, provider_of
 from proxy.exchange.tell import NO_POLICY, record_relayed
 from proxy.http.request import Headers, counted, respond_error, respond_json
 from proxy.runtime import Runtime

@@ -21,10 +21,10 @@ from policies import EditKind
 from policies.media import bare_name
 from policies.messages import count_occurrences
 from policies.quality.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
-from proxy.conversation import Prefix
+from proxy.conversation.thread import Prefix
 from proxy.effects.evictions import CUT
 from proxy.models import ModelFacts
-from proxy.planning import Plan, Recognized
+from proxy.planning.values import Plan, Recognized
 from proxy.tap import ReportedUsage
 from proxy.wire.messages import TOOL_FIELDS, ChatRequest
 

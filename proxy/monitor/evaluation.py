@@ -16,7 +16,7 @@ from policies import Decision
 from policies.quality.coverage import Contexts, Coverage, Dimension, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
 from proxy.effects.perform import Background, drive, step
-from proxy.planning import Paid, Plan, PlanRequest, Recognized
+from proxy.planning.values import Paid, Plan, PlanRequest, Recognized
 from proxy.store import Store, StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import Trace, names

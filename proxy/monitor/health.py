@@ -14,8 +14,8 @@ from policies.limits import Limits, raw_buckets
 from policies.quality.health import Checkup, Health, Sample, Snapshot, check
 from policies.settings import HealthRules
 from policies.turns import Run
-from proxy.conversation import Thread
-from proxy.planning import Recognized
+from proxy.conversation.thread import Thread
+from proxy.planning.values import Recognized
 
 MAX_CONVERSATIONS = 20_000
 MAX_READ = 500

@@ -7,7 +7,7 @@ from dataclasses import replace
 from policies import Decision, EditKind
 from policies.memory.checkpoint import Checkpoint
 from policies.messages import ToolDefinition
-from proxy.conversation import Thread
+from proxy.conversation.thread import Thread
 from proxy.effects.evictions import evicted_calls, figures_of
 from proxy.planning.values import PlanRequest, Recognized
 from proxy.store.records import Change, EvictionRow, Original

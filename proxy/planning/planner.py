@@ -35,7 +35,8 @@ from policies.effects import BEFORE_MODEL, Compare, Save, StateSaved, Together
 from policies.limits import Limits, limits_for
 from policies.memory.checkpoint import Checkpoint
 from policies.turns import last_user
-from proxy.conversation import Conversations, Thread
+from proxy.conversation.book import Conversations
+from proxy.conversation.thread import Thread
 from proxy.effects.evictions import asked_again, evictions_of
 from proxy.effects.perform import Ask, Returned, SharedReadings, drive, step
 from proxy.errors import ContextLengthExceeded, ProxyError

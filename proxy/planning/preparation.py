@@ -26,7 +26,7 @@ from policies import (
 )
 from policies.effects import Embed, Save, Vectors
 from policies.ledger import Note, Prepared
-from proxy.conversation import Thread
+from proxy.conversation.thread import Thread
 from proxy.effects.perform import Ask, Background, drive, step
 from proxy.planning.planner import CLAIMED, Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized

@@ -6,10 +6,10 @@ from typing import Protocol
 
 from policies import ClientEdits, ContextSettings, Decision, Effect, Reply, Transcript
 from policies.pressure import Trend
-from proxy.conversation import Match, Thread
+from proxy.conversation.thread import Match, Thread
 from proxy.effects.allowance import Patience, Spent
 from proxy.effects.perform import Ask
-from proxy.models import ModelLimits
+from proxy.models.limits import ModelLimits
 from proxy.store.records import Branch, EvictionRow
 from proxy.telemetry import Trace
 from proxy.wire.counting import TextCounter

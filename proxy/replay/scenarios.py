@@ -26,13 +26,15 @@ from policies import (
 )
 from policies.quality.advise import Advice, TokenPrices, ToolUse, Traffic, advise
 from policies.tokens import Calibration
-from proxy.conversation import Conversations
+from proxy.conversation.book import Conversations
 from proxy.effects.allowance import Patience
 from proxy.effects.perform import Ask, EffectHandler
 from proxy.errors import ContextLengthExceeded
 from proxy.models import ModelFacts, ModelLimits
 from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW
-from proxy.planning import Planner, PlanRequest, Preparation
+from proxy.planning.planner import Planner
+from proxy.planning.preparation import Preparation
+from proxy.planning.values import PlanRequest
 from proxy.replay.script import Script
 from proxy.store import Store
 from proxy.store.write_behind import WriteBehindQueue

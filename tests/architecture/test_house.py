@@ -5,17 +5,17 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 55_000,
-    "files": 293,
-    "loose modules in policies": 44,
-    "loose modules in proxy": 33,
-    "longest chain of imports": 32,
-    "class names that stand twice": 23,
-    "longest file": 742,
-    "longest function": 85,
-    "files of a warm request": 78,
-    "jumps of a warm request": 370,
-    "files of a first batch": 90,
+    "lines": 54_000,
+    "files": 195,
+    "loose modules in policies": 12,
+    "loose modules in proxy": 12,
+    "longest chain of imports": 31,
+    "class names that stand twice": 0,
+    "longest file": 600,
+    "longest function": 81,
+    "files of a warm request": 64,
+    "jumps of a warm request": 335,
+    "files of a first batch": 71,
 }
 """To be lowered with every room that is furnished, never raised without a word about why."""
 

@@ -10,13 +10,13 @@ import pytest
 
 from policies import Action, ConversationState, Decision, Edit, EditKind, TokenBudget, WindowPressure
 from policies.pressure import Trend
-from proxy.conversation import Match, Thread
+from proxy.conversation.thread import Match, Thread
 from proxy.effects.evictions import CUT
 from proxy.models import ModelFacts, ModelLimits, ModelLimitsResolver, ModelRegistry
 from proxy.models.facts import Probe
 from proxy.models.limits import LearnedLimits
 from proxy.monitor.caching import CacheUse, follow, hit_ratio, prices_of, shown
-from proxy.planning import Plan, Recognized
+from proxy.planning.values import Plan, Recognized
 from proxy.store.records import Branch, EvictionRow
 from proxy.tap import ReportedUsage, read_completion
 from proxy.wire.messages import digest_of, parse_chat
