@@ -19,20 +19,9 @@ from typing import Any
 from benchmarks.retention import default_data
 from policies import ContextSettings
 from policies.advise import PROVIDERS, TokenPrices
-from proxy.replay import (
-    Conditions,
-    Fact,
-    Recording,
-    Replayed,
-    Script,
-    Tally,
-    advice_for,
-    advised,
-    read_recordings,
-    recording_of,
-    replay,
-    store_in_memory,
-)
+from proxy.replay.play import Replayed, Tally, replay
+from proxy.replay.scenarios import Conditions, advice_for, advised, store_in_memory
+from proxy.replay.script import Fact, Recording, Script, read_recordings, recording_of
 from proxy.wire.counting import TextCounter, Tokenizer
 
 PRICES = PROVIDERS["anthropic"]

@@ -16,8 +16,8 @@ from starlette.routing import Route, Router
 from proxy.access.admission import Admission, Guesses
 from proxy.access.destination import Caller
 from proxy.access.keys import Keyring
-from proxy.config import Config, UpstreamSettings
 from proxy.config.reload import WATCH_EVERY, Reload, changes, reloading
+from proxy.config.values import Config, UpstreamSettings
 from proxy.conversation import Conversations
 from proxy.effects.hooks import Hooks, Plugin
 from proxy.effects.summarizer import Summarizer
@@ -28,12 +28,10 @@ from proxy.http.health import HealthRoutes
 from proxy.http.request import counted, respond_error
 from proxy.http.table import Management
 from proxy.intake import Receive
-from proxy.models import ModelLimitsResolver, ModelRegistry
-from proxy.models.facts import Fetch, Probe
-from proxy.models.limits import LearnedLimits
-from proxy.monitor.alerts import Alerts
+from proxy.models.facts import Fetch, ModelRegistry, Probe
+from proxy.models.limits import LearnedLimits, ModelLimitsResolver
 from proxy.monitor.evaluation import OnlineEvaluation
-from proxy.monitor.health import HealthBook
+from proxy.monitor.health import Alerts, HealthBook
 from proxy.planning import Planner
 from proxy.preparation import Preparation
 from proxy.relay import Send

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from proxy.access.browsers import without_grants
+from proxy.access.admission import without_grants
 from proxy.access.destination import CHAT, Caller, Route, for_chat
 from proxy.attempts import learn_from_answer
 from proxy.call import Call

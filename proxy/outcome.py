@@ -14,7 +14,7 @@ from policies.ledger import DROPPING
 from policies.limits import zones_for
 from policies.pressure import lift, read_pressure
 from proxy.access.destination import Caller, Destination
-from proxy.config import UpstreamSettings
+from proxy.config.values import UpstreamSettings
 from proxy.effects.allowance import Spent
 from proxy.effects.evictions import CUT
 from proxy.effects.hooks import Turn

@@ -45,7 +45,7 @@ from proxy.effects.allowance import Patience, Spent
 from proxy.effects.evictions import asked_again, evicted_calls, evictions_of, figures_of
 from proxy.effects.perform import Ask, Returned, SharedReadings, drive, step
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.models import ModelLimits
+from proxy.models.limits import ModelLimits
 from proxy.recall.archive import by_likeness, elsewhere
 from proxy.store import StaleVersion, Store, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original

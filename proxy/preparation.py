@@ -29,7 +29,7 @@ from policies.ledger import Prepared
 from policies.notes import Note
 from proxy.conversation import Recognized, Thread
 from proxy.effects.perform import Ask, Background, drive, step
-from proxy.models import ModelLimits
+from proxy.models.limits import ModelLimits
 from proxy.planning import CLAIMED, PlannedRequest, Planner, PlanRequest
 from proxy.store import Store, StoreError
 from proxy.store.records import NoteRow

@@ -11,9 +11,8 @@ from proxy.access.destination import Caller
 from proxy.effects.allowance import Spent
 from proxy.effects.hooks import TurnEnd
 from proxy.exchange_rows import row_of
-from proxy.monitor.alerts import Notice
 from proxy.monitor.caching import CacheUse, cost_of, follow, prices_of
-from proxy.monitor.health import sample_of
+from proxy.monitor.health import Notice, sample_of
 from proxy.outcome import Outcome, TokenUsage, evictions_alone
 from proxy.planning import PlannedRequest
 from proxy.record import ExchangeRecord, count, count_cost, count_key, end_trace, write_line

@@ -37,20 +37,11 @@ from proxy.effects.allowance import Spent
 from proxy.effects.perform import EffectHandler
 from proxy.effects.summarizer import MAX_ANSWER, Summarizer, SummarizerTerms
 from proxy.errors import UpstreamUnreachable
-from proxy.models import ModelFacts
+from proxy.models.facts import ModelFacts
 from proxy.monitor.evaluation import facts_of
-from proxy.replay import (
-    Compaction,
-    Conditions,
-    Evaluated,
-    Managed,
-    Script,
-    archived_pair,
-    compactions_of,
-    judge_compaction,
-    recording_of,
-    store_in_memory,
-)
+from proxy.replay.play import Compaction, Evaluated, archived_pair, compactions_of, judge_compaction
+from proxy.replay.scenarios import Conditions, Managed, store_in_memory
+from proxy.replay.script import Script, recording_of
 from proxy.upstream.client import Client, StreamBroken
 from proxy.upstream.providers import Upstreams, own_headers, providers_for
 from proxy.wire.raw import read_value

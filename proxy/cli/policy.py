@@ -36,7 +36,8 @@ from proxy.config.presets import (
 )
 from proxy.config.reload import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import FileValues
-from proxy.replay import Conditions, Script, TrafficCount, pace_of
+from proxy.replay.scenarios import Conditions, TrafficCount, pace_of
+from proxy.replay.script import Script
 from proxy.store import Store, StoreError
 from proxy.store.records import PolicyRow
 

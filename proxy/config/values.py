@@ -13,8 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 from pydantic import BeforeValidator, Field, SecretStr
 
 from policies.settings import ContextSettings
-from proxy.config.file import Document, KeyPath
-from proxy.config.presets import policy_from, policy_values, preset_documents
+from proxy.config.file import KeyPath
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZES = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -46,7 +45,6 @@ Credential = Literal["bearer", "x-api-key", "api-key"]
 
 PASS = "pass"  # noqa: S105 - the word that stands where a secret would
 MASK = "***"
-_ADDRESSES = frozenset({"url", "base_url", "api_base", "otlp_endpoint"})
 _CREDENTIAL_AT: tuple[tuple[str, Credential], ...] = (
     (".anthropic.com", "x-api-key"),
     (".openai.azure.com", "api-key"),
@@ -344,40 +342,11 @@ class Config:
             return self.upstreams[rule.upstream]
         return next(iter(self.upstreams.values()))
 
-    def with_policy(self, name: str, body: Mapping[str, object]) -> "Config":
-        """This config with one policy made anew from ``body`` (the keys of the file's ``policies``); ConfigError."""
-        document = Document(name="", data=body)
-        made = policy_from(name, document, presets=preset_documents(), at=("policies", name))
-        return dataclasses.replace(self, policies={**self.policies, name: made})
-
     def with_upstream(self, base_url: str) -> "Config":
         """This config in front of one other upstream, which gets the client's own credential."""
         upstream = UpstreamSettings(name="default", base_url=base_url.rstrip("/"))
         rules = tuple(dataclasses.replace(rule, upstream=None) for rule in self.models)
         return dataclasses.replace(self, upstreams={"default": upstream}, models=rules, simulate=False)
-
-
-def public(value: object) -> object:
-    """A value of the configuration as plain data for people: every secret is ``***``."""
-    if isinstance(value, SecretStr):
-        return PASS if value.get_secret_value() == PASS else MASK
-    if isinstance(value, ContextSettings):
-        return policy_values(value)
-    if isinstance(value, StoreSettings | TelemetrySettings | UpstreamSettings):
-        plain = _plain_fields(value)
-        return {k: masked_url(v) if k in _ADDRESSES and isinstance(v, str) else v for k, v in plain.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain_fields(value)
-    if isinstance(value, Mapping):
-        return {str(key): public(each) for key, each in value.items()}
-    if isinstance(value, tuple | list):
-        return [public(each) for each in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def _plain_fields(value: object) -> dict[str, object]:
-    own = dataclasses.fields(value)  # type: ignore[arg-type] # only called with a dataclass
-    return {each.name: public(getattr(value, each.name)) for each in own if each.name != "places"}
 
 
 def masked_url(url: str) -> str:

@@ -23,7 +23,7 @@ from policies.media import bare_name
 from policies.messages import count_occurrences
 from proxy.conversation import Prefix
 from proxy.effects.evictions import CUT
-from proxy.models import ModelFacts
+from proxy.models.facts import ModelFacts
 from proxy.planning import PlannedRequest
 from proxy.tap import ReportedUsage
 from proxy.wire.messages import TOOL_FIELDS, ChatRequest

@@ -28,7 +28,7 @@ from policies.fidelity import (
     questions_for,
 )
 from proxy.effects.perform import Background, drive, step
-from proxy.models import ModelLimits
+from proxy.models.limits import ModelLimits
 from proxy.planning import Paid, PlannedRequest, PlanRequest
 from proxy.store import Store, StoreError
 from proxy.store.write_behind import WriteBehindQueue

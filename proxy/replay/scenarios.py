@@ -30,8 +30,8 @@ from proxy.conversation import Conversations
 from proxy.effects.allowance import Patience
 from proxy.effects.perform import Ask, EffectHandler
 from proxy.errors import ContextLengthExceeded
-from proxy.models import ModelFacts, ModelLimits
-from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW
+from proxy.models.facts import ModelFacts
+from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW, ModelLimits
 from proxy.planning import PlannedRequest, Planner, PlanRequest
 from proxy.preparation import Preparation
 from proxy.replay.script import Script
