@@ -20,7 +20,7 @@ from benchmarks.retention import default_data
 from policies import ContextSettings
 from policies.advise import PROVIDERS, TokenPrices
 from proxy.replay.play import Replayed, Tally, replay
-from proxy.replay.scenarios import Conditions, advice_for, advised, store_in_memory
+from proxy.replay.scenarios import Conditions, advice_for, advised, pace_of, store_in_memory
 from proxy.replay.script import Fact, Recording, Script, read_recordings, recording_of
 from proxy.wire.counting import TextCounter, Tokenizer
 
@@ -252,7 +252,7 @@ def play(plan: Plan, data: Path, counter: TextCounter) -> Row | None:
     for recording in plan.source(data):
         script, settings = Script(recording, counter=counter, model=""), ContextSettings()
         if plan.advised:
-            advice = advice_for(script, settings, conditions, PRICES)
+            advice = advice_for(pace_of(script), settings, conditions, PRICES)
             settings, trigger = advised(settings, advice), advice.trigger
         _, window, managed = asyncio.run(played(script, (settings,), conditions, PRICES)).scenarios
         sliding.add(window.tally)

@@ -345,9 +345,9 @@ def pace_of(script: Script) -> Pace:
     return Pace(max(0.0, growth), head + last.tools + last.priming + ends)
 
 
-def advice_for(script: Script, settings: ContextSettings, conditions: Conditions, prices: TokenPrices) -> Advice:
+def advice_for(pace: Pace, settings: ContextSettings, conditions: Conditions, prices: TokenPrices) -> Advice:
     """Where a policy's batches should start and end for the money, if all conversations were like this one."""
-    pace, budget = pace_of(script), conditions.budget(settings)
+    budget = conditions.budget(settings)
     return advise(
         prices, growth=pace.growth, fixed=pace.fixed, window=budget.window, usable=budget.usable, settings=settings
     )

@@ -364,7 +364,7 @@ def test_advice_is_drawn_from_how_a_conversation_grows() -> None:
     pace = pace_of(read)
     far = conditions(128_000)
 
-    advice = advice_for(read, BALANCED, far, PRICES)
+    advice = advice_for(pace, BALANCED, far, PRICES)
     results = run(read, BALANCED, advised(BALANCED, advice), under=far).scenarios
 
     assert pace.growth == pytest.approx(950, abs=150)
