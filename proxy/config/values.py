@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
@@ -81,7 +82,7 @@ class Timeouts:
     idle: Seconds = 120.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class UpstreamSettings:
     """One provider.
 
@@ -104,12 +105,12 @@ class UpstreamSettings:
     api_base: str | None = None
     forward_trace: bool = True
 
-    @property
+    @cached_property
     def passes_key(self) -> bool:
         """Whether the client's own credential goes upstream."""
         return self.api_key.get_secret_value() == PASS
 
-    @property
+    @cached_property
     def credential(self) -> Credential:
         """How a key is sent there."""
         if self.auth is not None:
@@ -117,12 +118,12 @@ class UpstreamSettings:
         host = f".{urlsplit(self.base_url or '').hostname}"
         return next((how for domain, how in _CREDENTIAL_AT if host.endswith(domain)), "bearer")
 
-    @property
+    @cached_property
     def has_deployments(self) -> bool:
         """Whether models stand in its paths: Azure OpenAI before its ``/openai/v1``."""
         return (self.base_url or "").endswith(".azure.com/openai")
 
-    @property
+    @cached_property
     def origin(self) -> str:
         """``https://host:port`` of the base URL; ``litellm:provider`` where there is none."""
         base = self.base_url or self.api_base
