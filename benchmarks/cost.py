@@ -19,20 +19,9 @@ from typing import Any
 from benchmarks.retention import default_data
 from policies import ContextSettings
 from policies.quality.advise import PROVIDERS, TokenPrices
-from proxy.replay import (
-    Conditions,
-    Fact,
-    Recording,
-    Replayed,
-    Script,
-    Tally,
-    advice_for,
-    advised,
-    read_recordings,
-    recording_of,
-    replay,
-    store_in_memory,
-)
+from proxy.replay.play import Replayed, Tally, replay
+from proxy.replay.scenarios import Conditions, advice_for, advised, pace_of, store_in_memory
+from proxy.replay.script import Fact, Recording, Script, read_recordings, recording_of
 from proxy.wire.counting import TextCounter, Tokenizer
 
 PRICES = PROVIDERS["anthropic"]
@@ -263,7 +252,7 @@ def play(plan: Plan, data: Path, counter: TextCounter) -> Row | None:
     for recording in plan.source(data):
         script, settings = Script(recording, counter=counter, model=""), ContextSettings()
         if plan.advised:
-            advice = advice_for(script, settings, conditions, PRICES)
+            advice = advice_for(pace_of(script), settings, conditions, PRICES)
             settings, trigger = advised(settings, advice), advice.trigger
         _, window, managed = asyncio.run(played(script, (settings,), conditions, PRICES)).scenarios
         sliding.add(window.tally)

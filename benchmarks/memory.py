@@ -27,7 +27,8 @@ from policies import ContextSettings, Effect, Failed, Reply, Summarize, Summary
 from policies.settings import Layer, Summaries
 from proxy.app import create_app
 from proxy.config import Flags, load_config
-from proxy.replay import Conditions, Managed, Retention, Script, judge, store_in_memory
+from proxy.replay.scenarios import Conditions, Managed, store_in_memory
+from proxy.replay.script import Retention, Script, judge
 from proxy.server import serve
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator

@@ -18,7 +18,9 @@ from benchmarks.cost import MAX_TOKENS, PRICES, agent_loop, generated, played, r
 from benchmarks.retention import default_data
 from policies import ContextSettings
 from proxy.config.presets import policy_from, preset_documents
-from proxy.replay import Conditions, Script, Tally
+from proxy.replay.play import Tally
+from proxy.replay.scenarios import Conditions
+from proxy.replay.script import Script
 from proxy.wire.counting import TextCounter, Tokenizer
 
 SETS = {

@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -16,8 +16,8 @@ from starlette.routing import Route, Router
 from proxy.access.admission import Admission, Guesses
 from proxy.access.destination import Caller
 from proxy.access.keys import Keyring
-from proxy.config import Config, UpstreamSettings
 from proxy.config.reload import WATCH_EVERY, Reload, changes, reloading
+from proxy.config.values import Config, UpstreamSettings
 from proxy.conversation.book import Conversations
 from proxy.effects.hooks import Hooks, Plugin
 from proxy.effects.summarizer import Summarizer
@@ -27,12 +27,10 @@ from proxy.http.endpoints import Api
 from proxy.http.health import HealthRoutes
 from proxy.http.request import counted, respond_error
 from proxy.http.table import Management
-from proxy.models import ModelLimitsResolver, ModelRegistry
-from proxy.models.facts import Fetch, Probe
-from proxy.models.limits import LearnedLimits
-from proxy.monitor.alerts import Alerts
+from proxy.models.facts import Fetch, ModelRegistry, Probe
+from proxy.models.limits import LearnedLimits, ModelLimitsResolver
 from proxy.monitor.evaluation import OnlineEvaluation
-from proxy.monitor.health import HealthBook
+from proxy.monitor.health import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
 from proxy.runtime import Runtime
@@ -76,17 +74,13 @@ class App:
 
     def __init__(
         self,
-        config: Config,
-        *,
+        start: Callable[[], AbstractAsyncContextManager[Runtime]],
         telemetry: Telemetry,
-        tokenizer: Tokenizer | None,
-        providers: Mapping[str, LitellmProvider],
         reload: Callable[[], Config] | None,
-        clock: Callable[[], float],
-        hooks: Sequence[Plugin],
     ) -> None:
         self.runtime: Runtime | None = None
-        self._parts = (config, telemetry, tokenizer, providers, clock, hooks)
+        self._start = start
+        self._telemetry = telemetry
         self._reload = reload
         self._served: dict[str, Any] = {}
         self._router = Router(routes=self._routes(), default=_Nothing(), lifespan=self._lifespan)
@@ -105,10 +99,8 @@ class App:
         await self._router(scope, receive, send)
 
     def _routes(self) -> list[Route]:
-        metrics = self._parts[1].metrics
-
         def served(name: str, route: str = "") -> Any:
-            return _Served(self._served, name, metrics=metrics, route=route)
+            return _Served(self._served, name, metrics=self._telemetry.metrics, route=route)
 
         return [
             Route("/v1/{rest:path}", served("api")),
@@ -122,10 +114,7 @@ class App:
 
     @asynccontextmanager
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:
-        config, telemetry, tokenizer, providers, clock, hooks = self._parts
-        async with running(
-            config, telemetry=telemetry, tokenizer=tokenizer, providers=providers, clock=clock, hooks=hooks
-        ) as runtime:
+        async with self._start() as runtime:
             self.runtime = runtime
             api = Api(runtime)
             self._served.update(
@@ -136,7 +125,7 @@ class App:
             )
             async with reloading(_reload(runtime, self._reload)):
                 yield
-        await asyncio.to_thread(telemetry.shutdown)
+        await asyncio.to_thread(self._telemetry.shutdown)
 
 
 def create_app(
@@ -153,15 +142,10 @@ def create_app(
 
     ``reload`` reads the configuration anew; it is called on SIGHUP. ``hooks`` are told of every managed request.
     """
-    return App(
-        config,
-        telemetry=telemetry,
-        tokenizer=tokenizer,
-        providers=providers or {},
-        reload=reload,
-        clock=clock,
-        hooks=hooks,
+    start = partial(
+        running, config, telemetry=telemetry, tokenizer=tokenizer, providers=providers, clock=clock, hooks=hooks
     )
+    return App(start, telemetry, reload)
 
 
 class _Served:
@@ -218,7 +202,7 @@ async def running(
         config,
         store,
         telemetry=telemetry,
-        tokenizer=tokenizer,
+        tokenizer=tokenizer or Tokenizer(estimators=installed_estimators()),
         providers=providers or {},
         clock=clock,
         steady=timekeeper.steady,
@@ -269,19 +253,17 @@ async def _assemble(
     store: Store,
     *,
     telemetry: Telemetry,
-    tokenizer: Tokenizer | None,
+    tokenizer: Tokenizer,
     providers: Mapping[str, LitellmProvider],
     clock: Callable[[], float],
     steady: Callable[[], float],
 ) -> Runtime:
     secret = await store.secret()
-    rows = await store.list_keys()
     instance = blake2b(secret, digest_size=6, person=b"weir-via").hexdigest()
     client = Client(instance=instance)
     upstreams = Upstreams(client, providers)
     registry = ModelRegistry(config.models)
     await asyncio.to_thread(registry.load)
-    tokenizer = tokenizer or Tokenizer(estimators=installed_estimators())
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
     alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock)
     add = telemetry.metrics.add
@@ -289,14 +271,7 @@ async def _assemble(
         store, degraded=partial(add, DEGRADED), stored=alerts.tell_stored if store.shared else lambda _: None
     )
     limits = LearnedLimits(await store.limits())
-    windows = ModelLimitsResolver(
-        registry,
-        limits,
-        Probe(),
-        _fetcher(upstreams),
-        clock=steady,
-        store=store,
-    )
+    windows = ModelLimitsResolver(registry, limits, Probe(), _fetcher(upstreams), clock=steady, store=store)
     windows.restore(await store.calibrations())
     conversations = Conversations(store, clock=clock)
     if store.shared:
@@ -310,18 +285,16 @@ async def _assemble(
         saved=partial(add, CHECKPOINTS),
     )
     health = HealthBook()
-    evaluation = OnlineEvaluation(store, settler, rate=health.rate, clock=clock)
-    telemetry.metrics.watch(FIDELITY, lambda: dict(evaluation.scores))
     runtime = Runtime(
         config=config,
-        keyring=Keyring(config.keys, rows, secret=secret, mode=config.auth.mode),
+        keyring=Keyring(config.keys, await store.list_keys(), secret=secret, mode=config.auth.mode),
         secret=secret,
         registry=registry,
         windows=windows,
         tokenizer=tokenizer,
         planner=planner,
         preparation=Preparation(planner, store, happened=partial(add, PREPARATIONS)),
-        evaluation=evaluation,
+        evaluation=OnlineEvaluation(store, settler, rate=health.rate, clock=clock),
         health=health,
         summarizer=Summarizer(store=store, book=store if store.shared else None),
         upstreams=upstreams,
@@ -333,13 +306,18 @@ async def _assemble(
         admission=Admission(config.limits),
         guesses=Guesses(),
     )
-    telemetry.metrics.watch(UNAUTHORISED, runtime.guesses.read)
-    telemetry.metrics.watch(HEALTH, health.read)
-    telemetry.metrics.watch(STORE_WAITING, settler.waiting)
-    loop = asyncio.get_running_loop()
-    telemetry.metrics.watch(TASKS, lambda: {(): len(asyncio.all_tasks(loop))})
-    telemetry.metrics.watch(WINDOWS_LEARNED, lambda: {(): len(limits.rows(now=steady()))})
+    _watch(runtime, lambda: {(): len(limits.rows(now=steady()))})
     return runtime
+
+
+def _watch(runtime: Runtime, learned: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
+    loop, watch = asyncio.get_running_loop(), runtime.telemetry.metrics.watch
+    watch(WINDOWS_LEARNED, learned)
+    watch(FIDELITY, lambda: dict(runtime.evaluation.scores))
+    watch(UNAUTHORISED, runtime.guesses.read)
+    watch(HEALTH, runtime.health.read)
+    watch(STORE_WAITING, runtime.settler.waiting)
+    watch(TASKS, lambda: {(): len(asyncio.all_tasks(loop))})
 
 
 def _renew_keys(runtime: Runtime, rows: list[KeyRow]) -> None:

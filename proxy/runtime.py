@@ -6,20 +6,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies import ContextSettings, Mode
-from proxy.access.admission import Admission, Guesses
-from proxy.access.browsers import refuse_spending_pages
+from proxy.access.admission import Admission, Guesses, refuse_spending_pages
 from proxy.access.destination import Caller
 from proxy.access.keys import Keyring, credentials_in, presented
-from proxy.config import Config, ConfigError
+from proxy.config.file import ConfigError
 from proxy.config.reload import SetPolicy, read_policy, with_set_policies
+from proxy.config.values import Config
 from proxy.custom.functions import CustomFunctions
 from proxy.effects.hooks import Hooks
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import InvalidAPIKey, ProxyError
-from proxy.models import ModelLimitsResolver, ModelRegistry
-from proxy.monitor.alerts import Alerts
+from proxy.models.facts import ModelRegistry
+from proxy.models.limits import ModelLimitsResolver
 from proxy.monitor.evaluation import OnlineEvaluation
-from proxy.monitor.health import HealthBook
+from proxy.monitor.health import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
 from proxy.store import Store

@@ -34,7 +34,7 @@ from proxy.cli.conversations import kinds_of, removed_from, removed_line
 from proxy.cli.output import console, print_json, print_line, print_table
 from proxy.cli.stored import json_option, opened
 from proxy.config import Config, ConfigError, Flags, load_config
-from proxy.replay import Recording, read_recordings
+from proxy.replay.script import Recording, read_recordings
 from proxy.server import serve
 from proxy.simulator import RecordedRequest, RunningSimulator, SimulatorSettings, serve_simulator
 from proxy.store.records import RemovedRow

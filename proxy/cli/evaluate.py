@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypedDict, Unpack
 
 import click
 
@@ -25,20 +25,11 @@ from proxy.effects.allowance import Spent
 from proxy.effects.perform import EffectHandler
 from proxy.effects.summarizer import MAX_ANSWER, Summarizer, SummarizerTerms
 from proxy.errors import UpstreamUnreachable
-from proxy.models import ModelFacts
+from proxy.models.facts import ModelFacts
 from proxy.monitor.evaluation import facts_of
-from proxy.replay import (
-    Compaction,
-    Conditions,
-    Evaluated,
-    Managed,
-    Script,
-    archived_pair,
-    compactions_of,
-    judge_compaction,
-    recording_of,
-    store_in_memory,
-)
+from proxy.replay.play import Compaction, Evaluated, archived_pair, compactions_of, judge_compaction
+from proxy.replay.scenarios import Conditions, Managed, store_in_memory
+from proxy.replay.script import Script, recording_of
 from proxy.upstream.client import Client, StreamBroken
 from proxy.upstream.providers import Upstreams, own_headers, providers_for
 from proxy.wire.raw import read_value
@@ -185,6 +176,20 @@ class _EvaluationRun:
         return {} if self.models is None else self.models.failures
 
 
+class _Asking(TypedDict):
+    """The options about models that are asked."""
+
+    model: str
+    judge: str
+    summarizer: str | None
+    upstream: str | None
+    model_window: int | None
+    propose: int
+    budget: int | None
+    at_once: int
+    seconds: float
+
+
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
 @click.option("--conversation", metavar="ID", help="Evaluate a stored conversation's summaries instead of a file.")
@@ -227,16 +232,7 @@ def evaluate(
     policy: str,
     window: int | None,
     max_tokens: int | None,
-    model: str,
-    judge: str,
-    summarizer: str | None,
-    upstream: str | None,
-    model_window: int | None,
     questions: int,
-    propose: int,
-    budget: int | None,
-    at_once: int,
-    seconds: float,
     limit: int | None,
     gate: float | None,
     gate_coverage: float | None,
@@ -244,6 +240,7 @@ def evaluate(
     path: Path | None,
     store: str | None,
     as_json: bool,
+    **asking: Unpack[_Asking],
 ) -> None:
     """Score what a policy's compactions keep of recorded conversations: coverage by code, fidelity by a model.
 
@@ -259,23 +256,13 @@ def evaluate(
     """
     if (file is None) == (conversation is None):
         raise click.UsageError("name a file or a --conversation, one of them")
-    if gate is not None and not model:
+    if gate is not None and not asking["model"]:
         raise click.UsageError("--gate is about judged answers and needs --model; see --gate-coverage")
-    config = loaded(path, Flags(upstream=upstream, store=store, summarizer=summarizer))
+    config = loaded(path, Flags(upstream=asking["upstream"], store=store, summarizer=asking["summarizer"]))
     settings = policy_named(policy, config)
-    own_writer = settings.summarizer not in (None, "same")
-    asks = bool(model) or (summarizer is not None and own_writer)
-    if asks and not config.upstreams:
+    if _asks(settings, asking) and not config.upstreams:
         raise click.UsageError("--model needs an --upstream, a configuration with one, or OPENAI_API_KEY")
-    conditions = conditions_for(config, model=model, window=window, max_tokens=max_tokens)
-    terms = models = None
-    if model:
-        reads = int(INPUT_SHARE * (model_window or conditions.facts.window or settings.window or USUAL_WINDOW))
-        terms = Terms(counter=conditions.counter, max_input=reads, judge_input=reads, propose=propose)
-    if asks:
-        by_purpose = {ANSWER.purpose: model, PROPOSE.purpose: model, JUDGE.purpose: judge or model}
-        writer = settings.summarizer if own_writer and settings.summarizer else model
-        models = Models(config, default=writer, by_purpose=by_purpose, tokens=budget, at_once=at_once, seconds=seconds)
+    conditions = conditions_for(config, model=asking["model"], window=window, max_tokens=max_tokens)
     run = _EvaluationRun(
         file=file,
         conversation=conversation,
@@ -284,23 +271,53 @@ def evaluate(
         conditions=replace(conditions, model="", facts=ModelFacts()),
         questions=questions,
         limit=limit,
-        model=model,
-        judge=judge or model,
-        terms=terms,
-        models=models,
+        model=asking["model"],
+        judge=asking["judge"] or asking["model"],
+        terms=_terms_of(settings, conditions, asking) if asking["model"] else None,
+        models=_models_of(config, settings, asking) if _asks(settings, asking) else None,
     )
     asyncio.run(_evaluate(run))
     failures = list(_below(run, gate, gate_coverage))
-    if as_json:
-        print_json(_report(run, answers=answers, failures=failures))
-    else:
-        print_table(TITLES, _rows(run), numbers=1)
-        for line in _lines(run, answers=answers):
-            print_line(line)
+    _print(run, failures, answers=answers, as_json=as_json)
     for failure in failures:
         click.echo(f"weir: {failure}", err=True)
     if failures:
         raise click.exceptions.Exit(1)
+
+
+def _print(run: _EvaluationRun, failures: Sequence[str], *, answers: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(_report(run, answers=answers, failures=failures))
+        return
+    print_table(TITLES, _rows(run), numbers=1)
+    for line in _lines(run, answers=answers):
+        print_line(line)
+
+
+def _own_writer(settings: ContextSettings) -> str | None:
+    return None if settings.summarizer == "same" else settings.summarizer
+
+
+def _asks(settings: ContextSettings, asking: _Asking) -> bool:
+    return bool(asking["model"]) or (asking["summarizer"] is not None and _own_writer(settings) is not None)
+
+
+def _terms_of(settings: ContextSettings, conditions: Conditions, asking: _Asking) -> Terms:
+    window = asking["model_window"] or conditions.facts.window or settings.window or USUAL_WINDOW
+    reads = int(INPUT_SHARE * window)
+    return Terms(counter=conditions.counter, max_input=reads, judge_input=reads, propose=asking["propose"])
+
+
+def _models_of(config: Config, settings: ContextSettings, asking: _Asking) -> Models:
+    model = asking["model"]
+    return Models(
+        config,
+        default=_own_writer(settings) or model,
+        by_purpose={ANSWER.purpose: model, PROPOSE.purpose: model, JUDGE.purpose: asking["judge"] or model},
+        tokens=asking["budget"],
+        at_once=asking["at_once"],
+        seconds=asking["seconds"],
+    )
 
 
 async def _evaluate(run: _EvaluationRun) -> None:

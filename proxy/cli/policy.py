@@ -13,7 +13,7 @@ import click
 import yaml
 
 from policies import ContextSettings
-from policies.quality.advise import PROVIDERS, Traffic, advise, worst_tools
+from policies.quality.advise import PROVIDERS, Traffic, worst_tools
 from policies.quality.advise import recommend as choose
 from policies.settings import Mode
 from proxy.cli import Failure
@@ -36,7 +36,8 @@ from proxy.config.presets import (
 )
 from proxy.config.reload import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import FileValues
-from proxy.replay import Conditions, Script, TrafficCount, pace_of
+from proxy.replay.scenarios import Conditions, Pace, TrafficCount, advice_for, pace_of
+from proxy.replay.script import Script
 from proxy.store import Store, StoreError
 from proxy.store.records import PolicyRow
 
@@ -323,28 +324,12 @@ def recommend(
     prices = priced(stated, conditions)
     measured = _measured(file, conditions, limit)
     traffic, choice, budget = measured.traffic, choose(measured.traffic), conditions.budget(settings)
-    advice = advise(
-        prices.prices,
-        growth=measured.growth,
-        fixed=measured.fixed,
-        window=budget.window,
-        usable=budget.usable,
-        settings=settings,
-    )
+    advice = advice_for(measured.pace, settings, conditions, prices.prices)
     tools = worst_tools(traffic)
     if as_json:
         return print_json(
             {
-                "traffic": {
-                    "conversations": traffic.conversations,
-                    "requests": traffic.requests,
-                    "turns": traffic.turns,
-                    "tokens": traffic.tokens,
-                    "tool_results": round(traffic.results_share, 4),
-                    "repeated": round(traffic.repeated_share, 4),
-                    "growth": round(measured.growth, 1),
-                    "fixed": measured.fixed,
-                },
+                "traffic": _figures_of(measured),
                 "recommendation": {"kind": choice.kind, "scorers": list(choice.policies), "reason": choice.reason},
                 "advice": {
                     "policy": name,
@@ -362,10 +347,7 @@ def recommend(
                 ],
             }
         )
-    print_line(
-        f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
-        f"{round(measured.growth, 1):,.0f} more with each request"
-    )
+    print_line(_summary_of(measured))
     best = "-" if advice.optimum is None else f"{advice.optimum:,}"
     return print_table(
         ("advice", "value", "why"),
@@ -384,8 +366,7 @@ class _Measured:
     """Recorded conversations: what they consist of, tokens that a request adds, tokens that can never be removed."""
 
     traffic: Traffic
-    growth: float
-    fixed: int
+    pace: Pace
 
 
 def _measured(file: Path, conditions: Conditions, limit: int | None) -> _Measured:
@@ -397,7 +378,29 @@ def _measured(file: Path, conditions: Conditions, limit: int | None) -> _Measure
             count.add(script)
             pace, weight = pace_of(script), max(1, len(script.requests))
             growth, fixed, requests = growth + pace.growth * weight, max(fixed, pace.fixed), requests + weight
-    return _Measured(traffic=count.traffic, growth=growth / max(1, requests), fixed=fixed)
+    return _Measured(traffic=count.traffic, pace=Pace(growth / max(1, requests), fixed))
+
+
+def _summary_of(measured: _Measured) -> str:
+    traffic = measured.traffic
+    return (
+        f"{traffic.conversations:,} conversations, {traffic.requests:,} requests, {traffic.tokens:,} tokens, "
+        f"{round(measured.pace.growth, 1):,.0f} more with each request"
+    )
+
+
+def _figures_of(measured: _Measured) -> dict[str, object]:
+    traffic = measured.traffic
+    return {
+        "conversations": traffic.conversations,
+        "requests": traffic.requests,
+        "turns": traffic.turns,
+        "tokens": traffic.tokens,
+        "tool_results": round(traffic.results_share, 4),
+        "repeated": round(traffic.repeated_share, 4),
+        "growth": round(measured.pace.growth, 1),
+        "fixed": measured.pace.fixed,
+    }
 
 
 def _section_text(section: Mapping[str, object]) -> str:

@@ -14,30 +14,22 @@ from proxy.cli import Failure
 from proxy.cli.output import Progressed, counted, print_json, print_line, print_table, progress
 from proxy.cli.stored import configured, json_option, known_policy, loaded
 from proxy.config import Config
-from proxy.models import ModelFacts, ModelRegistry
+from proxy.models.facts import ModelFacts, ModelRegistry
 from proxy.monitor.caching import BadPrices, PriceList, price_list
-from proxy.replay import (
-    COLUMNS,
+from proxy.replay.play import Replayed, Step, Tally
+from proxy.replay.play import replay as play
+from proxy.replay.report import COLUMNS, ReplayReport, remarks, render_report, table_row
+from proxy.replay.scenarios import (
     SLIDING,
     UNMANAGED,
-    BadRecording,
     Conditions,
-    Place,
-    Replayed,
-    ReplayReport,
-    Script,
-    Step,
-    Tally,
     TrafficCount,
     advice_for,
     advised,
-    read_recordings,
-    remarks,
-    render_report,
+    pace_of,
     store_in_memory,
-    table_row,
 )
-from proxy.replay import replay as play
+from proxy.replay.script import BadRecording, Place, Script, read_recordings
 from proxy.store import Store
 from proxy.wire.counting import Tokenizer
 
@@ -71,7 +63,7 @@ class _ReplayRun:
         script = Script(place.recording, counter=conditions.counter, model=conditions.model)
         policies = list(self.policies)
         for settings in self.policies if self.advise else ():
-            advice = advice_for(script, settings, conditions, prices)
+            advice = advice_for(pace_of(script), settings, conditions, prices)
             self.advice = self.advice or advice
             policies.append(advised(settings, advice))
         done = await play(script, policies, conditions, prices, store, keep_steps=self.keep_steps)

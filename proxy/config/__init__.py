@@ -5,7 +5,7 @@
 """
 
 from proxy.config.file import ConfigError
-from proxy.config.loading import Handed, environment, hand_down, handed_down, load_config
+from proxy.config.loading import Handed, environment, hand_down, handed_down, load_config, public, with_policy
 from proxy.config.values import (
     AlertSettings,
     Config,
@@ -16,7 +16,6 @@ from proxy.config.values import (
     Prices,
     UpstreamSettings,
     masked_url,
-    public,
     secrets_of,
 )
 
@@ -38,4 +37,5 @@ __all__ = [
     "masked_url",
     "public",
     "secrets_of",
+    "with_policy",
 ]

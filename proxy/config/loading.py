@@ -12,17 +12,25 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from pydantic import SecretStr
+
 from policies.settings import ContextSettings
 from proxy.config.file import ConfigError, Document, KeyPath, nearest, read_document, typed
-from proxy.config.presets import policy_from, policy_warnings, preset_documents, preset_policies
+from proxy.config.presets import policy_from, policy_values, policy_warnings, preset_documents, preset_policies
 from proxy.config.values import (
+    MASK,
+    PASS,
     Config,
     FileValues,
     Flags,
+    StoreSettings,
+    TelemetrySettings,
     UpstreamSettings,
+    masked_url,
 )
 
 _NO_FLAGS = Flags()
+_ADDRESSES = frozenset({"url", "base_url", "api_base", "otlp_endpoint"})
 _HANDED_DOWN = "WEIR_HANDED_DOWN"
 _OPEN_DOOR = (
     "{} is not loopback and auth.mode is open: anybody could spend your keys; say auth.mode: keys "
@@ -283,3 +291,33 @@ def _warnings(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iter
     named = (*file.policies, file.default_policy, *(key.policy for key in file.keys if key.policy))
     for name in dict.fromkeys(named):
         yield from (f"policies.{name}: {text}" for text in policy_warnings(policies[name]))
+
+
+def with_policy(config: Config, name: str, body: Mapping[str, object]) -> Config:
+    """The configuration with one policy made anew from ``body`` (the keys of the file's ``policies``); ConfigError."""
+    document = Document(name="", data=body)
+    made = policy_from(name, document, presets=preset_documents(), at=("policies", name))
+    return dataclasses.replace(config, policies={**config.policies, name: made})
+
+
+def public(value: object) -> object:
+    """A value of the configuration as plain data for people: every secret is ``***``."""
+    if isinstance(value, SecretStr):
+        return PASS if value.get_secret_value() == PASS else MASK
+    if isinstance(value, ContextSettings):
+        return policy_values(value)
+    if isinstance(value, StoreSettings | TelemetrySettings | UpstreamSettings):
+        plain = _plain_fields(value)
+        return {k: masked_url(v) if k in _ADDRESSES and isinstance(v, str) else v for k, v in plain.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain_fields(value)
+    if isinstance(value, Mapping):
+        return {str(key): public(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [public(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _plain_fields(value: object) -> dict[str, object]:
+    own = dataclasses.fields(value)  # type: ignore[arg-type] # only called with a dataclass
+    return {each.name: public(getattr(value, each.name)) for each in own if each.name != "places"}

@@ -14,10 +14,11 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from policies import ContextSettings
-from proxy.config import Config, ConfigError, environment
-from proxy.config.file import MAX_DEPTH, parse_document, read_document
+from policies.settings import ContextSettings
+from proxy.config.file import MAX_DEPTH, ConfigError, parse_document, read_document
+from proxy.config.loading import environment, with_policy
 from proxy.config.presets import policy_from, preset_directory, preset_documents, preset_policies
+from proxy.config.values import Config
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, digest_of
 from proxy.wire.raw import nests_beyond
 
@@ -60,7 +61,7 @@ def with_set_policies(config: Config, policies: Iterable[SetPolicy]) -> Config:
         if policy.body is None:
             continue
         try:
-            config = config.with_policy(policy.name, policy.body)
+            config = with_policy(config, policy.name, policy.body)
         except ConfigError as error:
             log.error("the policy %s that was set over HTTP is not used: %s", policy.name, error)
     return config

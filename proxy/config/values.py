@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
@@ -13,8 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 from pydantic import BeforeValidator, Field, SecretStr
 
 from policies.settings import ContextSettings
-from proxy.config.file import Document, KeyPath
-from proxy.config.presets import policy_from, policy_values, preset_documents
+from proxy.config.file import KeyPath
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZES = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -46,7 +46,6 @@ Credential = Literal["bearer", "x-api-key", "api-key"]
 
 PASS = "pass"  # noqa: S105 - the word that stands where a secret would
 MASK = "***"
-_ADDRESSES = frozenset({"url", "base_url", "api_base", "otlp_endpoint"})
 _CREDENTIAL_AT: tuple[tuple[str, Credential], ...] = (
     (".anthropic.com", "x-api-key"),
     (".openai.azure.com", "api-key"),
@@ -83,7 +82,7 @@ class Timeouts:
     idle: Seconds = 120.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class UpstreamSettings:
     """One provider.
 
@@ -106,12 +105,12 @@ class UpstreamSettings:
     api_base: str | None = None
     forward_trace: bool = True
 
-    @property
+    @cached_property
     def passes_key(self) -> bool:
         """Whether the client's own credential goes upstream."""
         return self.api_key.get_secret_value() == PASS
 
-    @property
+    @cached_property
     def credential(self) -> Credential:
         """How a key is sent there."""
         if self.auth is not None:
@@ -119,12 +118,12 @@ class UpstreamSettings:
         host = f".{urlsplit(self.base_url or '').hostname}"
         return next((how for domain, how in _CREDENTIAL_AT if host.endswith(domain)), "bearer")
 
-    @property
+    @cached_property
     def has_deployments(self) -> bool:
         """Whether models stand in its paths: Azure OpenAI before its ``/openai/v1``."""
         return (self.base_url or "").endswith(".azure.com/openai")
 
-    @property
+    @cached_property
     def origin(self) -> str:
         """``https://host:port`` of the base URL; ``litellm:provider`` where there is none."""
         base = self.base_url or self.api_base
@@ -344,40 +343,11 @@ class Config:
             return self.upstreams[rule.upstream]
         return next(iter(self.upstreams.values()))
 
-    def with_policy(self, name: str, body: Mapping[str, object]) -> "Config":
-        """This config with one policy made anew from ``body`` (the keys of the file's ``policies``); ConfigError."""
-        document = Document(name="", data=body)
-        made = policy_from(name, document, presets=preset_documents(), at=("policies", name))
-        return dataclasses.replace(self, policies={**self.policies, name: made})
-
     def with_upstream(self, base_url: str) -> "Config":
         """This config in front of one other upstream, which gets the client's own credential."""
         upstream = UpstreamSettings(name="default", base_url=base_url.rstrip("/"))
         rules = tuple(dataclasses.replace(rule, upstream=None) for rule in self.models)
         return dataclasses.replace(self, upstreams={"default": upstream}, models=rules, simulate=False)
-
-
-def public(value: object) -> object:
-    """A value of the configuration as plain data for people: every secret is ``***``."""
-    if isinstance(value, SecretStr):
-        return PASS if value.get_secret_value() == PASS else MASK
-    if isinstance(value, ContextSettings):
-        return policy_values(value)
-    if isinstance(value, StoreSettings | TelemetrySettings | UpstreamSettings):
-        plain = _plain_fields(value)
-        return {k: masked_url(v) if k in _ADDRESSES and isinstance(v, str) else v for k, v in plain.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain_fields(value)
-    if isinstance(value, Mapping):
-        return {str(key): public(each) for key, each in value.items()}
-    if isinstance(value, tuple | list):
-        return [public(each) for each in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def _plain_fields(value: object) -> dict[str, object]:
-    own = dataclasses.fields(value)  # type: ignore[arg-type] # only called with a dataclass
-    return {each.name: public(getattr(value, each.name)) for each in own if each.name != "places"}
 
 
 def masked_url(url: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from policies import Transcript
+from policies.messages import Transcript
 
 log = logging.getLogger("weir.hooks")
 

@@ -18,8 +18,22 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import xxhash
 
-from policies import Done, Effect, Failed, Flow, Offload, Reply, Summarize, Summary
-from policies.effects import Alike, Answers, Compare, Embed, Together, Trim
+from policies.effects import (
+    Alike,
+    Answers,
+    Compare,
+    Done,
+    Effect,
+    Embed,
+    Failed,
+    Flow,
+    Offload,
+    Reply,
+    Summarize,
+    Summary,
+    Together,
+    Trim,
+)
 from policies.text.segments import Readings, TextReading
 from proxy.errors import ProxyError
 

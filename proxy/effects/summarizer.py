@@ -26,7 +26,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from policies import Failed, Summarize, Summary
+from policies.effects import Failed, Summarize, Summary
 from policies.summary import declines, without_reasoning
 from proxy.effects.allowance import Allowance, SharedBook
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown

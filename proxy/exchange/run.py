@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from proxy.access.browsers import without_grants
+from proxy.access.admission import without_grants
 from proxy.access.destination import CHAT, Caller, Route, for_chat
 from proxy.effects.evictions import stage_of, strategy_of
 from proxy.effects.hooks import Overflow, Turn, new_results

@@ -12,8 +12,8 @@ from proxy.effects.evictions import condensed_in, layers_in, stage_of, strategy_
 from proxy.effects.hooks import TurnEnd
 from proxy.exchange.progress import ExchangeProgress, TokenUsage, evicted_count
 from proxy.exchange.record import ExchangeRecord, record_of
-from proxy.monitor.alerts import Notice
 from proxy.monitor.caching import cost_of, prices_of
+from proxy.monitor.health import Notice
 from proxy.planning.values import Recognized
 from proxy.runtime import Runtime
 from proxy.store.records import ExchangeRow, RelayedRow

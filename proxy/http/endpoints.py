@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.access.browsers import without_grants
+from proxy.access.admission import without_grants
 from proxy.access.destination import (
     MODELS_PATH,
     Caller,
@@ -30,7 +30,7 @@ from proxy.access.destination import (
     route_of,
     unread,
 )
-from proxy.config import Config, UpstreamSettings
+from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
 from proxy.exchange.progress import CLIENT_CLOSED
 from proxy.exchange.replies import address_of, provider_of

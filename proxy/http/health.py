@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from proxy.config import UpstreamSettings
+from proxy.config.values import UpstreamSettings
 from proxy.errors import MethodNotAllowed
 from proxy.http.request import respond, respond_error, respond_json
 from proxy.runtime import Runtime

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from proxy.config import Config, ConfigError, public
+from proxy.config import Config, ConfigError, public, with_policy
 from proxy.config.file import Document, dotted
 from proxy.config.presets import about, policy_values, policy_warnings, preset_documents
 from proxy.config.reload import SetPolicy, read_policy, without_set_policy
@@ -141,7 +141,7 @@ async def delete(asked: ManagementRequest) -> DeletedPolicy:
 def _read(config: Config, name: str, text: str) -> Mapping[str, object]:
     """The keys of a policy that can be used. ConfigError."""
     body = read_policy(name, text)
-    config.with_policy(name, body)
+    with_policy(config, name, body)
     return body
 
 

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 import msgspec
 
 from policies.quality.health import KEPT
-from proxy.access.browsers import refuse_foreign_pages
+from proxy.access.admission import refuse_foreign_pages
 from proxy.access.destination import Caller
 from proxy.access.keys import credentials_in, presented, same_secret
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from urllib.parse import urlsplit
 
-from policies import ContextSettings, TokenBudget, divide
-from policies.settings import amount
+from policies.limits import TokenBudget, divide
+from policies.settings import ContextSettings, amount
 from policies.tokens import Calibration
 from proxy.access.destination import Caller
 from proxy.config.values import UpstreamSettings

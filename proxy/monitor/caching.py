@@ -23,7 +23,7 @@ from policies.messages import count_occurrences
 from policies.quality.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
 from proxy.conversation.thread import Prefix
 from proxy.effects.evictions import CUT
-from proxy.models import ModelFacts
+from proxy.models.facts import ModelFacts
 from proxy.planning.values import Plan, Recognized
 from proxy.tap import ReportedUsage
 from proxy.wire.messages import TOOL_FIELDS, ChatRequest

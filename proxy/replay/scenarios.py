@@ -30,8 +30,8 @@ from proxy.conversation.book import Conversations
 from proxy.effects.allowance import Patience
 from proxy.effects.perform import Ask, EffectHandler
 from proxy.errors import ContextLengthExceeded
-from proxy.models import ModelFacts, ModelLimits
-from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW
+from proxy.models.facts import ModelFacts
+from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW, ModelLimits
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
 from proxy.planning.values import PlanRequest
@@ -346,9 +346,9 @@ def pace_of(script: Script) -> Pace:
     return Pace(max(0.0, growth), head + last.tools + last.priming + ends)
 
 
-def advice_for(script: Script, settings: ContextSettings, conditions: Conditions, prices: TokenPrices) -> Advice:
+def advice_for(pace: Pace, settings: ContextSettings, conditions: Conditions, prices: TokenPrices) -> Advice:
     """Where a policy's batches should start and end for the money, if all conversations were like this one."""
-    pace, budget = pace_of(script), conditions.budget(settings)
+    budget = conditions.budget(settings)
     return advise(
         prices, growth=pace.growth, fixed=pace.fixed, window=budget.window, usable=budget.usable, settings=settings
     )

@@ -324,6 +324,7 @@ class SqliteDatabase:
         self.notices: tuple[str, ...] = ()
         self._path = None if path is None else path.absolute()
         self._mode = mode
+        self.shared = mode == "worker"
         self._lock: LockFile | None = None
         self._owner: LockFile | None = None
         self._writer: ConnectionWorker | None = None
@@ -361,10 +362,6 @@ class SqliteDatabase:
     @property
     def writable(self) -> bool:
         return self._writer is not None
-
-    @property
-    def shared(self) -> bool:
-        return self._mode == "worker"
 
     async def ping(self) -> None:
         """Return if the file is the one that was opened and can be locked for writing (a reader: read)."""
@@ -488,7 +485,7 @@ class SqliteDatabase:
         await self._look_back(self._lock)
         if self.seed is not None:
             await self._writer.transaction(self.seed)
-        if self._mode == "worker" and self.journal == "delete":
+        if self.shared and self.journal == "delete":
             self.notices += (SLOW_JOURNAL.format(version=sqlite3.sqlite_version),)
         if self._mode != "visitor":
             self._reader = await ConnectionWorker.connect(f"{path.as_uri()}?mode=ro", begin="BEGIN", patience=patience)
@@ -498,7 +495,7 @@ class SqliteDatabase:
         if self._mode == "visitor" or not has_wal_reset_bug(sqlite3.sqlite_version_info):
             return
         self._owner = LockFile(path.with_name(f"{path.name}-server"))
-        if not self._owner.take(shared=self._mode == "worker"):
+        if not self._owner.take(shared=self.shared):
             raise StoreUnavailable(
                 f"another Weir serves from {path.name}, and SQLite {sqlite3.sqlite_version} is not safe for two: "
                 "stop it, start one Weir with several workers, or use PostgreSQL",
@@ -518,7 +515,7 @@ class SqliteDatabase:
     def _set_journal(self, driver: sqlite3.Connection) -> str:
         if self._mode == "visitor":
             return _pragma(driver, "journal_mode")
-        wanted = journal_for(sqlite3.sqlite_version_info, shared=self._mode == "worker")
+        wanted = journal_for(sqlite3.sqlite_version_info, shared=self.shared)
         mode = _pragma(driver, f"journal_mode={wanted}")
         if mode != wanted:
             raise StoreUnavailable(f"the journal mode cannot be set to {wanted}: it is {mode}", reason="locked")

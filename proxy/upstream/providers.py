@@ -25,7 +25,7 @@ from typing import Any
 from weakref import WeakSet
 
 from proxy.access.destination import CHAT_PATH, Caller, Destination
-from proxy.config import UpstreamSettings
+from proxy.config.values import UpstreamSettings
 from proxy.errors import InvalidJSON, InvalidRequest, ProxyError, UpstreamEmpty, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.client import CREDENTIALS, Answer, Client, Headers, StreamBroken, Target, credential_field
 from proxy.upstream.connection import Pools

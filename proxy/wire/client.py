@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from policies import ClientEdits
+from policies.settings import ClientEdits
 from proxy.wire.raw import Raw, read_value
 
 OWN_HEADER = b"x-weir-conversation"

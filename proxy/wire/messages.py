@@ -23,8 +23,9 @@ from typing import Any, overload
 
 import msgspec
 
-from policies import Body, Message, PlannedMessage, ToolCall
+from policies.ledger import PlannedMessage
 from policies.media import AUDIO_TYPES, FILE_TYPES, IMAGE_TYPES, VIDEO_TYPES, is_media, named_file
+from policies.messages import Body, Message, ToolCall
 from proxy.errors import InvalidRequest
 from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
 

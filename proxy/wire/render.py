@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from policies import EditKind, PlannedMessage, Summarize
+from policies.effects import Summarize
+from policies.ledger import EditKind, PlannedMessage
 from proxy.wire.messages import (
     MARK,
     ChatRequest,

@@ -15,9 +15,8 @@ from typing import NamedTuple, Protocol, Self, TypeVar
 
 import xxhash
 
-from policies import Body, Message
 from policies.limits import Summed, tokens_by_role
-from policies.messages import ToolDefinition, Tools, chain_of, extend_chain, head_length
+from policies.messages import Body, Message, ToolDefinition, Tools, chain_of, extend_chain, head_length
 from proxy.errors import InvalidJSON, RequestTooLarge
 from proxy.wire.counting import TextCounter, count_messages, count_tools, tool_texts
 from proxy.wire.messages import (

@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from proxy.app import create_app
-from proxy.config import Flags, load_config
+from proxy.config import Flags, load_config, with_policy
 from proxy.effects.summarizer import Summarizer
 from proxy.runtime import Runtime
 from proxy.server import ServerLimits, serve
@@ -163,7 +163,7 @@ async def weir(
     )
     config = load_config(path, env=env, flags=flags)
     if balanced:
-        config = config.with_policy("balanced", balanced)
+        config = with_policy(config, "balanced", balanced)
     app = create_app(config, telemetry=telemetry or Telemetry.create(OtelSettings()), tokenizer=TOKENIZER)
     async with serve(app, limits=limits) as server:
         runtime = app.runtime

@@ -16,7 +16,7 @@ from proxy.cli import serve as command
 from proxy.config import Config
 from proxy.config.file import _plain
 from proxy.config.values import FileValues
-from proxy.monitor.alerts import Notice
+from proxy.monitor.health import Notice
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.upstream.providers import providers_for

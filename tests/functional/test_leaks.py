@@ -24,7 +24,7 @@ import pytest
 
 from policies.quality.health import HealthAlert
 from proxy.effects.hooks import Hooks, NewResult, Plugin, Turn
-from proxy.monitor.alerts import Notice
+from proxy.monitor.health import Notice
 from proxy.telemetry import OtelSettings, Telemetry
 from tests.functional.canaries import (
     CONTENT,

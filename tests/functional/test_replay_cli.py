@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 from proxy.cli import main
 from proxy.cli.evaluate import Models
 from proxy.config import Config
-from proxy.replay import Conditions, Managed, Script, recording_of, store_in_memory
+from proxy.replay.scenarios import Conditions, Managed, store_in_memory
+from proxy.replay.script import Script, recording_of
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, TOOLS, answered, arrays_of, opening, prose, tool_step, weir

@@ -19,6 +19,7 @@ import pytest
 from aiohttp import web
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from proxy.config import with_policy
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.telemetry import OtelSettings, Telemetry, names
@@ -275,7 +276,7 @@ async def test_a_layer_that_could_not_do_its_work_says_why() -> None:
     async with scene() as started:
         runtime = started.weir.runtime
         cascade = {"cascade": [{"layer": "delegate"}, {"layer": "compact"}]}
-        runtime.adopt(runtime.config.with_policy("balanced", cascade))
+        runtime.adopt(with_policy(runtime.config, "balanced", cascade))
         await ask(started, agent(26))
         layers = [attributes(s.attributes) for s in await started.spans() if s.name.startswith("weir context.layer")]
     why = {each["weir.layer"]: each.get("weir.reason") for each in layers}

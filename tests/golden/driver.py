@@ -45,7 +45,7 @@ from policies.messages import ToolDefinition, Tools
 from policies.pressure import Trend
 from policies.text.segments import Readings
 from policies.tokens import CHARS4
-from proxy.replay import Script
+from proxy.replay.script import Script
 from proxy.simulator.model import summarize
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from policies.quality.health import HealthAlert, Level
 from proxy.config import AlertSettings
-from proxy.monitor.alerts import MAX_WAITING, Alerts, Notice, signature
+from proxy.monitor.health import MAX_WAITING, Alerts, Notice, signature
 from proxy.telemetry import Metrics
 from proxy.telemetry.logs import AlertLine, QueuedLog, log_alert
 from proxy.upstream.client import Client

@@ -12,9 +12,8 @@ from policies import Action, ConversationState, Decision, Edit, EditKind, TokenB
 from policies.pressure import Trend
 from proxy.conversation.thread import Match, Thread
 from proxy.effects.evictions import CUT
-from proxy.models import ModelFacts, ModelLimits, ModelLimitsResolver, ModelRegistry
-from proxy.models.facts import Probe
-from proxy.models.limits import LearnedLimits
+from proxy.models.facts import ModelFacts, ModelRegistry, Probe
+from proxy.models.limits import LearnedLimits, ModelLimits, ModelLimitsResolver
 from proxy.monitor.caching import CacheUse, follow, hit_ratio, prices_of, shown
 from proxy.planning.values import Plan, Recognized
 from proxy.store.records import Branch, EvictionRow

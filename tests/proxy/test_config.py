@@ -7,7 +7,7 @@ from pydantic import SecretStr
 
 from policies import STRATEGIES
 from policies.settings import ContextSettings, Layer, Mode
-from proxy.config import Config, ConfigError, Flags, load_config, public
+from proxy.config import Config, ConfigError, Flags, load_config, public, with_policy
 from proxy.config.file import parse_document
 from proxy.config.lint import LAYERS
 from proxy.config.presets import LEGACY, policy_values, preset_directory, preset_documents
@@ -531,12 +531,12 @@ def test_window_and_summarizer_of_the_command_line_reach_every_policy(tmp_path):
 def test_a_policy_is_replaced_in_a_running_configuration():
     config = load_config(env=KEY)
 
-    changed = config.with_policy("team", {"preset": "off"})
+    changed = with_policy(config, "team", {"preset": "off"})
 
     assert changed.policy("team").mode is Mode.OFF
     assert "team" not in config.policies
     with pytest.raises(ConfigError, match=r"^policies\.team\.headrom: unknown key; did you mean headroom\?$"):
-        config.with_policy("team", {"headrom": 1})
+        with_policy(config, "team", {"headrom": 1})
 
 
 def test_little_headroom_is_a_warning_and_still_loads(tmp_path):

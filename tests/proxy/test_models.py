@@ -8,9 +8,17 @@ import pytest
 from policies.settings import ContextSettings
 from proxy.access.destination import Caller
 from proxy.config import ModelRule, Prices, UpstreamSettings
-from proxy.models import ModelFacts, ModelLimitsResolver, ModelRegistry
-from proxy.models.facts import Probe, parse_props, parse_show, parse_upstream_models, read_table, table_path
-from proxy.models.limits import LearnedLimits
+from proxy.models.facts import (
+    ModelFacts,
+    ModelRegistry,
+    Probe,
+    parse_props,
+    parse_show,
+    parse_upstream_models,
+    read_table,
+    table_path,
+)
+from proxy.models.limits import LearnedLimits, ModelLimitsResolver
 
 ANY = ContextSettings()
 
@@ -209,7 +217,7 @@ def test_the_operators_prices_are_per_million():
 
 def test_reading_the_table_does_not_import_litellm():
     code = (
-        "import sys; from proxy.models import ModelRegistry; assert ModelRegistry().load() > 1000; "
+        "import sys; from proxy.models.facts import ModelRegistry; assert ModelRegistry().load() > 1000; "
         "sys.exit('litellm' in sys.modules)"
     )
 

@@ -11,34 +11,24 @@ import pytest
 
 from policies import ContextSettings, Mode
 from policies.quality.advise import PROVIDERS, TokenPrices, recommend
-from proxy.models import ModelFacts
+from proxy.models.facts import ModelFacts
 from proxy.monitor.caching import BadPrices, PriceList, price_list
-from proxy.replay import (
+from proxy.replay.play import Replayed, ScenarioResult, Tally, replay
+from proxy.replay.report import MAX_TICKS, ReplayReport, render_report, scale
+from proxy.replay.scenarios import (
     SLIDING,
     UNMANAGED,
-    BadRecording,
     Conditions,
-    Fact,
     Forwarded,
     Managed,
-    Recording,
-    Replayed,
-    ReplayReport,
-    ScenarioResult,
-    Script,
     SlidingWindow,
-    Tally,
     TrafficCount,
     advice_for,
     advised,
     pace_of,
-    read_recordings,
-    recording_of,
-    render_report,
-    replay,
     store_in_memory,
 )
-from proxy.replay.report import MAX_TICKS, scale
+from proxy.replay.script import BadRecording, Fact, Recording, Script, read_recordings, recording_of
 from tests.functional.harness import COUNTER, opening, prefix_reuse, prose, tool_step
 
 PRICES = TokenPrices(1.0, 0.1, 1.25, 5.0)
@@ -374,7 +364,7 @@ def test_advice_is_drawn_from_how_a_conversation_grows() -> None:
     pace = pace_of(read)
     far = conditions(128_000)
 
-    advice = advice_for(read, BALANCED, far, PRICES)
+    advice = advice_for(pace, BALANCED, far, PRICES)
     results = run(read, BALANCED, advised(BALANCED, advice), under=far).scenarios
 
     assert pace.growth == pytest.approx(950, abs=150)

@@ -20,16 +20,9 @@ from proxy.cli import main
 from proxy.cli.evaluate import Models
 from proxy.config import Flags, load_config
 from proxy.config.presets import preset_policies
-from proxy.replay import (
-    Conditions,
-    Evaluated,
-    Managed,
-    Script,
-    compactions_of,
-    judge_compaction,
-    read_recordings,
-    store_in_memory,
-)
+from proxy.replay.play import Evaluated, compactions_of, judge_compaction
+from proxy.replay.scenarios import Conditions, Managed, store_in_memory
+from proxy.replay.script import Script, read_recordings
 from tests.functional.harness import COUNTER
 from tests.real.environments import Unavailable
 from tests.real.llama import Llama
