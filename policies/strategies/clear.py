@@ -27,7 +27,7 @@ from policies.scoring import (
     step_numbers,
 )
 from policies.settings import ClientEdits, Param
-from policies.strategies.base import Strategy, down_to_target, edited, standin, touchable, whole, word, words
+from policies.strategies.base import Strategy, down_to_target, edited, placeholder_for, touchable, whole, word, words
 from policies.turns import parse_turn_boundaries
 
 WORTH_IT = 1.5
@@ -46,7 +46,7 @@ _WORD = re.compile(r"[^\W_]{2,}|\d")
 
 def cleared(bounds: Bounds, index: int, kind: EditKind, calls: Mapping[int, ToolCall]) -> Edit:
     """The edit that leaves a placeholder."""
-    return edited(bounds, index, standin(bounds, index, calls), kind)
+    return edited(bounds, index, placeholder_for(bounds, index, calls), kind)
 
 
 def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
