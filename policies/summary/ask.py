@@ -28,8 +28,6 @@ from policies.summary.provenance import bind, grounded, lost_lines, missing
 from policies.text.segments import Source
 from policies.tokens import TokenCounter, clip_middle
 
-__all__ = ["Written", "condense"]
-
 MAX_ANSWERS = 2
 """Answers that one part of a history is asked for at the most."""
 MAX_DEPTH = 4
