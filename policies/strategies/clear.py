@@ -24,11 +24,10 @@ from policies.scoring import (
     last_references,
     scorer,
     select,
-    step_numbers,
 )
 from policies.settings import ClientEdits, Param
 from policies.strategies.base import Strategy, down_to_target, edited, placeholder_for, touchable, whole, word, words
-from policies.turns import parse_turn_boundaries
+from policies.turns import parse_turn_boundaries, step_numbers
 
 WORTH_IT = 1.5
 PROTECTED_SHARE = 0.5

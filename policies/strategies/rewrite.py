@@ -15,7 +15,7 @@ from policies.draft import Bounds, Draft
 from policies.effects import Alike, Compare, Flow, together
 from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
 from policies.messages import ToolCall
-from policies.scoring import last_references, step_numbers
+from policies.scoring import last_references
 from policies.scoring.duplication import Group, Merge, Output, candidate_groups, merge
 from policies.settings import amount
 from policies.strategies.base import Strategy, edited, number, placeholder_for, results, touchable, whole
@@ -34,6 +34,7 @@ from policies.strategies.condense import (
 )
 from policies.summary import MaterialLine, Written, condense
 from policies.text.gist import gist
+from policies.turns import step_numbers
 
 MIN_FINDING = 32
 """Tokens of a finding's text at the least."""
