@@ -14,6 +14,7 @@ from policies.ledger import PlannedMessage
 from policies.summary.check import TOO_LONG, Proposal, judge, read_proposal, under_headings
 from policies.summary.material import (
     ARCHIVE,
+    FENCE_TOKENS,
     MaterialLine,
     clipped,
     divide,
@@ -34,7 +35,6 @@ MAX_DEPTH = 4
 """Levels of merging."""
 MIN_ROOM = 100
 CHECK_TOKENS = 320
-FENCE_TOKENS = 40
 MAX_ANSWER_SHARE = 0.4
 """Share of the summariser's window that an answer may take."""
 MAX_PREVIOUS_SHARE = 0.5
