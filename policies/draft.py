@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from policies.ledger import ADDING, Condensed, Cut, Edit, EditKind, Note, PlannedMessage, Prepared
-from policies.limits import BUCKETS, TokenBudget, first_trigger, ingest_cap_for
+from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, ingest_cap_for
 from policies.messages import Message, ToolCall, ToolDefinition, Transcript, count_occurrences
 from policies.settings import ContextSettings, ExtractShape, Layer
 from policies.text.segments import Readings
@@ -148,7 +148,7 @@ class Draft:
         """The draft with what became of further messages that were to be put in shorter words."""
         return replace(self, condensed=(*self.condensed, *condensed)) if condensed else self
 
-    def because(self, reason: str) -> "Draft":
+    def with_reason(self, reason: str) -> "Draft":
         """The draft of a layer that did less than it was asked to, with the code of why."""
         return replace(self, reason=reason) if reason else self
 
@@ -434,6 +434,10 @@ class Bounds:
         name = draft.bucket(piece)
         rule = self.settings.buckets.get(name)
         return (rule.charge_to if rule is not None and rule.charge_to else name) == scope
+
+    def inside(self, draft: Draft, scope: str) -> int:
+        """Tokens of a draft that count against a layer of this scope."""
+        return draft.tokens if scope == "total" else charged(draft.buckets(), self.settings.buckets).get(scope, 0)
 
     @property
     def room(self) -> int:

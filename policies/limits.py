@@ -439,7 +439,7 @@ class Limits:
 
 def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
     """The limits of every request that has this policy and this budget."""
-    scoped = ((layer.scope, limit_for(layer, settings, budget)) for layer in layers_of(settings))
+    scoped = [layer for layer in layers_of(settings) if layer.scope != "total"]
     zones, base = zones_for(settings, budget.window), budget.base(settings)
     return Limits(
         settings=settings,
@@ -451,7 +451,7 @@ def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
         usable=budget.usable,
         trigger=first_trigger(settings, budget),
         fits=budget.soft_limit,
-        scoped=tuple((name, most) for name, most in scoped if name != "total"),
+        scoped=tuple((layer.scope, limit_for(layer, settings, budget)) for layer in scoped),
         refused=tuple((name, cap) for name, cap in budget.caps.items() if refuses(settings, name)),
         bloat=bloat_limit(budget, settings.health.tool_bloat),
     )

@@ -244,3 +244,16 @@ def _is_same(known: tuple[str, str, int], name: str, arguments: str) -> bool:
     if sorted(known[1].replace(" ", "")) != sorted(arguments.replace(" ", "")):
         return False
     return same_call(ToolCall("", name, known[1])) == same_call(ToolCall("", name, arguments))
+
+
+def step_numbers(messages: Sequence[Message]) -> tuple[int, ...]:
+    """For each message the number of steps begun up to it, 1 for the first; age = last number - own number.
+
+    Every assistant message begins a step; messages before the first one have number 0.
+    """
+    numbers: list[int] = []
+    step = 0
+    for message in messages:
+        step += message.role == "assistant"
+        numbers.append(step)
+    return tuple(numbers)

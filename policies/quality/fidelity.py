@@ -22,7 +22,7 @@ from types import MappingProxyType
 from policies.effects import Failed, Flow, Reply, Summarize, Summary, together
 from policies.quality.coverage import MAX_QUESTIONS, Dimension, Question, proposed
 from policies.summary import MaterialLine, Prompt, enclosed, harmless, normal_text, render_transcript
-from policies.summary.material import divide, harmless_lines, sized, split_text
+from policies.summary.material import FENCE_TOKENS, divide, harmless_lines, sized, split_text
 from policies.tokens import TokenCounter
 
 NOT_STATED = "NOT STATED"
@@ -97,7 +97,6 @@ AT_A_TIME = 5
 ANSWER_TOKENS = 120
 VERDICT_TOKENS = 16
 PROPOSAL_TOKENS = 600
-FENCE_TOKENS = 40
 MIN_ROOM = 100
 ALL_CHUNKS = 1_000_000
 MAX_ANSWER_SHARE = 0.25

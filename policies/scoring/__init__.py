@@ -13,7 +13,6 @@ from policies.scoring.eviction import (
     parameters,
     scorer,
     select,
-    step_numbers,
 )
 from policies.scoring.references import References, last_references
 
@@ -32,5 +31,4 @@ __all__ = [
     "parameters",
     "scorer",
     "select",
-    "step_numbers",
 ]

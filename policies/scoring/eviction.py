@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from policies.messages import Message, PolicyError
+from policies.messages import PolicyError
 
 Params = Mapping[str, object]
 """Values of parameters as a policy states them: numbers, strings, booleans."""
@@ -126,19 +126,6 @@ def unit(value: float) -> float:
     return min(1.0, max(0.0, value))
 
 
-def step_numbers(messages: Sequence[Message]) -> tuple[int, ...]:
-    """For each message the number of steps begun up to it, 1 for the first; age = last number - own number.
-
-    Every assistant message begins a step; messages before the first one have number 0.
-    """
-    numbers: list[int] = []
-    step = 0
-    for message in messages:
-        step += message.role == "assistant"
-        numbers.append(step)
-    return tuple(numbers)
-
-
 SIGNALS = ("recency", "lru", "priority", "type_ttl", "reference_freq", "semantic_duplication")
 _YAML, _CODE, _EQUAL = (0.30, 0.0, 0.25, 0.20, 0.15, 0.10), (0.15, 0.15, 0.40, 0.30, 0.0, 0.0), (0.2, 0.0, *[0.2] * 4)
 HYBRID_WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
@@ -150,36 +137,16 @@ HYBRID_WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 DEFAULT_WEIGHTS = "article-yaml"
 
 
-class Scorer(Protocol):
-    """How much a block is worth keeping. Implementations are frozen values and never raise."""
-
-    @property
-    def name(self) -> str:
-        """What policies call it."""
-        ...
-
-    @property
-    def band(self) -> float:
-        """Scores that differ by no more than this say the same; for :func:`policies.scoring.select`."""
-        ...
-
-    def score(self, block: Block) -> float:
-        """The keep score, 0 to 1: 1 keep, 0 evict first."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class Formula:
-    """A scorer that lets marks and supersession decide first."""
+class Scorer:
+    """How much a block is worth keeping: ``score`` gives 0 to 1, 1 keep, 0 evict first, and never raises.
+
+    Scores that differ by no more than ``band`` say the same.
+    """
 
     name: str
     band: float
-    formula: Callable[[Block], float]
-
-    def score(self, block: Block) -> float:
-        """The keep score, 0 to 1."""
-        fixed = decided(block)
-        return self.formula(block) if fixed is None else fixed
+    score: Callable[[Block], float]
 
 
 def scorer(name: str, params: Params = MappingProxyType({})) -> Scorer:
@@ -189,9 +156,8 @@ def scorer(name: str, params: Params = MappingProxyType({})) -> Scorer:
         if key not in known:
             raise PolicyError(f"{name}: no parameter {key}{_nearest(key, known)}")
     if name == "largest":
-        return Largest(_number(name, params, "band", 0.0))
-    formula = _FORMULAS[name](_Stated(name, params))
-    return Formula(name, _number(name, params, "band", BAND), formula)
+        return Scorer(name, _number(name, params, "band", 0.0), _largest)
+    return Scorer(name, _number(name, params, "band", BAND), _unless_decided(_FORMULAS[name](_Stated(name, params))))
 
 
 def parameters(name: str) -> tuple[str, ...]:
@@ -201,17 +167,18 @@ def parameters(name: str) -> tuple[str, ...]:
     return (*_PARAMETERS[name], "band")
 
 
-@dataclass(frozen=True, slots=True)
-class Largest:
+def _unless_decided(formula: Callable[[Block], float]) -> Callable[[Block], float]:
+    def score(block: Block) -> float:
+        fixed = decided(block)
+        return formula(block) if fixed is None else fixed
+
+    return score
+
+
+def _largest(block: Block) -> float:
     """Age counts messages (``behind``) where they are known, else steps. Scores only rank: none are equal in a band."""
-
-    band: float = 0.0
-    name: str = "largest"
-
-    def score(self, block: Block) -> float:
-        """The keep score, 0 to 1."""
-        age = block.age + 1 if block.behind is None else block.behind
-        return 1.0 / (1.0 + max(0, age) * max(0, block.tokens))
+    age = block.age + 1 if block.behind is None else block.behind
+    return 1.0 / (1.0 + max(0, age) * max(0, block.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +212,7 @@ class _Stated:
     def part(self, name: str) -> Callable[[Block], float]:
         """The formula of a scorer behind this one, with its parameters among these."""
         own = {key: value for key, value in self.params.items() if key in _PARAMETERS[name] and key[:7] != "weight_"}
-        return Formula(name, BAND, _FORMULAS[name](_Stated(name, own))).score
+        return _unless_decided(_FORMULAS[name](_Stated(name, own)))
 
 
 def _fifo(stated: _Stated) -> Callable[[Block], float]:

@@ -4,7 +4,7 @@ A strategy takes a draft and the bounds of the request, and gives the next draft
 """
 
 from policies.strategies.base import Strategy
-from policies.strategies.compact import Compact, may_ask, tell, told_before
+from policies.strategies.compact import Compact, known_summary, may_summarize, summarize
 from policies.strategies.drop import DropOldest
 from policies.strategies.layers import (
     STRATEGIES,
@@ -31,14 +31,14 @@ __all__ = [
     "cap_results",
     "clip",
     "is_due",
-    "may_ask",
+    "known_summary",
     "may_recall",
+    "may_summarize",
     "recall",
     "run_asked",
     "run_client_edits",
     "run_layers",
     "run_rungs",
     "shorten_standing",
-    "tell",
-    "told_before",
+    "summarize",
 ]

@@ -24,11 +24,10 @@ from policies.scoring import (
     last_references,
     scorer,
     select,
-    step_numbers,
 )
 from policies.settings import ClientEdits, Param
-from policies.strategies.base import Strategy, down_to_target, edited, standin, touchable, whole, word, words
-from policies.turns import parse_turn_boundaries
+from policies.strategies.base import Strategy, down_to_target, edited, placeholder_for, touchable, whole, word, words
+from policies.turns import parse_turn_boundaries, step_numbers
 
 WORTH_IT = 1.5
 PROTECTED_SHARE = 0.5
@@ -46,7 +45,7 @@ _WORD = re.compile(r"[^\W_]{2,}|\d")
 
 def cleared(bounds: Bounds, index: int, kind: EditKind, calls: Mapping[int, ToolCall]) -> Edit:
     """The edit that leaves a placeholder."""
-    return edited(bounds, index, standin(bounds, index, calls), kind)
+    return edited(bounds, index, placeholder_for(bounds, index, calls), kind)
 
 
 def evict_marked(draft: Draft, bounds: Bounds) -> Draft:

@@ -44,7 +44,7 @@ MAX_LIST_LEN = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SummaryDraft:
     """A summary in words that covers the first ``covers`` messages after the head.
 
     ``origin`` says how it came about: ``previous``, ``prepared``, ``model``, or empty for none; ``failure`` why a model
@@ -107,7 +107,7 @@ class Compact(Strategy):
             readings=bounds.readings,
         )
         lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
-        before = told_before(bounds, most=start - head)
+        before = known_summary(bounds, most=start - head)
         beside = _summary_overhead(draft, bounds) + _cost(lists, bounds) + _cost(before.text, bounds)
         made = extract(
             sources,
@@ -165,19 +165,19 @@ def _tail_within(draft: Draft, bounds: Bounds, newest: int, budget: int) -> int:
 
 
 def _told(
-    gone: list[int], bounds: Bounds, checkpoint: Checkpoint, before: Told, *, covers: int, share: float
-) -> Flow[tuple[Told, int]]:
+    gone: list[int], bounds: Bounds, checkpoint: Checkpoint, before: SummaryDraft, *, covers: int, share: float
+) -> Flow[tuple[SummaryDraft, int]]:
     """The model's summary, and the version of the batch; the state is saved before a model is asked.
 
     Where nobody may wait for a model it is the note that was there before; the next one is taken in at the next batch.
     """
     version = bounds.known.next_version
     waits = bounds.settings.summaries.wait > 0
-    if share < 1 or not waits or not may_ask(bounds) or before.origin == "prepared":
+    if share < 1 or not waits or not may_summarize(bounds) or before.origin == "prepared":
         return before, version
     saved = yield Save(checkpoint.to_json(), BEFORE_MODEL)
     version = saved.version + 1 if isinstance(saved, StateSaved) else version
-    told = yield from tell(bounds, gone, before=before, key=bounds.transcript.chain[covers - 1].hex())
+    told = yield from summarize(bounds, gone, before=before, key=bounds.transcript.chain[covers - 1].hex())
     return told, version
 
 
@@ -215,7 +215,7 @@ def _text(bounds: Bounds, index: int | None) -> str:
     return "" if index is None else bounds.transcript.read(index).text
 
 
-def _condensed(draft: Draft, gone: Sequence[int], cut: Cut, told: Told) -> Condensed:
+def _condensed(draft: Draft, gone: Sequence[int], cut: Cut, told: SummaryDraft) -> Condensed:
     """What became of the summary before and what is newly taken out: tokens, the prompt, how many questions."""
     transcript, earlier = draft.transcript, draft.active_cut
     first = transcript.head + earlier.covers if earlier is not None else 0
@@ -233,7 +233,7 @@ def _condensed(draft: Draft, gone: Sequence[int], cut: Cut, told: Told) -> Conde
 
 
 def _summary_cut(
-    draft: Draft, bounds: Bounds, *, start: int, gone: Sequence[int], extracted: str, told: Told, version: int
+    draft: Draft, bounds: Bounds, *, start: int, gone: Sequence[int], extracted: str, told: SummaryDraft, version: int
 ) -> Cut:
     ref, hidden = ref_at(draft, start), set(gone)
     return cut_at(
@@ -288,7 +288,7 @@ class Rollover(Strategy):
         empty = render_summary("", version=version, ref=ref, removed=gone)
         around = bounds.counter.count(empty) + MESSAGE_OVERHEAD + SLACK
         said = shown.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter, ref=ref)
-        told = told_before(bounds, most=start - head)
+        told = known_summary(bounds, most=start - head)
         cut = cut_at(
             draft,
             bounds,
@@ -346,16 +346,16 @@ def resume(draft: Draft, bounds: Bounds) -> Draft:
     return draft.with_cut(replace(cut, after=(0,)), checkpoint=state.to_json())
 
 
-def told_before(bounds: Bounds, *, most: int) -> Told:
+def known_summary(bounds: Bounds, *, most: int) -> SummaryDraft:
     """The newest summary in words that still holds and covers at most ``most`` messages; empty if there is none."""
     known, chain = bounds.known, bounds.transcript.chain
-    best = Told()
+    best = SummaryDraft()
     for cut in known.cuts:
         if cut.narrative and _holds(cut.covers, cut.prefix, chain, most) and cut.noted >= best.covers:
-            best = Told(cut.narrative, cut.noted, "previous")
+            best = SummaryDraft(cut.narrative, cut.noted, "previous")
     ready = known.prepared
     if ready is not None and _holds(ready.covers, ready.prefix, chain, most) and ready.covers > best.covers:
-        best = Told(
+        best = SummaryDraft(
             ready.text, ready.covers, "prepared", Proposal.from_json(ready.proposal), ready.calls, "", ready.purpose
         )
     return best
@@ -365,13 +365,13 @@ def _holds(covers: int, prefix: bytes, chain: Sequence[bytes], most: int) -> boo
     return 0 < covers <= min(most, len(chain)) and chain[covers - 1] == prefix
 
 
-def may_ask(bounds: Bounds) -> bool:
+def may_summarize(bounds: Bounds) -> bool:
     """Whether the policy has a model that writes summaries, and a window in which one is worth its tokens."""
     settings = bounds.settings
     return settings.summarizer is not None and bounds.shape.note > 0 and bounds.room >= MIN_ROOM
 
 
-def tell(bounds: Bounds, gone: Sequence[int], *, before: Told, key: str) -> Flow[Told]:
+def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key: str) -> Flow[SummaryDraft]:
     """A summary in words of ``gone`` that goes on from ``before``; ``before`` itself where the model gives none."""
     transcript, settings = bounds.transcript, bounds.settings
     fresh = [i for i in gone if i - transcript.head >= before.covers] if before.text else list(gone)
@@ -394,9 +394,9 @@ def tell(bounds: Bounds, gone: Sequence[int], *, before: Told, key: str) -> Flow
         beside=lines_of(sources_of(transcript, [task], {})) if task is not None else (),
     )
     if not written.text:
-        return Told(before.text, before.covers, before.origin, before.proposal, written.calls, written.failure)
+        return SummaryDraft(before.text, before.covers, before.origin, before.proposal, written.calls, written.failure)
     covers = max(gone) - transcript.head + 1
-    return Told(written.text, covers, "model", written.proposal, written.calls, "", written.purpose)
+    return SummaryDraft(written.text, covers, "model", written.proposal, written.calls, "", written.purpose)
 
 
 def note_size(bounds: Bounds) -> int:
@@ -405,7 +405,7 @@ def note_size(bounds: Bounds) -> int:
     return min(max(int(bounds.shape.note * bounds.room), settings.note_min), settings.note_max)
 
 
-def origin_of(told: Told, *, earlier: Cut | None) -> str:
+def origin_of(told: SummaryDraft, *, earlier: Cut | None) -> str:
     """How the text of a summary was made, for the cut."""
     if not told.text:
         return "extract"

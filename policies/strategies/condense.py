@@ -117,7 +117,7 @@ def condense_each(
         told = [text.failure for job, text in zip(batch, texts, strict=True) if job.asks]
         if told and all(told) and FAULTS.isdisjoint(told):
             asking = False  # nobody answers: code does the rest
-    return draft.because(failures[0]) if failures and draft.tokens > bounds.target else draft
+    return draft.with_reason(failures[0]) if failures and draft.tokens > bounds.target else draft
 
 
 def _enough(

@@ -95,25 +95,36 @@ class PlanWork:
     draft: Draft
     trail: tuple[LayerReport, ...] = ()
 
-    def take(self, layer: Layer | str, done: Draft, *, kept: bool, reason: str = "", rung: bool = False) -> LayerReport:
+    def take(
+        self,
+        layer: Layer | str,
+        done: Draft,
+        *,
+        kept: bool,
+        reason: str = "",
+        rung: bool = False,
+        prunable: int | None = None,
+    ) -> None:
         """Note what a layer did, and go on from there if it is ``kept``."""
         before, layer = self.draft, Layer(strategy=layer) if isinstance(layer, str) else layer
         gone = len(before.pieces) - len(done.pieces)
-        report = LayerReport(
-            layer=layer.strategy,
-            before=before.tokens,
-            after=done.tokens,
-            units=max(gone, len(done.edits) - len(before.edits), len(done.pruned) - len(before.pruned)),
-            kept=kept,
-            ref=done.cut.ref if done.cut is not None and done.cut is not before.cut else None,
-            scope=layer.scope,
-            reason=reason,
-            rung=rung,
-            condensed=done.condensed[len(before.condensed) :],
+        self.trail += (
+            LayerReport(
+                layer=layer.strategy,
+                before=before.tokens,
+                after=done.tokens,
+                units=max(gone, len(done.edits) - len(before.edits), len(done.pruned) - len(before.pruned)),
+                kept=kept,
+                ref=done.cut.ref if done.cut is not None and done.cut is not before.cut else None,
+                scope=layer.scope,
+                reason=reason,
+                rung=rung,
+                condensed=done.condensed[len(before.condensed) :],
+                scanned=None if prunable is None else _result_tokens(before),
+                prunable=prunable,
+            ),
         )
-        self.trail += (report,)
         self.draft = done if kept else before
-        return report
 
     def take_if_changed(self, layer: Layer | str, done: Draft) -> None:
         """The same for what is kept wherever it did something."""
@@ -163,10 +174,7 @@ def run_layers(work: PlanWork, bounds: Bounds) -> Flow[None]:
         if done is draft and layer.at == 0 and not reason:
             continue  # it looks at every request, and had nothing to do
         kept = _pays(layer, draft, done, at_work)
-        work.take(layer, done, kept=kept, reason=reason)
-        could = strategy.scan(draft, at_work)
-        if could is not None:
-            work.trail = (*work.trail[:-1], replace(work.trail[-1], scanned=_result_tokens(draft), prunable=could))
+        work.take(layer, done, kept=kept, reason=reason, prunable=strategy.scan(draft, at_work))
         if kept and layer.must_reach is not None and bounds.soft_fits(done.tokens):
             break
 
@@ -194,7 +202,7 @@ def _aim(layer: Layer, draft: Draft, bounds: Bounds, *, fired: bool) -> int | No
         if layer.at is None or tokens <= allowed:
             return end if due and tokens > end else None
         return min(end, allowed)
-    inside = charged(draft.buckets(), bounds.settings.buckets).get(layer.scope, 0)
+    inside = bounds.inside(draft, layer.scope)
     if inside <= _limit(layer, bounds) and tokens <= allowed:
         return None
     return tokens - max(inside - end, tokens - allowed, 0)

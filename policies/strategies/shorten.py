@@ -127,7 +127,7 @@ class TruncateLargest(Strategy):
         rest = self._shrunk(shrunk, bounds, is_original)
         if rest is shrunk:
             return shrunk
-        return rest.because(NO_SUMMARIZER if bounds.settings.summarizer is None else NOT_SUMMARISED)
+        return rest.with_reason(NO_SUMMARIZER if bounds.settings.summarizer is None else NOT_SUMMARISED)
 
     def _shrunk(self, draft: Draft, bounds: Bounds, may: Callable[[PlannedMessage], bool]) -> Draft:
         """The draft with the results that ``may`` be cut, as far as its target takes."""

@@ -14,6 +14,7 @@ from policies.ledger import PlannedMessage
 from policies.summary.check import TOO_LONG, Proposal, judge, read_proposal, under_headings
 from policies.summary.material import (
     ARCHIVE,
+    FENCE_TOKENS,
     MaterialLine,
     clipped,
     divide,
@@ -28,15 +29,12 @@ from policies.summary.provenance import bind, grounded, lost_lines, missing
 from policies.text.segments import Source
 from policies.tokens import TokenCounter, clip_middle
 
-__all__ = ["Written", "condense"]
-
 MAX_ANSWERS = 2
 """Answers that one part of a history is asked for at the most."""
 MAX_DEPTH = 4
 """Levels of merging."""
 MIN_ROOM = 100
 CHECK_TOKENS = 320
-FENCE_TOKENS = 40
 MAX_ANSWER_SHARE = 0.4
 """Share of the summariser's window that an answer may take."""
 MAX_PREVIOUS_SHARE = 0.5

@@ -25,8 +25,6 @@ from policies.summary.material import AUTHORITIES, MaterialLine, harmless, label
 from policies.summary.prompts import field_named
 from policies.text.segments import WORD, is_identifier, reports_error, sentences, terms_of
 
-__all__ = ["bind"]
-
 PREFIX = 4
 """Letters of a word that tell it from others; what follows is mostly inflection."""
 SAYS = 0.25

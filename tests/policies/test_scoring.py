@@ -18,8 +18,8 @@ from policies.scoring import (
     Scorer,
     parameters,
     scorer,
-    step_numbers,
 )
+from policies.turns import step_numbers
 from tests.policies.play import assistant, step, system, talk, user
 
 RESULT = ContentType.TOOL_RESULT
