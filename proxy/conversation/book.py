@@ -138,7 +138,7 @@ class Conversations:
 
     async def announce(
         self,
-        recognised: Match,
+        thread: Thread,
         transcript: Transcript,
         *,
         request: str,
@@ -152,7 +152,6 @@ class Conversations:
         """
         if not self._shared:
             return
-        thread = recognised.thread
         branch, chain = thread.branch, transcript.chain
         arrival = Arrival(
             id=request,

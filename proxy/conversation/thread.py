@@ -92,6 +92,10 @@ class Thread:
         """What a plan starts from: what is known, or for an observed one what would be."""
         return self.shadow if observed and self.shadow is not None else self.known
 
+    def known_at(self, length: int, *, observed: bool = False) -> ConversationState:
+        """What to replay on a request of which ``length`` messages were sent; for an observed one what would be."""
+        return replace(self.ledger(observed=observed), length=length, version=self.branch.version)
+
     def apply(self, change: Change, version: int) -> None:
         """Remember a change that is now ``version``; what was only observed starts anew from it.
 
@@ -155,22 +159,6 @@ class Match:
     def is_repeat(self, chain: Sequence[bytes]) -> bool:
         """Whether the thread is resumed already, and nothing has come after this chain."""
         return self.is_resumed and self.thread.branch.longest <= len(chain)
-
-    def known(self, *, observed: bool = False) -> ConversationState:
-        """What to replay on this request; for an observed one what would be replayed."""
-        known = self.thread.ledger(observed=observed)
-        return ConversationState(
-            known.edits,
-            known.cuts,
-            self.length,
-            known.prepared,
-            known.checkpoint,
-            known.checkpoint_length,
-            known.resumed,
-            known.wanted,
-            self.thread.branch.version,
-            known.notes,
-        )
 
 
 def thread_from(branch: Branch) -> Thread:

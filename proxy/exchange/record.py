@@ -162,7 +162,7 @@ def _check_up(
     if not health.is_news(plan.decision, recognized):
         return nothing
     try:
-        length = recognized.match.length
+        length = recognized.length
         run = follow_calls(recognized.transcript, health.run_of(thread), length=length, most=rules.loop)
         sample = sample_of(
             plan.decision,

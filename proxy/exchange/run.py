@@ -443,7 +443,7 @@ class ExchangeHandler:
         if turn is None or recognized is None:
             return
         self.progress.turn = turn = replace(turn, conversation=recognized.branch.name)
-        for result in new_results(recognized.transcript, recognized.match.length):
+        for result in new_results(recognized.transcript, recognized.length):
             hooks.tool_result(turn, result)
         tokens = recognized.transcript.tokens if plan.decision is None else plan.decision.raw_after
         budget = recognized.limits.budget

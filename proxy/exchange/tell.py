@@ -382,7 +382,7 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
     if decision is not None and decision.trail:
         detail |= _done(decision)
     transcript = recognized.transcript
-    if tools := results_by_tool(transcript, transcript.head + recognized.match.length):
+    if tools := results_by_tool(transcript, transcript.head + recognized.length):
         detail["tools"] = tools
     if record.cache is not None:
         detail |= record.cache.facts()

@@ -224,16 +224,16 @@ def _goes_on(recognized: Recognized, before: Prefix) -> bool:
     """Whether the messages are those of the request before and new ones, or the first of what was sent earlier."""
     chain = recognized.transcript.chain
     if len(chain) < before.length:
-        return recognized.match.length == len(chain)
+        return recognized.length == len(chain)
     return before.length == 0 or chain[before.length - 1] == before.end
 
 
 def _touches_what_was_sent(plan: Plan, recognized: Recognized) -> bool:
     """Whether this request's batch, or one before it that the upstream refused, changed what was sent before."""
     decision, transcript = plan.decision, recognized.transcript
-    if not recognized.match.length:
+    if not recognized.length:
         return False
-    sent = transcript.head + recognized.match.length
+    sent = transcript.head + recognized.length
     if decision is not None and decision.removed and decision.removed[0] < sent:
         return True
     if not plan.evictions:

@@ -63,7 +63,7 @@ class HealthBook:
 
     def is_news(self, decision: Decision | None, recognized: Recognized) -> bool:
         """Whether a request says anything new of its conversation: one that only repeats the last one does not."""
-        if recognized.match.length != len(recognized.transcript.chain) or (decision is not None and decision.is_new):
+        if recognized.length != len(recognized.transcript.chain) or (decision is not None and decision.is_new):
             return True
         branch = recognized.branch
         return recognized.thread.health is None and (branch.tenant, branch.conversation) not in self._known

@@ -113,10 +113,13 @@ class Planner:
             for _, call in again:
                 del thread.evicted[call]
             return Recognized(
-                read=read,
-                match=match,
+                transcript=transcript,
+                thread=thread,
+                length=match.length,
                 limits=await asked.limits(),
                 trend=trend,
+                marked=read.marked,
+                has_media=read.has_media,
                 asked_again=again,
                 listens=self.conversations.listens(thread, transcript),
                 degraded=tuple(degraded),
@@ -190,7 +193,7 @@ class Planner:
         """Have other processes know a request, or the answers to it, before its client goes on; whether they do."""
         try:
             await self.conversations.announce(
-                recognized.match, recognized.transcript, request=request, model=model, answers=answers
+                recognized.thread, recognized.transcript, request=request, model=model, answers=answers
             )
         except StoreError as error:
             log.error("another process may not know this conversation's next request: %s", error)
@@ -206,7 +209,7 @@ class Planner:
         current, model = last_user(transcript.messages), asked.settings.recall.embeddings
         if not asked.settings.recall.auto or not thread.known.triggered or current is None:
             return ()
-        if current - transcript.head < recognized.match.length or (asked.name is None and model is None):
+        if current - transcript.head < recognized.length or (asked.name is None and model is None):
             return ()
         conversation, ask = thread.branch.conversation, None if asked.settings.observes else asked.ask
         try:
@@ -260,7 +263,7 @@ class Planner:
         )
         last: _Decided | None = None
         for _ in range(MAX_REPLANS):
-            known = recognized.match.known(observed=observed)
+            known = recognized.known(observed=observed)
             flow = planning(known=known, at=self.clock())
             effect = step(flow)
             if isinstance(effect, Returned):
@@ -396,20 +399,20 @@ class Planner:
 
     @staticmethod
     def _body(asked: PlanRequest, recognized: Recognized, decision: Decision | None) -> tuple[bytes, int]:
-        request, read, observes = asked.request, recognized.read, asked.settings.observes
-        sent = read.transcript.tokens
+        request, transcript, observes = asked.request, recognized.transcript, asked.settings.observes
+        sent, by_weir = transcript.tokens, recognized.marked
         if request.messages is None:
             return request.body, sent
         pieces = decision.pieces if decision is not None and not observes else None
         marker = {} if observes else breakpoint_for(asked.settings.cache_breakpoint, request.body)
-        marked = partial(rewritten, request, head=read.transcript.head, marker=marker)
+        marked = partial(rewritten, request, head=transcript.head, marker=marker)
         if pieces is not None and decision is not None:
-            same = not read.marked and _is_as_it_came(pieces, len(read.transcript.messages))
+            same = not by_weir and _is_as_it_came(pieces, len(transcript.messages))
             role = asked.settings.summaries.role
-            messages = None if same else render(pieces, request.messages, read.marked, role=role)
+            messages = None if same else render(pieces, request.messages, by_weir, role=role)
             return marked(messages=messages, pruned=decision.pruned), decision.raw_after
-        if read.marked:
-            bare = [unmarked(raw) if i in read.marked else raw for i, raw in enumerate(request.messages)]
+        if by_weir:
+            bare = [unmarked(raw) if i in by_weir else raw for i, raw in enumerate(request.messages)]
             return marked(messages=bare, pruned=()), sent
         return (marked(messages=None, pruned=()) if marker else request.body), sent
 

@@ -146,7 +146,7 @@ class Preparation:
         if not work.read:
             return
         thread, settings = work.thread, work.asked.settings
-        known = work.recognized.match.known()
+        known = work.recognized.known()
         transcript = work.recognized.transcript
         found: tuple[Note, ...] = ()
         if settings.notes.enabled:
@@ -177,7 +177,7 @@ class Preparation:
     async def _save_state(self, work: Work, reason: str) -> None:
         """Save the state of the conversation as one more version, unless a batch has just done that."""
         thread, asked = work.thread, work.asked
-        known, transcript = work.recognized.match.known(), work.recognized.transcript
+        known, transcript = work.recognized.known(), work.recognized.transcript
         here = known.at(len(transcript.chain))  # the state of a longer run, begun anew since, is none of this one
         if here.checkpoint is not None and here.checkpoint_length >= len(transcript.chain):
             return
@@ -205,7 +205,7 @@ class Preparation:
         transcript, asked = work.recognized.transcript, work.asked
         work.thread.read = len(transcript.chain)
         readings = self._planner.readings
-        known = work.recognized.match.known()
+        known = work.recognized.known()
         await asyncio.to_thread(
             state_of, transcript, settings=asked.settings, known=known, counter=asked.counter, readings=readings
         )
@@ -245,7 +245,7 @@ class Preparation:
             work.recognized.transcript,
             settings=asked.settings,
             budget=work.recognized.limits.budget,
-            known=work.recognized.match.known(),
+            known=work.recognized.known(),
             counter=asked.counter,
             summarizer_input=asked.summarizer_input,
             readings=self._planner.readings,
@@ -294,7 +294,7 @@ def _work(asked: PlanRequest, plan: Plan, reason: str | None, trace: Trace) -> W
     if decision is None or recognized is None or settings.observes:
         return None
     thread, length, budget = recognized.thread, len(recognized.transcript.chain), recognized.limits.budget
-    known = recognized.match.known()
+    known = recognized.known()
     soft = not decision.is_new and is_soft(
         decision.raw_after,
         length,
@@ -314,7 +314,7 @@ def _work(asked: PlanRequest, plan: Plan, reason: str | None, trace: Trace) -> W
         save = None
     named = thread.branch.name != thread.branch.conversation
     near_batch = decision.pressure.zone in NEARLY_FULL or known.triggered
-    read = (named and length > 1) or (recognized.match.length > 0 and near_batch)
+    read = (named and length > 1) or (recognized.length > 0 and near_batch)
     read = read and (settings.checkpoints.enabled or settings.notes.enabled)
     near = is_near(decision.raw_after, share=WARM_AT, settings=settings, budget=budget)
     warm = near and not decision.is_new and length > thread.read * GROWN

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from policies import ClientEdits, ContextSettings, Decision, Effect, Reply, Transcript
+from policies.draft import ConversationState
 from policies.pressure import Trend
-from proxy.conversation.thread import Match, Thread
+from proxy.conversation.thread import Thread
 from proxy.effects.allowance import Patience, Spent
 from proxy.effects.perform import Ask
 from proxy.models.limits import ModelLimits
@@ -14,7 +15,6 @@ from proxy.store.records import Branch, EvictionRow
 from proxy.telemetry import Trace
 from proxy.wire.counting import TextCounter
 from proxy.wire.messages import ChatRequest
-from proxy.wire.transcripts import RequestTranscript
 
 ResolveLimits = Callable[[], Awaitable[ModelLimits]]
 
@@ -83,32 +83,32 @@ class PlanRequest:
 class Recognized:
     """A request's messages, the conversation that they belong to, and what fits.
 
-    ``trend`` is the conversation's growth before this request; ``asked_again`` are the calls in it whose results are
-    out of the window, as (branch, hash); ``listens`` says whether the answer will tell the conversation from others.
+    ``thread`` is the conversation's branch while the process lives, ``length`` how many messages behind the head an
+    earlier request has sent; ``marked`` are the messages that carry Weir's own mark, ``has_media`` says that there are
+    images or the like, whose price says nothing about that of text. ``trend`` is the conversation's growth before this
+    request; ``asked_again`` are the calls in it whose results are out of the window, as (branch, hash); ``listens``
+    says whether the answer will tell the conversation from others.
     """
 
-    read: RequestTranscript
-    match: Match
+    transcript: Transcript
+    thread: Thread
+    length: int
     limits: ModelLimits
     trend: Trend
+    marked: frozenset[int] = frozenset()
+    has_media: bool = False
     asked_again: tuple[tuple[str, bytes], ...] = ()
     listens: bool = False
     degraded: tuple[str, ...] = ()
 
     @property
-    def transcript(self) -> Transcript:
-        """The messages, counted."""
-        return self.read.transcript
-
-    @property
-    def thread(self) -> Thread:
-        """The conversation's branch while the process lives."""
-        return self.match.thread
-
-    @property
     def branch(self) -> Branch:
         """The conversation's branch."""
-        return self.match.thread.branch
+        return self.thread.branch
+
+    def known(self, *, observed: bool = False) -> ConversationState:
+        """What to replay on this request; for an observed one what would be replayed."""
+        return self.thread.known_at(self.length, observed=observed)
 
     @property
     def is_window_known(self) -> bool:
@@ -152,4 +152,4 @@ class Plan:
     @property
     def has_media(self) -> bool:
         """Whether there are images or the like in it, whose price says nothing about that of text."""
-        return self.recognized is not None and self.recognized.read.has_media
+        return self.recognized is not None and self.recognized.has_media

@@ -10,7 +10,7 @@ import pytest
 
 from policies import Action, ConversationState, Decision, Edit, EditKind, TokenBudget, WindowPressure
 from policies.pressure import Trend
-from proxy.conversation.thread import Match, Thread
+from proxy.conversation.thread import Thread
 from proxy.effects.evictions import CUT
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe
 from proxy.models.limits import LearnedLimits, ModelLimits, ModelLimitsResolver
@@ -121,8 +121,9 @@ class Talk:
         self.at += after
         edit = Edit(b"", 0, EditKind.EVICT, "gone", "r", 1)
         recognized = Recognized(
-            read=reading,
-            match=Match(self.thread, self.sent if known is None else known),
+            transcript=reading.transcript,
+            thread=self.thread,
+            length=self.sent if known is None else known,
             limits=ModelLimits(TokenBudget(window=10_000, reserve=1000, headroom=0), FACTS, "s", "s"),
             trend=Trend(at=before),
         )
