@@ -5,17 +5,17 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 55_000,
-    "files": 293,
-    "loose modules in policies": 44,
-    "loose modules in proxy": 33,
-    "longest chain of imports": 32,
-    "class names that stand twice": 23,
+    "lines": 53_700,
+    "files": 196,
+    "loose modules in policies": 26,
+    "loose modules in proxy": 20,
+    "longest chain of imports": 27,
+    "class names that stand twice": 1,
     "longest file": 742,
-    "longest function": 85,
-    "files of a warm request": 78,
-    "jumps of a warm request": 370,
-    "files of a first batch": 90,
+    "longest function": 74,
+    "files of a warm request": 61,
+    "jumps of a warm request": 325,
+    "files of a first batch": 67,
 }
 """To be lowered with every room that is furnished, never raised without a word about why."""
 
