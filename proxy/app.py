@@ -36,7 +36,8 @@ from proxy.planning import Planner
 from proxy.preparation import Preparation
 from proxy.relay import Send
 from proxy.runtime import Runtime
-from proxy.store import Store, StoreError
+from proxy.store import Store
+from proxy.store.errors import StoreError
 from proxy.store.maintenance import Timekeeper
 from proxy.store.records import KeyRow
 from proxy.store.write_behind import WriteBehindQueue

@@ -26,7 +26,8 @@ from policies.ledger import Prepared
 from policies.messages import HASH_SIZE, extend_chain
 from policies.notes import Note
 from policies.pressure import Trend
-from proxy.store import StaleVersion, Store, StoreError
+from proxy.store import Store
+from proxy.store.errors import StaleVersion, StoreError
 from proxy.store.records import Arrival, Branch, Change, ConversationRow
 
 log = logging.getLogger("weir.conversation")

@@ -47,7 +47,8 @@ from proxy.effects.perform import Ask, Returned, SharedReadings, drive, step
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.models.limits import ModelLimits
 from proxy.recall.archive import by_likeness, elsewhere
-from proxy.store import StaleVersion, Store, StoreError
+from proxy.store import Store
+from proxy.store.errors import StaleVersion, StoreError
 from proxy.store.records import Branch, Change, EvictionRow, Original
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT, Trace

@@ -31,7 +31,8 @@ from proxy.conversation import Recognized, Thread
 from proxy.effects.perform import Ask, Background, drive, step
 from proxy.models.limits import ModelLimits
 from proxy.planning import CLAIMED, PlannedRequest, Planner, PlanRequest
-from proxy.store import Store, StoreError
+from proxy.store import Store
+from proxy.store.errors import StoreError
 from proxy.store.records import NoteRow
 from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, RequestContext, Trace, names
 from proxy.wire.transcripts import RequestTranscript

@@ -13,7 +13,7 @@ from proxy.http.request import respond, respond_error, respond_json
 from proxy.intake import Receive
 from proxy.relay import Send
 from proxy.runtime import Runtime
-from proxy.store import StoreError
+from proxy.store.errors import StoreError
 from proxy.telemetry import CONTENT_TYPE
 
 GOOD_FOR = 5.0

@@ -16,7 +16,7 @@ from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.http.request import ManagementAnswer, ManagementRequest, Page, Shape, as_json, page_of_whole
 from proxy.intake import read_body
 from proxy.runtime import Runtime
-from proxy.store import StoreError
+from proxy.store.errors import StoreError
 
 MAX_POLICY = 256 * 1024
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

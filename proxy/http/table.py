@@ -43,8 +43,8 @@ from proxy.http.request import (
 from proxy.intake import ClientGone, Receive
 from proxy.relay import Send
 from proxy.runtime import Runtime
-from proxy.store import StaleVersion, StoreError
 from proxy.store.chain import AuditType
+from proxy.store.errors import StaleVersion, StoreError
 from proxy.store.exchanges import By
 
 PREFIX = "/weir/"

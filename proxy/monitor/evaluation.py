@@ -30,7 +30,8 @@ from policies.fidelity import (
 from proxy.effects.perform import Background, drive, step
 from proxy.models.limits import ModelLimits
 from proxy.planning import Paid, PlannedRequest, PlanRequest
-from proxy.store import Store, StoreError
+from proxy.store import Store
+from proxy.store.errors import StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import Trace, names
 from proxy.wire.transcripts import RequestTranscript

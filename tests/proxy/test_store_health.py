@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from policies.health import Checkup, Episode, Health, HealthAlert, HealthRules, Sample, check
-from proxy.store import ExchangeRow, Store
-from proxy.store.records import ConversationRow
+from proxy.store import Store
+from proxy.store.records import ConversationRow, ExchangeRow
 from tests.proxy.store_rows import chain, exchange, url
 
 RULES = HealthRules()
