@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.retention import default_data
 from policies import ContextSettings
-from policies.advise import PROVIDERS, TokenPrices
+from policies.quality.advise import PROVIDERS, TokenPrices
 from proxy.replay.play import Replayed, Tally, replay
 from proxy.replay.scenarios import Conditions, advice_for, advised, pace_of, store_in_memory
 from proxy.replay.script import Fact, Recording, Script, read_recordings, recording_of

@@ -10,7 +10,7 @@ from typing import Any
 import zstandard
 
 from benchmarks.served import Ask, Chat, tokens, window_for, written
-from policies.recalling import HEADING
+from policies.strategies.recall import HEADING
 from policies.summary import harmless
 
 PARAPHRASES = Path(__file__).with_name("paraphrases.txt")

@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from policies.effects import Answers, Failed, Flow, Reply, Summarize, Summary, Together
-from policies.fidelity import ANSWER, JUDGE, AnswerVerdict, Dimension, Fidelity, Question, Terms, evaluate
-from policies.fidelity import PROMPTS as EVALUATING
+from policies.quality.coverage import Dimension, Question
+from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
+from policies.quality.fidelity import PROMPTS as EVALUATING
 from policies.summary import PROMPTS, MaterialLine, Prompt, Written, condense
 from policies.tokens import CHARS4
 

@@ -2,17 +2,15 @@
 
 from policies.draft import ConversationState
 from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Summarize, Summary
-from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation, PolicyError
 from policies.ledger import Cut, Edit, EditKind, PlannedMessage
-from policies.limits import TokenBudget, divide
-from policies.messages import Body, Message, ToolCall, Transcript
+from policies.limits import BucketExceeded, BudgetUnreachable, TokenBudget, divide
+from policies.memory import milestone_of, notes_of, state_of, wants_notes, write_notes
+from policies.messages import Body, InvalidConversation, Message, PolicyError, ToolCall, Transcript
 from policies.planner import Action, Decision, plan, trim
 from policies.preparing import is_near, is_soft, prepare
 from policies.pressure import WindowPressure
-from policies.recalling import Elsewhere, Pages
-from policies.saving import milestone_of, notes_of, state_of, wants_notes, write_notes
 from policies.settings import ClientEdits, ContextSettings, Mode
-from policies.strategies import STRATEGIES
+from policies.strategies import STRATEGIES, Elsewhere, Pages
 from policies.tokens import TokenCounter
 
 __all__ = [

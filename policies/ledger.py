@@ -1,4 +1,4 @@
-"""Edits and cuts: what was changed in a conversation, and how it is applied again.
+"""Edits and cuts: what was changed in a conversation, and how it is applied again; and the entries of its state.
 
 An :class:`Edit` changes one message and is found by that message's own digest and occurrence, so it
 survives a client that rewrites something else. A :class:`Cut` replaces an exact prefix of the chain by a
@@ -173,3 +173,56 @@ class Condensed:
     def ratio(self) -> float:
         """How many times shorter the message is: original over compressed tokens, 1.0 where nothing came of it."""
         return self.original_tokens / self.compressed_tokens if self.compressed_tokens else 1.0
+
+
+class Status(StrEnum):
+    """How far a subtask is; ``planned`` means that nothing of it has been done."""
+
+    PLANNED = "planned"
+    IN_PROGRESS = "in_progress"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Subtask:
+    """One part of the task; ``told`` is whether only a model said so, which its next telling may change."""
+
+    text: str
+    status: Status = Status.PLANNED
+    told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDecision:
+    """What was decided, why, and what was decided against."""
+
+    text: str
+    rationale: str = ""
+    alternatives: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        why = f" (because {self.rationale})" if self.rationale else ""
+        against = f" [not: {'; '.join(self.alternatives)}]" if self.alternatives else ""
+        return f"{self.text}{why}{against}"
+
+
+@dataclass(frozen=True, slots=True)
+class Identifier:
+    """A literal of the removed span with what it names; ``shown`` is whether the extract carries it."""
+
+    value: str
+    label: str = ""
+    shown: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One note: its category, how much it matters, what it says, and where it was taken from.
+
+    ``source`` is ``tool``, ``fence``, ``model`` or ``api``.
+    """
+
+    category: str
+    importance: str
+    text: str
+    source: str = ""

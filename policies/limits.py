@@ -14,10 +14,10 @@ uncalibrated tokens, because that is what a message's count is; :meth:`TokenBudg
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
-from policies.messages import HEAD_ROLES, RESULT_ROLES, Message, Transcript
+from policies.messages import HEAD_ROLES, RESULT_ROLES, Message, PolicyError, Transcript
 from policies.settings import Bucket, ContextSettings, Layer, Memory, Param, Zones, amount
 
 BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
@@ -37,6 +37,45 @@ LARGE_ZONES = Zones(yellow_at=0.60, orange_at=0.80, red_at=0.90, critical_at=0.9
 """Ours: zones in windows up to the small one, and from the large one on."""
 
 Source = Literal["model_reported", "client_estimated"]
+
+
+class BudgetUnreachable(PolicyError):
+    """The protected content alone does not fit the window.
+
+    Attributes:
+        window: context window, tokens.
+        reserve: tokens kept free for the answer.
+        buckets: tokens of every bucket of the smallest array that was reached.
+        protected: tokens that no layer may remove.
+    """
+
+    def __init__(self, *, window: int, reserve: int, buckets: Mapping[str, int], protected: int) -> None:
+        self.window = window
+        self.reserve = reserve
+        self.buckets = dict(buckets)
+        self.protected = protected
+        super().__init__(
+            f"protected content of {protected} tokens does not fit a window of {window} with {reserve} reserved"
+        )
+
+
+class BucketExceeded(BudgetUnreachable):
+    """A bucket is above its cap and its ``on_overflow`` is ``reject``.
+
+    Attributes:
+        bucket: its name.
+        used: its tokens.
+        cap: the most that it may hold, tokens.
+    """
+
+    def __init__(
+        self, bucket: str, *, used: int, cap: int, window: int, reserve: int, buckets: Mapping[str, int], protected: int
+    ) -> None:
+        super().__init__(window=window, reserve=reserve, buckets=buckets, protected=protected)
+        self.bucket = bucket
+        self.used = used
+        self.cap = cap
+        self.args = (f"bucket {bucket} holds {used} tokens, {used - cap} more than its cap of {cap}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,18 +144,6 @@ class TokenBudget:
         if settings.base == "max_input":
             return self.max_input or self.window
         return self.usable
-
-    def narrowed(self, window: int) -> "TokenBudget":
-        """The same budget in a smaller window: reserve and headroom shrink in proportion."""
-        share = window / self.window
-        return replace(
-            self,
-            window=window,
-            reserve=max(MIN_RESERVE, min(self.reserve, math.floor(self.reserve * share))),
-            headroom=math.floor(self.headroom * share),
-            max_input=None if self.max_input is None else min(self.max_input, window),
-            caps={name: math.floor(cap * share) for name, cap in self.caps.items()},
-        )
 
 
 def divide(
@@ -352,6 +379,23 @@ def zones_for(settings: ContextSettings, window: int) -> Zones:
     return SMALL_ZONES if window <= SMALL_WINDOW else LARGE_ZONES
 
 
+def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
+    """The zone whose start ``level`` has reached; ``critical`` also whenever the request does not fit."""
+    if not fits or level >= zones.critical_at:
+        return "critical"
+    if level >= zones.red_at:
+        return "red"
+    if level >= zones.orange_at:
+        return "orange"
+    return "yellow" if level >= zones.yellow_at else "green"
+
+
+def lift(zone: str, tokens: int, soft: int | None) -> tuple[str, bool]:
+    """The zone, at least yellow above ``soft`` tokens, and whether they are above it; None for no such guard."""
+    rot_guard = soft is not None and tokens > soft
+    return ("yellow" if rot_guard and zone == "green" else zone), rot_guard
+
+
 def tokens_at(base: int, share: float) -> int:
     """The tokens at a share of ``base``, rounded down as if shares were exact decimals: 142,800 is .85 of 168,000."""
     return math.floor(round(base * share, 6))
@@ -395,7 +439,7 @@ class Limits:
 
 def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
     """The limits of every request that has this policy and this budget."""
-    scoped = ((layer.scope, limit_for(layer, settings, budget)) for layer in layers_of(settings))
+    scoped = [layer for layer in layers_of(settings) if layer.scope != "total"]
     zones, base = zones_for(settings, budget.window), budget.base(settings)
     return Limits(
         settings=settings,
@@ -407,7 +451,7 @@ def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
         usable=budget.usable,
         trigger=first_trigger(settings, budget),
         fits=budget.soft_limit,
-        scoped=tuple((name, most) for name, most in scoped if name != "total"),
+        scoped=tuple((layer.scope, limit_for(layer, settings, budget)) for layer in scoped),
         refused=tuple((name, cap) for name, cap in budget.caps.items() if refuses(settings, name)),
         bloat=bloat_limit(budget, settings.health.tool_bloat),
     )

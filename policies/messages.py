@@ -1,4 +1,4 @@
-"""A chat message as a frozen value, and the array of them that a request carries.
+"""A chat message as a frozen value, the array of them that a request carries, and the errors of what cannot be sent.
 
 A :class:`Message` holds what planning needs on every request: who speaks, the canonical digest, the
 tokens, which calls it makes or answers. What it says, a :class:`Body`, is read only when a layer acts,
@@ -14,6 +14,14 @@ HASH_SIZE = 16
 PIN_SIZE = 6  # as much of a digest as a ref shows
 HEAD_ROLES = frozenset({"system", "developer"})
 RESULT_ROLES = frozenset({"tool", "function"})
+
+
+class PolicyError(Exception):
+    """Base of everything that the pure half raises on purpose."""
+
+
+class InvalidConversation(PolicyError):
+    """An array of messages that an upstream would reject, and the rule that it breaks."""
 
 
 @dataclass(frozen=True, slots=True)

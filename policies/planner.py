@@ -1,37 +1,29 @@
 """plan(): the one entry. It reads top to bottom.
 
 group → budget → replay ledger → pressure → (pass | layers) → rungs → recall → invariants → Decision
-
-A layer runs only while the draft is above its target. What it did is kept if it achieved what the layer asks for
-(``min_savings``, ``must_reach``), else dropped, so that the next layer starts from where it started. If the layers do
-not get the request under what may be forwarded, the rungs do: the same compaction once more with a quarter of the
-room, a new window, the oldest units dropped with a note, the middle of the newest message clipped.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from policies.bounds import Bounds, bounds_for
-from policies.checkpoint import Checkpoint
-from policies.draft import ConversationState, Draft, broken_rules, replay, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, replay, untouched
 from policies.effects import Flow, Offload
-from policies.errors import BucketExceeded, BudgetUnreachable, InvalidConversation
-from policies.ledger import WINDOWS, Condensed, Cut, Edit, PlannedMessage
+from policies.ledger import WINDOWS, Cut, Edit, PlannedMessage
 from policies.limits import (
+    BucketExceeded,
+    BudgetUnreachable,
     Limits,
     TokenBudget,
     charged,
     find_memory,
     ingest_cap_for,
     is_over,
-    layers_of,
-    limit_for,
     limits_for,
     refuses,
-    target_for,
 )
-from policies.messages import Transcript
+from policies.memory import Checkpoint
+from policies.messages import InvalidConversation, Transcript
 from policies.pressure import (
     UNKNOWN,
     Event,
@@ -44,19 +36,22 @@ from policies.pressure import (
     is_urgent,
     measure,
 )
-from policies.recalling import Elsewhere, Pages, may_recall, recall
-from policies.settings import ClientEdits, ContextSettings, Layer, amount
+from policies.settings import ClientEdits, ContextSettings
 from policies.strategies import (
-    STRATEGIES,
-    Compact,
     DropOldest,
-    Reasoning,
-    Rollover,
+    Elsewhere,
+    LayerReport,
+    Pages,
+    PlanWork,
     cap_results,
-    clear_results,
     clip,
-    evict_marked,
-    resume,
+    is_due,
+    may_recall,
+    recall,
+    run_asked,
+    run_client_edits,
+    run_layers,
+    run_rungs,
     shorten_standing,
 )
 from policies.text.segments import Readings
@@ -64,67 +59,6 @@ from policies.tokens import TokenCounter
 from policies.turns import parse_turn_boundaries, protect, units
 
 MAX_NAMED = 5
-HARDER_SHARE = 0.25
-MIN_EARLY = 0.05
-MIN_STUCK = 0.20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerReport:
-    """What one layer did: uncalibrated tokens before and after, pieces changed, whether it was kept.
-
-    ``scope`` is the bucket that it was about, ``total`` for the whole request; ``reason`` says why a layer did
-    nothing, or less than asked, although it was due; a ``rung`` is what helped where the layers did not. ``condensed``
-    is what became of each message that was to be put in shorter words, also where the layer's work was not kept.
-    ``scanned`` are the tokens of all tool results that a layer looked at, ``prunable`` those that it could take; None
-    for one that looks at something else.
-    """
-
-    layer: str
-    before: int
-    after: int
-    units: int
-    kept: bool
-    ref: str | None = None
-    scope: str = "total"
-    reason: str = ""
-    rung: bool = False
-    condensed: tuple[Condensed, ...] = ()
-    scanned: int | None = None
-    prunable: int | None = None
-
-
-@dataclass(slots=True)
-class PlanWork:
-    """A draft as layer after layer leaves it, and what each did."""
-
-    draft: Draft
-    trail: tuple[LayerReport, ...] = ()
-
-    def take(self, layer: Layer | str, done: Draft, *, kept: bool, reason: str = "", rung: bool = False) -> LayerReport:
-        """Note what a layer did, and go on from there if it is ``kept``."""
-        before, layer = self.draft, Layer(strategy=layer) if isinstance(layer, str) else layer
-        gone = len(before.pieces) - len(done.pieces)
-        report = LayerReport(
-            layer=layer.strategy,
-            before=before.tokens,
-            after=done.tokens,
-            units=max(gone, len(done.edits) - len(before.edits), len(done.pruned) - len(before.pruned)),
-            kept=kept,
-            ref=done.cut.ref if done.cut is not None and done.cut is not before.cut else None,
-            scope=layer.scope,
-            reason=reason,
-            rung=rung,
-            condensed=done.condensed[len(before.condensed) :],
-        )
-        self.trail += (report,)
-        self.draft = done if kept else before
-        return report
-
-    def take_if_changed(self, layer: Layer | str, done: Draft) -> None:
-        """The same for what is kept wherever it did something."""
-        if done is not self.draft:
-            self.take(layer, done, kept=True)
 
 
 class Action(StrEnum):
@@ -196,13 +130,11 @@ def plan(
 
     ``trend`` is what the conversation's earlier requests said about its growth, ``at`` the time of this one in
     seconds of any clock. ``ceiling`` (uncalibrated tokens) is set after an upstream refused what the budget allowed,
-    ``summarizer_input`` is the most that the summariser reads at once, ``readings`` what earlier compactions
-    have read, ``limits`` those of these settings in this budget if they are known already,
-    ``pages`` what was searched before, ``elsewhere`` what the archive has beside the client's array, ``edits`` what the
-    client asks to have taken out.
-    Raises BudgetUnreachable
-    if the protected content alone does not fit, BucketExceeded if the policy refuses a full bucket,
-    InvalidConversation if a layer made an array that an upstream would reject.
+    ``summarizer_input`` is the most that the summariser reads at once, ``readings`` what earlier compactions have read,
+    ``limits`` those of these settings in this budget if they are known already, ``pages`` what was searched before,
+    ``elsewhere`` what the archive has beside the client's array, ``edits`` what the client asks to have taken out.
+    Raises BudgetUnreachable if the protected content alone does not fit, BucketExceeded if the policy refuses a full
+    bucket, InvalidConversation if a layer made an array that an upstream would reject.
     """
     limits = limits or limits_for(settings, budget)
     known = known.at(len(transcript.chain)) if known.triggered or known.checkpoint is not None else known
@@ -229,8 +161,21 @@ def plan(
     bounds = replace(bounds, standing=work.draft.pieces, warm=warm)
     if asked:
         yield Offload()
-        yield from _run_asked(work, bounds)
-    if (known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):
+        yield from run_asked(work, bounds)
+    bounds = yield from _manage(work, bounds, grown, limits=limits, edits=edits)
+    if may_recall(work.draft, bounds):
+        if not work.trail:
+            yield Offload()
+        work.take_if_changed("recall", recall(work.draft, bounds, pages=pages or Pages(), elsewhere=elsewhere))
+    return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
+
+
+def _manage(
+    work: PlanWork, bounds: Bounds, grown: Growth, *, limits: Limits, edits: ClientEdits | None
+) -> Flow[Bounds]:
+    """Do what a request of this size needs: cap results, the client's own edits, layers, rungs; the bounds of it."""
+    settings = bounds.settings
+    if (bounds.known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):
         yield Offload()
         work.draft = cap_results(work.draft, bounds, new_only=True)
     if edits is not None and not _is_repeat(work.draft, bounds):
@@ -244,11 +189,7 @@ def plan(
         bounds = replace(bounds, fixed=bounds.fixed - (before - work.draft.tokens))
         yield from run_layers(work, bounds)
         yield from run_rungs(work, bounds)
-    if may_recall(work.draft, bounds):
-        if not work.trail:
-            yield Offload()
-        work.take_if_changed("recall", recall(work.draft, bounds, pages=pages or Pages(), elsewhere=elsewhere))
-    return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
+    return bounds
 
 
 def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudget, counter: TokenCounter) -> Decision:
@@ -303,15 +244,6 @@ def _candidates(seen: PressureReport, transcript: Transcript, draft: Draft | Non
             "largest": ", ".join(f"{i}: {m.ref} {m.tokens}" for i, m in largest),
         },
     )
-
-
-def _run_asked(work: PlanWork, bounds: Bounds) -> Flow[None]:
-    """Put what another conversation left in front of this one, or summarise it because an operator asked."""
-    if bounds.known.resumed is not None and not bounds.known.cuts:
-        resumed = resume(work.draft, bounds)
-        work.take("resume", resumed, kept=resumed is not work.draft)
-    else:
-        yield from run_wanted(work, bounds)
 
 
 def _is_wanted(settings: ContextSettings, known: ConversationState) -> bool:
@@ -474,141 +406,3 @@ def _covered(draft: Draft) -> tuple[int, ...]:
     head = draft.transcript.head
     stays = {head + p for p in (*cut.before, *cut.after)}
     return tuple(i for i in range(head, head + cut.covers) if i not in stays)
-
-
-def is_due(draft: Draft, bounds: Bounds) -> bool:
-    """Whether any layer that does more than cap new results has work to do."""
-    if draft.tokens > bounds.trigger * bounds.early:
-        return True
-    scoped = [layer for layer in layers_of(bounds.settings) if layer.scope != "total"]
-    if not scoped:
-        return False
-    inside = charged(draft.buckets(), bounds.settings.buckets)
-    return any(inside.get(layer.scope, 0) > _limit(layer, bounds) for layer in scoped)
-
-
-def run_layers(work: PlanWork, bounds: Bounds) -> Flow[None]:
-    """Do the work of every layer that is needed."""
-    fired = work.draft.tokens > bounds.trigger * bounds.early
-    if fired:
-        work.take_if_changed("evict", evict_marked(work.draft, bounds))
-    for layer in layers_of(bounds.settings):
-        kind = STRATEGIES.get(layer.strategy)
-        if kind is not None and kind.costs and (bounds.free_only or bounds.settings.compaction == "off"):
-            continue
-        aim = _aim(layer, work.draft, bounds, fired=fired)
-        if aim is None:
-            continue
-        draft, at_work = work.draft, replace(bounds, layer=layer, aim=aim)
-        if kind is None:
-            work.take(layer, draft, kept=False, reason="unavailable")
-            continue
-        strategy = kind.of(layer.params)
-        done = yield from strategy.run(draft, at_work)
-        done, reason = (replace(done, reason="") if done.reason else done), done.reason
-        if done is draft and layer.at == 0 and not reason:
-            continue  # it looks at every request, and had nothing to do
-        kept = _pays(layer, draft, done, at_work)
-        work.take(layer, done, kept=kept, reason=reason)
-        could = strategy.scan(draft, at_work)
-        if could is not None:
-            work.trail = (*work.trail[:-1], replace(work.trail[-1], scanned=_result_tokens(draft), prunable=could))
-        if kept and layer.must_reach is not None and bounds.soft_fits(done.tokens):
-            break
-
-
-def _result_tokens(draft: Draft) -> int:
-    messages = draft.transcript.messages
-    return sum(tokens for index, tokens in draft.tokens_by_index().items() if messages[index].is_result)
-
-
-def _limit(layer: Layer, bounds: Bounds) -> float:
-    return limit_for(layer, bounds.settings, bounds.budget) * bounds.early
-
-
-def _aim(layer: Layer, draft: Draft, bounds: Bounds, *, fired: bool) -> int | None:
-    """The total tokens that a layer should end at; None if it is not due."""
-    budget, tokens = bounds.budget, draft.tokens
-    if layer.params.get("prepared") is True:
-        return None
-    allowed = min(budget.soft_limit, bounds.hard_limit)
-    end = target_for(layer, bounds.settings, budget, low_water=bounds.low_water)
-    if layer.at == 0:
-        return end
-    if layer.scope == "total":
-        due = fired if layer.at is None else tokens > _limit(layer, bounds)
-        if layer.at is None or tokens <= allowed:
-            return end if due and tokens > end else None
-        return min(end, allowed)
-    inside = charged(draft.buckets(), bounds.settings.buckets).get(layer.scope, 0)
-    if inside <= _limit(layer, bounds) and tokens <= allowed:
-        return None
-    return tokens - max(inside - end, tokens - allowed, 0)
-
-
-def run_wanted(work: PlanWork, bounds: Bounds) -> Flow[None]:
-    """Have the history summarised whatever its size.
-
-    An operator asked for it, or what was prepared after an answer is to be used as soon as it is there.
-    """
-    layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), Layer(strategy="compact"))
-    trigger = min(bounds.trigger, work.draft.tokens)
-    done = yield from Compact.of(layer.params).run(work.draft, replace(bounds, layer=layer, trigger=trigger))
-    work.take(layer, done, kept=done.tokens < work.draft.tokens)
-
-
-def run_client_edits(work: PlanWork, bounds: Bounds, edits: ClientEdits) -> Flow[None]:
-    """Take out what the request's own client asked to have taken out of it."""
-    if edits.thinking is not None:
-        done = Reasoning(ttl=edits.thinking).apply(work.draft, bounds)
-        if done.tokens < work.draft.tokens:
-            work.take("reasoning", done, kept=True)
-    work.take_if_changed("evict", clear_results(work.draft, bounds, edits))
-    if edits.compact_at is not None and work.draft.tokens > bounds.budget.room_for(edits.compact_at):
-        yield from run_wanted(work, bounds)
-
-
-def run_rungs(work: PlanWork, bounds: Bounds) -> Flow[None]:
-    """Take as many rungs as it takes to get under the hard limit."""
-    target, compacts = bounds.hard_limit, bounds.settings.compaction == "proxy"
-    at_target = replace(bounds, aim=target)
-    if work.draft.tokens > target and compacts:
-        done = yield from Compact().compacted(work.draft, bounds, share=HARDER_SHARE)
-        work.take("compact", done, kept=done.tokens < work.draft.tokens, rung=True)
-    if work.draft.tokens > target and compacts:
-        done = Rollover().apply(work.draft, at_target)
-        if done.tokens <= target:
-            work.take("rollover", done, kept=True, rung=True)
-    last: tuple[tuple[str, Callable[[Draft], Draft]], ...] = (
-        ("drop_oldest", lambda draft: DropOldest().apply(draft, at_target)),
-        ("clip", lambda draft: clip(draft, bounds, target=min(target, bounds.budget.soft_limit))),
-    )
-    for name, rung in last:
-        if work.draft.tokens > target:
-            done = rung(work.draft)
-            work.take(name, done, kept=done.tokens < work.draft.tokens, rung=True)
-
-
-def _pays(layer: Layer, before: Draft, after: Draft, bounds: Bounds) -> bool:
-    saved = before.tokens - after.tokens
-    reached = after.tokens <= bounds.target
-    if saved <= 0 or saved < _least_savings(layer, bounds, fits=bounds.soft_fits(before.tokens), reached=reached):
-        return False
-    if layer.must_reach is None:
-        return True
-    return after.tokens <= bounds.low_water + layer.must_reach * (bounds.trigger - bounds.low_water)
-
-
-def _least_savings(layer: Layer, bounds: Bounds, *, fits: bool, reached: bool) -> float:
-    """The uncalibrated tokens that a layer has to save, or an edit would not be worth the cache that it costs.
-
-    What the policy does not say is nothing where the request has to get smaller. A bucket that cannot be brought down
-    to where the layer should end waits until a fifth of its cap can be saved, or every request would be a batch.
-    """
-    least = layer.min_savings
-    if least is None:
-        least = MIN_EARLY if fits and (layer.at or bounds.early < 1) else 0
-        if least and layer.scope != "total" and not reached:
-            least = MIN_STUCK
-    whole = bounds.budget.window if layer.scope == "total" else bounds.budget.caps.get(layer.scope, 0)
-    return amount(least, whole) / bounds.budget.ratio

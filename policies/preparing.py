@@ -8,17 +8,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from policies.bounds import NO_LAYER, Bounds, bounds_for
-from policies.draft import ConversationState, Draft, replay
+from policies.draft import NO_LAYER, Bounds, ConversationState, Draft, bounds_for, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply
 from policies.ledger import Prepared
 from policies.limits import TokenBudget, charged, layers_of, limit_for
 from policies.messages import Transcript
-from policies.narration import may_ask, tell, told_before
-from policies.planner import LayerReport, PlanWork, run_layers
 from policies.pressure import UNKNOWN, Trend
 from policies.settings import ContextSettings, Layer
-from policies.strategies import STRATEGIES, Compact
+from policies.strategies import (
+    STRATEGIES,
+    Compact,
+    LayerReport,
+    PlanWork,
+    known_summary,
+    may_summarize,
+    run_layers,
+    summarize,
+)
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
 
@@ -68,12 +74,12 @@ def prepare(
     start = Compact.of(layer.params).tail_start(draft, bounds)
     head = transcript.head
     gone = [i for i in range(head, start) if i not in bounds.protection.verbatim]
-    before = told_before(bounds, most=start - head)
-    settled = told_before(replace(bounds, known=replace(known, prepared=None)), most=start - head).covers
+    before = known_summary(bounds, most=start - head)
+    settled = known_summary(replace(bounds, known=replace(known, prepared=None)), most=start - head).covers
     new, whole = (_tokens_from(transcript, gone, covers) for covers in (before.covers, settled))
-    if not new or not may_ask(bounds) or (before.origin == "prepared" and new < MIN_NEW * whole):
+    if not new or not may_summarize(bounds) or (before.origin == "prepared" and new < MIN_NEW * whole):
         return None
-    told = yield from tell(bounds, gone, before=before, key=transcript.chain[start - head - 1].hex())
+    told = yield from summarize(bounds, gone, before=before, key=transcript.chain[start - head - 1].hex())
     if told.origin != "model":
         return Prepared(start - head, transcript.chain[start - head - 1], "")
     proposal = told.proposal.to_json() if told.proposal is not None else ""
@@ -103,7 +109,7 @@ def _next_batch(draft: Draft, bounds: Bounds) -> tuple[float, bool] | None:
         }
     )
     for limit, scope in limits:
-        inside = in_scope(draft, bounds, scope)
+        inside = bounds.inside(draft, scope)
         if limit <= 0 or inside <= 0:
             continue
         early = min(1.0, inside / (limit + 1))
@@ -128,11 +134,6 @@ def _tried(draft: Draft, bounds: Bounds) -> tuple[LayerReport, ...]:
             reply = Done() if isinstance(asked, Offload) else Failed("not_now")
     except StopIteration:
         return work.trail
-
-
-def in_scope(draft: Draft, bounds: Bounds, scope: str) -> int:
-    """Tokens of a draft that count against a layer of this scope."""
-    return draft.tokens if scope == "total" else charged(draft.buckets(), bounds.settings.buckets).get(scope, 0)
 
 
 def is_soft(

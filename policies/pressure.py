@@ -24,9 +24,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from policies.errors import PolicyError
-from policies.limits import Limits, Source, charged, is_over, is_soft, raw_buckets
-from policies.messages import Transcript
+from policies.limits import Limits, Source, charged, is_over, is_soft, lift, raw_buckets, zone_of
+from policies.messages import PolicyError, Transcript
 from policies.settings import TrendRules, Zones
 
 MAX_TOKENS = 1_000_000_000
@@ -111,13 +110,13 @@ class Trend:
         raw, length = bounded(raw), bounded(length)
         if raw == self.raw and length == self.length:
             return Trend(raw, length, self.deltas, self.baseline, zone, at, self.burn if buckets is not None else ())
-        if self.raw is None or raw < self.raw or length < self.length:
-            burn = () if buckets is None else fold(self.burn, buckets, window=rules.burn_window, grew=False)
+        growth = None if self.raw is None or raw < self.raw or length < self.length else raw - self.raw
+        burn = () if buckets is None else fold(self.burn, buckets, window=rules.burn_window, grew=growth is not None)
+        if growth is None:
             return Trend(raw, length, self.deltas, self.baseline, zone, at, burn)
-        growth, before = raw - self.raw, self.baseline
+        before = self.baseline
         deltas = (*self.deltas, growth)[-max(1, rules.window) :]
         baseline = growth if before is None else rules.ema_alpha * growth + (1 - rules.ema_alpha) * before
-        burn = () if buckets is None else fold(self.burn, buckets, window=rules.burn_window)
         spike = before is not None and growth > rules.spike_multiplier * before
         return Trend(raw, length, deltas, float(baseline), zone, at, burn, spike)
 
@@ -239,31 +238,19 @@ class PressureReading:
     rot_guard: bool
 
 
-def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
-    """The zone whose start ``level`` has reached; ``critical`` also whenever the request does not fit."""
-    table = (
-        (zones.critical_at, "critical"),
-        (zones.red_at, "red"),
-        (zones.orange_at, "orange"),
-        (zones.yellow_at, "yellow"),
-    )
-    if not fits:
-        return "critical"
-    return next((name for start, name in table if level >= start), "green")
-
-
-def lift(zone: str, tokens: int, soft: int | None) -> tuple[str, bool]:
-    """The zone, at least yellow above ``soft`` tokens, and whether they are above it; None for no such guard."""
-    rot_guard = soft is not None and tokens > soft
-    return ("yellow" if rot_guard and zone == "green" else zone), rot_guard
-
-
 def read_pressure(
-    used: int, base: int, zones: Zones, *, fits: bool, acted: bool = False, emergency: bool = False
+    used: int,
+    base: int,
+    zones: Zones,
+    *,
+    fits: bool,
+    soft: int | None = None,
+    acted: bool = False,
+    emergency: bool = False,
 ) -> WindowPressure:
-    """The pressure of ``used`` tokens over ``base`` tokens."""
+    """The pressure of ``used`` tokens over ``base`` tokens, the zone lifted above ``soft`` tokens."""
     level = used / base
-    zone = zone_of(level, zones, fits=fits)
+    zone, _ = lift(zone_of(level, zones, fits=fits), used, soft)
     status = "emergency" if emergency or not fits else "active" if acted else STATUSES.get(zone, "active")
     return WindowPressure(level=level, zone=zone, status=status)
 
@@ -366,7 +353,7 @@ def bucket_report(
     burns: tuple[Burn, ...],
     *,
     limit: int,
-    soft: Mapping[str, float] | None = None,
+    soft: Mapping[str, float] = MappingProxyType({}),
     ratio: float = 1.0,
     urgent_turns: float = URGENT_TURNS,
     warning_turns: float = WARNING_TURNS,
@@ -383,12 +370,10 @@ def bucket_report(
     rates = {burn.bucket: rate * ratio for burn in burns if (rate := burn.rate) is not None}
     lines = []
     for name, tokens in used.items():
-        cap, turns = caps.get(name), None
-        if cap is not None:
-            turns = turns_remaining(tokens, cap, rates.get(name))
+        cap = caps.get(name)
+        turns = None if cap is None else turns_remaining(tokens, cap, rates.get(name))
         level = urgency(turns, urgent=urgent_turns, warning=warning_turns)
-        share = SOFT if soft is None else soft.get(name, SOFT)
-        lines.append(_line(name, bounded(tokens), cap, soft=share, turns=turns, level=level))
+        lines.append(_line(name, bounded(tokens), cap, soft=soft.get(name, SOFT), turns=turns, level=level))
     total = sum(line.used for line in lines)
     rate = sum(rates.values()) if rates else None
     return BucketReport(
@@ -494,16 +479,13 @@ def conclude(
     """What is reported of a request forwarded with so many uncalibrated ``tokens``; ``buckets`` are calibrated."""
     used = grown.raw if tokens == grown.tokens else limits.budget.estimate(tokens)
     fits = tokens <= limits.fits
-    pressure = read_pressure(used, limits.base, limits.zones, fits=fits, acted=acted, emergency=emergency)
-    zone, rot_guard = lift(pressure.zone, used, limits.settings.rot_soft_tokens)
-    if zone != pressure.zone:
-        status = "preparing" if pressure.status == "healthy" else pressure.status
-        pressure = WindowPressure(level=pressure.level, zone=zone, status=status)
-    trend = grown.trend.in_zone(zone)
+    soft = limits.settings.rot_soft_tokens
+    pressure = read_pressure(used, limits.base, limits.zones, fits=fits, soft=soft, acted=acted, emergency=emergency)
+    trend = grown.trend.in_zone(pressure.zone)
     reading = read_on(limits, trend, used)
     events: tuple[Event, ...] = ()
-    calm = zone == "green" == grown.before.zone and not _is_worth_a_word(grown, limits)
-    quiet = fits and calm and not (rot_guard or reading.spike or limits.budget.caps)
+    calm = pressure.zone == "green" == grown.before.zone and not _is_worth_a_word(grown, limits)
+    quiet = fits and calm and not (reading.rot_guard or reading.spike or limits.budget.caps)
     if not quiet:
         events = tuple(_events(grown, reading, limits=limits, tokens=tokens, buckets=buckets, acted=acted))
     return PressureReport(pressure, reading, trend, events)

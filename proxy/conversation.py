@@ -22,9 +22,8 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from policies import ConversationState, Cut, Edit, EditKind, Message, Transcript
-from policies.ledger import Prepared
+from policies.ledger import Note, Prepared
 from policies.messages import HASH_SIZE, extend_chain
-from policies.notes import Note
 from policies.pressure import Trend
 from proxy.store import Store
 from proxy.store.errors import StaleVersion, StoreError

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from policies import Decision
-from policies.calls import results_by_tool
+from policies.turns import results_by_tool
 from proxy.effects.evictions import condensed_in, layers_in, stage_of, strategy_of
 from proxy.outcome import TokenUsage, evicted_count
 from proxy.record import ExchangeRecord

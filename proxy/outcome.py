@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from policies import ContextSettings, Decision, Mode, WindowPressure
 from policies.ledger import DROPPING
-from policies.limits import zones_for
-from policies.pressure import lift, read_pressure
+from policies.limits import lift, zones_for
+from policies.pressure import read_pressure
 from proxy.access.destination import Caller, Destination
 from proxy.config.values import UpstreamSettings
 from proxy.effects.allowance import Spent

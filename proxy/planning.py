@@ -34,9 +34,9 @@ from policies import (
     plan,
     trim,
 )
-from policies.checkpoint import Checkpoint
 from policies.effects import BEFORE_MODEL, Compare, Save, StateSaved, Together
 from policies.limits import Limits, limits_for
+from policies.memory import Checkpoint
 from policies.messages import ToolDefinition
 from policies.pressure import Trend
 from policies.turns import last_user

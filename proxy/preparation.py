@@ -25,8 +25,7 @@ from policies import (
     write_notes,
 )
 from policies.effects import Embed, Save, Vectors
-from policies.ledger import Prepared
-from policies.notes import Note
+from policies.ledger import Note, Prepared
 from proxy.conversation import Recognized, Thread
 from proxy.effects.perform import Ask, Background, drive, step
 from proxy.models.limits import ModelLimits

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from policies import ContextSettings, Decision
-from policies.health import Checkup
 from policies.pressure import STATUS, Event
+from policies.quality.health import Checkup
 from proxy.access.destination import Caller
 from proxy.effects.allowance import Spent
 from proxy.monitor.caching import CacheUse

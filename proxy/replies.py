@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from policies import ContextSettings, Failed, Reply, Summarize, Summary
-from policies.advise import TokenPrices
 from policies.effects import Compare, Embed, Trim, Vectors
-from policies.fidelity import JUDGE
-from policies.fidelity import PROMPTS as EVALUATING
+from policies.quality.advise import TokenPrices
+from policies.quality.fidelity import JUDGE
+from policies.quality.fidelity import PROMPTS as EVALUATING
 from proxy.access.destination import CHAT_PATH, EMBEDDINGS_PATH, Caller, Destination, by_weir
 from proxy.effects.allowance import Patience, Spent
 from proxy.effects.perform import MAX_EMBEDDED_LEN, PATIENCE, EffectHandler, by_vectors, embed

@@ -4,9 +4,9 @@ import logging
 import time
 
 from policies import ContextSettings
-from policies.calls import follow_calls
-from policies.health import Checkup
 from policies.pressure import Event
+from policies.quality.health import Checkup
+from policies.turns import follow_calls
 from proxy.access.destination import Caller
 from proxy.effects.allowance import Spent
 from proxy.effects.hooks import TurnEnd

@@ -1,21 +1,22 @@
 """What of a conversation is worth least: blocks, scorers, and the choice of what goes; who used a result."""
 
-from policies.scoring.blocks import EVICTABLE, Block, ContentType, step_numbers
-from policies.scoring.references import References, last_references
-from policies.scoring.scorers import (
-    DEFAULT_SCORER,
+from policies.scoring.eviction import (
+    EVICTABLE,
     HYBRID_WEIGHTS,
     SCORERS,
     SIGNALS,
+    Block,
+    ContentType,
     Params,
     Scorer,
+    Selection,
     parameters,
     scorer,
+    select,
 )
-from policies.scoring.selection import Selection, select
+from policies.scoring.references import References, last_references
 
 __all__ = [
-    "DEFAULT_SCORER",
     "EVICTABLE",
     "HYBRID_WEIGHTS",
     "SCORERS",
@@ -30,5 +31,4 @@ __all__ = [
     "parameters",
     "scorer",
     "select",
-    "step_numbers",
 ]

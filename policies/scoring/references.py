@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.messages import Body, ToolCall, Transcript
-from policies.scoring.blocks import step_numbers
 from policies.text.segments import is_identifier
+from policies.turns import step_numbers
 
 HOLDERS = 8
 MAX_PHRASE_LEN = 80

@@ -1,56 +1,44 @@
-"""What layers do, by the verb: clear, shorten, drop, compact, rewrite; and what they do to tools.
+"""What layers do, by the verb: clear, shorten, drop, compact, rewrite; and the way back, recall.
 
-A strategy takes a draft and the bounds of the request, and gives the next draft. The cascade puts them in order.
+A strategy takes a draft and the bounds of the request, and gives the next draft. A policy's layers put them in order.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from policies.strategies.base import Strategy
-from policies.strategies.clear import Dedupe, Evict, Prune, Reasoning, RetireMedia, clear_results, evict_marked
-from policies.strategies.compact import Compact, Rollover, resume
-from policies.strategies.drop import Custom, DropOldest, Window
-from policies.strategies.rewrite import Delegate, Progressive, SemanticMerge, SummarizeToolResult
-from policies.strategies.shorten import IngestCap, TruncateLargest, cap_results, clip, shorten_standing
-from policies.strategies.tools import PruneTools
-
-STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
-    {
-        strategy.name: strategy
-        for strategy in (
-            IngestCap,
-            Dedupe,
-            Evict,
-            Prune,
-            PruneTools,
-            Reasoning,
-            RetireMedia,
-            TruncateLargest,
-            SemanticMerge,
-            Window,
-            DropOldest,
-            Custom,
-            SummarizeToolResult,
-            Progressive,
-            Compact,
-            Delegate,
-            Rollover,
-        )
-    }
+from policies.strategies.compact import Compact, known_summary, may_summarize, summarize
+from policies.strategies.drop import DropOldest
+from policies.strategies.layers import (
+    STRATEGIES,
+    LayerReport,
+    PlanWork,
+    is_due,
+    run_asked,
+    run_client_edits,
+    run_layers,
+    run_rungs,
 )
-"""Every strategy by its name, cheapest first."""
+from policies.strategies.recall import Elsewhere, Pages, may_recall, recall
+from policies.strategies.shorten import cap_results, clip, shorten_standing
 
 __all__ = [
     "STRATEGIES",
     "Compact",
     "DropOldest",
-    "Reasoning",
-    "Rollover",
+    "Elsewhere",
+    "LayerReport",
+    "Pages",
+    "PlanWork",
     "Strategy",
     "cap_results",
-    "clear_results",
     "clip",
-    "evict_marked",
-    "resume",
+    "is_due",
+    "known_summary",
+    "may_recall",
+    "may_summarize",
+    "recall",
+    "run_asked",
+    "run_client_edits",
+    "run_layers",
+    "run_rungs",
     "shorten_standing",
+    "summarize",
 ]

@@ -4,16 +4,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from policies.bounds import Bounds
-from policies.clipping import clip_middle
-from policies.draft import MESSAGE_OVERHEAD, Draft, replace_content
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, replace_content
 from policies.effects import Flow
 from policies.ledger import Cut, Edit, EditKind, PlannedMessage
 from policies.messages import Message, ToolCall
 from policies.settings import Param
 from policies.text.gist import placeholder
+from policies.tokens import clip_middle
 
-NOTHING = "-"
+EMPTIED = "-"
 
 
 def whole(default: int | None, *, least: int = 0) -> Any:
@@ -111,7 +110,7 @@ def clipped(bounds: Bounds, index: int, tokens: int, kind: EditKind, *, text: st
     return edited(bounds, index, clip_middle(own, tokens - MESSAGE_OVERHEAD, counter=bounds.counter, ref=ref), kind)
 
 
-def standin(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -> str:
+def placeholder_for(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -> str:
     """What stands where the content of message ``index`` was; ``calls`` are the calls that results answer.
 
     As a policy's ``placeholder`` says it is the finding (what was asked, what came in a line, where the full text is),
@@ -119,7 +118,7 @@ def standin(bounds: Bounds, index: int, calls: Mapping[int, ToolCall]) -> str:
     """
     settings, message = bounds.settings, bounds.transcript.messages[index]
     if settings.placeholder != "finding":
-        return settings.marker if settings.placeholder == "marker" else NOTHING
+        return settings.marker if settings.placeholder == "marker" else EMPTIED
     if not message.is_result:
         return f"[weir: {message.role} message of {message.tokens} tokens removed; archived as {message.ref}]"
     call = calls.get(index)

@@ -5,16 +5,17 @@
 ``dedupe``   a result that a newer one repeats or supersedes points at that
 ``media``    old images, recordings and files leave a line that says what they were; their text stays
 ``reasoning`` thinking of earlier turns is left out: providers ignore it there, and it is paid for on every request
+``prune_tools`` definitions of tools that nobody uses are left out while they take more than their bucket holds
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from policies.bounds import Bounds
-from policies.draft import MESSAGE_OVERHEAD, Draft
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind, PlannedMessage
-from policies.messages import ToolCall, same_call
+from policies.messages import ToolCall, ToolDefinition, Tools, same_call
 from policies.scoring import (
     EVICTABLE,
     Block,
@@ -23,11 +24,10 @@ from policies.scoring import (
     last_references,
     scorer,
     select,
-    step_numbers,
 )
 from policies.settings import ClientEdits, Param
-from policies.strategies.base import Strategy, down_to_target, edited, standin, touchable, whole, word, words
-from policies.turns import parse_turn_boundaries
+from policies.strategies.base import Strategy, down_to_target, edited, placeholder_for, touchable, whole, word, words
+from policies.turns import parse_turn_boundaries, step_numbers
 
 WORTH_IT = 1.5
 PROTECTED_SHARE = 0.5
@@ -37,11 +37,15 @@ IMPORTANT = "IMPORTANT"
 DEFAULT_TYPES = ("tool_result", "memory")
 BRIEF = 100
 """Tokens of a user's message up to which it is said on purpose."""
+NEVER = -1
+NAME_WEIGHT = 2
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_WORD = re.compile(r"[^\W_]{2,}|\d")
 
 
 def cleared(bounds: Bounds, index: int, kind: EditKind, calls: Mapping[int, ToolCall]) -> Edit:
     """The edit that leaves a placeholder."""
-    return edited(bounds, index, standin(bounds, index, calls), kind)
+    return edited(bounds, index, placeholder_for(bounds, index, calls), kind)
 
 
 def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
@@ -343,3 +347,89 @@ class Reasoning(Strategy):
             if left < piece.tokens:
                 edits[index] = replace(edited(bounds, index, "", EditKind.REASONING), tokens=left)
         return draft.with_edits(edits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneTools(Strategy):
+    """The definitions that are used least go, as few as the layer's target takes.
+
+    Those that were never called go first, then those whose last call is the oldest; among the former what the newest
+    user message speaks of stays longest. ``steps`` newest steps count as use; ``top_k`` of the definitions that were
+    never called are kept, the rest going at once. What may stay out is decided once and replayed from the ledger,
+    because the tools stand in front of everything that the provider's cache could hold. These are never left out: a
+    tool that the request asks for by name, one that was called in the newest steps, one whose call is in the history
+    that is sent, and the last one of all.
+    """
+
+    name = "prune_tools"
+    steps: int = whole(10)
+    top_k: int | None = whole(None)
+
+    def apply(self, draft: Draft, bounds: Bounds) -> Draft:
+        """The draft without them."""
+        excess = draft.tokens - bounds.target
+        cap = bounds.budget.caps.get("tools")
+        if excess <= 0 or not draft.tools or (cap is not None and draft.tools <= bounds.budget.room_for(cap)):
+            return draft
+        tools = bounds.transcript.read_tools()
+        pruned = {definition.name for definition in draft.pruned}
+        sent = [definition for definition in tools.definitions if definition.name not in pruned]
+        chosen = self._chosen(self._dispensable(draft, tools, sent), bounds, excess=excess)[: len(sent) - 1]
+        dropped = {definition.name for definition in chosen}
+        gone = [definition for definition in sent if definition.name in dropped]
+        kind = EditKind.PRUNE_TOOLS
+        return draft.with_tools_pruned(gone, [Edit(d.digest, 0, kind, "", d.digest.hex()[:12], 0) for d in gone])
+
+    def _dispensable(
+        self, draft: Draft, tools: Tools, sent: Sequence[ToolDefinition]
+    ) -> list[tuple[int, ToolDefinition]]:
+        """The definitions that may go, each with the index of the message that called it last."""
+        visible = {piece.index for piece in draft.pieces}
+        calling = [i for i, message in enumerate(draft.transcript.messages) if message.call_ids]
+        recent = set(calling[-self.steps :]) if self.steps > 0 else set[int]()
+        last: dict[str, int] = {}
+        needed = set(tools.chosen)
+        for index in calling:
+            for call in draft.transcript.read(index).calls:
+                last[call.name] = index
+                if index in visible or index in recent:
+                    needed.add(call.name)
+        return [(last.get(d.name, NEVER), d) for d in sent if d.name not in needed]
+
+    def _chosen(
+        self, dispensable: list[tuple[int, ToolDefinition]], bounds: Bounds, *, excess: int
+    ) -> list[ToolDefinition]:
+        """The definitions to leave out, in the order in which they go."""
+        unused = _least_relevant_first([d for used, d in dispensable if used == NEVER], bounds)
+        used = [d for _, d in sorted(((at, d) for at, d in dispensable if at != NEVER), key=lambda found: found[0])]
+        at_once = 0 if self.top_k is None else max(0, len(unused) - self.top_k)
+        found: list[ToolDefinition] = []
+        for definition in (*unused, *used):
+            if excess <= 0 and len(found) >= at_once:
+                break
+            found.append(definition)
+            excess -= definition.tokens
+        return found
+
+
+def _least_relevant_first(definitions: Sequence[ToolDefinition], bounds: Bounds) -> list[ToolDefinition]:
+    """Definitions by how little they share with the newest user message; of equals the last one first.
+
+    A word counts the less the more definitions have it, and twice where it is part of the name.
+    """
+    current = bounds.protection.current
+    asked = _words(bounds.transcript.read(current).text) if current is not None else frozenset[str]()
+    names = [_words(d.name) & asked for d in definitions]
+    texts = [_words(d.description) & asked | name for d, name in zip(definitions, names, strict=True)]
+    holders: dict[str, int] = {}
+    for term in (term for terms in texts for term in terms):
+        holders[term] = holders.get(term, 0) + 1
+    scores = [
+        sum((NAME_WEIGHT if term in name else 1) / holders[term] for term in sorted(terms))
+        for name, terms in zip(names, texts, strict=True)
+    ]
+    return [definitions[i] for i in sorted(range(len(definitions)), key=lambda i: (scores[i], -i))]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(word.lower() for word in _WORD.findall(_HUMP.sub(" ", text)))

@@ -3,25 +3,25 @@
 ``compact``   older history becomes a summary: what code extracts, and beside it the notes of a model if one is set
 ``rollover``  a new window: the state of the task in place of all history but the step that is open
 :func:`resume`  what another conversation left, in front of the first message
+
+A model is asked once a batch, or before one: what was prepared after an answer holds wherever the history that it
+covers is still there. Where the conversation's own model writes and the provider still has its prefix, the question
+goes behind that prefix, which costs a tenth of sending the same words again.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from policies.bounds import Bounds
-from policies.checkpoint import Checkpoint
-from policies.draft import MESSAGE_OVERHEAD, Draft
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.effects import BEFORE_MODEL, Flow, Save, StateSaved
-from policies.ledger import Condensed, Cut, Edit, EditKind
-from policies.narration import Told, may_ask, origin_of, tell, told_before
-from policies.saving import occurs_in, previous_state, standing_lists, state_of
+from policies.ledger import Condensed, Cut, Edit, EditKind, PlannedMessage, Status
+from policies.memory import Checkpoint, merge_states, previous_state, read_state, render_notes, state_of
 from policies.settings import PROMPTS
-from policies.sources import sources_of
-from policies.state import merge_states, read_state
 from policies.strategies.base import Strategy, clipped, cut_at, flag, number, ref_at, whole, word
-from policies.summary import render_resumed, render_summary
+from policies.summary import Proposal, condense, lines_of, normal_text, render_resumed, render_summary
 from policies.text.extract import extract
+from policies.text.segments import Source, sources_of
 from policies.turns import parse_turn_boundaries
 
 SLACK = 8
@@ -36,6 +36,28 @@ MIN_EXTRACT = 0.4
 FEWEST_TURNS = 2  # fewer, and steps are counted instead: one user message may have sixty of them
 MIN_WINDOW = 120
 MIN_RESUMED = 60
+MIN_ROOM = 2_000
+CACHED_PRICE = 0.1
+QUESTION = 400
+"""About what the instruction takes, tokens."""
+MAX_LIST_LEN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryDraft:
+    """A summary in words that covers the first ``covers`` messages after the head.
+
+    ``origin`` says how it came about: ``previous``, ``prepared``, ``model``, or empty for none; ``failure`` why a model
+    that was asked gave nothing.
+    """
+
+    text: str = ""
+    covers: int = 0
+    origin: str = ""
+    proposal: Proposal | None = None
+    calls: int = 0
+    failure: str = ""
+    purpose: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +107,7 @@ class Compact(Strategy):
             readings=bounds.readings,
         )
         lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
-        before = told_before(bounds, most=start - head)
+        before = known_summary(bounds, most=start - head)
         beside = _summary_overhead(draft, bounds) + _cost(lists, bounds) + _cost(before.text, bounds)
         made = extract(
             sources,
@@ -143,19 +165,19 @@ def _tail_within(draft: Draft, bounds: Bounds, newest: int, budget: int) -> int:
 
 
 def _told(
-    gone: list[int], bounds: Bounds, checkpoint: Checkpoint, before: Told, *, covers: int, share: float
-) -> Flow[tuple[Told, int]]:
+    gone: list[int], bounds: Bounds, checkpoint: Checkpoint, before: SummaryDraft, *, covers: int, share: float
+) -> Flow[tuple[SummaryDraft, int]]:
     """The model's summary, and the version of the batch; the state is saved before a model is asked.
 
     Where nobody may wait for a model it is the note that was there before; the next one is taken in at the next batch.
     """
     version = bounds.known.next_version
     waits = bounds.settings.summaries.wait > 0
-    if share < 1 or not waits or not may_ask(bounds) or before.origin == "prepared":
+    if share < 1 or not waits or not may_summarize(bounds) or before.origin == "prepared":
         return before, version
     saved = yield Save(checkpoint.to_json(), BEFORE_MODEL)
     version = saved.version + 1 if isinstance(saved, StateSaved) else version
-    told = yield from tell(bounds, gone, before=before, key=bounds.transcript.chain[covers - 1].hex())
+    told = yield from summarize(bounds, gone, before=before, key=bounds.transcript.chain[covers - 1].hex())
     return told, version
 
 
@@ -193,7 +215,7 @@ def _text(bounds: Bounds, index: int | None) -> str:
     return "" if index is None else bounds.transcript.read(index).text
 
 
-def _condensed(draft: Draft, gone: Sequence[int], cut: Cut, told: Told) -> Condensed:
+def _condensed(draft: Draft, gone: Sequence[int], cut: Cut, told: SummaryDraft) -> Condensed:
     """What became of the summary before and what is newly taken out: tokens, the prompt, how many questions."""
     transcript, earlier = draft.transcript, draft.active_cut
     first = transcript.head + earlier.covers if earlier is not None else 0
@@ -211,7 +233,7 @@ def _condensed(draft: Draft, gone: Sequence[int], cut: Cut, told: Told) -> Conde
 
 
 def _summary_cut(
-    draft: Draft, bounds: Bounds, *, start: int, gone: Sequence[int], extracted: str, told: Told, version: int
+    draft: Draft, bounds: Bounds, *, start: int, gone: Sequence[int], extracted: str, told: SummaryDraft, version: int
 ) -> Cut:
     ref, hidden = ref_at(draft, start), set(gone)
     return cut_at(
@@ -266,7 +288,7 @@ class Rollover(Strategy):
         empty = render_summary("", version=version, ref=ref, removed=gone)
         around = bounds.counter.count(empty) + MESSAGE_OVERHEAD + SLACK
         said = shown.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter, ref=ref)
-        told = told_before(bounds, most=start - head)
+        told = known_summary(bounds, most=start - head)
         cut = cut_at(
             draft,
             bounds,
@@ -322,3 +344,119 @@ def resume(draft: Draft, bounds: Bounds) -> Draft:
     text = render_resumed(said, version=version, ref=ref)
     cut = cut_at(draft, bounds, first, stays=[], text=text, origin="resume", narrative=said)
     return draft.with_cut(replace(cut, after=(0,)), checkpoint=state.to_json())
+
+
+def known_summary(bounds: Bounds, *, most: int) -> SummaryDraft:
+    """The newest summary in words that still holds and covers at most ``most`` messages; empty if there is none."""
+    known, chain = bounds.known, bounds.transcript.chain
+    best = SummaryDraft()
+    for cut in known.cuts:
+        if cut.narrative and _holds(cut.covers, cut.prefix, chain, most) and cut.noted >= best.covers:
+            best = SummaryDraft(cut.narrative, cut.noted, "previous")
+    ready = known.prepared
+    if ready is not None and _holds(ready.covers, ready.prefix, chain, most) and ready.covers > best.covers:
+        best = SummaryDraft(
+            ready.text, ready.covers, "prepared", Proposal.from_json(ready.proposal), ready.calls, "", ready.purpose
+        )
+    return best
+
+
+def _holds(covers: int, prefix: bytes, chain: Sequence[bytes], most: int) -> bool:
+    return 0 < covers <= min(most, len(chain)) and chain[covers - 1] == prefix
+
+
+def may_summarize(bounds: Bounds) -> bool:
+    """Whether the policy has a model that writes summaries, and a window in which one is worth its tokens."""
+    settings = bounds.settings
+    return settings.summarizer is not None and bounds.shape.note > 0 and bounds.room >= MIN_ROOM
+
+
+def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key: str) -> Flow[SummaryDraft]:
+    """A summary in words of ``gone`` that goes on from ``before``; ``before`` itself where the model gives none."""
+    transcript, settings = bounds.transcript, bounds.settings
+    fresh = [i for i in gone if i - transcript.head >= before.covers] if before.text else list(gone)
+    sources = sources_of(transcript, fresh, bounds.calls())
+    lines = lines_of(sources)
+    if not lines:
+        return before
+    named, task = bounds.layer.params.get("prompt"), bounds.protection.task
+    written = yield from condense(
+        lines,
+        prompt=named if isinstance(named, str) else settings.summaries.prompt,
+        previous=before.text,
+        max_tokens=note_size(bounds),
+        max_input=bounds.summarizer_input or bounds.budget.hard_limit,
+        counter=bounds.counter,
+        by_schema=settings.summaries.by_schema,
+        standing=_standing(bounds, gone, fresh=sum(s.tokens for s in sources)),
+        most_chunks=settings.summaries.most_chunks,
+        key=key,
+        beside=lines_of(sources_of(transcript, [task], {})) if task is not None else (),
+    )
+    if not written.text:
+        return SummaryDraft(before.text, before.covers, before.origin, before.proposal, written.calls, written.failure)
+    covers = max(gone) - transcript.head + 1
+    return SummaryDraft(written.text, covers, "model", written.proposal, written.calls, "", written.purpose)
+
+
+def note_size(bounds: Bounds) -> int:
+    """The most tokens of what a model writes."""
+    settings = bounds.settings
+    return min(max(int(bounds.shape.note * bounds.room), settings.note_min), settings.note_max)
+
+
+def origin_of(told: SummaryDraft, *, earlier: Cut | None) -> str:
+    """How the text of a summary was made, for the cut."""
+    if not told.text:
+        return "extract"
+    if told.origin == "model":
+        return "model+extract"
+    if told.origin == "prepared":
+        return "prepared+extract"
+    return earlier.origin if earlier is not None and earlier.narrative == told.text else "previous+extract"
+
+
+def _standing(bounds: Bounds, gone: Sequence[int], *, fresh: int) -> tuple[PlannedMessage, ...]:
+    """The array that the question is put behind; empty where asking elsewhere costs less, or there is no room."""
+    settings, budget = bounds.settings, bounds.budget
+    if settings.summarizer != "same" or not settings.summaries.in_place or not bounds.warm:
+        return ()
+    end = max(gone)
+    pieces = tuple(p for p in bounds.standing if p.index is None or p.index <= end)
+    tokens = sum(p.tokens for p in pieces) + bounds.transcript.tools
+    if tokens + QUESTION + note_size(bounds) > budget.room_for(budget.window) or CACHED_PRICE * tokens >= fresh:
+        return ()
+    return pieces
+
+
+def occurs_in(sources: Sequence[Source]) -> Callable[[str], bool]:
+    """Whether an identifier stands in any of these messages; made when it is first asked."""
+    whole: list[str] = []
+
+    def occurs(identifier: str) -> bool:
+        if not whole:
+            parts = (p for s in sources for p in (s.text, s.arguments, *(c.arguments for c in s.calls)))
+            whole.append(normal_text("\n".join(parts)))
+        return normal_text(identifier) in whole[0]
+
+    return occurs
+
+
+def standing_lists(state: Checkpoint, bounds: Bounds, *, most: int, visible: Sequence[str]) -> str:
+    """What is left to do and the notes that were taken, within ``most`` tokens; nothing that can be seen anyway."""
+    shown = "\n".join(visible)
+    tasks = [
+        f"- {'doing' if s.status is Status.IN_PROGRESS else 'TODO'}: {s.text}"
+        for s in (*state.with_status(Status.IN_PROGRESS), *state.with_status(Status.PLANNED))
+        if s.text not in shown
+    ][:MAX_LIST_LEN]
+    text = ""
+    for line in ("Left to do:", *tasks) if tasks else ():
+        grown = f"{text}\n{line}" if text else line
+        if bounds.counter.count(grown) > most:
+            break
+        text = grown
+    left = min(most - bounds.counter.count(text), bounds.settings.notes.max_tokens)
+    notes = [note for note in bounds.known.notes if note.text not in shown]
+    said = render_notes(notes, max_tokens=left, counter=bounds.counter) if notes and left > 0 else ""
+    return "\n".join(part for part in (text, said) if part)

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from policies.bounds import Bounds
-from policies.draft import MESSAGE_OVERHEAD, Draft, broken_rules
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, broken_rules
 from policies.effects import Flow, Kept, Trim, Trimmed
 from policies.ledger import Edit, EditKind, PlannedMessage
 from policies.strategies.base import Strategy, cut_at, edited, flag, number, ref_at, whole, word

@@ -11,8 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from policies.bounds import Bounds
-from policies.condensing import (
+from policies.draft import Bounds, Draft
+from policies.effects import Alike, Compare, Flow, together
+from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
+from policies.messages import ToolCall
+from policies.scoring import last_references
+from policies.scoring.duplication import Group, Merge, Output, candidate_groups, merge
+from policies.settings import amount
+from policies.strategies.base import Strategy, edited, number, placeholder_for, results, touchable, whole
+from policies.strategies.condense import (
     MAX_ASKED,
     MAX_SHARE,
     NO_SUMMARIZER,
@@ -25,16 +32,9 @@ from policies.condensing import (
     reading_of,
     reworded,
 )
-from policies.draft import Draft
-from policies.effects import Alike, Compare, Flow, together
-from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
-from policies.messages import ToolCall
-from policies.scoring import last_references, step_numbers
-from policies.scoring.duplication import Group, Merge, Output, candidate_groups, merge
-from policies.settings import amount
-from policies.strategies.base import Strategy, edited, number, results, standin, touchable, whole
 from policies.summary import MaterialLine, Written, condense
 from policies.text.gist import gist
+from policies.turns import step_numbers
 
 MIN_FINDING = 32
 """Tokens of a finding's text at the least."""
@@ -146,7 +146,7 @@ class Delegate(Strategy):
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
         """The draft with the largest independent results read apart, until it is at the layer's target."""
         if not may_ask(bounds):
-            return draft.because(NO_SUMMARIZER)
+            return draft.with_reason(NO_SUMMARIZER)
         return (yield from condense_each(draft, bounds, self._jobs(draft, bounds), plain=lambda _: ""))
 
     def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
@@ -313,7 +313,7 @@ def _merged(bounds: Bounds, found: Merge, calls: Mapping[int, ToolCall]) -> dict
 
     def gone(index: int) -> str:
         if bounds.settings.placeholder != "finding":
-            return standin(bounds, index, calls)
+            return placeholder_for(bounds, index, calls)
         return f"[weir: merged into a later result; archived as {bounds.transcript.messages[index].ref}]"
 
     texts = {**{index: gone(index) for index in found.earlier}, found.index: found.text}

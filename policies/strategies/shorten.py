@@ -9,16 +9,15 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from policies.bounds import Bounds
-from policies.clipping import cap_text
-from policies.condensing import NO_SUMMARIZER, is_condensed, is_original
-from policies.draft import MESSAGE_OVERHEAD, Draft
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft
 from policies.ledger import SHORTENED, Edit, EditKind, PlannedMessage
 from policies.limits import ingest_cap_for
 from policies.messages import ToolCall
 from policies.settings import Ingest
 from policies.strategies.base import Strategy, clipped, edited, flag, results, whole
-from policies.text.trimming import without_fields
+from policies.strategies.condense import NO_SUMMARIZER, is_condensed, is_original
+from policies.text.gist import without_fields
+from policies.tokens import cap_text
 from policies.turns import answered_calls
 
 ANY_TOOL = "*"
@@ -128,7 +127,7 @@ class TruncateLargest(Strategy):
         rest = self._shrunk(shrunk, bounds, is_original)
         if rest is shrunk:
             return shrunk
-        return rest.because(NO_SUMMARIZER if bounds.settings.summarizer is None else NOT_SUMMARISED)
+        return rest.with_reason(NO_SUMMARIZER if bounds.settings.summarizer is None else NOT_SUMMARISED)
 
     def _shrunk(self, draft: Draft, bounds: Bounds, may: Callable[[PlannedMessage], bool]) -> Draft:
         """The draft with the results that ``may`` be cut, as far as its target takes."""

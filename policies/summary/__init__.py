@@ -1,7 +1,7 @@
 """Summaries in words: asking a model for them, judging what it says, and binding it to who said what."""
 
-from policies.summary.ask import Written, condense
-from policies.summary.check import declines, grounded, invented, judge, missing, normal_text, without_reasoning
+from policies.summary.ask import Written, condense, lines_of
+from policies.summary.check import Proposal, declines, judge, read_proposal, without_reasoning
 from policies.summary.material import (
     MaterialLine,
     defang,
@@ -13,8 +13,7 @@ from policies.summary.material import (
     render_transcript,
 )
 from policies.summary.prompts import PROMPTS, Prompt
-from policies.summary.proposal import Proposal, read_proposal
-from policies.summary.provenance import bind
+from policies.summary.provenance import bind, grounded, invented, missing, normal_text
 
 __all__ = [
     "PROMPTS",
@@ -32,6 +31,7 @@ __all__ = [
     "harmless",
     "invented",
     "judge",
+    "lines_of",
     "missing",
     "normal_text",
     "read_proposal",

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from policies.clipping import clip_middle
 from policies.effects import Failed, Flow, Reply, Summarize, together
 from policies.ledger import PlannedMessage
-from policies.summary.check import TOO_LONG, grounded, judge, lost_lines, missing
+from policies.summary.check import TOO_LONG, Proposal, judge, read_proposal, under_headings
 from policies.summary.material import (
     ARCHIVE,
+    FENCE_TOKENS,
     MaterialLine,
     clipped,
     divide,
@@ -24,12 +24,10 @@ from policies.summary.material import (
     render_transcript,
     sized,
 )
-from policies.summary.prompts import PROMPTS, REASONS, Prompt
-from policies.summary.proposal import HEADINGS, Proposal, read_proposal, under_headings
-from policies.summary.provenance import bind
-from policies.tokens import TokenCounter
-
-__all__ = ["Written", "condense"]
+from policies.summary.prompts import HEADINGS, PROMPTS, REASONS, Prompt
+from policies.summary.provenance import bind, grounded, lost_lines, missing
+from policies.text.segments import Source
+from policies.tokens import TokenCounter, clip_middle
 
 MAX_ANSWERS = 2
 """Answers that one part of a history is asked for at the most."""
@@ -37,7 +35,6 @@ MAX_DEPTH = 4
 """Levels of merging."""
 MIN_ROOM = 100
 CHECK_TOKENS = 320
-FENCE_TOKENS = 40
 MAX_ANSWER_SHARE = 0.4
 """Share of the summariser's window that an answer may take."""
 MAX_PREVIOUS_SHARE = 0.5
@@ -403,3 +400,16 @@ def _fitted(text: str, request: _SummaryRequest) -> str:
                 total -= max(0, request.counter.count(lines[n]) - 1)
                 lines[n] = ""
     return "\n".join(line for line in lines if line) if total < request.counter.count(text) else text
+
+
+def lines_of(sources: Sequence[Source]) -> list[MaterialLine]:
+    """What was said, each line with its origin: what a summariser reads."""
+    lines: list[MaterialLine] = []
+    for source in sources:
+        if source.is_result:
+            lines.append(MaterialLine(f"result of {source.tool}" if source.tool else "tool result", source.text))
+            continue
+        if source.text.strip():
+            lines.append(MaterialLine(source.role, source.text))
+        lines += [MaterialLine(f"{source.role} calls {call.name}", call.arguments) for call in source.calls]
+    return lines

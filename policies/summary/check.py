@@ -1,30 +1,25 @@
-"""Whether a reply can be used as a summary, and whether what it names was there.
+"""Whether a reply can be used as a summary, and what it says of the task's state.
 
 A reply is refused with one code for each way in which replies are useless. Every pattern is bounded, and of a reply
 only as much is read as an answer of the asked length can have.
 
-Identifiers, numbers and names of a summary are looked up in the material, which may be a hundred times longer. What
-is written another way (``1,200`` for ``1200``, ``17.5.2024`` for ``2024-05-17``, ``UTF-8`` for ``utf8``, the beginning
-of a commit's hash) is not invented.
+The state is read from JSON or from text under headings, whatever the model gave. Small models break JSON: a fence
+around it, comments, a comma too many, no end. As much as can be read is read.
 """
 
+import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
-from functools import cached_property
-from itertools import permutations
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from policies.effects import Failed, Summary
+from policies.ledger import TaskDecision
 from policies.summary.material import harmless
-from policies.summary.prompts import Prompt
-from policies.summary.proposal import HEADINGS, under_headings
-from policies.text.output import reports_error
-from policies.text.segments import WORD, is_identifier, sentences
+from policies.summary.prompts import HEADINGS, Prompt, field_named
+from policies.text.segments import sentences
 from policies.tokens import TokenCounter
-
-__all__ = ["declines", "grounded", "invented", "judge", "missing", "normal_text", "without_reasoning"]
 
 SMALLER = 0.9
 TOO_LONG = 1.5
@@ -88,7 +83,6 @@ _PREAMBLE = re.compile(
     re.IGNORECASE,
 )
 _THOUGHT = re.compile(r"<(/?)(?:think|thinking|reasoning|analysis|scratchpad|reflection)>", re.IGNORECASE)
-_FENCED = re.compile(r"```[a-zA-Z0-9_-]{0,20}[ \t]{0,20}\n")
 _UNREADABLE = re.compile("[\ufffd\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ue000-\uf8ff\ud800-\udfff]")
 _EMPTY_VALUE = re.compile(
     r"[\s\W_]{0,20}(?:none|nothing|n/?a|tbd|unknown|not (?:mentioned|stated|applicable|specified|provided)"
@@ -103,6 +97,23 @@ _TITLES = re.compile(
 )
 _NUMBERING = "-*\u2022+#>0123456789.) \t"
 _SENTENCE_END = re.compile(r"[.!?\u3002\uff01\uff1f](?=\s|\Z)|\n")
+MAX_ITEMS = 60
+MAX_ITEM_LEN = 1_200
+MAX_READ_LEN = 400_000
+MAX_PREAMBLE_LEN = 200
+ATTEMPTS = 12
+MAX_OF_TEXT = 0.6
+_HEADING = re.compile(
+    r"[\s#>*_\d.)-]{0,12}([A-Za-z][A-Za-z -]{1,40}?)[\s*_]{0,6}(?:\([^()\n]{0,80}\))?[\s*_]{0,4}([:\uff1a]"
+    r"|\Z)[\s*_]{0,6}"
+)
+_BULLET = re.compile(r"\s{0,40}(?:[-*\u2022\u2013+]|\d{1,3}[.)]|\[[ xX]\])\s{1,8}")
+_NOTHING = re.compile(
+    r"[\W_]*(?:none|nothing|n/?a|unknown|not (?:mentioned|stated|applicable|specified)|null)?[\W_]*\Z", re.IGNORECASE
+)
+_WHY = re.compile(r" \((?:because|why:|since) ([^\n]{1,900})\)\Z")
+_NOT = re.compile(r" \[(?:not|rejected): ([^\]\n]{1,600})\]\Z")
+_FENCE = re.compile(r"```[a-zA-Z0-9_-]{0,20}[ \t]{0,20}\n")
 
 
 def judge(
@@ -197,7 +208,7 @@ def _unwrapped(text: str) -> str:
     if preamble:
         text = text[preamble.end() :]
     stripped = text.strip()
-    fenced = _FENCED.match(stripped)
+    fenced = _FENCE.match(stripped)
     if fenced and stripped.endswith("```") and stripped.count("```") == 2:
         return stripped[fenced.end() : -3]
     return text
@@ -251,266 +262,230 @@ def _loops(text: str) -> bool:
     return len(deflate.compress(raw) + deflate.flush()) * DEFLATES <= len(raw)
 
 
-MAX_LOOKED = 60
-MAX_PATHS = 10
-MAX_ERRORS = 3
-ERRORS_WITHIN = 60_000
-"""Characters at the end of the material in which errors are taken for open ones."""
-MAX_OF_ERROR = 3
-MIN_NUMBER_LEN = 2
-"""Digits; a smaller number is counted, not copied."""
-MIN_LOOSE_LEN = 3
-MAX_IDENTIFIER_LEN = 200
-INFLECTED = 3
-"""Letters at the end of a name that may be another case's."""
-MIN_NAME_LEN = 4
-NAMES_ALL = 0.2
-"""Share of words with a capital from which on a language writes other words than names with one."""
-READ_FOR_CAPITALS = 20_000
-_SEPARATED = re.compile(r"(?<=\d)[,\u2019'\u00a0\u202f](?=\d{3}(?!\d))")
-_NOT_WORD = re.compile(r"[\W_]+")
-_HEX = re.compile(r"[0-9a-f]{7,40}\Z")
-_NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
-_DATE = re.compile(r"(\d{1,4})[-./](\d{1,2})[-./](\d{1,4})\Z")
-_DOTTED = re.compile(r"\w{2,}\.\w{2,}")
-_ALTERNATIVES = re.compile(r"[^\W\d_]+/[^\W\d_]+\Z")
-_QUOTED = re.compile(
-    r"[`\"\u201c\u00ab\u300c]([^`\"\u201c\u201d\u00ab\u00bb\u300c\u300d\n]{4,80})[`\"\u201d\u00bb\u300d]"
-)
-_PARTS = re.compile(r"[^/\\]+")
-_HEADING = re.compile(r"(?:#{1,6} |\*\*)?[A-Z][\w ]{1,40}(?:\([^()\n]{0,80}\))?(?:\*\*)?:")
-_BARE_HEADING = re.compile(_HEADING.pattern + r"[*\s]{0,6}\Z")
-_PATH = re.compile(r"[^\s\"'`<>(){}\[\],;:=|*\\\u2039\u203a]{3,160}")
-_STATUS = re.compile(r"\b(?:status|code|errno|port|exit|http)\W{1,3}(\d{3,5})\b", re.IGNORECASE)
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a model says of a task, one line each: a proposal, because code decides what of it is believed."""
+
+    goal: tuple[str, ...] = ()
+    done: tuple[str, ...] = ()
+    current: tuple[str, ...] = ()
+    remaining: tuple[str, ...] = ()
+    decisions: tuple[TaskDecision, ...] = ()
+    open_issues: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    learnings: tuple[str, ...] = ()
+    next_step: tuple[str, ...] = ()
+
+    def to_text(self) -> str:
+        """The proposal under headings, one item a line; what is empty is left out."""
+        parts: list[str] = []
+        for field, heading in HEADINGS.items():
+            items = getattr(self, field)
+            if len(items) == 1:
+                parts.append(f"{heading}: {items[0]}")
+            elif items:
+                parts.append("\n".join((f"{heading}:", *(f"- {item}" for item in items))))
+        return "\n".join(parts)
+
+    def to_json(self) -> str:
+        """The proposal as one JSON object, keys in the order of the fields."""
+        named = {field: list(getattr(self, field)) for field in HEADINGS}
+        named["decisions"] = [
+            {"decision": d.text, "why": d.rationale, "rejected": list(d.alternatives)} for d in self.decisions
+        ]
+        return json.dumps(named, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Proposal | None":
+        """The proposal that ``text`` holds as JSON; None where it holds none."""
+        raw = _parse(text)
+        return None if raw is None else _from_object(raw)
 
 
-class Mentions(NamedTuple):
-    """What of the material a summary should name, and what of that it does not."""
-
-    wanted: tuple[str, ...]
-    missing: tuple[str, ...]
-
-    @property
-    def share(self) -> float:
-        """Share of the wanted that is named, 1.0 where nothing is wanted."""
-        return 1.0 - len(self.missing) / len(self.wanted) if self.wanted else 1.0
+def read_proposal(text: str) -> Proposal | None:
+    """The proposal in a reply, JSON or headings; None where it has neither a known key nor a known heading."""
+    text = text[:MAX_READ_LEN]
+    return _from_json_in(text) or _from_headings(text)
 
 
-def normal_text(text: str) -> str:
-    """``text`` as identifiers are compared: small letters, numbers without separators of thousands."""
-    return _SEPARATED.sub("", text.lower())
+def under_headings(text: str) -> str:
+    """``text`` as the headings and items that it holds; as it is where they are less than most of it."""
+    if (found := _from_json_in(text[:MAX_READ_LEN])) is not None:
+        return found.to_text()
+    found = _from_headings(text[:MAX_READ_LEN])
+    shown = "" if found is None else found.to_text()
+    return shown if found is not None and _weight(shown) >= _weight(text) * MAX_OF_TEXT else text
 
 
-class _Material:
-    """The material of a look-up; the more costly form of it is made when it is first needed."""
-
-    def __init__(self, text: str) -> None:
-        self.text = normal_text(text)
-
-    @cached_property
-    def loose(self) -> str:
-        """Its letters and digits alone."""
-        return _NOT_WORD.sub("", self.text)
-
-    def has(self, term: str) -> bool:
-        """Whether what a sentence names occurs, in whatever spelling."""
-        value = normal_text(term[:MAX_IDENTIFIER_LEN])
-        return not value or self.holds(value) or self._otherwise(value)
-
-    def holds(self, value: str, *, prefix: bool = False) -> bool:
-        """Whether ``value`` occurs as a whole word or phrase, or as the beginning of a word."""
-        text = self.text
-        return any(
-            _starts(text, at, value) and (prefix or _ends(text, at + len(value), value))
-            for at in places(text, value, most=MAX_LOOKED)
-        )
-
-    def _otherwise(self, value: str) -> bool:
-        """Whether the material has ``value`` in another spelling."""
-        if date := _DATE.match(value):
-            return any(self.holds(spelling) for spelling in _dates(*date.groups()))
-        if _NUMBER.fullmatch(value):
-            whole = value.rstrip("0").rstrip(".") if "." in value else f"{value}.00"
-            return self.holds(whole) or self.holds(f"{value}.0")
-        if "://" in value:
-            return self.holds(value.partition("://")[2].removeprefix("www.").rstrip("/"))
-        if value.isalpha():
-            return self.holds(value[: max(MIN_NAME_LEN, len(value) - INFLECTED)], prefix=True)
-        if "/" in value and all(self.holds(part) for part in _PARTS.findall(value.lstrip("~."))):
-            return True
-        return (_HEX.match(value) is not None and self.holds(value, prefix=True)) or self._holds_loosely(value)
-
-    def _holds_loosely(self, value: str) -> bool:
-        """Whether the letters and digits of ``value`` occur in a row, and not as a part of a longer number."""
-        value = _NOT_WORD.sub("", value)
-        if len(value) <= MIN_LOOSE_LEN or value.isdigit():
-            return False
-        text = self.loose
-        return any(
-            not (value[0].isdigit() and text[at - 1 : at].isdigit())
-            and not (value[-1].isdigit() and text[at + len(value) : at + len(value) + 1].isdigit())
-            for at in places(text, value, most=MAX_LOOKED)
-        )
+def _from_json_in(text: str) -> Proposal | None:
+    """The proposal in the JSON of a reply, with no more than a preamble before its first brace."""
+    start = text.find("{")
+    if not 0 <= start <= MAX_PREAMBLE_LEN or _from_headings(text[:start]) is not None:
+        return None
+    return Proposal.from_json(text[start:])
 
 
-def places(text: str, value: str, *, most: int) -> Iterator[int]:
-    """Where ``value`` stands in ``text``, the first so many places."""
-    at = text.find(value)
-    while at >= 0 and most > 0:
-        yield at
-        most -= 1
-        at = text.find(value, at + 1)
+def _weight(text: str) -> int:
+    return sum(len(word) for word in set(text.split()))
 
 
-def _starts(text: str, at: int, value: str) -> bool:
-    """Whether a word begins here; an escaped line end of JSON is no part of a word."""
-    if at == 0 or not value[0].isalnum() or not _joins(text[at - 1], value[0]):
-        return True
-    return at > 1 and text[at - 2] == "\\" and text[at - 1] in "ntr"
-
-
-def _ends(text: str, end: int, value: str) -> bool:
-    return end >= len(text) or not value[-1].isalnum() or not _joins(text[end], value[-1])
-
-
-def _joins(other: str, own: str) -> bool:
-    """Whether two characters side by side are of one word: scripts without blanks follow Latin ones directly."""
-    return other.isalnum() and other.isascii() == own.isascii()
-
-
-def hard_terms(text: str, *, names: bool = True) -> tuple[str, ...]:
-    """What a sentence cannot paraphrase: identifiers, numbers, what stands in quotation marks, and names.
-
-    A name is a word with a capital that does not begin a sentence; ``names`` is false where a language writes other
-    words so as well.
-    """
-    found: dict[str, None] = {}
-    for line in text.split("\n"):
-        for sentence in sentences(line):
-            found.update(dict.fromkeys(_QUOTED.findall(sentence)))
-            for n, word in enumerate(WORD.finditer(sentence)):
-                said = word.group()
-                if _is_hard(said) or (
-                    names and n and said[0].isupper() and said.isalpha() and not _follows_mark(sentence, word.start())
-                ):
-                    found[said] = None
-            for number in _NUMBER.findall(_SEPARATED.sub("", sentence)):
-                if sum(c.isdigit() for c in number) >= MIN_NUMBER_LEN and number not in found:
-                    found[number] = None
-    return tuple(t for t in found if not any(t != o and t.isdigit() and t in _NUMBER.findall(o) for o in found))
-
-
-def _is_hard(word: str) -> bool:
-    if _ALTERNATIVES.match(word):
-        return False
-    return not _NUMBER.fullmatch(word) and (is_identifier(word) or _DOTTED.search(word) is not None)
-
-
-def _follows_mark(sentence: str, at: int) -> bool:
-    """Whether a word begins something: behind a colon, a bracket, a dash or a quotation mark."""
-    before = sentence[:at].rstrip()
-    return not before or not (before[-1].isalnum() or before[-1] in ",;'\u2019%")
-
-
-def capitals_tell(*texts: str) -> bool:
-    """Whether a capital within a sentence tells a name from other words."""
-    large = small = 0
-    for text in texts:
-        for sentence in sentences(text[-READ_FOR_CAPITALS:]):
-            for word in WORD.findall(sentence)[1:]:
-                if word.isalpha() and word != word.swapcase():
-                    large += word[0].isupper() and word[1:].islower()
-                    small += word.islower()
-    return large < NAMES_ALL * (large + small) or large + small < 10
-
-
-def invented(text: str, material: str, *, names: bool = True) -> tuple[str, ...]:
-    """The identifiers, longer numbers and names of ``text`` that occur in ``material`` in no spelling, in order."""
-    known = _Material(material)
-    return tuple(term for term in hard_terms(text, names=names) if not known.has(term))
-
-
-def grounded(text: str, material: str) -> tuple[str, tuple[str, ...]]:
-    """``text`` without the sentences that hold something invented, and what that is."""
-    known, names = _Material(material), capitals_tell(text, material)
-    wrong = {term for term in hard_terms(text, names=names) if not known.has(term)}
-    if not wrong:
-        return text, ()
-    kept: list[str] = []
-    for line in text.split("\n"):
-        parts = sentences(line)
-        good = [p for p in parts if wrong.isdisjoint(hard_terms(p, names=names))]
-        if len(good) == len(parts):
-            kept.append(line)
-        elif good and any(c.isalnum() for c in "".join(good)):
-            kept.append(line[: len(line) - len(line.lstrip())] + " ".join(good).rstrip())
-        elif ":" in line[:40] and line[:1].isalpha():
-            kept.append(line[: line.index(":") + 1])
-    ordered = tuple(term for term in hard_terms(text, names=names) if term in wrong)
-    return without_empty_headings("\n".join(kept)), ordered
-
-
-def without_empty_headings(text: str) -> str:
-    """``text`` without headings that nothing follows but another heading or the end."""
-    kept: list[str] = []
-    below = ""
-    for line in reversed(text.split("\n")):
-        if _BARE_HEADING.match(line) and (not below or _HEADING.match(below)):
+def _parse(text: str) -> Mapping[str, object] | None:
+    """The JSON object at the beginning of ``text``, mended and completed where it is broken."""
+    text = _FENCE.sub("", text[:MAX_READ_LEN], count=1).strip()
+    if not text.startswith("{"):
+        return None
+    for candidate in _mended(text):
+        try:
+            raw = json.loads(candidate)
+        except (ValueError, RecursionError):
             continue
-        kept.append(line)
-        below = line if line.strip() else below
-    return "\n".join(reversed(kept))
+        return raw if isinstance(raw, dict) else None
+    return None
 
 
-def _dates(one: str, two: str, three: str) -> Iterator[str]:
-    """Other spellings of a date in numbers: every order, with and without zeros in front."""
-    for parts in permutations((one, two, three)):
-        for mark in "-./":
-            yield mark.join(parts)
-            yield mark.join(part.zfill(2) for part in parts)
-            yield mark.join(part.lstrip("0") for part in parts)
-
-
-def missing(text: str, material: str) -> Mentions:
-    """What a summary should name of its material: the paths most used, and what the last errors name."""
-    known = _Material(text)
-    wanted = [*_of_errors(material), *_paths(material)]
-    unique = tuple(dict.fromkeys(w for w in wanted if w))
-    return Mentions(unique, tuple(w for w in unique if not known.holds(normal_text(w))))
-
-
-def _paths(material: str) -> list[str]:
-    """The names of the files that the material mentions most, twice at the least, in that order."""
-    counts: Counter[str] = Counter()
-    for word in _PATH.findall(material):
-        if "/" in word and "//" not in word:
-            name = word.rstrip("./").rpartition("/")[2]
-            stem, dot, ending = name.rpartition(".")
-            if stem and dot and 0 < len(ending) <= 5 and ending.isalnum() and not ending.isdigit():
-                counts[name] += 1
-    return [name for name, times in counts.most_common(MAX_PATHS) if times > 1]
-
-
-def _of_errors(material: str) -> Iterator[str]:
-    """Identifiers of the last lines that report an error."""
-    told: dict[str, None] = {}
-    for line in reversed(material[-ERRORS_WITHIN:].splitlines()):
-        if len(told) == MAX_ERRORS:
+def _mended(text: str) -> Iterator[str]:
+    """``text`` without comments and commas too many, closed where it ends early; then shorter, item by item."""
+    out: list[str] = []
+    stack: list[str] = []
+    ends: list[tuple[int, str]] = []
+    in_string, at = False, 0
+    while at < len(text):
+        c = text[at]
+        if in_string:
+            step = 2 if c == "\\" else 1
+            out.append(text[at : at + step] if c != "\n" else "\\n")
+            in_string = c != '"'
+            at += step
+            continue
+        skipped = _comment_end(text, at) if c == "/" else at
+        if skipped > at:
+            at = skipped
+            continue
+        if c in "}]":
+            _drop_comma(out)
+            if stack:
+                stack.pop()
+        elif c == ",":
+            ends.append((len(out), "".join(reversed(stack))))
+        elif c in "{[":
+            stack.append("}" if c == "{" else "]")
+        in_string = c == '"'
+        out.append(c)
+        at += 1
+        if c in "}]" and not stack:
             break
-        line = line[:400]
-        if reports_error(line):
-            told.setdefault(line.strip())
-    for line in told:
-        found = [w for w in WORD.findall(line) if _is_hard(w)] + _STATUS.findall(line)
-        yield from (v for v in found[:MAX_OF_ERROR] if len(v) > MIN_NUMBER_LEN)
+    whole = "".join(out)
+    if in_string:
+        whole = whole.removesuffix("\\") + '"'
+    closing = "".join(reversed(stack))
+    yield whole.rstrip(" \n\t,") + closing
+    for length, closers in reversed(ends[-ATTEMPTS:]):
+        yield "".join(out[:length]) + closers
 
 
-def lost_lines(previous: str, text: str, *, fresh: str) -> tuple[str, ...]:
-    """Lines of the previous notes that name what the new ones do not, unless it came up again since."""
-    now, since = _Material(text), _Material(fresh)
-    lost: list[str] = []
-    for line in previous.split("\n"):
-        gone = [t for t in hard_terms(line, names=False) if not now.has(t)]
-        if gone and not any(since.has(t) for t in gone):
-            lost.append(line.strip(" -*"))
-    return tuple(lost)
+def _comment_end(text: str, at: int) -> int:
+    """Where a comment that begins here ends; ``at`` itself where none does."""
+    if text.startswith("//", at):
+        end = text.find("\n", at)
+        return len(text) if end < 0 else end
+    if text.startswith("/*", at):
+        end = text.find("*/", at + 2)
+        return len(text) if end < 0 else end + 2
+    return at
+
+
+def _drop_comma(out: list[str]) -> None:
+    """Take out a comma with nothing but space behind it."""
+    last = len(out) - 1
+    while last >= 0 and out[last].isspace():
+        last -= 1
+    if last >= 0 and out[last] == ",":
+        del out[last]
+
+
+def _from_object(raw: Mapping[str, object]) -> Proposal | None:
+    found: dict[str, list[object]] = {}
+    known = False
+    for key, value in raw.items():
+        if not (field := field_named(key[:60].replace("_", " "))):
+            continue
+        known = True
+        found.setdefault(field, []).extend(value if isinstance(value, list) else [value])
+    return _proposal({f: [_item(v, f) for v in values] for f, values in found.items()}) if known else None
+
+
+def _item(value: object, field: str) -> str | TaskDecision:
+    """One entry as text; an object as its values, or as a decision."""
+    if isinstance(value, Mapping):
+        if field == "decisions":
+            return _decision(value)
+        return ", ".join(f"{v}" for v in value.values() if isinstance(v, str | int | float) and str(v).strip())
+    if isinstance(value, list):
+        return ", ".join(str(v) for v in value if isinstance(v, str | int | float))
+    return "" if value is None or isinstance(value, bool) else str(value)
+
+
+def _decision(value: Mapping[str, object]) -> TaskDecision:
+    def first(*names: str) -> str:
+        return next((str(value[n]) for n in names if isinstance(value.get(n), str | int | float)), "")
+
+    against = next((value[n] for n in ("rejected", "alternatives", "not") if value.get(n)), ())
+    others = against if isinstance(against, list) else [against] if isinstance(against, str) else []
+    return TaskDecision(
+        first("decision", "text", "what", "choice"),
+        first("why", "rationale", "reason"),
+        tuple(v for v in map(str, others) if v.strip()),
+    )
+
+
+def _from_headings(text: str) -> Proposal | None:
+    found: dict[str, list[str | TaskDecision]] = {}
+    field, listed = "", True
+    for line in text.splitlines():
+        head = _HEADING.match(line[:200])
+        named = field_named(head.group(1)) if head else ""
+        is_title = head is not None and (head.group(2) or line.lstrip()[:1] in {"#", "*"})
+        if head is not None and named and is_title and (listed or not _BULLET.match(line)):
+            field, listed, line = named, listed and _BULLET.match(line) is not None, line[head.end() :]
+            found.setdefault(field, [])
+        if field and line.strip():
+            found[field].append(line)
+    return _proposal(found) if found else None
+
+
+def _proposal(found: Mapping[str, Sequence[str | TaskDecision]]) -> Proposal:
+    decisions = [_tidy_decision(v) for v in found.get("decisions", ())]
+    plain = {f: _tidied(found.get(f, ())) for f in HEADINGS if f != "decisions"}
+    unique = dict.fromkeys(d for d in decisions if not _NOTHING.match(d.text))
+    return Proposal(decisions=tuple(unique)[:MAX_ITEMS], **plain)
+
+
+def _tidied(items: Sequence[str | TaskDecision]) -> tuple[str, ...]:
+    lines = (_tidy(v) for v in items if isinstance(v, str))
+    return tuple(dict.fromkeys(v for v in lines if not _NOTHING.match(v)))[:MAX_ITEMS]
+
+
+def _tidy(item: str) -> str:
+    """One entry on one line, without its bullet."""
+    line = " ".join(item[: MAX_ITEM_LEN * 2].split())
+    for _ in range(4):
+        bullet = _BULLET.match(line + " ")
+        if bullet is None:
+            break
+        line = line[bullet.end() :].strip()
+    return line[:MAX_ITEM_LEN].rstrip()
+
+
+def _tidy_decision(value: str | TaskDecision) -> TaskDecision:
+    """A decision from its words, ``text (because why) [not: other; another]``."""
+    if isinstance(value, TaskDecision):
+        others = (_tidy(v).replace("]", ")").replace(";", ",") for v in value.alternatives)
+        return TaskDecision(_tidy(value.text), _tidy(value.rationale), tuple(v for v in others if v))
+    text, against, why = _tidy(value), "", ""
+    rejected = _NOT.search(text)
+    if rejected:
+        text, against = text[: rejected.start()], rejected.group(1)
+    reason = _WHY.search(text)
+    if reason:
+        text, why = text[: reason.start()], reason.group(1)
+    return TaskDecision(text, why, tuple(v.strip() for v in against.split(";") if v.strip()))

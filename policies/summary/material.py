@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from policies.clipping import clip_middle
-from policies.tokens import TokenCounter
+from policies.tokens import TokenCounter, clip_middle
 
 __all__ = [
     "MaterialLine",
@@ -59,6 +58,7 @@ AUTHORITIES = frozenset({"user", "system", "developer"})
 TOKENS_PER_LINE = 3
 """Tokens that a line may cost beside its text: two halves of a token, and the line's end."""
 TOKENS_PER_PART = 12
+FENCE_TOKENS = 40
 MIN_LINE = 24
 ARCHIVE = "original"
 MODELS_NOTES = "Notes so far (a model's, not verified):"

@@ -304,3 +304,40 @@ PROMPTS: Mapping[str, Prompt] = MappingProxyType(
     {p.name: p for p in (STRUCTURED, HANDOFF, PLAIN, TOOL_RESULT, LEVEL_1, LEVEL_2, LEVEL_3, READING, NOTES)}
 )
 """Every prompt by its name."""
+
+HEADINGS: Mapping[str, str] = {
+    "goal": "Goal",
+    "done": "Done",
+    "current": "In progress",
+    "remaining": "Left to do",
+    "decisions": "Decisions",
+    "open_issues": "Open problems",
+    "environment": "Environment",
+    "learnings": "Learnings",
+    "next_step": "Next step",
+}
+"""The heading of each field, in the order in which they are written."""
+
+_ALSO = {
+    "goal": "goals|task|objective|overall goal|main goal|purpose",
+    "done": "done so far|completed|finished|progress|progress so far|completed work|completed steps",
+    "current": "current|current work|current state|current step|doing|ongoing|work in progress",
+    "remaining": "remaining|remaining work|todo|to do|to-do|todos|left|pending|open tasks|remaining tasks|next steps",
+    "decisions": "decision|decisions and why|key decisions|decisions made",
+    "open_issues": "open issues|open problem|open issue|errors|issues|problems|unresolved|unresolved issues|blockers"
+    "|open errors|unresolved errors",
+    "environment": "env|context|setup",
+    "learnings": "learning|lessons|lessons learned|findings|insights|key findings|learned",
+    "next_step": "next|immediate next step|next action",
+}
+
+_FIELD_OF = {
+    name: field
+    for field, said in _ALSO.items()
+    for name in (*said.split("|"), field.replace("_", " "), HEADINGS[field].lower())
+}
+
+
+def field_named(heading: str) -> str:
+    """The field that a heading names, empty for an unknown one."""
+    return _FIELD_OF.get(" ".join(heading.lower().split()), "")

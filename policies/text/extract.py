@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
 
-from policies.checkpoint import Identifier
+from policies.ledger import Identifier
 from policies.text.segments import Readings, Segment, Source, TextReading, is_identifier, is_question, terms_of
 from policies.tokens import TokenCounter
 

@@ -3,20 +3,27 @@
 Sentences end where Unicode says so (UAX 29, by the library), so every script is read alike. Structured text is read
 as pairs of key and value, output of programs line by line. A term is a word or an identifier in lower case; in scripts
 that are written without blanks, a pair of neighbouring characters.
+
+Beside that: :func:`literals` name something letter by letter, whatever language stands around them; :func:`words` bring
+a text into one form for whoever searches (lower case, NFKC, without punctuation and combining marks; of scripts without
+blanks, and of Hangul, whose words take their particles with them, every two neighbouring characters are a word); and
+:func:`error_lines` find what programs report, which speak English whatever their users do.
 """
 
 import json
 import re
+import unicodedata
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from operator import add
 from typing import NamedTuple
 
 from unicode_segmentation_rs import unicode_sentences
 
-from policies.messages import ToolCall
+from policies.messages import ToolCall, Transcript
 
 _SOLID = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 """Thai, Lao, Burmese, Khmer, Kana and Han: written without blanks."""
@@ -296,3 +303,153 @@ class Readings:
         while self._held > self._most and len(self._kept) > 1:
             _, dropped = self._kept.popitem(last=False)
             self._held -= 2 + len(dropped.segments)
+
+
+def sources_of(transcript: Transcript, indices: Sequence[int], calls: Mapping[int, ToolCall]) -> list[Source]:
+    """These messages in order; ``calls`` are the calls that tool results answer, by the result's index."""
+    messages = transcript.messages
+    found: list[Source] = []
+    for index in indices:
+        body, call, message = transcript.read(index), calls.get(index), messages[index]
+        found.append(
+            Source(
+                position=index,
+                role="tool" if message.is_result else message.role,
+                text=body.text,
+                tool=call.name if call else "",
+                arguments=call.arguments if call else "",
+                tokens=message.tokens,
+                ref=message.ref,
+                calls=body.calls,
+            )
+        )
+    return found
+
+
+_CODE = re.compile(r"`([^`\n]{2,80})`")
+_QUOTED = re.compile(r"[\"\u00ab\u201c\u201e\u300c][^\n]{2,80}[\"\u00bb\u201d\u201c\u300d]|\w\(\)")
+_ROOTED = re.compile(r"(?<![\w/:.<])~?/\w[\w.@/-]*\w")
+_DOTTED = re.compile(r"\w{2}\.\w")
+LONG_NUMBER = 3
+"""Digits from which a number names something in what a model says."""
+SHORTEST = 4
+
+
+def literals(text: str) -> tuple[str, ...]:
+    """Identifiers, long numbers, names of files, names in code, each once and as it stands there."""
+    found = dict.fromkeys(code.strip() for code in (*_CODE.findall(text), *_ROOTED.findall(text)))
+    found.update(dict.fromkeys(word for word in WORD.findall(text) if is_literal(word)))
+    return tuple(found)
+
+
+def is_literal(word: str) -> bool:
+    """Whether a word names something: by its digits, its joints, or a capital within it."""
+    if sum(c.isdigit() for c in word) >= LONG_NUMBER:
+        return True
+    if len(word) < SHORTEST:
+        return False
+    if word.replace("/", "").isalpha() and "/" in word:
+        return word.count("/") > 1 or not word.islower()
+    return is_identifier(word) or _DOTTED.search(word) is not None or has_inner_capital(word)
+
+
+def names_something(text: str) -> bool:
+    """Whether a text has a literal, a digit, a quotation, or a name; True in scripts that have no capitals."""
+    words = WORD.findall(text)
+    if not any(c.islower() or c.isupper() for c in text):
+        return bool(words)
+    named = any(word[0].isupper() or any(c.isdigit() for c in word) for word in words[1:])
+    return named or bool(literals(text)) or _QUOTED.search(text) is not None
+
+
+def has_inner_capital(word: str) -> bool:
+    """Whether a small letter comes before a capital, as in names of code."""
+    return any(one.islower() and other.isupper() for one, other in pairwise(word))
+
+
+def normal(text: str) -> str:
+    """An entry as it is compared with another: small, single blanks, nothing at its end that ends a sentence."""
+    return " ".join(text.lower().split()).rstrip(".!\u3002\uff01\u0964\u06d4")
+
+
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uac00-\ud7af\uf900-\ufaff"
+)
+SOLID = re.compile(f"[{_UNSPACED}]")
+_RUN = re.compile(f"[{_UNSPACED}]+")
+_MARKS = re.compile(f"[{''.join(c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c)[0] == 'M')}]+")
+_APART = re.compile(r"[\W_]+")
+
+
+def spaced(text: str) -> str:
+    """The text in one form, a blank around each word; scripts without blanks as they run."""
+    if not text.isascii():
+        text = _MARKS.sub("", unicodedata.normalize("NFKC", text))
+    return f" {_APART.sub(' ', text.lower())} "
+
+
+def words(text: str) -> list[str]:
+    """The words in their order, in scripts without blanks the pairs of neighbouring characters."""
+    return _RUN.sub(_paired, spaced(text)).split()
+
+
+def _paired(run: re.Match[str]) -> str:
+    said = run.group()
+    return f" {' '.join(said[i : i + 2] for i in range(max(1, len(said) - 1)))} "
+
+
+MAX_QUOTED_LEN = 240
+BEFORE = 60
+MAX_LINE_LEN = 20_000
+ERROR = re.compile(
+    r"\b(?:\w{0,40}(?:Error|Exception)\b|error\b|failed\b|failure\b|fatal\b|denied\b|not found\b|invalid\b|traceback\b|"
+    r"cannot\b|unable to\b|refused\b|timed? ?out\b|panic\b|exit (?:code|status) [1-9])",
+    re.IGNORECASE,
+)
+_NONE = re.compile(r"\b(?:no|0|without)\s+(?:errors?|failures?|failed)\b|\b0 failed\b", re.IGNORECASE)
+_SOURCE_LINE = re.compile(
+    r"(?:\A(?![\s\W]*\").*[;{(\[]|\A[\s})\];,]+|=>.*)\s*\Z|\A\W*(?:try|else|finally|except|catch)\s*[:{(]"
+    r"|\A\W*(?:return|throw|raise|catch|except|if|elif|while|switch|def|class|function|async|await|const|let|var"
+    r"|export|public|private|static|func|fn|assert|yield)\b(?=[^:]*[({;=]|[^:]*:\s*\Z)"
+    r"|\A\W*(?:throw|raise|return)\s+[\w.]+;?\s*\Z|\A\W*except\s[\w\s.]+:\s*\Z"
+    r"|\A\W*(?:from\s+\S+\s+import\b|import\s.*(?:from\s|;\s*\Z|\sas\s))"
+    r"|\A\s*[-+]?\s*(?:#|//|/\*|<!--|@@)|\A\s*[\w.]+(?:\[[^\]]*\])? [-+*/|&]?= .*[(;]"
+)
+_REPORTED = re.compile(
+    r"\b\w{0,40}(?:Error|Exception|Errno)\b[^(]{0,20}: |\b(?:error|fatal)(?:\[\w+\]| \w{2,8})?: "
+    r"|\b\d+ (?:failed|errors?)\b|^\s*(?:FAIL|FAILED|ERROR|E )\b"
+)
+_LINE_NUMBER = re.compile(r"^[ \t]{0,8}\d{1,6}(?:[:|]|\t|\u2192)[ \t]?", re.MULTILINE)
+
+
+def is_code(line: str) -> bool:
+    """Whether a line reads as source text rather than as what a program reports of itself."""
+    return bool(_SOURCE_LINE.search(line)) and not _REPORTED.search(line)
+
+
+def reports_error(line: str) -> bool:
+    """Whether a line reports an error."""
+    return bool(ERROR.search(line)) and not _NONE.search(line) and not is_code(line[:MAX_LINE_LEN])
+
+
+def error_lines(text: str) -> tuple[str, ...]:
+    """Every line that reports an error, once each; a line beyond 240 characters around its error."""
+    if not ERROR.search(text):
+        return ()
+    return tuple(dict.fromkeys(_around(line) for line in text.splitlines() if reports_error(line)))
+
+
+def without_line_numbers(text: str) -> str:
+    """A listing without the numbers of its lines, which hide that it is source; anything else as it is."""
+    bare, count = _LINE_NUMBER.subn("", text)
+    return bare if count * 2 > text.count("\n") + 1 else text
+
+
+def _around(line: str) -> str:
+    line = " ".join(line.split()) if len(line) <= MAX_QUOTED_LEN else line
+    if len(line) <= MAX_QUOTED_LEN:
+        return line
+    match = ERROR.search(line)
+    start = max(0, match.start() - BEFORE) if match else 0
+    return " ".join(line[start : start + MAX_QUOTED_LEN].split())

@@ -12,9 +12,9 @@ from typing import Literal
 
 import click
 
-from policies.checkpoint import Checkpoint, InvalidCheckpoint
-from policies.clipping import TEXT_OF
-from policies.notes import Note
+from policies.ledger import Note
+from policies.memory import Checkpoint, InvalidCheckpoint
+from policies.tokens import TEXT_OF
 from proxy.cli import Failure
 from proxy.cli.output import moment, print_facts, print_json, print_table, say, tame
 from proxy.cli.stored import found, json_option, key_names, reading, stored, writing

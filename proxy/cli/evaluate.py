@@ -13,20 +13,8 @@ from typing import Self, TypedDict, Unpack
 import click
 
 from policies import ContextSettings, Failed, Summarize, Summary
-from policies.fidelity import (
-    ANSWER,
-    JUDGE,
-    MAX_QUESTIONS,
-    MIN_QUESTIONS,
-    PROMPTS,
-    PROPOSE,
-    AnswerVerdict,
-    Coverage,
-    Dimension,
-    Fidelity,
-    Share,
-    Terms,
-)
+from policies.quality.coverage import MAX_QUESTIONS, MIN_QUESTIONS, Coverage, Dimension, Share
+from policies.quality.fidelity import ANSWER, JUDGE, PROMPTS, PROPOSE, AnswerVerdict, Fidelity, Terms
 from proxy.access.destination import CHAT_PATH, Caller, Destination, by_weir
 from proxy.cli.conversations import checkpoints_of
 from proxy.cli.output import print_json, print_line, print_table, progress

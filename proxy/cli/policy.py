@@ -13,8 +13,8 @@ import click
 import yaml
 
 from policies import ContextSettings
-from policies.advise import PROVIDERS, Traffic, worst_tools
-from policies.advise import recommend as choose
+from policies.quality.advise import PROVIDERS, Traffic, worst_tools
+from policies.quality.advise import recommend as choose
 from policies.settings import Mode
 from proxy.cli import Failure
 from proxy.cli.output import print_json, print_line, print_table, progress

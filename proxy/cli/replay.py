@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from policies import ContextSettings
-from policies.advise import PROVIDERS, Advice, recommend, worst_tools
+from policies.quality.advise import PROVIDERS, Advice, recommend, worst_tools
 from proxy.cli import Failure
 from proxy.cli.output import Progressed, counted, print_json, print_line, print_table, progress
 from proxy.cli.stored import configured, json_option, known_policy, loaded

@@ -7,10 +7,10 @@ from typing import get_args
 
 import click
 
-from policies.advise import BucketUse, ToolUse, Traffic, advise_budget, worst_tools
-from policies.health import KEPT, HealthTrend, Snapshot, trend_of
 from policies.limits import BUCKETS
 from policies.pressure import SOFT
+from policies.quality.advise import BucketUse, ToolUse, Traffic, advise_budget, worst_tools
+from policies.quality.health import KEPT, HealthTrend, Snapshot, trend_of
 from proxy.cli.output import moment, print_json, print_table, tame
 from proxy.cli.stored import found, json_option, key_names, reading, stored
 from proxy.config import Config

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from policies import STRATEGIES, scoring
-from policies.fidelity import MAX_QUESTIONS, MIN_QUESTIONS
 from policies.limits import BUCKETS
+from policies.quality.coverage import MAX_QUESTIONS, MIN_QUESTIONS
 from policies.scoring import HYBRID_WEIGHTS
 from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Mode
 from proxy.config.file import KeyPath, nearest

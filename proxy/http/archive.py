@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType
 
-from policies.checkpoint import Checkpoint, InvalidCheckpoint
-from policies.clipping import TEXT_OF
 from policies.ledger import EditKind
+from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
+from policies.tokens import TEXT_OF
 from proxy.errors import InvalidRequest, NotFound
 from proxy.http.request import (
     JSON,

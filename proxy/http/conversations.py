@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from policies.notes import CATEGORIES, IMPORTANCE, Note, category_of
+from policies.ledger import Note
+from policies.memory.notes import CATEGORIES, IMPORTANCE, category_of
 from policies.pressure import STATUSES, BucketLine, bucket_report, turns_remaining
 from proxy.errors import InvalidRequest, NotFound
 from proxy.http.request import (

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from policies.health import KEPT
+from policies.quality.health import KEPT
 from proxy.access.admission import refuse_foreign_pages
 from proxy.access.destination import Caller
 from proxy.access.keys import credentials_in, presented, same_secret

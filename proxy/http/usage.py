@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from policies.health import Category, HealthTrend, Level, Snapshot, trend_of
+from policies.quality.health import Category, HealthTrend, Level, Snapshot, trend_of
 from proxy.http.request import (
     Count,
     Digest,

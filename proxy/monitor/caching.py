@@ -18,9 +18,9 @@ from typing import Literal
 import xxhash
 
 from policies import EditKind
-from policies.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
 from policies.media import bare_name
 from policies.messages import count_occurrences
+from policies.quality.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
 from proxy.conversation import Prefix
 from proxy.effects.evictions import CUT
 from proxy.models.facts import ModelFacts

@@ -13,20 +13,8 @@ from functools import partial
 from hashlib import blake2b
 
 from policies import Decision
-from policies.fidelity import (
-    ANSWER,
-    JUDGE,
-    AnswerVerdict,
-    Contexts,
-    Coverage,
-    Dimension,
-    Fidelity,
-    Terms,
-    contexts_of,
-    coverage_of,
-    evaluate,
-    questions_for,
-)
+from policies.quality.coverage import Contexts, Coverage, Dimension, contexts_of, coverage_of, questions_for
+from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
 from proxy.effects.perform import Background, drive, step
 from proxy.models.limits import ModelLimits
 from proxy.planning import Paid, PlannedRequest, PlanRequest

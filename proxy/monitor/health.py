@@ -27,10 +27,11 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from policies import ContextSettings, Decision, WindowPressure
-from policies.calls import Run
-from policies.health import Checkup, Health, HealthAlert, HealthRules, Sample, Snapshot, check
 from policies.ledger import EditKind
 from policies.limits import Limits, raw_buckets
+from policies.quality.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
+from policies.settings import HealthRules
+from policies.turns import Run
 from proxy.config.values import AlertSettings
 from proxy.conversation import Thread
 from proxy.errors import ProxyError

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from policies import TokenCounter
-from policies.clipping import cut_line
 from policies.summary import defang, fence, harmless
+from policies.tokens import cut_line
 
 MAX_TERMS = 32
 IDENTIFIER_WEIGHT = 2.0

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from policies import ContextSettings, TokenCounter
-from policies.clipping import TEXT_OF
+from policies.tokens import TEXT_OF
 from proxy.wire.counting import count_tools
 from proxy.wire.messages import ChatRequest, tool_definitions
 from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value

@@ -8,18 +8,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from policies import ContextSettings, PlannedMessage, ToolCall
-from policies.advise import TokenPrices, request_cost
-from policies.fidelity import (
-    Contexts,
-    Coverage,
-    Fidelity,
-    Terms,
-    contexts_of,
-    coverage_of,
-    evaluate,
-    questions_for,
-)
 from policies.ledger import Cut
+from policies.quality.advise import TokenPrices, request_cost
+from policies.quality.coverage import Contexts, Coverage, contexts_of, coverage_of, questions_for
+from policies.quality.fidelity import Fidelity, Terms, evaluate
 from policies.settings import NoteTaking
 from proxy.effects.perform import Ask, drive, step
 from proxy.replay.scenarios import (

@@ -24,7 +24,7 @@ from policies import (
     ToolCall,
     divide,
 )
-from policies.advise import Advice, TokenPrices, ToolUse, Traffic, advise
+from policies.quality.advise import Advice, TokenPrices, ToolUse, Traffic, advise
 from policies.tokens import Calibration
 from proxy.conversation import Conversations
 from proxy.effects.allowance import Patience

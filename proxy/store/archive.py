@@ -21,7 +21,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from policies.ledger import ADDING, EditKind
-from policies.text.words import SOLID, words
+from policies.text.segments import SOLID, words
 from proxy.store.ledger import Batched, covered_refs, cuts_of, load_batches
 from proxy.store.memory import newest_branch
 from proxy.store.packing import Damaged, pack_message, unpack_message

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from policies.health import Checkup
 from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
 from policies.pressure import Event
+from policies.quality.health import Checkup
 from proxy.store.chain import (
     GENESIS,
     OPERATOR,

@@ -20,7 +20,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from policies.health import KEPT, Health, Snapshot, check
+from policies.quality.health import KEPT, Health, Snapshot, check
 from proxy.store.audit import append, of_notes
 from proxy.store.ledger import cuts_of
 from proxy.store.packing import Damaged, pack_text, unpack_text

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from policies.health import Category, Checkup, Level
-from policies.ledger import Cut, Edit, Prepared
-from policies.notes import Note
+from policies.ledger import Cut, Edit, Note, Prepared
 from policies.pressure import Event, Trend
+from policies.quality.health import Category, Checkup, Level
 from proxy.store.chain import AuditEvent
 
 NOTE_SIZE = 16

@@ -20,8 +20,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from policies.health import Snapshot
 from policies.ledger import Cut, Edit
+from policies.quality.health import Snapshot
 from proxy.store import records
 from proxy.store.chain import AuditRow
 from proxy.store.errors import SchemaTooNew, StoreError

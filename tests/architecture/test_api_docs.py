@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from policies.checkpoint import Checkpoint
-from policies.health import Snapshot, trend_of
 from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
-from policies.notes import CATEGORIES, IMPORTANCE
+from policies.memory import CATEGORIES, IMPORTANCE, Checkpoint
+from policies.quality.health import Snapshot, trend_of
 from proxy.errors import (
     Conflict,
     Forbidden,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from policies.recalling import HEADING
+from policies.strategies.recall import HEADING
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import (

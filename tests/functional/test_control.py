@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from policies.checkpoint import Checkpoint
+from policies.memory.checkpoint import Checkpoint
 from proxy.access.admission import Guesses
 from proxy.http.table import ROUTES
 from proxy.simulator import SimulatorSettings

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
-from policies.health import HealthAlert
+from policies.quality.health import HealthAlert
 from proxy.effects.hooks import Hooks, NewResult, Plugin, Turn
 from proxy.monitor.health import Notice
 from proxy.telemetry import OtelSettings, Telemetry

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from policies.fidelity import ANSWER, JUDGE
+from policies.quality.fidelity import ANSWER, JUDGE
 from proxy.monitor.evaluation import is_sampled
 from proxy.simulator import Request, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator

@@ -13,7 +13,7 @@ from benchmarks.facts import altered, shown
 from benchmarks.retention import Plan, measure
 from benchmarks.served import MAX_TOKENS, Ask, size, window_for
 from policies import ContextSettings, divide
-from policies.recalling import HEADING
+from policies.strategies.recall import HEADING
 from policies.summary import render_summary
 
 DATA = Path(__file__).parents[1] / "policies" / "data"

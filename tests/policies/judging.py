@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies.effects import Failed, Summarize, Summary
-from policies.fidelity import ANSWER, JUDGE, PROPOSE
+from policies.quality.fidelity import ANSWER, JUDGE, PROPOSE
 
 FENCED = re.compile(r"^<(weir-\d{6})> ([^\n]*)\n([\s\S]*?)\n</\1>$", re.MULTILINE)
 NUMBERED = re.compile(r"^(\d{1,2}): (.*)$", re.MULTILINE)

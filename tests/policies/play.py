@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TypeVar
 
-from policies.bounds import Bounds
-from policies.draft import ConversationState, Draft
+from policies.draft import Bounds, ConversationState, Draft
 from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Save, Summarize
 from policies.ledger import Cut, Edit
 from policies.limits import TokenBudget

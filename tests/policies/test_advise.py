@@ -1,6 +1,6 @@
 import pytest
 
-from policies.advise import (
+from policies.quality.advise import (
     ADVISED,
     GEMINI_CLIFF,
     OBSERVED,

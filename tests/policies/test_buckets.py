@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.draft import untouched
-from policies.errors import BucketExceeded, BudgetUnreachable
-from policies.limits import BUCKETS, charged, divide, find_memory, is_over, is_soft, raw_buckets
+from policies.limits import (
+    BUCKETS,
+    BucketExceeded,
+    BudgetUnreachable,
+    charged,
+    divide,
+    find_memory,
+    is_over,
+    is_soft,
+    raw_buckets,
+)
 from policies.planner import Action, Decision
 from policies.pressure import Event
 from policies.settings import Bucket, ContextSettings, Layer, Memory

@@ -118,11 +118,6 @@ def test_the_two_forms_of_the_over_budget_test_agree(
         assert budget.fits(sum(buckets.values())) == (messages <= max(0, left))
 
 
-def test_a_learned_smaller_window_shrinks_reserve_and_headroom_in_proportion() -> None:
-    budget = TokenBudget(window=100_000, reserve=10_000, headroom=5_000, max_input=90_000)
-    assert budget.narrowed(50_000) == TokenBudget(window=50_000, reserve=5_000, headroom=2_500, max_input=50_000)
-
-
 @given(st.integers(1, 10**6), st.one_of(st.none(), st.integers(-5, 10**6)), st.one_of(st.none(), st.integers(1, 10**6)))
 def test_every_window_leaves_something_for_the_prompt(window: int, requested: int | None, limit: int | None) -> None:
     budget = divide(BALANCED, window=window, requested=requested, max_input=limit)

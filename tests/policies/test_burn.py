@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.errors import PolicyError
+from policies.messages import PolicyError
 from policies.pressure import BucketLine, BucketReport, Burn, bucket_report, fold, turns_remaining, urgency
 
 NAMES = ("system", "tools", "memory", "summary", "history", "tool_outputs")

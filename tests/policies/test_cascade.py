@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from policies.bounds import Bounds, bounds_for
-from policies.draft import ConversationState, Draft, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, untouched
 from policies.messages import Transcript
-from policies.planner import LayerReport, PlanWork, run_layers, run_rungs
 from policies.settings import BALANCED_LAYERS, ContextSettings, Layer
+from policies.strategies import LayerReport, PlanWork, run_layers, run_rungs
 from policies.tokens import CHARS4
 from tests.policies.play import assistant, play, step, talk, user, window, words
 

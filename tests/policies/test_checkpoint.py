@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.checkpoint import VERIFY, Checkpoint, Identifier, InvalidCheckpoint, Status, Subtask, TaskDecision
+from policies.ledger import Identifier, Status, Subtask, TaskDecision
+from policies.memory import Checkpoint, InvalidCheckpoint
+from policies.memory.checkpoint import VERIFY
 
 
 class Words:

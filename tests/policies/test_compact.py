@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from policies.bounds import Bounds, bounds_for
-from policies.checkpoint import Checkpoint
-from policies.draft import ConversationState, Draft, replay, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, replay, untouched
 from policies.effects import Failed, Reply, Summarize, Summary
 from policies.ledger import Cut, EditKind
+from policies.memory import Checkpoint
 from policies.messages import ToolCall, Transcript
 from policies.settings import ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4

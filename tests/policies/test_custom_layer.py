@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.bounds import Bounds, bounds_for
-from policies.draft import ConversationState, Draft, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, untouched
 from policies.effects import Failed, Kept, Trim, Trimmed
 from policies.ledger import EditKind
 from policies.messages import Transcript

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.bounds import Bounds, bounds_for
-from policies.draft import ConversationState, Draft, broken_rules, replay, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, replay, untouched
 from policies.ledger import Cut
 from policies.messages import Transcript
 from policies.settings import Bucket, ContextSettings, Layer, Memory, Param

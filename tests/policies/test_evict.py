@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.bounds import bounds_for
-from policies.draft import ConversationState, Draft, untouched
+from policies.draft import ConversationState, Draft, bounds_for, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
 from policies.scoring import SCORERS, ContentType

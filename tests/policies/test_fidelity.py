@@ -6,24 +6,19 @@ from collections import Counter
 import pytest
 
 from policies.effects import Failed, Summarize, Summary
-from policies.fidelity import (
+from policies.messages import ToolCall
+from policies.quality.coverage import MINIMUM, Contexts, Dimension, Question, coverage_of, questions_for
+from policies.quality.fidelity import (
     ANSWER,
     JUDGE,
-    MINIMUM,
     PROMPTS,
     AnswerVerdict,
-    Contexts,
-    Dimension,
     Fidelity,
     Judged,
-    Question,
     Terms,
-    coverage_of,
     evaluate,
-    questions_for,
     read_verdict,
 )
-from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.summary import MaterialLine
 from policies.text.segments import Source

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.text.gist import clip, gist, key_argument, placeholder, shorten
-from policies.text.output import error_lines, open_error
+from policies.text.segments import error_lines
 from policies.tokens import CHARS4
 
 LOG = "\n".join(f"step {n} took {n} ms" for n in range(300))
@@ -143,7 +143,7 @@ def test_nothing_is_cut_within_a_word(limit: int) -> None:
 )
 def test_a_line_of_source_text_is_no_error(line: str) -> None:
     shown = f"start of the file\n{line}\nand some more of it that says nothing in particular"
-    assert open_error(shown) == ""
+    assert error_lines(shown) == ()
 
 
 @pytest.mark.parametrize(
@@ -163,4 +163,4 @@ def test_a_line_of_source_text_is_no_error(line: str) -> None:
     ],
 )
 def test_what_a_program_reports_is_an_error_even_where_it_quotes_code(line: str) -> None:
-    assert open_error(f"running\n{line}\nend") == " ".join(line.split())
+    assert error_lines(f"running\n{line}\nend") == (" ".join(line.split()),)

@@ -8,14 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.bounds import Bounds, bounds_for
-from policies.clipping import Method, cap_text
-from policies.draft import ConversationState, untouched
+from policies.draft import Bounds, ConversationState, bounds_for, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
 from policies.settings import Bucket, ContextSettings, Ingest, Layer
-from policies.text.trimming import without_fields
-from policies.tokens import CHARS2_5, CHARS4, CharCounter
+from policies.text.gist import without_fields
+from policies.tokens import CHARS2_5, CHARS4, CharCounter, Method, cap_text
 from tests.policies.play import (
     assistant,
     decide,

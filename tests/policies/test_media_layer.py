@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from policies.bounds import Bounds, bounds_for
-from policies.draft import ConversationState, Draft, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, untouched
 from policies.ledger import EditKind
 from policies.messages import Transcript
 from policies.settings import ContextSettings, ExtractShape, Layer

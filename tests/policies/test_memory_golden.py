@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
-from policies.advise import (
+from policies.effects import Failed, Summarize, Summary
+from policies.ledger import Identifier, Note, PlannedMessage, Status, Subtask, TaskDecision
+from policies.memory import Checkpoint, flaw, merge_states, notes_in, read_notes, read_state, render_notes
+from policies.messages import ToolCall
+from policies.quality.advise import (
     PROVIDERS,
     BucketUse,
     ToolUse,
@@ -23,16 +27,10 @@ from policies.advise import (
     recommend,
     worst_tools,
 )
-from policies.checkpoint import Checkpoint, Identifier, Status, Subtask, TaskDecision
-from policies.effects import Failed, Summarize, Summary
-from policies.fidelity import Contexts, Terms, coverage_of, evaluate, questions_for
-from policies.health import HealthRules, Sample, check, trend_of
-from policies.ledger import PlannedMessage
-from policies.messages import ToolCall
-from policies.notes import Note, flaw, notes_in, read_notes, render_notes
-from policies.settings import NoteTaking
-from policies.sources import lines_of
-from policies.state import merge_states, read_state
+from policies.quality.coverage import Contexts, coverage_of, questions_for
+from policies.quality.fidelity import Terms, evaluate
+from policies.quality.health import Sample, check, trend_of
+from policies.settings import HealthRules, NoteTaking
 from policies.summary import (
     PROMPTS,
     MaterialLine,
@@ -45,6 +43,7 @@ from policies.summary import (
     harmless,
     invented,
     judge,
+    lines_of,
     missing,
     read_proposal,
     render_resumed,

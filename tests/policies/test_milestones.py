@@ -1,9 +1,9 @@
 import pytest
 
-from policies.checkpoint import Checkpoint, Status, Subtask
+from policies.ledger import Status, Subtask
+from policies.memory import Checkpoint, milestone, read_state
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
-from policies.state import milestone, read_state
 from policies.text.segments import Source
 from tests.policies.sessions import queue_session, shared_conversations
 

@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.bounds import Bounds, bounds_for
-from policies.draft import ConversationState, Draft, broken_rules, replace_content, replay, untouched
+from policies.draft import (
+    Bounds,
+    ConversationState,
+    Draft,
+    bounds_for,
+    broken_rules,
+    replace_content,
+    replay,
+    untouched,
+)
 from policies.effects import Failed, Summarize, Summary
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript

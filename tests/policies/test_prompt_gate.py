@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.prompt_gate import GATE, KEPT, accepted, digests, main, measure, measure_evaluation, scores
-from policies.fidelity import ANSWER, JUDGE
-from policies.fidelity import PROMPTS as EVALUATING
+from policies.quality.fidelity import ANSWER, JUDGE
+from policies.quality.fidelity import PROMPTS as EVALUATING
 from policies.summary import PROMPTS, Prompt
 
 RENEW = "a prompt was changed: look at the scores, then run python -m benchmarks.prompt_gate --accept"

@@ -5,8 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from policies.bounds import Bounds, bounds_for
-from policies.draft import ConversationState, Draft, replay, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, replay, untouched
 from policies.ledger import EditKind
 from policies.messages import Transcript
 from policies.settings import ContextSettings, Layer, Param

@@ -8,8 +8,8 @@ import pytest
 from policies.draft import ConversationState
 from policies.ledger import EditKind
 from policies.planner import Decision
-from policies.recalling import ABOUT, HEADING
 from policies.settings import ContextSettings, ExtractShape, Layer, Recall
+from policies.strategies.recall import ABOUT, HEADING
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, decide, remember, step, talk, user, window
 from tests.policies.tongues import TONGUES

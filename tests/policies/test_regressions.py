@@ -9,8 +9,7 @@ import pytest
 import policies
 from policies.draft import ConversationState
 from policies.effects import Done, Reply, Summarize, Summary
-from policies.errors import BudgetUnreachable
-from policies.limits import BUCKETS, TokenBudget, bloat_limit, divide
+from policies.limits import BUCKETS, BudgetUnreachable, TokenBudget, bloat_limit, divide
 from policies.messages import ToolCall, ToolDefinition, Tools, Transcript
 from policies.planner import Action, Decision, plan
 from policies.settings import ContextSettings, Layer

@@ -3,8 +3,15 @@ from dataclasses import replace
 
 import pytest
 
-from policies.bounds import bounds_for
-from policies.draft import ConversationState, Draft, applicable_cut, replace_content, replay, tokens_kept_verbatim
+from policies.draft import (
+    ConversationState,
+    Draft,
+    applicable_cut,
+    bounds_for,
+    replace_content,
+    replay,
+    tokens_kept_verbatim,
+)
 from policies.ledger import Cut, Edit, EditKind
 from policies.messages import Transcript
 from policies.settings import ContextSettings

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from policies.checkpoint import Checkpoint, Status, Subtask
 from policies.draft import ConversationState
 from policies.effects import Failed, Save, StateSaved, Summarize, Summary
-from policies.ledger import Edit, EditKind, Prepared
+from policies.ledger import Edit, EditKind, Prepared, Status, Subtask
+from policies.memory import Checkpoint, state_of
 from policies.messages import Transcript
 from policies.planner import Action, Decision, plan
 from policies.preparing import is_soft, prepare
-from policies.saving import state_of
 from policies.settings import ContextSettings, Layer, Summaries
 from policies.tokens import CHARS4
 from tests.policies.play import (

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from policies.checkpoint import Checkpoint
 from policies.draft import ConversationState
 from policies.effects import Answers, Done, Effect, Failed, Offload, Reply, Summarize, Summary, Together
+from policies.memory import Checkpoint
 from policies.planner import Decision, plan
 from policies.settings import BALANCED_SHAPES, ContextSettings, Layer, Summaries
-from policies.text.literals import literals
-from policies.text.segments import Readings, sentences
+from policies.text.segments import Readings, literals, sentences
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, remember, step, talk, user, window, words
 

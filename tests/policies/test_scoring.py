@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.errors import PolicyError
+from policies.messages import PolicyError
 from policies.scoring import (
     HYBRID_WEIGHTS,
     SCORERS,
@@ -18,8 +18,8 @@ from policies.scoring import (
     Scorer,
     parameters,
     scorer,
-    step_numbers,
 )
+from policies.turns import step_numbers
 from tests.policies.play import assistant, step, system, talk, user
 
 RESULT = ContentType.TOOL_RESULT

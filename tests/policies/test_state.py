@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from policies.checkpoint import Checkpoint, Status, Subtask, TaskDecision
+from policies.ledger import Status, Subtask, TaskDecision
+from policies.memory import Checkpoint, known_until, merge_states, read_state
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
-from policies.state import known_until, merge_states, read_state
 from policies.summary import Proposal
 from policies.text.segments import Readings, Source, sentences
 from policies.tokens import CHARS4

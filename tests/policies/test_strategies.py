@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from policies.bounds import Bounds, bounds_for
-from policies.draft import ConversationState, Draft, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, untouched
 from policies.ledger import EditKind
 from policies.messages import ToolCall, Transcript
 from policies.settings import ContextSettings
-from policies.strategies import cap_results, clip, evict_marked
+from policies.strategies import cap_results, clip
+from policies.strategies.clear import evict_marked
 from policies.tokens import CHARS4
 from tests.policies.play import assistant, result, step, strategy, system, talk, user, window, words
 

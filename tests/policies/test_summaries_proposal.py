@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.checkpoint import TaskDecision
+from policies.ledger import TaskDecision
 from policies.summary import PROMPTS, Proposal, read_proposal
 
 FULL = Proposal(

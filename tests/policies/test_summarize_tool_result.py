@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.bounds import Bounds, bounds_for
-from policies.draft import ConversationState, Draft, broken_rules, replace_content, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, replace_content, untouched
 from policies.effects import Failed, Summary
 from policies.ledger import Condensed, EditKind
 from policies.messages import ToolCall, Transcript

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.bounds import Bounds, bounds_for
-from policies.draft import ConversationState, Draft, replace_content, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, replace_content, untouched
 from policies.ledger import EditKind
 from policies.limits import TokenBudget, divide
 from policies.messages import Transcript

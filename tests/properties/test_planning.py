@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from policies import STRATEGIES
 from policies.draft import ConversationState, replay
 from policies.effects import Done, Failed, Flow, Offload, Reply, Summary
-from policies.errors import BudgetUnreachable
 from policies.ledger import EditKind, PlannedMessage
-from policies.limits import BUCKETS, TokenBudget, divide
+from policies.limits import BUCKETS, BudgetUnreachable, TokenBudget, divide
 from policies.messages import Message, ToolCall, Transcript
 from policies.planner import Action, Decision, plan, trim
 from policies.scoring import SCORERS

@@ -11,8 +11,7 @@ from click.testing import CliRunner
 
 from policies import STRATEGIES
 from policies.draft import ConversationState
-from policies.errors import BudgetUnreachable
-from policies.limits import divide, first_trigger, limit_for, raw_buckets
+from policies.limits import BudgetUnreachable, divide, first_trigger, limit_for, raw_buckets
 from policies.messages import ToolCall, Transcript
 from policies.planner import Action, Decision
 from policies.scoring import SCORERS as SCORERS_THERE_ARE

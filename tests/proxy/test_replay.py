@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from policies import ContextSettings, Mode
-from policies.advise import PROVIDERS, TokenPrices, recommend
+from policies.quality.advise import PROVIDERS, TokenPrices, recommend
 from proxy.models.facts import ModelFacts
 from proxy.monitor.caching import BadPrices, PriceList, price_list
 from proxy.replay.play import Replayed, ScenarioResult, Tally, replay

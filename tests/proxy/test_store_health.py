@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from policies.health import Checkup, Episode, Health, HealthAlert, HealthRules, Sample, check
+from policies.quality.health import Checkup, Episode, Health, HealthAlert, Sample, check
+from policies.settings import HealthRules
 from proxy.store import Store
 from proxy.store.records import ConversationRow, ExchangeRow
 from tests.proxy.store_rows import chain, exchange, url

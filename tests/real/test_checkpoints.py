@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from policies import Summarize
-from policies.checkpoint import Checkpoint
+from policies.memory import Checkpoint
 from policies.summary import invented
 from proxy.effects.summarizer import Compose, Send, Summarizer, SummarizerTerms, SummaryResult
 from proxy.simulator.app import serve_simulator

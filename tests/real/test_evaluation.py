@@ -14,7 +14,8 @@ from click.testing import CliRunner
 
 from policies import Effect, Reply, Summarize, Summary
 from policies.effects import Answers, Together
-from policies.fidelity import ANSWER, JUDGE, AnswerVerdict, Dimension, Judged, Terms
+from policies.quality.coverage import Dimension
+from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Judged, Terms
 from proxy.cli import main
 from proxy.cli.evaluate import Models
 from proxy.config import Flags, load_config

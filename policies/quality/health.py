@@ -24,23 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "KEPT",
-    "KINDS",
-    "RULES",
-    "Category",
-    "Checkup",
-    "Episode",
-    "Health",
-    "HealthAlert",
-    "HealthRules",
-    "HealthTrend",
-    "Level",
-    "Sample",
-    "Snapshot",
-    "check",
-    "trend_of",
-]
+from policies.settings import HealthRules
 
 Level = Literal["critical", "warning", "info"]
 Category = Literal["overflow", "degradation", "anomaly", "notice"]
@@ -55,40 +39,6 @@ TREND_OF, TREND_NEEDS = 10, 5
 STABLE = 0.05
 """Ours: utilization that moved by less between the ends of a trend is stable."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthRules:
-    """What a policy takes for unhealthy.
-
-    Attributes:
-        enabled: whether it is watched at all.
-        utilization: share of the base above which requests are too full, ``utilization_requests`` in a row.
-        overflow_requests: requests left until the window overflows at which that is critical, where no layer is
-            going to act before.
-        eviction_rate: evictions a request, mean of the newest ``eviction_window``, above which the window is too small.
-        compression_ratio: below it the newest ``compressions`` condensings were hardly worth it.
-        fidelity: below it summaries lose too much.
-        tool_bloat: share of tool results above which there are too many, 1.25 times their cap's share if that is more.
-        compactions: so many within ``compaction_window`` requests are thrashing.
-        loop: the same call so many times in a row is a loop.
-        spike_share: share of the base below which a request's growth is no spike, whatever its multiple of the mean.
-    """
-
-    enabled: bool = True
-    utilization: float = 0.90
-    utilization_requests: int = 3
-    overflow_requests: float = 2.0
-    eviction_rate: float = 5.0
-    eviction_window: int = 5
-    compression_ratio: float = 2.0
-    compressions: int = 3
-    fidelity: float = 0.75
-    tool_bloat: float = 0.30
-    compactions: int = 3
-    compaction_window: int = 20
-    loop: int = 3
-    spike_share: float = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

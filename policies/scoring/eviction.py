@@ -1,4 +1,6 @@
-"""How much a block is worth keeping: scorers by name, with their parameters.
+"""Which messages go: blocks, how much each is worth keeping, and the choice among them.
+
+A block is one message as eviction sees it. Its score is that of a scorer, found by name, with parameters:
 
 ==============  ============================================================================================
 ``fifo``        exp(-age / ``decay``): for linear chat, too blunt for agents
@@ -11,24 +13,44 @@
 ==============  ============================================================================================
 
 Times are in steps. Every one also takes ``band``, the difference within which two scores count as equal.
+
+The lowest scores go first, no more of them than it takes. Scores are estimates, so blocks within one band count as
+equal: where the last band holds more than is needed, the fewest blocks that free enough go. What turns out not to be
+needed afterwards is given back, the most valuable first. Blocks of score 0 are worth nothing to anybody: they go
+before every band and do not come back.
 """
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple
 
-from policies.errors import PolicyError
-from policies.scoring.blocks import Block, ContentType, decided, unit
+from policies.messages import PolicyError
 
 Params = Mapping[str, object]
 """Values of parameters as a policy states them: numbers, strings, booleans."""
 
+
+class ContentType(StrEnum):
+    """What a block is; how long it lives and how much its source weighs depend on it."""
+
+    SYSTEM = "system"
+    TOOLS = "tools"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL_RESULT = "tool_result"
+    MEMORY = "memory"
+    THINKING = "thinking"
+
+
+EVICTABLE = frozenset({ContentType.USER, ContentType.TOOL_RESULT, ContentType.MEMORY})
+"""Content that may be evicted by itself."""
 BAND = 0.02
 """Default width within which scores count as equal (ours)."""
-DEFAULT_SCORER = "hybrid"
 FIFO_DECAY, HALF_LIFE, RECENCY_DECAY = 10.0, 5.0, 15.0
 REUSE_FULL = 5
 NEUTRAL = OTHER_SOURCE = 0.5
@@ -55,6 +77,55 @@ SOURCES: Mapping[ContentType, float] = MappingProxyType(
 PRIORITY_WEIGHTS: Mapping[str, float] = MappingProxyType(
     {"recency": 0.30, "semantic": 0.25, "source": 0.20, "reuse": 0.15, "explicit": 0.10}
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """The facts that scorers weigh about one message.
+
+    Attributes:
+        index: index of the message in the array.
+        id: the message's digest in hex, the same on every request.
+        kind: what it is.
+        tokens: what it costs now.
+        age: steps since it was created; 0 in the newest step.
+        idle: steps since something last referred to it; ``age`` if nothing ever did.
+        references: how many later assistant messages used what it says.
+        superseded: whether a later result of the same call replaced it.
+        duplicate: similarity to the most similar later block, 0 to 1.
+        important: whether its own text or the client says that it is important.
+        keep: True for "never remove", False for "first to go", None for unmarked.
+        semantic: relevance to the newest user message, 0 to 1; None without embeddings.
+        behind: messages from this one to the end of the array, itself included; None where only steps are known.
+    """
+
+    index: int
+    id: str
+    kind: ContentType
+    tokens: int
+    age: int
+    idle: int
+    references: int
+    superseded: bool = False
+    duplicate: float = 0.0
+    important: bool = False
+    keep: bool | None = None
+    semantic: float | None = None
+    behind: int | None = None
+
+
+def decided(block: Block) -> float | None:
+    """The score that marks (1 keep, 0 evict first) and supersession (0) fix, None where a formula has to say."""
+    if block.keep is not None:
+        return 1.0 if block.keep else 0.0
+    return 0.0 if block.superseded else None
+
+
+def unit(value: float) -> float:
+    """``value`` within 0 to 1."""
+    return min(1.0, max(0.0, value))
+
+
 SIGNALS = ("recency", "lru", "priority", "type_ttl", "reference_freq", "semantic_duplication")
 _YAML, _CODE, _EQUAL = (0.30, 0.0, 0.25, 0.20, 0.15, 0.10), (0.15, 0.15, 0.40, 0.30, 0.0, 0.0), (0.2, 0.0, *[0.2] * 4)
 HYBRID_WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
@@ -66,36 +137,16 @@ HYBRID_WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 DEFAULT_WEIGHTS = "article-yaml"
 
 
-class Scorer(Protocol):
-    """How much a block is worth keeping. Implementations are frozen values and never raise."""
-
-    @property
-    def name(self) -> str:
-        """What policies call it."""
-        ...
-
-    @property
-    def band(self) -> float:
-        """Scores that differ by no more than this say the same; for :func:`policies.scoring.select`."""
-        ...
-
-    def score(self, block: Block) -> float:
-        """The keep score, 0 to 1: 1 keep, 0 evict first."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class Formula:
-    """A scorer that lets marks and supersession decide first."""
+class Scorer:
+    """How much a block is worth keeping: ``score`` gives 0 to 1, 1 keep, 0 evict first, and never raises.
+
+    Scores that differ by no more than ``band`` say the same.
+    """
 
     name: str
     band: float
-    formula: Callable[[Block], float]
-
-    def score(self, block: Block) -> float:
-        """The keep score, 0 to 1."""
-        fixed = decided(block)
-        return self.formula(block) if fixed is None else fixed
+    score: Callable[[Block], float]
 
 
 def scorer(name: str, params: Params = MappingProxyType({})) -> Scorer:
@@ -105,9 +156,8 @@ def scorer(name: str, params: Params = MappingProxyType({})) -> Scorer:
         if key not in known:
             raise PolicyError(f"{name}: no parameter {key}{_nearest(key, known)}")
     if name == "largest":
-        return Largest(_number(name, params, "band", 0.0))
-    formula = _FORMULAS[name](_Stated(name, params))
-    return Formula(name, _number(name, params, "band", BAND), formula)
+        return Scorer(name, _number(name, params, "band", 0.0), _largest)
+    return Scorer(name, _number(name, params, "band", BAND), _unless_decided(_FORMULAS[name](_Stated(name, params))))
 
 
 def parameters(name: str) -> tuple[str, ...]:
@@ -117,17 +167,18 @@ def parameters(name: str) -> tuple[str, ...]:
     return (*_PARAMETERS[name], "band")
 
 
-@dataclass(frozen=True, slots=True)
-class Largest:
+def _unless_decided(formula: Callable[[Block], float]) -> Callable[[Block], float]:
+    def score(block: Block) -> float:
+        fixed = decided(block)
+        return formula(block) if fixed is None else fixed
+
+    return score
+
+
+def _largest(block: Block) -> float:
     """Age counts messages (``behind``) where they are known, else steps. Scores only rank: none are equal in a band."""
-
-    band: float = 0.0
-    name: str = "largest"
-
-    def score(self, block: Block) -> float:
-        """The keep score, 0 to 1."""
-        age = block.age + 1 if block.behind is None else block.behind
-        return 1.0 / (1.0 + max(0, age) * max(0, block.tokens))
+    age = block.age + 1 if block.behind is None else block.behind
+    return 1.0 / (1.0 + max(0, age) * max(0, block.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +212,7 @@ class _Stated:
     def part(self, name: str) -> Callable[[Block], float]:
         """The formula of a scorer behind this one, with its parameters among these."""
         own = {key: value for key, value in self.params.items() if key in _PARAMETERS[name] and key[:7] != "weight_"}
-        return Formula(name, BAND, _FORMULAS[name](_Stated(name, own))).score
+        return _unless_decided(_FORMULAS[name](_Stated(name, own)))
 
 
 def _fifo(stated: _Stated) -> Callable[[Block], float]:
@@ -274,3 +325,84 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "largest": (),
     }
 )
+
+
+class Selection(NamedTuple):
+    """The blocks that go, lowest score first, of equals the older, and the tokens that frees, less the placeholders."""
+
+    chosen: tuple[Block, ...]
+    freed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    score: float
+    net: int
+    block: Block
+
+    @property
+    def order(self) -> tuple[float, int]:
+        return self.score, self.block.index
+
+
+def select(
+    scored: Sequence[tuple[Block, float]],
+    *,
+    free: int,
+    cost: Callable[[Block], int],
+    band: float = BAND,
+) -> Selection:
+    """The blocks that have to go to free ``free`` tokens, net of their placeholders.
+
+    ``cost`` is what a block's placeholder takes, in tokens; it is asked at most once for a block, and only
+    up to the band that is reached. Blocks that free nothing and blocks marked ``keep: true`` are never chosen.
+    """
+    chosen: list[_Ranked] = []
+    freed = 0
+    waiting = sorted((p for p in scored if p[0].keep is not True), key=lambda p: (p[1], p[0].index))
+    start = 0
+    while freed < free and start < len(waiting):
+        lowest = waiting[start][1]
+        width = band if lowest > 0.0 else 0.0
+        stop = start + 1
+        while stop < len(waiting) and waiting[stop][1] - lowest <= width:
+            stop += 1
+        nets = (_Ranked(score, block.tokens - cost(block), block) for block, score in waiting[start:stop])
+        paying = [ranked for ranked in nets if ranked.net > 0]
+        taken = _fewest(paying, free - freed)
+        chosen.extend(taken)
+        freed += sum(ranked.net for ranked in taken)
+        start = stop
+    kept, freed = _given_back(chosen, freed=freed, free=free)
+    return Selection(tuple(ranked.block for ranked in sorted(kept, key=lambda r: r.order)), freed)
+
+
+def _fewest(equals: Sequence[_Ranked], needed: int) -> list[_Ranked]:
+    """The fewest of ``equals`` that free ``needed`` together, all of them if that is not enough.
+
+    The largest are taken until one more suffices; that one is the smallest that does, the
+    oldest of several.
+    """
+    if sum(ranked.net for ranked in equals) <= needed:
+        return list(equals)
+    rising = sorted(equals, key=lambda r: (r.net, -r.block.index))
+    nets = [ranked.net for ranked in rising]
+    taken: list[_Ranked] = []
+    while rising and nets[-1] < needed:
+        needed -= nets.pop()
+        taken.append(rising.pop())
+    if needed > 0 and rising:
+        smallest = nets[bisect_left(nets, needed)]
+        taken.append(rising[bisect_right(nets, smallest) - 1])
+    return taken
+
+
+def _given_back(chosen: Sequence[_Ranked], *, freed: int, free: int) -> tuple[list[_Ranked], int]:
+    """What stays chosen when everything that can be spared is given back, highest score first, and what that frees."""
+    kept: list[_Ranked] = []
+    for ranked in sorted(chosen, key=lambda r: r.order, reverse=True):
+        if ranked.score > 0.0 and freed - ranked.net >= free:
+            freed -= ranked.net
+        else:
+            kept.append(ranked)
+    return kept, freed

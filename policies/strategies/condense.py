@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NamedTuple
 
-from policies.bounds import Bounds
-from policies.clipping import clip_middle
-from policies.draft import MESSAGE_OVERHEAD, Draft, replace_content
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, replace_content
 from policies.effects import Flow, together
 from policies.ledger import CONDENSED, SHORTENED, Condensed, Edit, EditKind, PlannedMessage
 from policies.messages import ToolCall
 from policies.summary import MaterialLine, condense
 from policies.summary.prompts import REASONS
 from policies.text.gist import clip, shorten
+from policies.tokens import clip_middle
 
 MAX_SHARE = 0.9
 """The share of what stands there now from which on a shorter text is not worth it (requirement A0.78; ours)."""
@@ -118,7 +117,7 @@ def condense_each(
         told = [text.failure for job, text in zip(batch, texts, strict=True) if job.asks]
         if told and all(told) and FAULTS.isdisjoint(told):
             asking = False  # nobody answers: code does the rest
-    return draft.because(failures[0]) if failures and draft.tokens > bounds.target else draft
+    return draft.with_reason(failures[0]) if failures and draft.tokens > bounds.target else draft
 
 
 def _enough(

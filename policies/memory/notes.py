@@ -10,28 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from policies.checkpoint import Status, Subtask
+from policies.ledger import Note, Status, Subtask
 from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.text.gist import shorten
-from policies.text.literals import names_something, normal
-from policies.text.segments import Source, parse
+from policies.text.segments import Source, names_something, normal, parse
 from policies.tokens import TokenCounter
-
-__all__ = [
-    "CATEGORIES",
-    "IMPORTANCE",
-    "Note",
-    "bounded",
-    "category_of",
-    "flaw",
-    "importance_of",
-    "is_due",
-    "notes_in",
-    "read_notes",
-    "render_notes",
-    "subtasks_of",
-]
 
 CATEGORIES = ("task_progress", "decisions", "bugs", "constraints", "learnings", "misc")
 IMPORTANCE = ("critical", "high", "normal")
@@ -59,19 +43,6 @@ _RANKED = ("importance", "priority", "level", "severity")
 _IN_WORDS = {Status.IN_PROGRESS: "doing", Status.PLANNED: "TODO", Status.DONE: "done"}
 _LIST = re.compile(r"\A(?:TODO|doing|done): ")
 _KEY = re.compile(r"\A([^:\n]{2,40}):\s")
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One note: its category, how much it matters, what it says, and where it was taken from.
-
-    ``source`` is ``tool``, ``fence``, ``model`` or ``api``.
-    """
-
-    category: str
-    importance: str
-    text: str
-    source: str = ""
 
 
 def category_of(word: str) -> str:

@@ -2,7 +2,8 @@
 adds.
 
 The user's statements stand word for word, a status comes from a list, an issue is the line that a tool printed, and
-decisions and learnings are what a note says. Nothing of it is guessed from the words of a language.
+decisions and learnings are what a note says. Nothing of it is guessed from the words of a language. What a model or
+another conversation added to the last state that was saved is not lost.
 """
 
 import re
@@ -10,17 +11,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from policies.checkpoint import Checkpoint, Status, Subtask, TaskDecision
-from policies.messages import ToolCall, same_call
-from policies.notes import Note, bounded, notes_in, subtasks_of
-from policies.settings import NoteTaking
-from policies.summary import Proposal
-from policies.text.extract import Item, candidates, choose, link
+from policies.draft import ConversationState
+from policies.effects import Flow
+from policies.ledger import Note, Status, Subtask, TaskDecision
+from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
+from policies.memory.notes import bounded, flaw, is_due, notes_in, read_notes, subtasks_of
+from policies.messages import ToolCall, Transcript, same_call
+from policies.settings import ContextSettings, NoteTaking
+from policies.summary import Proposal, condense, lines_of
+from policies.text.extract import Item, candidates, choose, extract, link
 from policies.text.gist import key_argument, shorten
-from policies.text.literals import literals, normal
-from policies.text.segments import Readings, Segment, Source, TextReading, clipped, is_question, parse, terms_of
-
-__all__ = ["known_until", "merge_states", "milestone", "read_state"]
+from policies.text.segments import (
+    Readings,
+    Segment,
+    Source,
+    TextReading,
+    clipped,
+    is_question,
+    literals,
+    normal,
+    parse,
+    sources_of,
+    terms_of,
+)
+from policies.tokens import TokenCounter
+from policies.turns import answered_calls, first_user, units
 
 MAX_LINE_LEN = 240
 MAX_NOTES = 10
@@ -32,6 +47,11 @@ ALIKE = 0.6
 """Share of their terms from which two entries say the same."""
 MIN_PART_LEN = 12
 MARKS = 4
+STEPS_BETWEEN = 10
+"""Steps between two times that a model takes notes."""
+NOTES_AT_ONCE = 600
+IDENTIFIERS_OF = 400
+"""The tokens of an extract whose identifiers a saved state lists as shown."""
 
 
 def read_state(
@@ -431,3 +451,91 @@ def _facts_of_call(source: Source) -> Iterator[tuple[str, str]]:
         shown = source.text.strip()
         if value.strip() == "pwd" and shown.startswith("/") and len(shown.split()) == 1:
             yield "cwd", shown
+
+
+def previous_state(known: ConversationState) -> Checkpoint | None:
+    """The newest state that was saved, or the one of another conversation that this one goes on from."""
+    for text in (known.checkpoint, known.resumed):
+        if text:
+            try:
+                return Checkpoint.from_json(text)
+            except InvalidCheckpoint:
+                continue
+    return None
+
+
+def state_of(
+    transcript: Transcript,
+    *,
+    settings: ContextSettings,
+    known: ConversationState,
+    counter: TokenCounter,
+    readings: Readings | None = None,
+) -> Checkpoint:
+    """The state of a conversation as its messages tell it, with the identifiers that matter most."""
+    sources = _sources(transcript, since=0)
+    goal = goal_of(transcript)
+    previous = previous_state(known.at(len(transcript.chain)))
+    state = read_state(sources, goal=goal, previous=previous, tools=settings.notes, readings=readings)
+    made = extract(sources, max_tokens=IDENTIFIERS_OF, counter=counter, goal=goal, readings=readings)
+    told = next((cut.narrative for cut in reversed(known.cuts) if cut.narrative), state.narrative)
+    return replace(state, identifiers=made.identifiers, narrative=told, version=known.next_version)
+
+
+def milestone_of(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> str | None:
+    """The milestone that the messages hold which no earlier request has sent; None for none."""
+    fresh = _sources(transcript, since=known.length)
+    if not fresh:
+        return None
+    return milestone(fresh, state=previous_state(known.at(len(transcript.chain))), tools=settings.notes)
+
+
+def goal_of(transcript: Transcript) -> str:
+    """The text of the first user message, empty without one."""
+    task = first_user(transcript.messages)
+    return "" if task is None else transcript.read(task).text
+
+
+def _sources(transcript: Transcript, *, since: int) -> list[Source]:
+    """The messages after the head from the ``since``-th on."""
+    messages, first = transcript.messages, transcript.head + since
+    begin = first
+    while transcript.head < begin < len(messages) and messages[begin].is_result:
+        begin -= 1  # to the message that made the calls
+    calls = answered_calls(transcript, units(messages, begin))
+    indices = [i for i in range(first, len(messages)) if not messages[i].is_head]
+    return sources_of(transcript, indices, calls)
+
+
+def notes_of(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> tuple[Note, ...]:
+    """The notes in the messages that no earlier request has sent: of note-taking tools, and in fenced blocks."""
+    return notes_in(_sources(transcript, since=known.length), settings.notes)
+
+
+def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> bool:
+    """Whether the conversation is long enough for notes by a model, and has grown enough since the last ones."""
+    if settings.summarizer is None:
+        return False
+    steps = units(transcript.messages, transcript.head)
+    if not is_due(settings.notes, turns=len(steps)):
+        return False
+    fresh = sum(1 for unit in steps if unit.start >= transcript.head + known.length)
+    return any((len(steps) - back) % STEPS_BETWEEN == 0 for back in range(fresh))
+
+
+def write_notes(
+    transcript: Transcript, *, known: ConversationState, counter: TokenCounter, max_input: int
+) -> Flow[tuple[Note, ...]]:
+    """Notes that a model takes on the newest steps; those that say nothing on their own are left out."""
+    steps = units(transcript.messages, transcript.head)[-STEPS_BETWEEN:]
+    sources = _sources(transcript, since=steps[0].start - transcript.head if steps else known.length)
+    written = yield from condense(
+        lines_of(sources),
+        prompt="notes",
+        max_tokens=NOTES_AT_ONCE,
+        max_input=max_input,
+        counter=counter,
+        key=transcript.chain[-1].hex(),
+    )
+    found = (replace(note, source="model") for note in read_notes(written.text))
+    return tuple(note for note in found if not flaw(note))

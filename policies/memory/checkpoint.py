@@ -3,14 +3,11 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from enum import StrEnum
 from typing import Any
 
-from policies.clipping import clip_middle
-from policies.errors import PolicyError
-from policies.tokens import TokenCounter
-
-__all__ = ["Checkpoint", "Identifier", "InvalidCheckpoint", "Status", "Subtask", "TaskDecision"]
+from policies.ledger import Identifier, Status, Subtask, TaskDecision
+from policies.messages import PolicyError
+from policies.tokens import TokenCounter, clip_middle
 
 MAX_SUBTASKS_SHOWN = 10
 MAX_DECISIONS_SHOWN = 5
@@ -29,46 +26,6 @@ class InvalidCheckpoint(PolicyError):
     """Text that is not a checkpoint, and why."""
 
 
-class Status(StrEnum):
-    """How far a subtask is; ``planned`` means that nothing of it has been done."""
-
-    PLANNED = "planned"
-    IN_PROGRESS = "in_progress"
-    DONE = "done"
-
-
-@dataclass(frozen=True, slots=True)
-class Subtask:
-    """One part of the task; ``told`` is whether only a model said so, which its next telling may change."""
-
-    text: str
-    status: Status = Status.PLANNED
-    told: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TaskDecision:
-    """What was decided, why, and what was decided against."""
-
-    text: str
-    rationale: str = ""
-    alternatives: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        why = f" (because {self.rationale})" if self.rationale else ""
-        against = f" [not: {'; '.join(self.alternatives)}]" if self.alternatives else ""
-        return f"{self.text}{why}{against}"
-
-
-@dataclass(frozen=True, slots=True)
-class Identifier:
-    """A literal of the removed span with what it names; ``shown`` is whether the extract carries it."""
-
-    value: str
-    label: str = ""
-    shown: bool = True
-
-
 @dataclass(frozen=True, slots=True)
 class Validity:
     """What validation found; a checkpoint with errors is not injected."""
@@ -78,6 +35,7 @@ class Validity:
 
     @property
     def valid(self) -> bool:
+        """Whether it may be kept."""
         return not self.errors
 
 
