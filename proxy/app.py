@@ -34,7 +34,8 @@ from proxy.monitor.health import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
 from proxy.runtime import Runtime
-from proxy.store import Store, StoreError
+from proxy.store import Store
+from proxy.store.errors import StoreError
 from proxy.store.maintenance import Timekeeper
 from proxy.store.records import KeyRow
 from proxy.store.write_behind import WriteBehindQueue

@@ -12,7 +12,8 @@ from proxy.cli import Failure
 from proxy.cli.output import moment, print_json, print_line, print_table, progress
 from proxy.cli.stored import json_option, reading, stored, writing
 from proxy.config import Config
-from proxy.store import AuditRow, AuditType, Store, Verified, VerifiedChains
+from proxy.store import Store
+from proxy.store.chain import AuditRow, AuditType, Verified, VerifiedChains
 from proxy.store.records import EvictionRow, EvictionSum
 
 OPERATOR = "operator"

@@ -38,7 +38,8 @@ from proxy.config.reload import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import FileValues
 from proxy.replay.scenarios import Conditions, Pace, TrafficCount, advice_for, pace_of
 from proxy.replay.script import Script
-from proxy.store import Store, StoreError
+from proxy.store import Store
+from proxy.store.errors import StoreError
 from proxy.store.records import PolicyRow
 
 

@@ -29,7 +29,8 @@ from proxy.config import Config, Flags, Handed, environment, hand_down, handed_d
 from proxy.effects.hooks import Hooks, Plugin
 from proxy.server import App, ServerLimits, run
 from proxy.simulator import Dialect, RunningSimulator, SimulatorSettings, run_simulator, serve_until_stopped
-from proxy.store import Store, StoreError
+from proxy.store import Store
+from proxy.store.errors import StoreError
 from proxy.telemetry import OtelSettings, QueuedLog, Telemetry, TelemetryError
 from proxy.telemetry.metrics import DROPPED
 from proxy.upstream.providers import providers_for

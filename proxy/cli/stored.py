@@ -14,7 +14,8 @@ from proxy.access.keys import Keyring
 from proxy.cli import Failure
 from proxy.config import Config, ConfigError, Flags, environment, load_config, masked_url
 from proxy.config.file import nearest
-from proxy.store import Store, StoreError
+from proxy.store import Store
+from proxy.store.errors import StoreError
 from proxy.store.records import ConversationRow
 
 T = TypeVar("T")

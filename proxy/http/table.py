@@ -41,8 +41,8 @@ from proxy.http.request import (
     respond_error,
 )
 from proxy.runtime import Runtime
-from proxy.store import StaleVersion, StoreError
 from proxy.store.chain import AuditType
+from proxy.store.errors import StaleVersion, StoreError
 from proxy.store.exchanges import By
 from proxy.stream.receive import ClientGone, Receive
 from proxy.stream.relay import Send

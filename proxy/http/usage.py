@@ -22,8 +22,7 @@ from proxy.http.request import (
     page,
     page_from,
 )
-from proxy.store import AuditRow
-from proxy.store.chain import AuditType
+from proxy.store.chain import AuditRow, AuditType
 from proxy.store.exchanges import ADDED, By
 from proxy.store.records import AlertRow, ConversationRow, EvictionRow, UsageRow
 from proxy.store.transaction import Place

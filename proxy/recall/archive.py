@@ -14,7 +14,9 @@ from policies.effects import Alike, Compare, Embed, Vectors
 from policies.messages import Body
 from proxy.effects.perform import Ask
 from proxy.recall.answering import Hit, Past, Term, passages, rank, terms_of
-from proxy.store import Original, Store, StoreError
+from proxy.store import Store
+from proxy.store.errors import StoreError
+from proxy.store.records import Original
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.wire.messages import body_of, read_message
 

@@ -16,37 +16,8 @@ import sqlalchemy as sa
 from proxy.store import archive, configuration, exchanges, maintenance, memory
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
-from proxy.store.chain import AuditEvent, AuditRow, AuditType, Broken, Verified, VerifiedChains
-from proxy.store.errors import (
-    CorruptStore,
-    NameTaken,
-    NoSuchVersion,
-    SchemaTooNew,
-    StaleVersion,
-    StoreError,
-    StoreUnavailable,
-)
-from proxy.store.records import (
-    AlertRow,
-    Arrival,
-    Branch,
-    CalibrationRow,
-    Change,
-    CheckpointRow,
-    ConversationRow,
-    EvictionRow,
-    EvictionSum,
-    ExchangeRow,
-    KeyRow,
-    LimitRow,
-    NoteRow,
-    Original,
-    PolicyRow,
-    RelayedRow,
-    RemovedRow,
-    SummaryRow,
-    UsageRow,
-)
+from proxy.store.errors import StoreError
+from proxy.store.records import ConversationRow, ExchangeRow, Original, RelayedRow, UsageRow
 from proxy.store.schema import HEAD
 from proxy.store.sqlite import Mode, SqliteDatabase
 from proxy.store.transaction import Content, Database, Transactions, reading, timed, writing
@@ -322,40 +293,3 @@ async def _opened(url: str, *, mode: Mode, patience: float, connections: int) ->
         f"the store cannot be a {scheme} database: its URL begins with sqlite+aiosqlite:// or postgresql://",
         reason="url",
     )
-
-
-__all__ = [
-    "AlertRow",
-    "Arrival",
-    "AuditEvent",
-    "AuditRow",
-    "AuditType",
-    "Branch",
-    "Broken",
-    "CalibrationRow",
-    "Change",
-    "CheckpointRow",
-    "ConversationRow",
-    "CorruptStore",
-    "EvictionRow",
-    "EvictionSum",
-    "ExchangeRow",
-    "KeyRow",
-    "LimitRow",
-    "NameTaken",
-    "NoSuchVersion",
-    "NoteRow",
-    "Original",
-    "PolicyRow",
-    "RelayedRow",
-    "RemovedRow",
-    "SchemaTooNew",
-    "StaleVersion",
-    "Store",
-    "StoreError",
-    "StoreUnavailable",
-    "SummaryRow",
-    "UsageRow",
-    "Verified",
-    "VerifiedChains",
-]

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from proxy.store import StaleVersion, Store, StoreError
+from proxy.store import Store
 from proxy.store.audit import of_change
+from proxy.store.errors import StaleVersion, StoreError
 from proxy.store.records import Change, ExchangeRow, RelayedRow
 
 log = logging.getLogger("weir.settle")

@@ -11,7 +11,8 @@ from typing import Any
 
 from policies.quality.health import Snapshot
 from proxy.simulator.app import RunningSimulator
-from proxy.store import AlertRow, AuditRow, AuditType
+from proxy.store.chain import AuditRow, AuditType
+from proxy.store.records import AlertRow
 from tests.functional.harness import COUNTER, RunningWeir
 
 Array = list[dict[str, Any]]

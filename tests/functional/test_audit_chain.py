@@ -18,7 +18,7 @@ from policies.summary import PROMPTS
 from proxy.cli import main
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
-from proxy.store import AuditRow, AuditType
+from proxy.store.chain import AuditRow, AuditType
 from tests.functional.harness import COUNTER, EITHER, EVICTING, Deployment, InTurns, RunningWeir, Talk, opening
 
 ADMIN = "admin-0123456789"

@@ -16,7 +16,7 @@ from policies.quality.fidelity import ANSWER, JUDGE
 from proxy.monitor.evaluation import is_sampled
 from proxy.simulator import Request, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
-from proxy.store import AuditType
+from proxy.store.chain import AuditType
 from proxy.telemetry import OtelSettings, Telemetry
 from proxy.telemetry.names import EVALUATE_SPAN, FIDELITY_SCORE
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, weir

@@ -18,7 +18,8 @@ from proxy.config import load_config
 from proxy.config.reload import changes, stamps
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from proxy.store import AuditType, Store
+from proxy.store import Store
+from proxy.store.chain import AuditType
 from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, opening, weir
 
 ADMIN = "admin-0123456789"

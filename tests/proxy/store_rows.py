@@ -5,7 +5,7 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 
 from policies.ledger import Cut, Edit, EditKind
-from proxy.store import Change, EvictionRow, ExchangeRow, NoteRow, Original, SummaryRow
+from proxy.store.records import Change, EvictionRow, ExchangeRow, NoteRow, Original, SummaryRow
 
 
 def url(path: Path) -> str:

@@ -10,17 +10,9 @@ from typing import Any
 from policies.ledger import Prepared
 from policies.pressure import Trend
 from policies.settings import ContextSettings
-from proxy.store import (
-    Arrival,
-    AuditEvent,
-    AuditType,
-    CalibrationRow,
-    ConversationRow,
-    KeyRow,
-    LimitRow,
-    RelayedRow,
-    Store,
-)
+from proxy.store import Store
+from proxy.store.chain import AuditEvent, AuditType
+from proxy.store.records import Arrival, CalibrationRow, ConversationRow, KeyRow, LimitRow, RelayedRow
 from tests.proxy.store_rows import change, cut, digest, edit, eviction, exchange, note, original, saved, summary
 from tests.proxy.test_store_health import session
 

@@ -16,7 +16,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from proxy.store import Store, StoreError, StoreUnavailable
+from proxy.store import Store
+from proxy.store.errors import StoreError, StoreUnavailable
 from tests.proxy.store_rows import change, exchange, original, saved, url
 
 BIG = "x" * 20_000

@@ -16,10 +16,11 @@ import pytest
 
 from policies.ledger import Edit, EditKind
 from policies.pressure import Event
-from proxy.store import AuditRow, AuditType, Broken, KeyRow, Store, StoreError
-from proxy.store.chain import GENESIS, AuditEvent, harmless, hash_of, linked, name_digest
+from proxy.store import Store
+from proxy.store.chain import GENESIS, AuditEvent, AuditRow, AuditType, Broken, harmless, hash_of, linked, name_digest
+from proxy.store.errors import StoreError
 from proxy.store.packing import pack_words, unpack_words
-from proxy.store.records import ConversationRow
+from proxy.store.records import ConversationRow, KeyRow
 from proxy.store.write_behind import WriteBehindQueue
 from tests.proxy.audit_writer import PART
 from tests.proxy.store_rows import change, edit, eviction, exchange, note, original, saved, url

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store import Store, StoreError
+from proxy.store import Store
+from proxy.store.errors import StoreError
 from proxy.store.postgres import address_of
 from tests.functional.harness import ROOT
 from tests.postgres import Postgres, pgbouncer

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store import Change, Store
+from proxy.store import Store
 from proxy.store.packing import pack_message
+from proxy.store.records import Change
 from tests.proxy.store_rows import change, exchange, original, sha, url
 
 

@@ -6,15 +6,9 @@ from pathlib import Path
 import pytest
 
 from policies.ledger import EditKind
-from proxy.store import (
-    CalibrationRow,
-    KeyRow,
-    LimitRow,
-    NameTaken,
-    StaleVersion,
-    Store,
-    StoreError,
-)
+from proxy.store import Store
+from proxy.store.errors import NameTaken, StaleVersion, StoreError
+from proxy.store.records import CalibrationRow, KeyRow, LimitRow
 from tests.proxy.store_rows import chain, change, cut, edit, exchange, original, url
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store import StaleVersion, Store, StoreUnavailable
+from proxy.store import Store
+from proxy.store.errors import StaleVersion, StoreUnavailable
 from tests.profile import tried
 from tests.proxy.store_rows import chain, change, exchange, original, sha, url
 from tests.proxy.store_writer import big_state

@@ -8,8 +8,8 @@ import pytest
 
 from policies.quality.health import Checkup, Episode, Health, HealthAlert, Sample, check
 from policies.settings import HealthRules
-from proxy.store import ExchangeRow, Store
-from proxy.store.records import ConversationRow
+from proxy.store import Store
+from proxy.store.records import ConversationRow, ExchangeRow
 from tests.proxy.store_rows import chain, exchange, url
 
 RULES = HealthRules()

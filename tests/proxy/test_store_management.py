@@ -9,7 +9,8 @@ import pytest
 
 from policies.pressure import Trend
 from policies.settings import ContextSettings
-from proxy.store import PolicyRow, Store
+from proxy.store import Store
+from proxy.store.records import PolicyRow
 from tests.proxy.store_rows import chain, change, digest, eviction, exchange, saved, url
 
 RULES = ContextSettings().trend

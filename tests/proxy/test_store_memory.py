@@ -14,9 +14,10 @@ import sqlalchemy as sa
 from policies.draft import ConversationState
 from policies.ledger import EditKind, Prepared
 from proxy.conversation.thread import Thread
-from proxy.store import Change, ConversationRow, NoSuchVersion, StaleVersion, Store
+from proxy.store import ConversationRow, Store
+from proxy.store.errors import NoSuchVersion, StaleVersion
 from proxy.store.memory import MAX_NOTES, MAX_SUMMARIES
-from proxy.store.records import Branch
+from proxy.store.records import Branch, Change, ConversationRow
 from proxy.store.sqlite import SqliteDatabase
 from tests.proxy.store_rows import (
     chain,

@@ -19,7 +19,8 @@ from proxy.conversation.book import Conversations
 from proxy.effects.allowance import Allowance
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
-from proxy.store import AuditType, Broken, Store
+from proxy.store import Store
+from proxy.store.chain import AuditType, Broken
 from proxy.store.packing import pack_message
 from proxy.store.schema import HEAD
 from tests.functional.harness import COUNTER, Talk, weir

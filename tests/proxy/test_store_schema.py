@@ -20,12 +20,7 @@ from sqlalchemy.dialects import postgresql
 from policies.ledger import Prepared
 from proxy.cli.audit import db
 from proxy.store import (
-    CorruptStore,
-    KeyRow,
-    SchemaTooNew,
     Store,
-    StoreError,
-    StoreUnavailable,
     archive,
     audit,
     configuration,
@@ -37,6 +32,8 @@ from proxy.store import (
     schema,
     transaction,
 )
+from proxy.store.errors import CorruptStore, SchemaTooNew, StoreError, StoreUnavailable
+from proxy.store.records import KeyRow
 from proxy.store.sqlite import SqliteDatabase, has_wal_reset_bug, journal_for
 from tests.proxy.store_rows import change, eviction, exchange, note, original, summary, url
 from tests.proxy.test_store_of_before import unpacked
