@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from policies.pressure import Trend, velocity
+from policies.pressure import Trend
 from proxy.cli import main
 from proxy.simulator.serving import serve_simulator
 from proxy.simulator.settings import SimulatorSettings
@@ -101,7 +101,7 @@ async def test_a_fork_inherits_the_growth_and_goes_its_own_way(deployment: Deplo
     assert rows[-1].branch != before[-1].branch
     assert rows[-2].velocity == before[-1].velocity
     assert own.deltas[:-1] == parent.deltas[1:]
-    assert velocity(own) != velocity(parent)
+    assert own.velocity != parent.velocity
 
 
 @pytest.mark.requirement("A0.19", "A0.22")
