@@ -4,6 +4,7 @@ import functools
 import os
 import ssl
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 
+from proxy.models import facts
 from proxy.store import schema
 from tests.forked import forked_processes
 from tests.postgres import Missing, Postgres, postgres_server
@@ -32,15 +34,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def authorities_read_once() -> Iterator[None]:
     """One TLS context for all clients that name none: to read the authorities' certificates costs 30 ms each time."""
-    read = functools.cache(httpx.create_ssl_context)
+
+    @functools.cache
+    def read(trust_env: bool, *_: str | None) -> ssl.SSLContext:
+        return httpx.create_ssl_context(trust_env=trust_env)
 
     def context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
-        steered = trust_env and ("SSL_CERT_FILE" in os.environ or "SSL_CERT_DIR" in os.environ)
-        own = verify is not True or cert is not None or steered
-        return httpx.create_ssl_context(verify, cert, trust_env) if own else read()
+        if verify is not True or cert is not None:
+            return httpx.create_ssl_context(verify, cert, trust_env)
+        return read(trust_env, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", context)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def models_read_once() -> Iterator[None]:
+    """The table of models that litellm brings is read once in each of its states: every Weir that starts needs it."""
+    load = facts.ModelRegistry.load
+
+    @functools.cache
+    def read(path: Path, _changed: int) -> facts.ModelRegistry:
+        registry = facts.ModelRegistry(table=path)
+        load(registry)
+        return registry
+
+    def copied(registry: facts.ModelRegistry) -> int:
+        path = registry._path or facts.table_path()
+        if registry._table is None and path is not None and path.is_file():
+            of_path = read(path, path.stat().st_mtime_ns)
+            registry._table, registry._bare = of_path._table, of_path._bare
+        return load(registry)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(facts.ModelRegistry, "load", copied)
         yield
 
 

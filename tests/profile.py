@@ -2,7 +2,11 @@
 
 import os
 
+import pytest
+
 SOAK = bool(os.environ.get("WEIR_SOAK"))
+soak = pytest.mark.skipif(not SOAK, reason="takes its time: set WEIR_SOAK")
+"""For a test that only a run with time has: what it proves with something real is proven otherwise in every run."""
 
 
 def tried(ordinary: int, soak: int) -> int:

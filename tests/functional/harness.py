@@ -400,9 +400,13 @@ class Talk:
     headers: list[Mapping[str, str]] = field(default_factory=list)
 
     async def ask(self, messages: list[dict[str, Any]] | None = None, **options: Any) -> Any:
-        """The parsed answer to one request; its headers are kept."""
+        """The parsed answer to one request; its headers are kept.
+
+        The messages stand in ``extra_body``: the same bytes, without the types of the SDK tried on each of them.
+        """
         given = {"max_tokens": 512, "model": self.model, **options}
-        raw = await self.client.chat.completions.with_raw_response.create(messages=messages or self.messages, **given)
+        body = {**given.pop("extra_body", {}), "messages": messages or self.messages}
+        raw = await self.client.chat.completions.with_raw_response.create(messages=[], extra_body=body, **given)
         self.headers.append(dict(raw.headers))
         return raw.parse()
 

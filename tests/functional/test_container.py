@@ -71,12 +71,12 @@ def running(image: Image, env: Mapping[str, str] = {}) -> Iterator[Container]:
     assert process.stderr is not None
     container = Container(image, env, [])
     try:
-        while image.run(image.health, env).returncode:
-            assert process.poll() is None, process.stderr.read()
         for line in process.stderr:
             container.said.append(line.rstrip())
             if "OPENAI_BASE_URL" in line:
                 break
+        while image.run(image.health, env).returncode:
+            assert process.poll() is None, container.said
         yield container
     finally:
         process.send_signal(signal.SIGTERM)

@@ -51,6 +51,33 @@ async def hanging(
                 await target.runtime.summarizer.close()
 
 
+@asynccontextmanager
+async def held_back(simulator: RunningSimulator) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """A way to the simulator on which no answer comes back before the event."""
+    let_go = asyncio.Event()
+    port = int(simulator.base_url.rpartition(":")[2].partition("/")[0])
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, held: bool) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                if held:
+                    await let_go.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pump(reader, back, held=False), pump(there, writer, held=True))
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", let_go
+    finally:
+        let_go.set()
+        server.close()
+
+
 def still_open(simulator: RunningSimulator) -> int:
     """Requests that the summariser has and has not answered."""
     return sum(not seen.finished for seen in simulator.ledger if seen.model == "notes")
@@ -107,21 +134,19 @@ async def test_a_policy_that_waits_waits_as_long_as_it_says_for_all_of_a_batch(t
 
 @pytest.mark.requirement("D14", "P13", "A2.27")
 async def test_a_note_that_comes_after_the_batch_is_in_the_next_one_and_moves_nothing_before(tmp_path: Path) -> None:
-    settings = SimulatorSettings(
-        window=8192,
-        windows={"notes": 32_768},
-        summary_model="notes",
-        summary_seconds=1.5,
-    )
-    async with serve_simulator(settings, counter=COUNTER) as simulator:
+    settings = SimulatorSettings(window=8192, windows={"notes": 32_768}, summary_model="notes")
+    async with serve_simulator(settings, counter=COUNTER) as simulator, held_back(simulator) as (held, let_go):
         yaml = YAML.format(upstream=simulator.base_url, summaries="prepare_at: 0.5", cascade=COMPACT)
+        yaml = yaml.replace('match: "notes", upstream: sim', 'match: "notes", upstream: held')
+        yaml = yaml.replace("upstreams:", f'upstreams:\n  held: {{kind: openai, base_url: "{held}", api_key: pass}}')
         async with weir("", tmp_path / "w.db", yaml=yaml, folder=tmp_path, window=None) as target:
             talk = Talk(target.client(), opening()[:1])
             talk.grow(8)
             while not any("compact" in h["x-weir-actions"] for h in talk.headers):
                 await talk.chat(1)
             at_batch = len(answered(simulator))
-            assert still_open(simulator) == 1, "the batch came before the note"
+            assert [seen.model for seen in simulator.ledger].count("notes") == 1, "the note had been asked for"
+            let_go.set()
             await target.runtime.preparation.settled()
             await talk.chat(3)
             before_next = batches(arrays_of(answered(simulator))[at_batch - 1 :])

@@ -11,10 +11,10 @@ import pytest
 
 from tests.golden.corpus import SETS, SHARED, Case
 from tests.golden.pinned import differing, play_all, read
+from tests.profile import soak
 
 SHARES = 8
 AGAIN = "see python -m tests.golden --dump; if it is meant, python -m tests.golden --write"
-soak = pytest.mark.skipif(not os.environ.get("WEIR_SOAK"), reason="many conversations: set WEIR_SOAK")
 beside = pytest.mark.skipif(not SHARED.exists(), reason="the data sets are not beside the repository")
 
 

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 from policies.summary import grounded, invented, missing, normal_text
@@ -97,9 +95,8 @@ def test_normal_text_is_how_identifiers_are_compared() -> None:
 
 @pytest.mark.requirement("S.27")
 @pytest.mark.parametrize("unit", ["a/", "1,", "W7731 ", "/x/y.py ", "error ", "a.b.", '"', "\\n", "9" * 50 + " "])
+@pytest.mark.timeout(30)  # a tenth of a second, where quadratic takes minutes
 def test_hostile_repetition_is_checked_in_linear_time(unit: str) -> None:
     text = unit * (40_000 // len(unit))
-    start = time.process_time()
-    grounded(text[:8_000], text * 6)
-    missing(text[:8_000], text * 6)
-    assert time.process_time() - start < 3.0
+    grounded(text[:16_000], text * 12)
+    missing(text[:16_000], text * 12)

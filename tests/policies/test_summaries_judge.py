@@ -1,5 +1,4 @@
 import random
-import time
 
 import pytest
 
@@ -215,8 +214,7 @@ def test_reasoning_is_left_out_however_it_is_nested() -> None:
         "(",
     ],
 )
+@pytest.mark.timeout(30)  # a tenth of a second, where quadratic takes minutes
 def test_hostile_repetition_is_judged_in_linear_time(unit: str) -> None:
     text = unit * (60_000 // len(unit))
-    start = time.process_time()
     verdict(Summary(text), max_tokens=20_000)
-    assert time.process_time() - start < 3.0

@@ -169,8 +169,8 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 @on_uvloop
 async def test_headers_that_trickle_in_end_with_408_at_the_deadline() -> None:
     async with serve(Echo(), lifespan="off", limits=SHORT) as server:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         began = time.monotonic()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
 
         async def trickle() -> None:
             for byte in b"POST / HTTP/1.1\r\nHost: weir\r\nX-Slow: " + b"a" * 500:
@@ -201,8 +201,8 @@ async def test_a_body_that_trickles_in_ends_with_408_and_the_application_sees_a_
     app = Echo()
     async with serve(app, lifespan="off", limits=SHORT) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"POST / HTTP/1.1\r\nHost: weir\r\nContent-Length: 1000000\r\n\r\n")
         began = time.monotonic()
+        writer.write(b"POST / HTTP/1.1\r\nHost: weir\r\nContent-Length: 1000000\r\n\r\n")
 
         async def trickle() -> None:
             while True:

@@ -1,4 +1,8 @@
-"""Traces of a whole Weir in a real viewer: Arize Phoenix, started here, read back over its own API."""
+"""Traces of a whole Weir in a real viewer: Arize Phoenix, started here, read back over its own API.
+
+It takes minutes to install. In every run ``tests/functional/test_traces.py`` reads the same trees, over both
+protocols, with the official messages.
+"""
 
 import asyncio
 import os
@@ -19,9 +23,10 @@ from proxy.simulator.model import SimulatorSettings
 from proxy.telemetry import OtelSettings, Telemetry
 from proxy.telemetry.setup import Protocol
 from tests.functional.harness import COUNTER, TOOLS, free_port, opening, tool_step, weir
+from tests.profile import soak
 from tests.real.environments import Unavailable, clean_environment, environment
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.real, soak, pytest.mark.timeout(420)]
 
 PATIENCE = 90.0
 ALONE = {
