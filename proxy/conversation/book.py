@@ -32,8 +32,8 @@ from proxy.conversation.thread import (
     new_thread,
     thread_from,
 )
-from proxy.store import Store, StoreError
-from proxy.store.errors import StaleVersion
+from proxy.store import Store
+from proxy.store.errors import StaleVersion, StoreError
 from proxy.store.records import Arrival, Branch, Change, ConversationRow
 
 log = logging.getLogger("weir.conversation")

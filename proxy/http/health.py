@@ -11,7 +11,7 @@ from proxy.config.values import UpstreamSettings
 from proxy.errors import MethodNotAllowed
 from proxy.http.request import respond, respond_error, respond_json
 from proxy.runtime import Runtime
-from proxy.store import StoreError
+from proxy.store.errors import StoreError
 from proxy.stream.receive import Receive
 from proxy.stream.relay import Send
 from proxy.telemetry import CONTENT_TYPE

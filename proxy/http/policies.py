@@ -15,7 +15,7 @@ from proxy.config.reload import SetPolicy, read_policy, without_set_policy
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.http.request import ManagementAnswer, ManagementRequest, Page, Shape, as_json, page_of_whole
 from proxy.runtime import Runtime
-from proxy.store import StoreError
+from proxy.store.errors import StoreError
 from proxy.stream.receive import read_body
 
 MAX_POLICY = 256 * 1024

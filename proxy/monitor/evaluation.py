@@ -17,7 +17,8 @@ from policies.quality.coverage import Contexts, Coverage, Dimension, contexts_of
 from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
 from proxy.effects.perform import Background, drive, step
 from proxy.planning.values import Paid, Plan, PlanRequest, Recognized
-from proxy.store import Store, StoreError
+from proxy.store import Store
+from proxy.store.errors import StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import Trace, names
 

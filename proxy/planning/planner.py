@@ -43,8 +43,8 @@ from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.planning.changes import change_of, empty_change, pruned_tools, stamped
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.recall.archive import by_likeness, elsewhere
-from proxy.store import Store, StoreError
-from proxy.store.errors import StaleVersion
+from proxy.store import Store
+from proxy.store.errors import StaleVersion, StoreError
 from proxy.store.records import Change, EvictionRow
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT

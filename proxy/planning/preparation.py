@@ -30,7 +30,8 @@ from proxy.conversation.thread import Thread
 from proxy.effects.perform import Ask, Background, drive, step
 from proxy.planning.planner import CLAIMED, Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized
-from proxy.store import Store, StoreError
+from proxy.store import Store
+from proxy.store.errors import StoreError
 from proxy.store.records import NoteRow
 from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, RequestContext, Trace, names
 
