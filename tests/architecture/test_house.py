@@ -5,17 +5,17 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 54_000,
-    "files": 195,
+    "lines": 53_600,
+    "files": 187,
     "loose modules in policies": 12,
-    "loose modules in proxy": 12,
-    "longest chain of imports": 31,
+    "loose modules in proxy": 5,
+    "longest chain of imports": 27,
     "class names that stand twice": 0,
     "longest file": 600,
-    "longest function": 81,
-    "files of a warm request": 64,
-    "jumps of a warm request": 335,
-    "files of a first batch": 71,
+    "longest function": 60,
+    "files of a warm request": 62,
+    "jumps of a warm request": 325,
+    "files of a first batch": 70,
 }
 """To be lowered with every room that is furnished, never raised without a word about why."""
 

@@ -281,9 +281,9 @@ def test_a_summary_that_comes_while_a_batch_is_planned_without_it_is_for_the_nex
     late = Prepared(2, b"prefix", "Two messages, in words.")
     branch = Branch(tenant="tenant-a", conversation="c1", name="c1", branch="b1", version=0)
     thread = Thread(branch, ConversationState(prepared=late))
-    thread.apply((), cut(1), 1, prepared=None)
+    thread.apply(replace(change(0), edits=(), cut=cut(1)), 1)
     assert thread.known.prepared == late
-    thread.apply((), cut(2), 2, prepared=late)
+    thread.apply(replace(change(1), edits=(), cut=cut(2), prepared=late), 2)
     assert thread.known.prepared is None
 
 
