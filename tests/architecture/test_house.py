@@ -8,7 +8,7 @@ REACHED = {
     "lines": 53_600,
     "files": 187,
     "loose modules in policies": 12,
-    "loose modules in proxy": 5,
+    "loose modules in proxy": 12,
     "longest chain of imports": 27,
     "class names that stand twice": 0,
     "longest file": 600,
