@@ -5,7 +5,7 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 54_100,
+    "lines": 54_000,
     "files": 246,
     "loose modules in policies": 12,
     "loose modules in proxy": 33,
