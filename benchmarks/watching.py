@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
@@ -33,20 +33,17 @@ from rich.table import Table
 from benchmarks.processes import ROOT, Cores, companion, weir
 from benchmarks.stub import digest
 from benchmarks.traffic import KEY, Conversation
-from proxy.access.destination import CHAT, for_chat
 from proxy.access.keys import credentials_in
 from proxy.app import running
-from proxy.call import Call
 from proxy.config import Flags, load_config
-from proxy.exchange_rows import row_of
-from proxy.outcome import Outcome
-from proxy.record import count, end_trace, write_line
+from proxy.exchange.progress import ExchangeProgress
+from proxy.exchange.record import record_of
+from proxy.exchange.run import ExchangeHandler
+from proxy.exchange.tell import count, end_trace, record_exchange, row_of, write_line
 from proxy.runtime import Runtime
-from proxy.settlement import record_exchange, record_of
 from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry import OtelSettings, QueuedLog, Telemetry
 from proxy.wire.counting import Tokenizer
-from proxy.wire.messages import parse_chat
 
 ROOMY, NARROW = 200_000, 110_000
 WARM_UP = 5
@@ -73,40 +70,47 @@ async def parts(window: int, *, requests: int, otlp: bool, tokenizer: Tokenizer)
     async with running(load_config(None, env={}, flags=flags), telemetry=telemetry, tokenizer=tokenizer) as runtime:
         conversation = Conversation(random.Random("watching"))
         for number in range(requests + WARM_UP):
-            outcome = await _planned(runtime, conversation.next().data.partition(b"\r\n\r\n")[2], number)
+            progress = await _planned(runtime, conversation.next().data.partition(b"\r\n\r\n")[2])
             into = found if number >= WARM_UP else defaultdict(list)
             gc.disable()
             if number % 2:
                 begun = time.perf_counter()
-                record_exchange(runtime, outcome)
+                record_exchange(runtime, progress)
                 into["whole"].append(1e6 * (time.perf_counter() - begun))
             else:
-                _in_parts(runtime, outcome, into)
+                _in_parts(runtime, progress, into)
             gc.enable()
             await runtime.preparation.settled()
     await asyncio.to_thread(telemetry.shutdown)
     return dict(found)
 
 
-async def _planned(runtime: Runtime, body: bytes, number: int) -> Outcome:
+async def _planned(runtime: Runtime, body: bytes) -> ExchangeProgress:
     """An exchange that was planned and answered."""
-    started = time.perf_counter()
-    trace = runtime.telemetry.exchange("POST", "/v1/chat/completions", HEADERS, request_id=f"req_{number}")
-    outcome = Outcome(id=f"req_{number}", started=started, trace=trace)
-    outcome.request, outcome.caller = parse_chat(body), runtime.keyring.identify(credentials_in(HEADERS))
-    outcome.destination, _ = for_chat(runtime.config, outcome.caller, CHAT, outcome.request, query=b"")
-    outcome.planned = await Call(runtime, outcome.request, outcome.destination, HEADERS, outcome).plan()
-    outcome.ready = outcome.called = time.perf_counter()
-    outcome.attempt = trace.attempt(outcome.request.model, "openai")
-    outcome.status = 200
-    prompt = outcome.planned.sent or 0
-    outcome.seen = Tap(
-        ReportedUsage(prompt, 120, prompt // 2), ["stop"], "gpt-4o-mini", "chatcmpl-1", said=True, done=True
+    handler = ExchangeHandler(runtime, {"headers": HEADERS}, _nothing, _nowhere)
+    progress = handler.progress
+    progress.caller = runtime.keyring.identify(credentials_in(HEADERS))
+    request = handler.read(body, progress.caller)
+    plan = await handler.plan(request)
+    attempts, _ = handler.attempts_of(request)
+    progress.ready = attempts.called = time.perf_counter()
+    attempts.span = progress.trace.attempt(progress.model, "openai")
+    progress.status = 200
+    progress.seen = Tap(
+        ReportedUsage(plan.sent, 120, plan.sent // 2), ["stop"], "gpt-4o-mini", "chatcmpl-1", said=True, done=True
     )
-    return outcome
+    return progress
 
 
-def _in_parts(runtime: Runtime, outcome: Outcome, found: Times) -> None:
+async def _nothing() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _nowhere(message: MutableMapping[str, Any]) -> None:
+    del message
+
+
+def _in_parts(runtime: Runtime, progress: ExchangeProgress, found: Times) -> None:
     """What ``record_exchange`` does, each part timed."""
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
@@ -115,15 +119,15 @@ def _in_parts(runtime: Runtime, outcome: Outcome, found: Times) -> None:
         found[name].append(1e6 * (time.perf_counter() - begun))
         return result
 
-    record = timed("record, health", lambda: record_of(runtime, outcome, ended=time.perf_counter()))
+    record = timed("record, health", lambda: record_of(runtime, progress, ended=time.perf_counter()))
     timed("trace", lambda: end_trace(record))
     timed("metrics", lambda: count(runtime.telemetry.metrics, record))
     timed("log", lambda: write_line(runtime.logger, record))
-    if record.tokens is not None and record.planned.branch is not None:
-        row = timed("row", lambda: row_of(record, record.tokens))
+    if record.tokens is not None and record.plan.recognized is not None:
+        row = timed("row", partial(row_of, record, record.tokens, record.plan.recognized))
         timed("queue", partial(runtime.settler.put, row))
-        if record.job is not None:
-            timed("preparation", partial(runtime.preparation.after, record.job, record.planned))
+        if record.asked is not None:
+            timed("preparation", partial(runtime.preparation.after, record.asked, record.plan))
 
 
 def overhead(*, connections: int, requests: int) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from proxy.models.facts import ModelRegistry
 from proxy.models.limits import ModelLimitsResolver
 from proxy.monitor.evaluation import OnlineEvaluation
 from proxy.monitor.health import Alerts, HealthBook
-from proxy.planning import Planner
-from proxy.preparation import Preparation
+from proxy.planning.planner import Planner
+from proxy.planning.preparation import Preparation
 from proxy.store import Store
 from proxy.store.records import PolicyRow
 from proxy.store.write_behind import WriteBehindQueue

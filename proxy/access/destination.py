@@ -52,6 +52,10 @@ _DISPOSITION = re.compile(
 )
 
 
+TENANT_SHOWN = 8
+"""Digits of a tenant's hash in logs and metrics."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """One key's owner.

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
+from proxy.access.destination import TENANT_SHOWN
 from proxy.cli import Failure
 from proxy.cli.output import moment, print_json, print_line, print_table, progress
 from proxy.cli.stored import json_option, reading, stored, writing
@@ -16,7 +17,6 @@ from proxy.store.chain import AuditRow, AuditType, Verified, VerifiedChains
 from proxy.store.records import EvictionRow, EvictionSum
 
 OPERATOR = "operator"
-TENANT_SHOWN = 8
 FACTS_SHOWN = 100
 EVICTIONS_SHOWN = 20
 HEAD = re.compile(r"(?:(\d+):)?([0-9a-f]{64})")

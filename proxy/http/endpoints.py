@@ -32,13 +32,14 @@ from proxy.access.destination import (
 )
 from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
-from proxy.exchange import Exchange
+from proxy.exchange.progress import CLIENT_CLOSED
+from proxy.exchange.replies import address_of, provider_of
+from proxy.exchange.run import ExchangeHandler
+from proxy.exchange.tell import NO_POLICY, record_relayed
 from proxy.http.request import Headers, counted, respond_error, respond_json
-from proxy.intake import ClientGone, Receive, declared_length, read_held, read_part, while_connected
-from proxy.outcome import CLIENT_CLOSED, address_of, provider_of
-from proxy.relay import Send, StreamCut, relay_stream
 from proxy.runtime import Runtime
-from proxy.settlement import NO_POLICY, record_relayed
+from proxy.stream.receive import ClientGone, Receive, declared_length, read_held, read_part, while_connected
+from proxy.stream.relay import Send, StreamCut, relay_stream
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
 from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
 from proxy.telemetry.metrics import REQUESTS
@@ -386,7 +387,7 @@ class Api:
 
     async def chat(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer ``POST /v1/chat/completions``, the managed route."""
-        await Exchange(self._runtime, scope, receive, send).run()
+        await ExchangeHandler(self._runtime, scope, receive, send).run()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -400,7 +401,7 @@ class Api:
             await respond_error(send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1."))
             return
         if route.kind == "chat":
-            await Exchange(runtime, scope, receive, send, route).run()
+            await ExchangeHandler(runtime, scope, receive, send, route).run()
             return
 
         async def answer(sending: Send) -> None:

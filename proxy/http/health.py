@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 from proxy.config.values import UpstreamSettings
 from proxy.errors import MethodNotAllowed
 from proxy.http.request import respond, respond_error, respond_json
-from proxy.intake import Receive
-from proxy.relay import Send
 from proxy.runtime import Runtime
 from proxy.store.errors import StoreError
+from proxy.stream.receive import Receive
+from proxy.stream.relay import Send
 from proxy.telemetry import CONTENT_TYPE
 
 GOOD_FOR = 5.0

@@ -14,9 +14,9 @@ from proxy.config.presets import about, policy_values, policy_warnings, preset_d
 from proxy.config.reload import SetPolicy, read_policy, without_set_policy
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.http.request import ManagementAnswer, ManagementRequest, Page, Shape, as_json, page_of_whole
-from proxy.intake import read_body
 from proxy.runtime import Runtime
 from proxy.store.errors import StoreError
+from proxy.stream.receive import read_body
 
 MAX_POLICY = 256 * 1024
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

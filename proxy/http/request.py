@@ -18,12 +18,12 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound, ProxyError
-from proxy.intake import Receive, read_body
-from proxy.relay import Send
 from proxy.runtime import Runtime
 from proxy.store import Store
 from proxy.store.records import ConversationRow
 from proxy.store.transaction import Place
+from proxy.stream.receive import Receive, read_body
+from proxy.stream.relay import Send
 from proxy.telemetry import LOG_CONTEXT, Metrics
 
 Row = TypeVar("Row")

@@ -40,12 +40,12 @@ from proxy.http.request import (
     respond,
     respond_error,
 )
-from proxy.intake import ClientGone, Receive
-from proxy.relay import Send
 from proxy.runtime import Runtime
 from proxy.store.chain import AuditType
 from proxy.store.errors import StaleVersion, StoreError
 from proxy.store.exchanges import By
+from proxy.stream.receive import ClientGone, Receive
+from proxy.stream.relay import Send
 
 PREFIX = "/weir/"
 Asker = Literal["anyone", "key", "caller", "operator"]

@@ -21,10 +21,10 @@ from policies import EditKind
 from policies.media import bare_name
 from policies.messages import count_occurrences
 from policies.quality.advise import GEMINI_CLIFF, OPENAI_CLIFF, PROVIDERS, Cliff, TokenPrices
-from proxy.conversation import Prefix
+from proxy.conversation.thread import Prefix
 from proxy.effects.evictions import CUT
 from proxy.models.facts import ModelFacts
-from proxy.planning import PlannedRequest
+from proxy.planning.values import Plan, Recognized
 from proxy.tap import ReportedUsage
 from proxy.wire.messages import TOOL_FIELDS, ChatRequest
 
@@ -150,7 +150,8 @@ def shown(detail: Mapping[str, object]) -> dict[str, object]:
 
 
 def follow(
-    planned: PlannedRequest,
+    plan: Plan,
+    recognized: Recognized,
     request: ChatRequest,
     usage: ReportedUsage | None,
     *,
@@ -164,20 +165,19 @@ def follow(
     ``ttl`` is the policy's, in seconds; ``at`` when the request was settled; ``carried_out`` whether the plan is what
     went up, and ``ok`` whether the upstream accepted it.
     """
-    assert planned.recognised is not None  # noqa: S101 - the caller looked at its branch
-    thread = planned.recognised.thread
-    before, now = thread.prefix, _prefix(planned, request, usage)
-    touched = carried_out and _touches_what_was_sent(planned)
-    changed = _cause(planned, before, now, touched=touched)
+    thread = recognized.thread
+    before, now = thread.prefix, _prefix(plan, recognized, request, usage)
+    touched = carried_out and _touches_what_was_sent(plan, recognized)
+    changed = _cause(recognized, before, now, touched=touched)
     if ok:
         thread.prefix = now
     elif before is not None and changed == "proxy":
         thread.prefix = replace(before, is_stale=True)
-    is_cold = _is_cold(planned, ttl=ttl, at=at)
-    prices = prices_of(request.model, planned.belief.facts) if planned.belief is not None else None
+    is_cold = _is_cold(plan, recognized, ttl=ttl, at=at)
+    prices = prices_of(request.model, recognized.limits.facts)
     if usage is None or prices is None:
         return CacheUse(hit_ratio=now.hit_ratio, is_cold=is_cold, changed=changed)
-    cost, removed = cost_of(prices, usage), _removed(planned) if carried_out else 0
+    cost, removed = cost_of(prices, usage), _removed(plan) if carried_out else 0
     share = now.hit_ratio or 0.0
     if before is not None and before.hit_ratio is not None and changed == "proxy" and not is_cold:
         share = max(share, before.hit_ratio)
@@ -190,16 +190,15 @@ def follow(
     )
 
 
-def _prefix(planned: PlannedRequest, request: ChatRequest, usage: ReportedUsage | None) -> Prefix:
-    assert planned.reading is not None  # noqa: S101 - whoever was recognised was read
-    transcript = planned.reading.transcript
+def _prefix(plan: Plan, recognized: Recognized, request: ChatRequest, usage: ReportedUsage | None) -> Prefix:
+    transcript = recognized.transcript
     tools = [request.fields[name] for name in TOOLS_AND_SCHEMA if name in request.fields]
     return Prefix(
         head=b"".join([m.digest for m in transcript.messages[: transcript.head]]),
         tools=b"".join([xxhash.xxh3_64_digest(raw) for raw in tools]),
         end=transcript.chain[-1] if transcript.chain else NO_HASH,
         length=len(transcript.chain),
-        pruned=planned.decision.pruned if planned.decision is not None else (),
+        pruned=plan.decision.pruned if plan.decision is not None else (),
         hit_ratio=hit_ratio(usage),
     )
 
@@ -211,52 +210,49 @@ def hit_ratio(usage: ReportedUsage | None) -> float | None:
     return min(1.0, max(0, usage.cached) / usage.prompt)
 
 
-def _cause(planned: PlannedRequest, before: Prefix | None, now: Prefix, *, touched: bool) -> Cause:
+def _cause(recognized: Recognized, before: Prefix | None, now: Prefix, *, touched: bool) -> Cause:
     if touched or (before is not None and before.is_stale):
         return "proxy"
     if before is None:
         return "none"
     if (now.head, now.tools, now.pruned) != (before.head, before.tools, before.pruned):
         return "client"  # Weir has left out nothing new: a tool that comes back was asked for by name
-    return "none" if _goes_on(planned, before) else "client"
+    return "none" if _goes_on(recognized, before) else "client"
 
 
-def _goes_on(planned: PlannedRequest, before: Prefix) -> bool:
+def _goes_on(recognized: Recognized, before: Prefix) -> bool:
     """Whether the messages are those of the request before and new ones, or the first of what was sent earlier."""
-    assert planned.recognised is not None  # noqa: S101 - follow() looked
-    assert planned.reading is not None  # noqa: S101
-    chain = planned.reading.transcript.chain
+    chain = recognized.transcript.chain
     if len(chain) < before.length:
-        return planned.recognised.length == len(chain)
+        return recognized.match.length == len(chain)
     return before.length == 0 or chain[before.length - 1] == before.end
 
 
-def _touches_what_was_sent(planned: PlannedRequest) -> bool:
+def _touches_what_was_sent(plan: Plan, recognized: Recognized) -> bool:
     """Whether this request's batch, or one before it that the upstream refused, changed what was sent before."""
-    decision, reading, recognised = planned.decision, planned.reading, planned.recognised
-    if reading is None or recognised is None or not recognised.length:
+    decision, transcript = plan.decision, recognized.transcript
+    if not recognized.match.length:
         return False
-    sent = reading.transcript.head + recognised.length
+    sent = transcript.head + recognized.match.length
     if decision is not None and decision.removed and decision.removed[0] < sent:
         return True
-    if not planned.evictions:
+    if not plan.evictions:
         return False
-    messages = reading.transcript.messages[:sent]
+    messages = transcript.messages[:sent]
     places = {(m.digest, nth) for m, nth in zip(messages, count_occurrences(messages), strict=True)}
-    return any(row.kind in WHOLE or (row.digest, row.occurrence) in places for row in planned.evictions)
+    return any(row.kind in WHOLE or (row.digest, row.occurrence) in places for row in plan.evictions)
 
 
-def _is_cold(planned: PlannedRequest, *, ttl: float, at: float) -> bool:
+def _is_cold(plan: Plan, recognized: Recognized, *, ttl: float, at: float) -> bool:
     """Whether the conversation's last request came longer than ``ttl`` seconds before this one."""
-    last = planned.trend.at
-    mine = planned.decision.trend.at if planned.decision is not None else None
+    last = recognized.trend.at
+    mine = plan.decision.trend.at if plan.decision is not None else None
     return last is not None and (at if mine is None else mine) - last > ttl
 
 
-def _removed(planned: PlannedRequest) -> int:
+def _removed(plan: Plan) -> int:
     """Calibrated tokens by which the planned request is shorter than the client's."""
-    decision = planned.decision
-    return max(0, decision.before - decision.after) if decision is not None else 0
+    return 0 if plan.decision is None else max(0, plan.decision.before - plan.decision.after)
 
 
 @lru_cache(maxsize=1024)

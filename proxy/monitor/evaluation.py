@@ -16,13 +16,11 @@ from policies import Decision
 from policies.quality.coverage import Contexts, Coverage, Dimension, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Terms, evaluate
 from proxy.effects.perform import Background, drive, step
-from proxy.models.limits import ModelLimits
-from proxy.planning import Paid, PlannedRequest, PlanRequest
+from proxy.planning.values import Paid, Plan, PlanRequest, Recognized
 from proxy.store import Store
 from proxy.store.errors import StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import Trace, names
-from proxy.wire.transcripts import RequestTranscript
 
 log = logging.getLogger("weir.evaluation")
 
@@ -49,14 +47,10 @@ def is_sampled(request: str, share: float) -> bool:
 class _Work:
     """One summary that is to be measured."""
 
-    request: str
-    job: PlanRequest
+    asked: PlanRequest
     ask: Paid
-    reading: RequestTranscript
-    belief: ModelLimits
+    recognized: Recognized
     decision: Decision
-    tenant: str
-    conversation: str
     trace: Trace
 
 
@@ -81,33 +75,21 @@ class OnlineEvaluation:
         self._background = Background("weir-evaluate", most=MAX_WAITING, at_once=AT_ONCE)
         self.scores: dict[tuple[str, ...], float] = {}
 
-    def after(self, request: str, job: PlanRequest, planned: PlannedRequest, trace: Trace) -> None:
+    def after(self, asked: PlanRequest, plan: Plan, trace: Trace) -> None:
         """Look at a request that was answered; nothing happens where it made no summary or is not sampled."""
-        decision, branch = planned.decision, planned.branch
-        if decision is None or decision.cut is None or not decision.is_new or job.settings.observes or branch is None:
+        decision, recognized, settings = plan.decision, plan.recognized, asked.settings
+        if decision is None or decision.cut is None or not decision.is_new or settings.observes or recognized is None:
             return
-        if decision.cut.layer not in SUMMARISING or decision.pieces is None or job.ask_about is None:
+        if decision.cut.layer not in SUMMARISING or decision.pieces is None or asked.ask_about is None:
             return
-        if not is_sampled(request, job.settings.evaluate.sample):
+        if not is_sampled(asked.id, settings.evaluate.sample):
             return
-        if job.settings.evaluate.model is None and job.settings.summarizer is None:
+        if settings.evaluate.model is None and settings.summarizer is None:
             return  # nobody who could be asked: Weir spends no money unasked
-        if planned.reading is None or planned.belief is None:
+        if recognized.branch.branch in self._background or not self._background.has_room:
             return
-        if branch.branch in self._background or not self._background.has_room:
-            return
-        work = _Work(
-            request,
-            job,
-            job.ask_about,
-            planned.reading,
-            planned.belief,
-            decision,
-            branch.tenant,
-            branch.conversation,
-            trace,
-        )
-        self._background.start(branch.branch, partial(self._do, work))
+        work = _Work(asked, asked.ask_about, recognized, decision, trace)
+        self._background.start(recognized.branch.branch, partial(self._do, work))
 
     async def close(self) -> None:
         """Stop what is under way: what was not judged to its end is not measured."""
@@ -129,8 +111,8 @@ class OnlineEvaluation:
             trace.end(None)
 
     async def _measure(self, work: _Work, trace: Trace) -> None:
-        settings, pieces = work.job.settings, work.decision.pieces or ()
-        contexts = await asyncio.to_thread(contexts_of, work.reading.transcript, pieces)
+        settings, pieces, branch = work.asked.settings, work.decision.pieces or (), work.recognized.branch
+        contexts = await asyncio.to_thread(contexts_of, work.recognized.transcript, pieces)
         coverage = await asyncio.to_thread(coverage_of, contexts, tools=settings.notes)
         fidelity = await self._asked(work, contexts)
         trace.evaluated(_attributes(fidelity, coverage, contexts.ratio))
@@ -138,18 +120,18 @@ class OnlineEvaluation:
             if value is not None:
                 self.scores[(settings.name, dimension)] = value
         if (score := fidelity.score()) is not None:
-            self._rate(work.tenant, work.conversation, score)
+            self._rate(branch.tenant, branch.conversation, score)
         await self._settler.flush()  # the row of the exchange has to be there
         facts = facts_of(fidelity, coverage, contexts.ratio, spent=work.ask.spent.asked)
-        await self._store.evaluated(work.tenant, work.request, facts | PROMPTS_USED, self._clock())
+        await self._store.evaluated(branch.tenant, work.asked.id, facts | PROMPTS_USED, self._clock())
 
     async def _asked(self, work: _Work, contexts: Contexts) -> Fidelity:
-        settings, limit = work.job.settings, work.belief.budget.hard_limit
+        settings, limit = work.asked.settings, work.recognized.limits.budget.hard_limit
         questions = await asyncio.to_thread(
             questions_for, contexts.sources, count=settings.evaluate.questions, tools=settings.notes
         )
         terms = Terms(
-            counter=work.job.counter,
+            counter=work.asked.counter,
             max_input=work.ask.reads(ANSWER.purpose) or limit,
             judge_input=work.ask.reads(JUDGE.purpose) or limit,
             most_chunks=settings.summaries.most_chunks,

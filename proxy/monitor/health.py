@@ -32,10 +32,11 @@ from policies.limits import Limits, raw_buckets
 from policies.quality.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
 from policies.settings import HealthRules
 from policies.turns import Run
+from proxy.access.destination import TENANT_SHOWN
 from proxy.config.values import AlertSettings
-from proxy.conversation import Thread
+from proxy.conversation.thread import Thread
 from proxy.errors import ProxyError
-from proxy.planning import PlannedRequest
+from proxy.planning.values import Recognized
 from proxy.store.records import ExchangeRow
 from proxy.telemetry import LOG_CONTEXT, AlertLine, Metrics, log_alert
 from proxy.telemetry.metrics import ALERTS, ALERTS_UNDELIVERED
@@ -61,15 +62,12 @@ class HealthBook:
         self._most = most
         self._known: OrderedDict[Key, _Entry] = OrderedDict()
 
-    def is_news(self, planned: PlannedRequest) -> bool:
+    def is_news(self, decision: Decision | None, recognized: Recognized) -> bool:
         """Whether a request says anything new of its conversation: one that only repeats the last one does not."""
-        decision, reading, recognised = planned.decision, planned.reading, planned.recognised
-        if reading is None or recognised is None:
-            return False
-        if recognised.length != len(reading.transcript.chain) or (decision is not None and decision.is_new):
+        if recognized.match.length != len(recognized.transcript.chain) or (decision is not None and decision.is_new):
             return True
-        branch = recognised.thread.branch
-        return recognised.thread.health is None and (branch.tenant, branch.conversation) not in self._known
+        branch = recognized.branch
+        return recognized.thread.health is None and (branch.tenant, branch.conversation) not in self._known
 
     def run_of(self, thread: Thread) -> Run:
         """The newest calls of a conversation, as far as this process has seen them."""
@@ -122,7 +120,8 @@ METRICS = tuple(name for name in Snapshot._fields if name not in {"at", "window_
 
 
 def sample_of(
-    planned: PlannedRequest,
+    decision: Decision | None,
+    recognized: Recognized,
     settings: ContextSettings,
     *,
     limits: Limits,
@@ -137,9 +136,8 @@ def sample_of(
     ``used`` are the calibrated tokens of what went up and ``pressure`` is theirs; ``evicted`` messages were newly taken
     out, and its newest call was made ``repeats`` times in a row. What was only observed took nothing out.
     """
-    decision = planned.decision
     acted = decision is not None and decision.is_new and not settings.observes
-    bloat = 0.0 if decision is None else _bloat(decision, planned, settings)
+    bloat = 0.0 if decision is None else _bloat(decision, recognized, settings)
     read = None if decision is None else decision.reading
     return Sample(
         at=at,
@@ -148,7 +146,7 @@ def sample_of(
         ratios=_ratios(decision) if acted and decision is not None else (),
         compacted=acted and decision is not None and decision.cut is not None,
         burn_rate=None if read is None else read.velocity_tokens_per_turn,
-        spike=None if decision is None else _spike(decision, planned, settings, limits),
+        spike=None if decision is None else _spike(decision, recognized, settings, limits),
         repeats=repeats,
         bloat=bloat,
         bloat_limit=None if pressure.zone == ROOMY else limits.bloat,
@@ -157,11 +155,10 @@ def sample_of(
     )
 
 
-def _bloat(decision: Decision, planned: PlannedRequest, settings: ContextSettings) -> float:
+def _bloat(decision: Decision, recognized: Recognized, settings: ContextSettings) -> float:
     """Tool results' share of what went up: of the whole request where a plan was only observed."""
-    reading = planned.reading
-    if settings.observes and decision.pieces is not None and reading is not None:
-        whole = reading.transcript
+    if settings.observes and decision.pieces is not None:
+        whole = recognized.transcript
         return raw_buckets(whole).get("tool_outputs", 0) / max(1, whole.tokens)
     return decision.buckets.get("tool_outputs", 0) / max(1, decision.after)
 
@@ -177,9 +174,9 @@ def _ratios(decision: Decision) -> tuple[float, ...]:
     )
 
 
-def _spike(decision: Decision, planned: PlannedRequest, settings: ContextSettings, limits: Limits) -> float | None:
+def _spike(decision: Decision, recognized: Recognized, settings: ContextSettings, limits: Limits) -> float | None:
     """How many times the baseline a growth is that is a spike and takes a share of the window worth speaking of."""
-    reading, before = decision.reading, planned.trend.baseline
+    reading, before = decision.reading, recognized.trend.baseline
     if reading is None or not reading.spike or not decision.trend.deltas:
         return None
     if (reading.last_delta or 0) < settings.health.spike_share * limits.base:
@@ -216,7 +213,6 @@ ATTEMPTS = 2
 RETRY_PAUSE = 1.0
 CLOSING = 2.0
 MAX_ANSWER = 4_096
-TENANT_SHOWN = 8
 GRADES = {"info": 0, "warning": 1, "critical": 2}
 ENCODED = "whsec_"
 

@@ -30,7 +30,7 @@ import msgspec
 from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.recall.rounds import AskAgain, Ended, Rounds, added_up, next_answer
 from proxy.recall.tool import RecallTurn, name_of, turn_of
-from proxy.relay import Headers, Send, StreamCut, UpstreamResponse, end_of, send_more, send_start
+from proxy.stream.relay import Headers, Send, StreamCut, UpstreamResponse, end_of, send_more, send_start
 from proxy.tap import StreamTap, Tap
 from proxy.upstream.client import StreamBroken
 from proxy.wire.raw import DONE, EventFrame, Frames, write_value

@@ -25,7 +25,7 @@ from proxy.replay.scenarios import (
     Unmanaged,
     scenario_of,
 )
-from proxy.replay.script import Recording, Request, Retention, Script, judge
+from proxy.replay.script import Recording, Retention, Script, ScriptRequest, judge
 from proxy.store import Store
 from proxy.wire.raw import Raw
 
@@ -270,7 +270,7 @@ async def replay(
 class _Played:
     """One request in one scenario: what was forwarded, how much of it the request before began with, and its price."""
 
-    request: Request
+    request: ScriptRequest
     sent: Forwarded
     reused: int
     broke: bool
@@ -293,7 +293,7 @@ class _Meter:
         self._sent: list[Raw] = []
         self._archived: set[int] = set()
 
-    async def play(self, request: Request) -> _Played:
+    async def play(self, request: ScriptRequest) -> _Played:
         started = time.perf_counter()
         sent = await self._scenario.forward(self._script, request.length)
         seconds = time.perf_counter() - started

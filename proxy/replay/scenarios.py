@@ -26,14 +26,15 @@ from policies import (
 )
 from policies.quality.advise import Advice, TokenPrices, ToolUse, Traffic, advise
 from policies.tokens import Calibration
-from proxy.conversation import Conversations
+from proxy.conversation.book import Conversations
 from proxy.effects.allowance import Patience
 from proxy.effects.perform import Ask, EffectHandler
 from proxy.errors import ContextLengthExceeded
 from proxy.models.facts import ModelFacts
 from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW, ModelLimits
-from proxy.planning import PlannedRequest, Planner, PlanRequest
-from proxy.preparation import Preparation
+from proxy.planning.planner import Planner
+from proxy.planning.preparation import Preparation
+from proxy.planning.values import PlanRequest
 from proxy.replay.script import Script
 from proxy.store import Store
 from proxy.store.write_behind import WriteBehindQueue
@@ -239,24 +240,24 @@ class Managed:
         counter, before = self._conditions.counter, self._asked.count
         margin = self._calibration.margin(self._settings.margin, exact=counter.is_exact)
         budget = self._conditions.budget(self._settings, margin=margin)
-        job = self._job(script.body(length), budget)
-        begun = PlannedRequest(job.request.body)
+        asked = self._asked_of(script.body(length), budget)
+        recognized = await self._planner.recognize(asked)
         try:
-            planned = await self._planner.first(job, begun)
+            plan = await self._planner.first(asked, recognized)
         except ContextLengthExceeded as error:
             tokens = script.transcript(length).tokens
             why = _why(error, budget)
             return Forwarded(pieces=None, tokens=tokens, limit=budget.usable, action="refused", why=why)
-        if planned.branch is not None:
-            self._conversation = planned.branch.conversation
-        decision = planned.decision
-        if decision is None or "plan" in planned.degraded:
-            action, pieces = ("refused", None) if planned.refused else ("failed", script.raw_pieces(length))
+        if plan.branch is not None:
+            self._conversation = plan.branch.conversation
+        decision = plan.decision
+        if decision is None or "plan" in plan.degraded:
+            action, pieces = ("refused", None) if plan.refused else ("failed", script.raw_pieces(length))
             tokens = script.transcript(length).tokens
             return Forwarded(pieces=pieces, tokens=tokens, limit=budget.usable, action=action)
         if decision.raw_after >= MIN_SAMPLE:  # what the upstream's count would teach: here it is the estimate
             self._calibration = self._calibration.observe(decision.raw_after, decision.raw_after)
-        self._preparation.after(job, planned)
+        self._preparation.after(asked, plan)
         await self._preparation.settled()
         return Forwarded(
             pieces=decision.pieces if decision.pieces is not None else script.raw_pieces(length),
@@ -281,8 +282,8 @@ class Managed:
     def _clock(self) -> float:
         return self._now
 
-    def _job(self, body: bytes, budget: TokenBudget) -> PlanRequest:
-        async def believe() -> ModelLimits:
+    def _asked_of(self, body: bytes, budget: TokenBudget) -> PlanRequest:
+        async def limits() -> ModelLimits:
             return ModelLimits(budget, ModelFacts(window=budget.window, source="policy"), scope="", counted="")
 
         return PlanRequest(
@@ -291,7 +292,7 @@ class Managed:
             name=None,
             settings=self._settings,
             counter=self._conditions.counter,
-            believe=believe,
+            limits=limits,
             ask=self._asked,
             patience=Patience(self._settings.summaries.wait),
         )

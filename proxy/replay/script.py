@@ -215,7 +215,7 @@ BUCKETS = ("system", "tools", "summary", "history", "tool_outputs")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ScriptRequest:
     """One request: so many leading messages, and the facts it needs.
 
     ``counts`` is False for the question after the end, which is asked only for facts that are needed then.
@@ -354,16 +354,16 @@ def _stands(fact: Fact, text: str) -> bool:
     return all(needle.lower() in text for needle in fact.needles)
 
 
-def _requests(recording: Recording, late: tuple[Fact, ...], *, ends_with_a_question: bool) -> tuple[Request, ...]:
+def _requests(recording: Recording, late: tuple[Fact, ...], *, ends_with_a_question: bool) -> tuple[ScriptRequest, ...]:
     needed: dict[int, list[Fact]] = {}
     for fact in recording.facts:
         for at in fact.needed_at:
             needed.setdefault(at, []).append(fact)
-    found = [Request(length, tuple(needed.get(length, ()))) for length in recording.requests]
+    found = [ScriptRequest(length, tuple(needed.get(length, ()))) for length in recording.requests]
     if ends_with_a_question:
-        found.append(Request(len(recording.values) + 1, late, counts=False))
+        found.append(ScriptRequest(len(recording.values) + 1, late, counts=False))
     elif late and found:
-        found[-1] = Request(found[-1].length, (*found[-1].facts, *late))
+        found[-1] = ScriptRequest(found[-1].length, (*found[-1].facts, *late))
     return tuple(found)
 
 

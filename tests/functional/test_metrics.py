@@ -7,8 +7,7 @@ import math
 import os
 import sys
 import threading
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,11 +22,9 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as OtlpMetric
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.access.destination import CHAT, for_chat
 from proxy.access.keys import credentials_in
-from proxy.call import Call
-from proxy.outcome import Outcome
-from proxy.settlement import record_exchange
+from proxy.exchange.run import ExchangeHandler
+from proxy.exchange.tell import record_exchange
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.tap import ReportedUsage, Tap
@@ -43,8 +40,6 @@ from proxy.telemetry.metrics import (
     REQUESTS,
     TASKS,
 )
-from proxy.telemetry.trace import NULL_TRACE
-from proxy.wire.messages import parse_chat
 from tests.functional.harness import (
     COUNTER,
     EVICTING,
@@ -502,28 +497,35 @@ async def test_watching_a_request_waits_for_nothing_and_touches_neither_disk_nor
         runtime = target.runtime
         await asyncio.sleep(0)
         headers = [(b"authorization", b"Bearer sk-test")]
-        body = openai_body(talk.messages)
-        outcome = Outcome(id="req_1", started=time.perf_counter(), trace=NULL_TRACE)
-        outcome.request, outcome.caller = parse_chat(body), runtime.keyring.identify(credentials_in(headers))
-        found, _ = for_chat(runtime.config, outcome.caller, CHAT, outcome.request, query=b"")
-        call = Call(runtime, outcome.request, found, headers, outcome)
-        outcome.planned = await call.plan()
-        outcome.status, outcome.called = 200, time.perf_counter()
-        outcome.seen = Tap(
+        handler = ExchangeHandler(runtime, {"headers": headers}, nothing_received, nothing_sent)
+        progress = handler.progress
+        progress.caller = runtime.keyring.identify(credentials_in(headers))
+        plan = await handler.plan(handler.read(openai_body(talk.messages), progress.caller))
+        progress.status = 200
+        progress.seen = Tap(
             usage=ReportedUsage(prompt=5000, completion=10, cached=100), finish_reasons=["stop"], model="sim"
         )
-        assert outcome.decision is not None
-        assert outcome.decision.is_new
+        assert plan.decision is not None
+        assert plan.decision.is_new
         assert not inspect.iscoroutinefunction(record_exchange)
         EARS.thread, EARS.heard = threading.get_ident(), []
         try:
-            record_exchange(runtime, outcome)
+            record_exchange(runtime, progress)
             heard = list(EARS.heard)
         finally:
             EARS.heard = None
         assert heard == []
         page = Page.read(runtime.telemetry.metrics.render().decode())
     assert page.total("weir_requests_total") == page.total("weir_settlement_seconds_count") == 1
+
+
+async def nothing_received() -> dict[str, Any]:
+    """What a client sends whose body was read already."""
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def nothing_sent(message: MutableMapping[str, Any]) -> None:
+    """A client that listens to nothing."""
 
 
 def openai_body(messages: list[dict[str, Any]]) -> bytes:

@@ -15,8 +15,9 @@ from proxy.access.destination import Caller
 from proxy.access.keys import credentials_in
 from proxy.app import create_app
 from proxy.config import Flags, load_config
+from proxy.effects.allowance import Spent
 from proxy.effects.summarizer import MAX_BACK_OFF, Summarizer
-from proxy.replies import Replies, Spent, summarizer_input
+from proxy.exchange.replies import Replies, summarizer_input
 from proxy.server import serve
 from proxy.simulator import Dialect, RecordedRequest, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator

@@ -10,12 +10,12 @@ import pytest
 
 from policies import Action, ConversationState, Decision, Edit, EditKind, TokenBudget, WindowPressure
 from policies.pressure import Trend
-from proxy.conversation import Recognized, Thread
+from proxy.conversation.thread import Match, Thread
 from proxy.effects.evictions import CUT
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe
 from proxy.models.limits import LearnedLimits, ModelLimits, ModelLimitsResolver
 from proxy.monitor.caching import CacheUse, follow, hit_ratio, prices_of, shown
-from proxy.planning import PlannedRequest
+from proxy.planning.values import Plan, Recognized
 from proxy.store.records import Branch, EvictionRow
 from proxy.tap import ReportedUsage, read_completion
 from proxy.wire.messages import digest_of, parse_chat
@@ -120,8 +120,15 @@ class Talk:
         before = self.at if self.sent else None
         self.at += after
         edit = Edit(b"", 0, EditKind.EVICT, "gone", "r", 1)
-        planned = PlannedRequest(
-            b"",
+        recognized = Recognized(
+            read=reading,
+            match=Match(self.thread, self.sent if known is None else known),
+            limits=ModelLimits(TokenBudget(window=10_000, reserve=1000, headroom=0), FACTS, "s", "s"),
+            trend=Trend(at=before),
+        )
+        plan = Plan(
+            body=b"",
+            recognized=recognized,
             decision=Decision(
                 action=Action.EDIT if removed else Action.PASS,
                 pieces=None,
@@ -137,14 +144,10 @@ class Talk:
                 pruned=pruned,
                 trend=Trend(at=self.at),
             ),
-            reading=reading,
-            recognised=Recognized(self.thread, self.sent if known is None else known),
-            belief=ModelLimits(TokenBudget(window=10_000, reserve=1000, headroom=0), FACTS, "s", "s"),
-            trend=Trend(at=before),
             evictions=rows,
         )
         self.sent = len(reading.transcript.chain)
-        return follow(planned, request, usage, ttl=TTL, at=self.at, carried_out=not observed, ok=ok)
+        return follow(plan, recognized, request, usage, ttl=TTL, at=self.at, carried_out=not observed, ok=ok)
 
 
 @pytest.mark.requirement("A4.14")

@@ -7,7 +7,7 @@ import pytest
 
 FORK = """
 import os
-from proxy.exchange import new_request_id
+from proxy.exchange.run import new_request_id
 new_request_id()
 if os.fork() == 0:
     print(new_request_id(), flush=True)

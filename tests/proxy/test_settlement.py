@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from policies import Action, ContextSettings, Cut, Decision, WindowPressure
-from policies.planner import LayerReport
+from policies.strategies.layers import LayerReport
 from proxy.effects.evictions import stage_of, strategy_of
 
 BASE = 100_000

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from policies.draft import ConversationState
 from policies.ledger import EditKind, Prepared
-from proxy.conversation import Thread
+from proxy.conversation.thread import Thread
 from proxy.store import Store
 from proxy.store.errors import NoSuchVersion, StaleVersion
 from proxy.store.memory import MAX_NOTES, MAX_SUMMARIES

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from policies import Body, Message, Transcript
 from policies.messages import chain_of
 from policies.pressure import Trend
-from proxy.conversation import Conversations
+from proxy.conversation.book import Conversations
 from proxy.effects.allowance import Allowance
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator

@@ -3,25 +3,26 @@
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from urllib.parse import urlsplit
 
 from policies import ContextSettings, Failed, Reply, Summarize, Summary
 from policies.effects import Compare, Embed, Trim, Vectors
 from policies.quality.advise import TokenPrices
 from policies.quality.fidelity import JUDGE
 from policies.quality.fidelity import PROMPTS as EVALUATING
-from proxy.access.destination import CHAT_PATH, EMBEDDINGS_PATH, Caller, Destination, by_weir
+from proxy.access.destination import CHAT_PATH, EMBEDDINGS_PATH, TENANT_SHOWN, Caller, Destination, by_weir
+from proxy.config import UpstreamSettings
 from proxy.effects.allowance import Patience, Spent
 from proxy.effects.perform import MAX_EMBEDDED_LEN, PATIENCE, EffectHandler, by_vectors, embed
 from proxy.effects.summarizer import MAX_ANSWER, Compose, SummarizerTerms, SummaryResult
 from proxy.errors import UpstreamUnreachable
 from proxy.monitor.caching import prices_of
-from proxy.outcome import address_of, provider_of
-from proxy.record import TENANT_SHOWN
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import NULL_TRACE, AnySpan, ModelCall, Trace
 from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS
+from proxy.telemetry.names import provider_name
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.providers import own_headers
 from proxy.wire.messages import ChatRequest, read_message
@@ -217,3 +218,19 @@ def _dollars(prices: TokenPrices, usage: ReportedUsage) -> float:
     is_long = prices.cliff is not None and prompt > prices.cliff.above
     factor = prices.cliff.output if is_long and prices.cliff is not None else 1.0
     return read * prices.factor(prompt) + prices.output * (usage.completion or 0) * factor
+
+
+def provider_of(upstream: UpstreamSettings) -> str:
+    """The provider behind an upstream as the GenAI conventions call it, else the upstream's name."""
+    return provider_name(upstream.name, host=address_of(upstream)[0], provider=upstream.provider)
+
+
+def address_of(upstream: UpstreamSettings) -> tuple[str, int | None]:
+    """Host and port of an upstream; empty for a provider's usual one."""
+    return _host_and_port(upstream.base_url or upstream.api_base or "")
+
+
+@lru_cache(maxsize=256)
+def _host_and_port(base: str) -> tuple[str, int | None]:
+    parts = urlsplit(base)
+    return parts.hostname or "", parts.port or {"https": 443, "http": 80}.get(parts.scheme)

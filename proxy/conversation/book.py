@@ -10,29 +10,34 @@ alone but behind doors: every hash of it is mixed with something that tells it f
 together with its name, its name alone, or the first answer that it was given.
 """
 
-import asyncio
 import contextlib
 import logging
 import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from dataclasses import replace
 from typing import TypeVar
 
-from policies import ConversationState, Cut, Edit, EditKind, Message, Transcript
-from policies.ledger import Note, Prepared
-from policies.messages import HASH_SIZE, extend_chain
-from policies.pressure import Trend
+from policies import ConversationState, Edit, EditKind, Message, Transcript
+from policies.ledger import Note
+from policies.messages import extend_chain
+from proxy.conversation.thread import (
+    REWRITTEN_END,
+    Door,
+    Match,
+    Thread,
+    inherited,
+    link_behind,
+    new_thread,
+    thread_from,
+)
 from proxy.store import Store
 from proxy.store.errors import StaleVersion, StoreError
 from proxy.store.records import Arrival, Branch, Change, ConversationRow
 
 log = logging.getLogger("weir.conversation")
 
-UNKNOWN = Trend()
-REWRITTEN_END = 4  # aider's two messages about files, its rules behind the newest message, and that message
 MAX_ENDS = 400_000
 MAX_BRANCHES = 20_000
 MAX_REMOVED = 10_000
@@ -41,191 +46,8 @@ NEAR = 32
 """How far from its end a request's chain is looked for behind the doors of the store."""
 RESUME, NAME, ANSWER = "resume", "name", "answer"
 
-Door = tuple[str, ...]
-"""What a request has to come with, so that it finds a conversation that resumed another: a kind, and its values."""
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """What the last request that an upstream accepted began with.
-
-    Attributes:
-        head: a hash of its system messages, ``tools`` of its tool definitions, both as the client sent them.
-        end: the chain's hash after its ``length`` messages behind the head.
-        pruned: names of the tools whose definitions were left out.
-        hit_ratio: share of it that was read from the provider's cache, None where that was not reported.
-        is_stale: whether Weir has changed it since, for a request that was not accepted.
-    """
-
-    head: bytes
-    tools: bytes
-    end: bytes
-    length: int
-    pruned: tuple[str, ...] = ()
-    hit_ratio: float | None = None
-    is_stale: bool = False
-
-
-@dataclass(slots=True)
-class Thread:
-    """One branch while the process lives: what is known, and the lock that lets one request at a time edit it.
-
-    ``shadow`` is the ledger of a conversation that is only observed: what would be known if its plans were carried
-    out. ``evicted`` are the calls whose results are out of the window, with the branch that evicted them. ``prefix``
-    is what the provider's cache may hold, None where this process has sent nothing of it yet. ``has_notes`` says that
-    the stored notes are among what is known, ``above`` that the last request's pressure was where states are saved,
-    ``read`` is how many of its messages were read for the batch to come, ``failed`` how many there were when
-    one was prepared that was of no use, else 0, ``preparing`` is set once the summary is there that is being prepared,
-    None while none is, and ``health`` is what the store has of the conversation's health and nobody has taken over yet,
-    as JSON. ``doors`` are what a resumed one is kept behind, ``stored`` says that the store has had it.
-    """
-
-    branch: Branch
-    known: ConversationState
-    parent: str | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    trend: Trend = UNKNOWN
-    shadow: ConversationState | None = None
-    evicted: dict[bytes, str] = field(default_factory=dict)
-    prefix: Prefix | None = None
-    has_notes: bool = False
-    above: bool = False
-    read: int = 0
-    failed: int = 0
-    preparing: "asyncio.Event | None" = None
-    health: str | None = None
-    doors: tuple[Door, ...] = ()
-    stored: bool = False
-
-    def ends(self, transcript: Transcript) -> tuple[bytes, ...]:
-        """The hashes that the next request finds the thread by, once this one was sent."""
-        return self.behind(transcript.chain[-1:])
-
-    def tips(self, transcript: Transcript) -> tuple[tuple[bytes, int], ...]:
-        """The same with their lengths, and those before its newest user messages, which some clients rewrite later."""
-        chain, messages = transcript.chain, transcript.messages
-        head, whole = len(messages) - len(chain), len(chain)
-        before = (n for n in range(max(1, whole - REWRITTEN_END), whole) if messages[head + n].role == "user")
-        lengths = [length for length in (*before, whole) if length > 0]
-        return tuple((link, length) for length in lengths for link in self.behind(chain[length - 1 : length]))
-
-    def behind(self, links: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Links of the chain as the thread is found by them: a resumed one behind each of its doors."""
-        if self.known.resumed is None:
-            return tuple(links)
-        return tuple(_behind(door, link) for link in links for door in self.doors)
-
-    def ledger(self, *, observed: bool) -> ConversationState:
-        """What a plan starts from: what is known, or for an observed one what would be."""
-        return self.shadow if observed and self.shadow is not None else self.known
-
-    def apply(
-        self,
-        edits: Sequence[Edit],
-        cut: Cut | None,
-        version: int,
-        *,
-        checkpoint: str | None = None,
-        length: int = 0,
-        prepared: Prepared | None = None,
-    ) -> None:
-        """Remember a batch of edits that was decided at ``version``; what was only observed starts anew from it.
-
-        ``checkpoint`` is the state that was saved with it, when the conversation had ``length`` messages. After a cut
-        the ``prepared`` summary that its plan knew of waits no longer; one that came meanwhile is for the next.
-        """
-        known, self.shadow = _merged(self.known, edits, cut), None
-        waits = cut is None or known.prepared != prepared
-        self.known = replace(known, wanted=None, prepared=known.prepared if waits else None)
-        self.save(checkpoint, version, length=length)
-
-    def save(self, checkpoint: str | None, version: int, *, length: int) -> None:
-        """Remember that the state of ``length`` messages was saved as ``version``; None saves nothing."""
-        self.branch = replace(self.branch, version=version)
-        if checkpoint is not None:
-            self.known = replace(self.known, checkpoint=checkpoint, checkpoint_length=length)
-
-    def observe(self, edits: Sequence[Edit], cut: Cut | None) -> None:
-        """Remember a batch of edits that was decided and not carried out."""
-        self.shadow = _merged(self.ledger(observed=True), edits, cut)
-
-    def refresh(self, branch: Branch) -> None:
-        """Take over what another process has stored."""
-        fresh = thread_from(branch)
-        known = replace(fresh.known, notes=self.known.notes)
-        self.branch, self.known, self.shadow, self.evicted = fresh.branch, known, None, fresh.evicted
-        self.health = branch.health
-        self.follow(branch.trend)
-
-    def catch_up(self, branch: Branch) -> None:
-        """Take over what is newer in the store, where another process may have had the last request."""
-        if self.branch.version < branch.version:
-            self.refresh(branch)
-        elif branch.prepared not in (None, self.known.prepared) or branch.wanted != self.known.wanted:
-            prepared = branch.prepared or self.known.prepared
-            self.known = replace(self.known, prepared=prepared, wanted=branch.wanted)
-        self.branch = replace(self.branch, longest=branch.longest)
-        self.follow(branch.trend)
-        self.health = branch.health
-        self.has_notes = False
-
-    def follow(self, trend: Trend | None) -> None:
-        """Go on from ``trend`` if it is newer than the thread's own."""
-        if trend is not None and (trend.at or 0.0) > (self.trend.at or 0.0):
-            self.trend = trend
-
-
-@dataclass(frozen=True, slots=True)
-class Recognized:
-    """The thread that a request belongs to, how many of its messages an earlier one has sent, and behind which door it
-    was found, None for in the open."""
-
-    thread: Thread
-    length: int
-    door: Door | None = None
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether the thread goes on from another conversation's checkpoint."""
-        return self.thread.known.resumed is not None
-
-    def is_repeat(self, chain: Sequence[bytes]) -> bool:
-        """Whether the thread is resumed already, and nothing has come after this chain."""
-        return self.is_resumed and self.thread.branch.longest <= len(chain)
-
-    def known(self, *, observed: bool = False) -> ConversationState:
-        """What to replay on this request; for an observed one what would be replayed."""
-        known = self.thread.ledger(observed=observed)
-        return ConversationState(
-            known.edits,
-            known.cuts,
-            self.length,
-            known.prepared,
-            known.checkpoint,
-            known.checkpoint_length,
-            known.resumed,
-            known.wanted,
-            self.thread.branch.version,
-            known.notes,
-        )
-
-
-def thread_from(branch: Branch) -> Thread:
-    """A thread of a branch that was read from the store."""
-    known = ConversationState(
-        edits={e.key: e for e in branch.edits},
-        cuts=branch.cuts,
-        prepared=branch.prepared,
-        checkpoint=branch.checkpoint,
-        checkpoint_length=branch.checkpoint_length,
-        resumed=branch.resumed,
-        wanted=branch.wanted,
-    )
-    return Thread(
-        branch, known, trend=branch.trend or UNKNOWN, evicted=dict(branch.evicted), health=branch.health, stored=True
-    )
 
 
 class Conversations:
@@ -252,7 +74,7 @@ class Conversations:
         *,
         name: str | None,
         resumes: str | None = None,
-    ) -> Recognized:
+    ) -> Match:
         """The thread that ``chain`` continues, or a new one, which goes on from the conversation that it ``resumes``.
 
         Raises StoreError only if nothing was found in memory.
@@ -303,10 +125,10 @@ class Conversations:
             self._ends[end] = (thread.branch.branch, True)
         return found_by
 
-    def begin(self, tenant: str, chain: Sequence[bytes], *, name: str | None) -> Recognized:
+    def begin(self, tenant: str, chain: Sequence[bytes], *, name: str | None) -> Match:
         """A new thread, known to memory only for now."""
         conversation = self._names.get((tenant, name)) if name else None
-        recognised = _new_thread(tenant, conversation, name)
+        recognised = new_thread(tenant, conversation, name)
         self._remember(recognised.thread, chain)
         return recognised
 
@@ -317,7 +139,7 @@ class Conversations:
 
     async def announce(
         self,
-        recognised: Recognized,
+        recognised: Match,
         transcript: Transcript,
         *,
         request: str,
@@ -408,7 +230,7 @@ class Conversations:
                 at=self._clock(),
                 edits=(edit,),
             )
-            thread.apply((edit,), None, await store.commit(change))
+            thread.apply(change, await store.commit(change))
         return True
 
     async def close(self, conversation: ConversationRow) -> float:
@@ -458,20 +280,18 @@ class Conversations:
         of = (conversation.tenant, conversation.id)
         return [t for t in self._threads.values() if (t.branch.tenant, t.branch.conversation) == of]
 
-    def _in_memory(
-        self, chain: Sequence[bytes], messages: Sequence[Message], door: Door | None = None
-    ) -> Recognized | None:
+    def _in_memory(self, chain: Sequence[bytes], messages: Sequence[Message], door: Door | None = None) -> Match | None:
         """The thread of the longest prefix that a request ended at, or came near to before a user message that is
         another one now: clients rewrite the newest user message from turn to turn."""
         head = len(messages) - len(chain)
         for length in range(len(chain), 0, -1):
-            link = chain[length - 1] if door is None else _behind(door, chain[length - 1])
+            link = chain[length - 1] if door is None else link_behind(door, chain[length - 1])
             branch, is_end = self._ends.get(link, ("", False))
             if branch not in self._threads:
                 continue
             if is_end or (length < len(chain) and messages[head + length].role == "user"):
                 self._threads.move_to_end(branch)
-                return Recognized(self._threads[branch], length, door)
+                return Match(self._threads[branch], length, door)
         return None
 
     def _behind_doors(
@@ -479,8 +299,8 @@ class Conversations:
         doors: Sequence[Door],
         chain: Sequence[bytes],
         messages: Sequence[Message],
-        found: Recognized | None,
-    ) -> Recognized | None:
+        found: Match | None,
+    ) -> Match | None:
         """The resumed thread that a request goes on with rather than with what was ``found`` in the open."""
         behind = (self._in_memory(chain, messages, door) for door in doors)
         return next((mine for mine in behind if mine is not None and _goes_as_far(mine, found)), None)
@@ -491,9 +311,9 @@ class Conversations:
         doors: Sequence[Door],
         chain: Sequence[bytes],
         opening: int,
-        found: Recognized | None,
-        mine: Recognized | None,
-    ) -> Recognized | None:
+        found: Match | None,
+        mine: Match | None,
+    ) -> Match | None:
         """The same of what is stored, if it knows more.
 
         A store of one process does not know every answer in the open: it is not asked where one may have been shared.
@@ -503,7 +323,7 @@ class Conversations:
                 continue
             near = (*chain[: opening + 1], *chain[max(opening + 1, len(chain) - NEAR) :])
             try:
-                stored = await self._in_store(tenant, [_behind(door, link) for link in near], mine)
+                stored = await self._in_store(tenant, [link_behind(door, link) for link in near], mine)
             except StoreError:
                 if found is None:
                     raise
@@ -512,7 +332,7 @@ class Conversations:
                 return stored if stored is mine else replace(stored, door=door)
         return mine
 
-    async def _resume(self, tenant: str, name: str | None, resumes: str) -> Recognized | None:
+    async def _resume(self, tenant: str, name: str | None, resumes: str) -> Match | None:
         """A new thread that goes on from the newest checkpoint of the conversation it ``resumes``, if it has one."""
         try:
             found = await self._store.latest_checkpoint(tenant, resumes)
@@ -525,7 +345,7 @@ class Conversations:
         begun.thread.known = replace(begun.thread.known, resumed=found[1].body)
         return begun
 
-    async def _in_store(self, tenant: str, chain: Sequence[bytes], found: Recognized | None) -> Recognized | None:
+    async def _in_store(self, tenant: str, chain: Sequence[bytes], found: Match | None) -> Match | None:
         try:
             branch = await self._store.find(tenant, chain)
             if self._shared and found is not None and await self._is_deleted(found.thread, branch):
@@ -538,9 +358,9 @@ class Conversations:
             return found
         thread = self._threads.get(branch.branch)
         if thread is None:
-            return Recognized(thread_from(branch), branch.length)
+            return Match(thread_from(branch), branch.length)
         thread.catch_up(branch)
-        return Recognized(thread, branch.length)
+        return Match(thread, branch.length)
 
     async def _is_deleted(self, thread: Thread, instead: Branch | None) -> bool:
         """Whether another process has deleted the conversation, for which the store knows another or none."""
@@ -553,10 +373,10 @@ class Conversations:
         self._names.pop((own.tenant, own.name), None)
         return True
 
-    async def _begin(self, tenant: str, name: str | None) -> Recognized:
-        return _new_thread(tenant, await self._conversation_named(tenant, name) if name else None, name)
+    async def _begin(self, tenant: str, name: str | None) -> Match:
+        return new_thread(tenant, await self._conversation_named(tenant, name) if name else None, name)
 
-    async def _continue(self, found: Recognized, chain: Sequence[bytes], opening: int, name: str | None) -> Recognized:
+    async def _continue(self, found: Match, chain: Sequence[bytes], opening: int, name: str | None) -> Match:
         thread, length = found.thread, found.length
         more = thread.branch.longest - length if length < len(chain) else 0
         two_answers = found.is_resumed and length <= opening + 1  # of two that resumed alike each has its own
@@ -565,7 +385,7 @@ class Conversations:
         asked_for = found.door is not None and found.door[0] == RESUME
         if length <= opening and more > 0 and not asked_for:
             begun = await self._begin(thread.branch.tenant, name)
-            return Recognized(begun.thread, 0)
+            return Match(begun.thread, 0)
         if not diverges and not renamed:
             return found
         if renamed and not diverges and thread.branch.name == thread.branch.conversation:
@@ -574,7 +394,7 @@ class Conversations:
             return found
         return await self._fork(thread, chain, length, name if renamed else None)
 
-    async def _fork(self, thread: Thread, chain: Sequence[bytes], length: int, name: str | None) -> Recognized:
+    async def _fork(self, thread: Thread, chain: Sequence[bytes], length: int, name: str | None) -> Match:
         """A new branch that shares the past: edits by message, cuts whose prefix is in this chain."""
         conversation = thread.branch.conversation
         if name is not None:
@@ -590,13 +410,13 @@ class Conversations:
             edits=(),
             cuts=(),
         )
-        known = _inherited(thread.known, chain, length)
+        known = inherited(thread.known, chain, length)
         if known.triggered and name is None:
             branch = await self._store_fork(thread.branch, branch, known)
         forked = Thread(branch, known, parent=thread.branch.branch, trend=thread.trend, evicted=dict(thread.evicted))
         forked.prefix, forked.doors = thread.prefix, thread.doors
-        forked.shadow = None if thread.shadow is None else _inherited(thread.shadow, chain, length)
-        return Recognized(forked, length)
+        forked.shadow = None if thread.shadow is None else inherited(thread.shadow, chain, length)
+        return Match(forked, length)
 
     async def _store_fork(self, parent: Branch, branch: Branch, known: ConversationState) -> Branch:
         """The branch as stored; as it is in memory where the store cannot be written."""
@@ -634,7 +454,7 @@ class Conversations:
         if thread.known.resumed is not None:
             self._has_resumed = True
             thread.doors = _known_doors((*thread.doors, *doors))
-            lines = [[_behind(door, link) for link in lines[0]] for door in thread.doors]
+            lines = [[link_behind(door, link) for link in lines[0]] for door in thread.doors]
         for line in lines:
             for link in line[:-1]:
                 self._ends.setdefault(link, (branch.branch, False))
@@ -665,18 +485,18 @@ def _doors(chain: Sequence[bytes], opening: int, name: str | None, resumes: str 
 
 
 def _tried(
-    doors: Sequence[Door], chain: Sequence[bytes], opening: int, found: Recognized | None, name: str | None
+    doors: Sequence[Door], chain: Sequence[bytes], opening: int, found: Match | None, name: str | None
 ) -> list[Door]:
     """The doors that a request may go through."""
     return [door for door in doors if _may_try(door, chain, opening, found, name)]
 
 
-def _goes_as_far(mine: Recognized, found: Recognized | None) -> bool:
+def _goes_as_far(mine: Match, found: Match | None) -> bool:
     """Whether no more of the request is known in the open than behind a door."""
     return found is None or mine.length >= found.length
 
 
-def _may_try(door: Door, chain: Sequence[bytes], opening: int, found: Recognized | None, name: str | None) -> bool:
+def _may_try(door: Door, chain: Sequence[bytes], opening: int, found: Match | None, name: str | None) -> bool:
     """Whether a request may go through a door where a conversation was ``found`` in the open.
 
     An opening alone gets what was resumed only if it asks for it. A name is worth more than a conversation of another
@@ -696,45 +516,6 @@ def _known_doors(doors: Sequence[Door]) -> tuple[Door, ...]:
     once = list(dict.fromkeys(doors))
     answers = [door for door in once if door[0] == ANSWER]
     return (*(door for door in once if door[0] != ANSWER), *answers[-MAX_ANSWERS:])
-
-
-def _behind(door: Door, link: bytes) -> bytes:
-    """A link of the chain as it is kept behind a door."""
-    return blake2b(link + repr(door).encode(), digest_size=HASH_SIZE).digest()
-
-
-def _merged(known: ConversationState, edits: Sequence[Edit], cut: Cut | None) -> ConversationState:
-    """A ledger with one more batch of edits in it."""
-    cuts = known.cuts if cut is None else (*known.cuts, cut)
-    return replace(known, edits=dict(known.edits) | {e.key: e for e in edits}, cuts=cuts)
-
-
-def _inherited(known: ConversationState, chain: Sequence[bytes], length: int) -> ConversationState:
-    """What a fork takes over that shares ``length`` messages: every edit, and the cuts whose prefix it shares."""
-    cuts = tuple(c for c in known.cuts if c.covers <= len(chain) and chain[c.covers - 1] == c.prefix)
-    same = known.checkpoint is not None and known.checkpoint_length <= length
-    return ConversationState(
-        edits=known.edits,
-        cuts=cuts,
-        prepared=known.prepared,
-        checkpoint=known.checkpoint if same else None,
-        checkpoint_length=known.checkpoint_length if same else 0,
-        resumed=known.resumed,
-        notes=known.notes,
-    )
-
-
-def _new_thread(tenant: str, conversation: str | None, name: str | None) -> Recognized:
-    unique = secrets.token_hex(10)
-    conversation = conversation or f"conv-{unique}"
-    branch = Branch(
-        tenant=tenant,
-        conversation=conversation,
-        name=name or conversation,
-        branch=f"br-{unique}",
-        version=0,
-    )
-    return Recognized(Thread(branch, ConversationState()), 0)
 
 
 def _bound(kept: OrderedDict[K, V], most: int) -> None:

@@ -26,15 +26,14 @@ from policies import (
 )
 from policies.effects import Embed, Save, Vectors
 from policies.ledger import Note, Prepared
-from proxy.conversation import Recognized, Thread
+from proxy.conversation.thread import Thread
 from proxy.effects.perform import Ask, Background, drive, step
-from proxy.models.limits import ModelLimits
-from proxy.planning import CLAIMED, PlannedRequest, Planner, PlanRequest
+from proxy.planning.planner import CLAIMED, Planner
+from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.store import Store
 from proxy.store.errors import StoreError
 from proxy.store.records import NoteRow
 from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, RequestContext, Trace, names
-from proxy.wire.transcripts import RequestTranscript
 
 log = logging.getLogger("weir.preparation")
 
@@ -52,10 +51,8 @@ T = TypeVar("T")
 class Work:
     """What is worth doing for one request that was answered."""
 
-    job: PlanRequest
-    reading: RequestTranscript
-    recognised: Recognized
-    belief: ModelLimits
+    asked: PlanRequest
+    recognized: Recognized
     prepare: bool
     save: str | None
     read: bool
@@ -68,12 +65,12 @@ class Work:
     @property
     def ask(self) -> Ask:
         """Who answers its questions."""
-        return self.job.ask_later or self.job.ask
+        return self.asked.ask_later or self.asked.ask
 
     @property
     def thread(self) -> Thread:
         """The conversation's branch."""
-        return self.recognised.thread
+        return self.recognized.thread
 
 
 class Preparation:
@@ -86,15 +83,13 @@ class Preparation:
         self._background = Background("weir-prepare", most=MAX_WAITING, at_once=AT_ONCE)
         self._waiting: dict[str, Work] = {}
 
-    def after(
-        self, job: PlanRequest, planned: PlannedRequest, *, save: str | None = None, trace: Trace = NULL_TRACE
-    ) -> None:
+    def after(self, asked: PlanRequest, plan: Plan, *, save: str | None = None, trace: Trace = NULL_TRACE) -> None:
         """Look at a request that was answered; costs next to nothing where there is nothing to do.
 
         ``save`` is a reason to save the state whatever the policy says of its marks; what is done has a trace under
         ``trace``, the request's.
         """
-        work = _work(job, planned, save, trace)
+        work = _work(asked, plan, save, trace)
         if work is None or self._background.is_closing:
             return
         branch = work.thread.branch.branch
@@ -125,8 +120,8 @@ class Preparation:
     async def _do(self, work: Work) -> None:
         LOG_CONTEXT.set(work.about)
         trace, failed = work.trace.follow(names.PREPARE_SPAN), None
-        if work.job.ask_later is not None:
-            work.job.ask_later.trace = trace
+        if work.asked.ask_later is not None:
+            work.asked.ask_later.trace = trace
         try:
             failed = await self._do_all(work)
         finally:
@@ -151,15 +146,15 @@ class Preparation:
         """Take the notes that the new messages hold, and see whether they are a milestone."""
         if not work.read:
             return
-        thread, settings = work.thread, work.job.settings
-        known = work.recognised.known()
-        transcript = work.reading.transcript
+        thread, settings = work.thread, work.asked.settings
+        known = work.recognized.match.known()
+        transcript = work.recognized.transcript
         found: tuple[Note, ...] = ()
         if settings.notes.enabled:
             found = await asyncio.to_thread(notes_of, transcript, settings=settings, known=known)
         if settings.notes.enabled and wants_notes(transcript, settings=settings, known=known):
-            reads = work.job.summarizer_input or work.belief.budget.hard_limit
-            flow = write_notes(transcript, known=known, counter=work.job.counter, max_input=reads)
+            reads = work.asked.summarizer_input or work.recognized.limits.budget.hard_limit
+            flow = write_notes(transcript, known=known, counter=work.asked.counter, max_input=reads)
             found += await _asked(flow, work.ask)
         await self._keep_notes(thread, found)
         if settings.checkpoints.enabled and settings.checkpoints.milestones and work.save is None:
@@ -182,8 +177,8 @@ class Preparation:
 
     async def _save_state(self, work: Work, reason: str) -> None:
         """Save the state of the conversation as one more version, unless a batch has just done that."""
-        thread, job = work.thread, work.job
-        known, transcript = work.recognised.known(), work.reading.transcript
+        thread, asked = work.thread, work.asked
+        known, transcript = work.recognized.match.known(), work.recognized.transcript
         here = known.at(len(transcript.chain))  # the state of a longer run, begun anew since, is none of this one
         if here.checkpoint is not None and here.checkpoint_length >= len(transcript.chain):
             return
@@ -191,9 +186,9 @@ class Preparation:
         state = await asyncio.to_thread(
             state_of,
             transcript,
-            settings=job.settings,
+            settings=asked.settings,
             known=known,
-            counter=job.counter,
+            counter=asked.counter,
             readings=self._planner.readings,
         )
         if not state.validate().valid:
@@ -202,23 +197,23 @@ class Preparation:
             if thread.known.checkpoint is not known.checkpoint:
                 return
             save = Save(state.to_json(), reason)
-            await self._planner.save(thread, work.reading, save, keep=job.settings.checkpoints.keep)
+            await self._planner.save(work.recognized, save, keep=asked.settings.checkpoints.keep)
 
     async def _warm(self, work: Work) -> None:
         """Read the history that the next batch will read, so that the request of the batch does not wait for that."""
         if not work.warm:
             return
-        transcript, job = work.reading.transcript, work.job
+        transcript, asked = work.recognized.transcript, work.asked
         work.thread.read = len(transcript.chain)
         readings = self._planner.readings
-        known = work.recognised.known()
+        known = work.recognized.match.known()
         await asyncio.to_thread(
-            state_of, transcript, settings=job.settings, known=known, counter=job.counter, readings=readings
+            state_of, transcript, settings=asked.settings, known=known, counter=asked.counter, readings=readings
         )
 
     async def _embed(self, work: Work) -> None:
         """Keep vectors of what was taken out of the window, where the policy names a model for them."""
-        model, branch = work.job.settings.recall.embeddings, work.thread.branch
+        model, branch = work.asked.settings.recall.embeddings, work.thread.branch
         if model is None or not work.embed:
             return
         texts = await self._store.lacking_vectors(branch.tenant, branch.conversation, model, limit=MAX_EMBEDDED)
@@ -233,7 +228,7 @@ class Preparation:
         thread = work.thread
         if not work.prepare or thread.lock.locked() or len(thread.known.cuts) != work.cuts:
             return  # the batch is being made, or was: it does not wait for what has not begun
-        if len(work.reading.transcript.chain) < thread.failed * GROWN:
+        if len(work.recognized.transcript.chain) < thread.failed * GROWN:
             return  # what the model said of nearly the same history was of no use
         branch = thread.branch
         if not self._store.shared:
@@ -245,15 +240,15 @@ class Preparation:
                 await self._store.release(branch.tenant, branch.branch)
 
     async def _prepare_now(self, work: Work) -> None:
-        thread, job = work.thread, work.job
-        length = len(work.reading.transcript.chain)
+        thread, asked = work.thread, work.asked
+        length = len(work.recognized.transcript.chain)
         flow = prepare(
-            work.reading.transcript,
-            settings=job.settings,
-            budget=work.belief.budget,
-            known=work.recognised.known(),
-            counter=job.counter,
-            summarizer_input=job.summarizer_input,
+            work.recognized.transcript,
+            settings=asked.settings,
+            budget=work.recognized.limits.budget,
+            known=work.recognized.match.known(),
+            counter=asked.counter,
+            summarizer_input=asked.summarizer_input,
             readings=self._planner.readings,
         )
         thread.preparing = asyncio.Event()
@@ -294,18 +289,18 @@ def _lacks_state(decision: Decision, thread: Thread, length: int) -> bool:
     return thread.known.triggered and thread.known.checkpoint is None and length > thread.read * GROWN
 
 
-def _work(job: PlanRequest, planned: PlannedRequest, reason: str | None, trace: Trace) -> Work | None:
+def _work(asked: PlanRequest, plan: Plan, reason: str | None, trace: Trace) -> Work | None:
     """What is worth doing after a request, None for nothing."""
-    decision, recognised, belief = planned.decision, planned.recognised, planned.belief
-    if decision is None or recognised is None or belief is None or planned.reading is None or job.settings.observes:
+    decision, recognized, settings = plan.decision, plan.recognized, asked.settings
+    if decision is None or recognized is None or settings.observes:
         return None
-    settings, thread, length = job.settings, recognised.thread, len(planned.reading.transcript.chain)
-    known = recognised.known()
+    thread, length, budget = recognized.thread, len(recognized.transcript.chain), recognized.limits.budget
+    known = recognized.match.known()
     soft = not decision.is_new and is_soft(
         decision.raw_after,
         length,
         settings=settings,
-        budget=belief.budget,
+        budget=budget,
         known=known,
         buckets=decision.buckets,
         trend=decision.trend,
@@ -320,24 +315,11 @@ def _work(job: PlanRequest, planned: PlannedRequest, reason: str | None, trace: 
         save = None
     named = thread.branch.name != thread.branch.conversation
     near_batch = decision.pressure.zone in NEARLY_FULL or known.triggered
-    read = (named and length > 1) or (recognised.length > 0 and near_batch)
+    read = (named and length > 1) or (recognized.match.length > 0 and near_batch)
     read = read and (settings.checkpoints.enabled or settings.notes.enabled)
-    near = is_near(decision.raw_after, share=WARM_AT, settings=settings, budget=belief.budget)
+    near = is_near(decision.raw_after, share=WARM_AT, settings=settings, budget=budget)
     warm = near and not decision.is_new and length > thread.read * GROWN
     embed = settings.recall.embeddings is not None and decision.is_new
     if not (soft or save or read or warm or embed):
         return None
-    return Work(
-        job,
-        planned.reading,
-        recognised,
-        belief,
-        soft,
-        save,
-        read,
-        warm,
-        len(known.cuts),
-        embed,
-        LOG_CONTEXT.get(),
-        trace,
-    )
+    return Work(asked, recognized, soft, save, read, warm, len(known.cuts), embed, LOG_CONTEXT.get(), trace)

@@ -1,0 +1,229 @@
+"""One branch of a conversation while the process lives, and a request's place in it."""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+
+from policies import ConversationState, Cut, Edit, Transcript
+from policies.messages import HASH_SIZE
+from policies.pressure import Trend
+from proxy.store.records import Branch, Change
+
+UNKNOWN = Trend()
+REWRITTEN_END = 4  # aider's two messages about files, its rules behind the newest message, and that message
+
+Door = tuple[str, ...]
+"""What a request has to come with, so that it finds a conversation that resumed another: a kind, and its values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What the last request that an upstream accepted began with.
+
+    Attributes:
+        head: a hash of its system messages, ``tools`` of its tool definitions, both as the client sent them.
+        end: the chain's hash after its ``length`` messages behind the head.
+        pruned: names of the tools whose definitions were left out.
+        hit_ratio: share of it that was read from the provider's cache, None where that was not reported.
+        is_stale: whether Weir has changed it since, for a request that was not accepted.
+    """
+
+    head: bytes
+    tools: bytes
+    end: bytes
+    length: int
+    pruned: tuple[str, ...] = ()
+    hit_ratio: float | None = None
+    is_stale: bool = False
+
+
+@dataclass(slots=True)
+class Thread:
+    """One branch while the process lives: what is known, and the lock that lets one request at a time edit it.
+
+    ``shadow`` is the ledger of a conversation that is only observed: what would be known if its plans were carried
+    out. ``evicted`` are the calls whose results are out of the window, with the branch that evicted them. ``prefix``
+    is what the provider's cache may hold, None where this process has sent nothing of it yet. ``has_notes`` says that
+    the stored notes are among what is known, ``above`` that the last request's pressure was where states are saved,
+    ``read`` is how many of its messages were read for the batch to come, ``failed`` how many there were when
+    one was prepared that was of no use, else 0, ``preparing`` is set once the summary is there that is being prepared,
+    None while none is, and ``health`` is what the store has of the conversation's health and nobody has taken over yet,
+    as JSON. ``doors`` are what a resumed one is kept behind, ``stored`` says that the store has had it.
+    """
+
+    branch: Branch
+    known: ConversationState
+    parent: str | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    trend: Trend = UNKNOWN
+    shadow: ConversationState | None = None
+    evicted: dict[bytes, str] = field(default_factory=dict)
+    prefix: Prefix | None = None
+    has_notes: bool = False
+    above: bool = False
+    read: int = 0
+    failed: int = 0
+    preparing: "asyncio.Event | None" = None
+    health: str | None = None
+    doors: tuple[Door, ...] = ()
+    stored: bool = False
+
+    def ends(self, transcript: Transcript) -> tuple[bytes, ...]:
+        """The hashes that the next request finds the thread by, once this one was sent."""
+        return self.behind(transcript.chain[-1:])
+
+    def tips(self, transcript: Transcript) -> tuple[tuple[bytes, int], ...]:
+        """The same with their lengths, and those before its newest user messages, which some clients rewrite later."""
+        chain, messages = transcript.chain, transcript.messages
+        head, whole = len(messages) - len(chain), len(chain)
+        before = (n for n in range(max(1, whole - REWRITTEN_END), whole) if messages[head + n].role == "user")
+        lengths = [length for length in (*before, whole) if length > 0]
+        return tuple((link, length) for length in lengths for link in self.behind(chain[length - 1 : length]))
+
+    def behind(self, links: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Links of the chain as the thread is found by them: a resumed one behind each of its doors."""
+        if self.known.resumed is None:
+            return tuple(links)
+        return tuple(link_behind(door, link) for link in links for door in self.doors)
+
+    def ledger(self, *, observed: bool) -> ConversationState:
+        """What a plan starts from: what is known, or for an observed one what would be."""
+        return self.shadow if observed and self.shadow is not None else self.known
+
+    def apply(self, change: Change, version: int) -> None:
+        """Remember a change that is now ``version``; what was only observed starts anew from it.
+
+        After a cut the prepared summary that its plan knew of waits no longer; one that came meanwhile is for the next.
+        """
+        known, self.shadow = _merged(self.known, change.edits, change.cut), None
+        waits = change.cut is None or known.prepared != change.prepared
+        self.known = replace(known, wanted=None, prepared=known.prepared if waits else None)
+        self.save(change.checkpoint, version, length=change.length)
+
+    def save(self, checkpoint: str | None, version: int, *, length: int) -> None:
+        """Remember that the state of ``length`` messages was saved as ``version``; None saves nothing."""
+        self.branch = replace(self.branch, version=version)
+        if checkpoint is not None:
+            self.known = replace(self.known, checkpoint=checkpoint, checkpoint_length=length)
+
+    def observe(self, edits: Sequence[Edit], cut: Cut | None) -> None:
+        """Remember a batch of edits that was decided and not carried out."""
+        self.shadow = _merged(self.ledger(observed=True), edits, cut)
+
+    def refresh(self, branch: Branch) -> None:
+        """Take over what another process has stored."""
+        fresh = thread_from(branch)
+        known = replace(fresh.known, notes=self.known.notes)
+        self.branch, self.known, self.shadow, self.evicted = fresh.branch, known, None, fresh.evicted
+        self.health = branch.health
+        self.follow(branch.trend)
+
+    def catch_up(self, branch: Branch) -> None:
+        """Take over what is newer in the store, where another process may have had the last request."""
+        if self.branch.version < branch.version:
+            self.refresh(branch)
+        elif branch.prepared not in (None, self.known.prepared) or branch.wanted != self.known.wanted:
+            prepared = branch.prepared or self.known.prepared
+            self.known = replace(self.known, prepared=prepared, wanted=branch.wanted)
+        self.branch = replace(self.branch, longest=branch.longest)
+        self.follow(branch.trend)
+        self.health = branch.health
+        self.has_notes = False
+
+    def follow(self, trend: Trend | None) -> None:
+        """Go on from ``trend`` if it is newer than the thread's own."""
+        if trend is not None and (trend.at or 0.0) > (self.trend.at or 0.0):
+            self.trend = trend
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The thread that a request belongs to, how many of its messages an earlier one has sent, and behind which door it
+    was found, None for in the open."""
+
+    thread: Thread
+    length: int
+    door: Door | None = None
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the thread goes on from another conversation's checkpoint."""
+        return self.thread.known.resumed is not None
+
+    def is_repeat(self, chain: Sequence[bytes]) -> bool:
+        """Whether the thread is resumed already, and nothing has come after this chain."""
+        return self.is_resumed and self.thread.branch.longest <= len(chain)
+
+    def known(self, *, observed: bool = False) -> ConversationState:
+        """What to replay on this request; for an observed one what would be replayed."""
+        known = self.thread.ledger(observed=observed)
+        return ConversationState(
+            known.edits,
+            known.cuts,
+            self.length,
+            known.prepared,
+            known.checkpoint,
+            known.checkpoint_length,
+            known.resumed,
+            known.wanted,
+            self.thread.branch.version,
+            known.notes,
+        )
+
+
+def thread_from(branch: Branch) -> Thread:
+    """A thread of a branch that was read from the store."""
+    known = ConversationState(
+        edits={e.key: e for e in branch.edits},
+        cuts=branch.cuts,
+        prepared=branch.prepared,
+        checkpoint=branch.checkpoint,
+        checkpoint_length=branch.checkpoint_length,
+        resumed=branch.resumed,
+        wanted=branch.wanted,
+    )
+    return Thread(
+        branch, known, trend=branch.trend or UNKNOWN, evicted=dict(branch.evicted), health=branch.health, stored=True
+    )
+
+
+def new_thread(tenant: str, conversation: str | None, name: str | None) -> Match:
+    """A thread that nobody knows yet, of a conversation that is there already if its id is given."""
+    unique = secrets.token_hex(10)
+    conversation = conversation or f"conv-{unique}"
+    branch = Branch(
+        tenant=tenant,
+        conversation=conversation,
+        name=name or conversation,
+        branch=f"br-{unique}",
+        version=0,
+    )
+    return Match(Thread(branch, ConversationState()), 0)
+
+
+def link_behind(door: Door, link: bytes) -> bytes:
+    """A link of the chain as it is kept behind a door."""
+    return blake2b(link + repr(door).encode(), digest_size=HASH_SIZE).digest()
+
+
+def _merged(known: ConversationState, edits: Sequence[Edit], cut: Cut | None) -> ConversationState:
+    """A ledger with one more batch of edits in it."""
+    cuts = known.cuts if cut is None else (*known.cuts, cut)
+    return replace(known, edits=dict(known.edits) | {e.key: e for e in edits}, cuts=cuts)
+
+
+def inherited(known: ConversationState, chain: Sequence[bytes], length: int) -> ConversationState:
+    """What a fork takes over that shares ``length`` messages: every edit, and the cuts whose prefix it shares."""
+    cuts = tuple(c for c in known.cuts if c.covers <= len(chain) and chain[c.covers - 1] == c.prefix)
+    same = known.checkpoint is not None and known.checkpoint_length <= length
+    return ConversationState(
+        edits=known.edits,
+        cuts=cuts,
+        prepared=known.prepared,
+        checkpoint=known.checkpoint if same else None,
+        checkpoint_length=known.checkpoint_length if same else 0,
+        resumed=known.resumed,
+        notes=known.notes,
+    )

@@ -1,0 +1,1 @@
+"""One request of the managed route, from bytes to bytes."""

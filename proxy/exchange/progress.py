@@ -1,0 +1,206 @@
+"""What is known of an exchange while it runs, and the headers that tell the client.
+
+An observed request is forwarded as it came: the headers say what went up.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from policies import ContextSettings, Mode, WindowPressure
+from policies.ledger import DROPPING
+from policies.limits import lift, zones_for
+from policies.pressure import read_pressure
+from proxy.access.destination import Caller
+from proxy.effects.evictions import CUT
+from proxy.effects.hooks import Turn
+from proxy.errors import ContextLengthExceeded, ProxyError
+from proxy.exchange.request import Request
+from proxy.exchange.send import Attempts
+from proxy.planning.values import Plan
+from proxy.recall.rounds import Recalled
+from proxy.stream.listen import Listener
+from proxy.tap import NO_USAGE, ReportedUsage, Tap
+from proxy.telemetry import Trace
+from proxy.upstream.overflow import Ending, ending_of, is_cut_short
+from proxy.wire.messages import ChatRequest
+
+CLIENT_CLOSED = 499
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Calibrated tokens of a request as it came and as it went up, what W - R - H leaves, and the pressure of that."""
+
+    before: int
+    after: int
+    limit: int
+    pressure: WindowPressure
+
+
+@dataclass(slots=True)
+class ExchangeProgress:
+    """One exchange as far as it has come; None is what it has not come to, or never did.
+
+    ``chat`` is the body, once it was read; ``recalls`` are the calls of the recall tool that were answered in it;
+    ``seen`` is what the client was told, all rounds together. ``degraded`` is what went wrong behind the plan.
+    """
+
+    id: str
+    started: float
+    trace: Trace
+    query: bytes = b""
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    caller: Caller | None = None
+    settings: ContextSettings | None = None
+    chat: ChatRequest | None = None
+    request: Request | None = None
+    plan: Plan = field(default_factory=lambda: Plan(body=b""))
+    attempts: Attempts | None = None
+    seen: Tap = field(default_factory=Tap)
+    status: int | None = None
+    error: str | None = None
+    ready: float | None = None
+    turn: Turn | None = None
+    recalls: list[Recalled] = field(default_factory=list)
+    refusal: Mapping[str, object] = field(default_factory=dict)
+    listener: Listener | None = None
+    degraded: list[str] = field(default_factory=list)
+
+    @property
+    def model(self) -> str:
+        """The model that was asked for, empty where the request could not be read."""
+        return "" if self.chat is None else self.chat.model
+
+    @property
+    def policy(self) -> ContextSettings:
+        """The policy's settings, the default ones before a policy was found."""
+        return self.settings or ContextSettings()
+
+    @property
+    def observed(self) -> bool:
+        """Whether the policy only plans."""
+        return self.settings is not None and self.settings.observes and self.settings.mode is not Mode.OFF
+
+    @property
+    def label(self) -> str:
+        """The outcome's label for metrics and rows."""
+        if self.error is not None:
+            return self.error
+        if self.status is None or self.status >= 400:
+            return f"upstream_{self.status}"
+        return "ok" if self.seen.error is None else "error_in_stream"
+
+    @property
+    def overhead_ms(self) -> float:
+        """Milliseconds from the request's arrival to its first departure upstream."""
+        return 1000 * ((self.ready or time.perf_counter()) - self.started)
+
+    @property
+    def retries(self) -> int:
+        """How often the upstream was asked again with less."""
+        return 0 if self.attempts is None else self.attempts.retries
+
+    def billed(self) -> ReportedUsage | None:
+        """What the upstream's answers took together, every round's prompt counted."""
+        return self.seen.usage if self.attempts is None else self.attempts.billed(self.seen.usage)
+
+    def reported(self) -> ReportedUsage:
+        """What the upstream reported of the last round's answer alone."""
+        usage = self.seen.usage if self.attempts is None else self.attempts.reported(self.seen.usage)
+        return usage or NO_USAGE
+
+    def begin_stream(self) -> None:
+        """The first piece of the last attempt's streamed answer has come."""
+        if self.attempts is not None:
+            self.attempts.begin_stream()
+
+    def ending(self) -> Ending | None:
+        """What stopped the answer before its own end; a prompt that nobody reported counts as estimated."""
+        reasons, limits = self.seen.finish_reasons, self.plan.limits
+        if self.chat is None or not is_cut_short(reasons):
+            return None
+        usage, budget = self.reported(), None if limits is None else limits.budget
+        prompt = usage.prompt
+        if prompt is None and budget is not None:
+            prompt = budget.estimate(self.plan.sent)
+        return ending_of(
+            reasons,
+            prompt=prompt,
+            completion=usage.completion,
+            max_tokens=self.chat.max_tokens,
+            window=None if budget is None else budget.window,
+            clamped=self.attempts is not None and self.attempts.room is not None,
+        )
+
+    def refused(self, error: ProxyError) -> None:
+        """Weir answered instead of an upstream."""
+        self.status, self.error = error.status, error.code
+        if isinstance(error, ContextLengthExceeded):
+            self.refusal = error.weir or {}
+
+    def gone(self) -> None:
+        """The client left."""
+        self.error = "client_disconnect"
+        self.status = self.status or CLIENT_CLOSED
+
+    def tokens(self) -> TokenUsage | None:
+        """What went up, None where the request was not counted."""
+        decision, recognized = self.plan.decision, self.plan.recognized
+        if decision is not None and not self.observed:
+            return TokenUsage(decision.before, decision.after, decision.limit, decision.pressure)
+        if recognized is None:
+            return None
+        budget, settings = recognized.limits.budget, self.policy
+        tokens = recognized.transcript.tokens
+        used, zones = budget.estimate(tokens), zones_for(settings, budget.window)
+        pressure = read_pressure(used, budget.base(settings), zones, fits=budget.fits(tokens))
+        zone, _ = lift(pressure.zone, used, settings.rot_soft_tokens)
+        return TokenUsage(used, used, budget.usable, replace(pressure, zone=zone))
+
+    def all_degraded(self) -> tuple[str, ...]:
+        """What was done with less than there should be, and why."""
+        return (*self.plan.degraded, *self.degraded)
+
+    def actions(self, *, planned: bool = False) -> str:
+        """The value of ``x-weir-actions``: what was done to this request, ``none`` if nothing was.
+
+        With ``planned`` it is what was decided, whether it was done or not.
+        """
+        decision, parts = self.plan.decision, []
+        if self.observed:
+            parts.append("observe=1")
+        if decision is not None and (planned or not self.observed):
+            parts += [f"{name}={count}" for name, count in sorted(decision.applied.items())]
+        if self.attempts is not None and self.attempts.room is not None:
+            parts.append("clamp=1")
+        if self.retries:
+            parts.append(f"retry={self.retries}")
+        if self.recalls:
+            parts.append(f"recall={len(self.recalls)}")
+        if planned and self.plan.refused is not None:
+            parts.append(f"refused={self.plan.refused}")
+        parts += [f"degraded={reason}" for reason in dict.fromkeys(self.all_degraded())]
+        return ",".join(parts) or "none"
+
+    def own_headers(self) -> list[tuple[bytes, bytes]]:
+        """Weir's response headers, as far as the exchange has come."""
+        sent, branch = self.tokens(), self.plan.branch
+        pairs = [(b"x-request-id", self.id), (b"x-weir-actions", self.actions())]
+        if branch is not None:
+            pairs.append((b"x-weir-conversation", branch.name))
+        if sent is not None:
+            pairs.append((b"x-weir-tokens", f"before={sent.before};after={sent.after};limit={sent.limit}"))
+            pairs.append((b"x-weir-pressure", str(sent.pressure)))
+        pairs.append((b"x-weir-overhead-ms", f"{self.overhead_ms:.2f}"))
+        return [(name, value.encode("latin-1", "replace")) for name, value in pairs]
+
+
+def evicted_count(plan: Plan) -> int:
+    """How many messages and definitions were newly taken out or shortened, summaries not counted."""
+    return sum(1 for row in plan.evictions if row.kind != CUT or row.tool)
+
+
+def evictions_alone(plan: Plan) -> int:
+    """The same without what a summary took the place of: that is a compaction, and no sign of too small a window."""
+    return sum(1 for row in plan.evictions if row.kind != CUT or row.layer in DROPPING)

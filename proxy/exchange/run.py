@@ -1,0 +1,455 @@
+"""One request from bytes to bytes: the straight line.
+
+admit → read → recognize → plan (replay known edits, then pass or edit) → send → relay → record
+
+An overflow from the upstream runs the middle of the line again with a harder target, at most twice, before any
+byte went to the client.
+"""
+
+import asyncio
+import itertools
+import os
+import secrets
+import time
+from collections.abc import MutableMapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from proxy.access.admission import without_grants
+from proxy.access.destination import CHAT, Caller, Route, for_chat
+from proxy.effects.evictions import stage_of, strategy_of
+from proxy.effects.hooks import Overflow, Turn, new_results
+from proxy.errors import (
+    ContextLengthExceeded,
+    LoopDetected,
+    ProxyError,
+    ShuttingDown,
+    UnsupportedEncoding,
+    UpstreamUnreachable,
+)
+from proxy.exchange.progress import ExchangeProgress, evicted_count
+from proxy.exchange.recall import Recalling
+from proxy.exchange.record import listened
+from proxy.exchange.request import Request, request_for, settings_for
+from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
+from proxy.exchange.tell import ROUTE, record_exchange
+from proxy.planning.values import Plan, PlanRequest, Recognized
+from proxy.recall.rounds import Rounds, follow_whole
+from proxy.recall.streaming import Relaying
+from proxy.runtime import Runtime
+from proxy.stream.listen import Listener
+from proxy.stream.receive import ClientGone, Receive, read_held, while_connected
+from proxy.stream.relay import Send, StreamCut, UpstreamResponse, is_readable, relay_stream, relay_whole
+from proxy.tap import Tap
+from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan, RequestContext
+from proxy.upstream.client import Answer, came_through
+from proxy.upstream.overflow import Verdict
+from proxy.wire.messages import parse_chat
+
+NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
+MAX_RETRIES = 2
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(slots=True)
+class RequestIds:
+    """Ids that no other request has: random per process, then counted; a process that is forked draws its own."""
+
+    process: str = ""
+    numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+
+    def __post_init__(self) -> None:
+        self.draw()
+        os.register_at_fork(after_in_child=self.draw)
+
+    def draw(self) -> None:
+        """Draw the part that tells this process from others."""
+        self.process = secrets.token_hex(8)
+
+    def new(self) -> str:
+        """The next id."""
+        return f"req_{self.process}{next(self.numbers):08x}"
+
+
+new_request_id = RequestIds().new
+
+
+@dataclass(slots=True)
+class ExchangeHandler:
+    """One chat completions request. ``run`` is the whole of it, ``progress`` how far it has come."""
+
+    runtime: Runtime
+    scope: MutableMapping[str, Any]
+    receive: Receive
+    send: Send
+    route: Route = CHAT
+    id: str = field(default_factory=new_request_id)
+    started: float = field(default_factory=time.perf_counter)
+    task: "asyncio.Task[Any] | None" = None
+    answer: Answer | None = None
+    asking: "asyncio.Task[Any] | None" = None
+    stopping: bool = False
+    progress: ExchangeProgress = field(init=False)
+
+    def __post_init__(self) -> None:
+        headers, client = self.scope["headers"], self.scope.get("client")
+        trace = self.runtime.telemetry.exchange(
+            "POST",
+            ROUTE,
+            headers,
+            server=self.scope.get("server"),
+            client=client[0] if client else None,
+            scheme=self.scope.get("scheme", "http"),
+            request_id=self.id,
+        )
+        query = self.scope.get("query_string", b"")
+        self.progress = ExchangeProgress(self.id, self.started, trace, query, headers)
+
+    async def run(self) -> None:
+        """Answer the client, whatever happens."""
+        shutdown = self.scope.get("state", {}).get("shutdown")
+        if shutdown is None:
+            await self._run()
+            return
+        shutdown.callbacks.add(self._stop)
+        try:
+            await self._run()
+        finally:
+            shutdown.callbacks.discard(self._stop)
+
+    def _stop(self) -> None:
+        """The process ends: cut the answer, or the wait for it."""
+        self.stopping = True
+        if self.asking is not None:
+            self.asking.cancel()
+        elif self.answer is not None:
+            self.answer.close()
+        elif self.task is not None:
+            self.task.cancel()
+
+    async def _run(self) -> None:
+        runtime, progress = self.runtime, self.progress
+        LOG_CONTEXT.set(RequestContext(self.id, progress.trace.trace_id))
+        runtime.telemetry.metrics.active += 1
+        try:
+            progress.caller = caller = self._admit(progress.headers)
+            with runtime.admission.enter(caller) as stay:
+                limit = runtime.config.limits.body
+                body = await read_held(self.receive, progress.headers, limit=limit, hold=stay.hold)
+                self.task = asyncio.current_task()
+                await while_connected(self.scope, self.receive, self._answer(body, caller))
+        except ClientGone:
+            progress.gone()
+        except asyncio.CancelledError:
+            if not self.stopping or self.task is None:
+                raise
+            self.task.uncancel()
+            await self._refuse(ShuttingDown("The proxy is stopping; please send the request again."))
+        except StreamCut:
+            progress.error = "stream_broken"
+        except ProxyError as error:
+            await self._refuse(error)
+        finally:
+            runtime.telemetry.metrics.active -= 1
+            record_exchange(runtime, progress)
+
+    def _admit(self, headers: Headers) -> Caller:
+        """Whose request it is, by its headers alone."""
+        if came_through(headers, self.runtime.instance):
+            raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
+        if [v for n, v in headers if n == b"content-encoding" and v.strip().lower() != b"identity"]:
+            raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
+        return self.runtime.admit(self.scope)
+
+    async def _answer(self, body: bytes, caller: Caller) -> None:
+        progress, metrics = self.progress, self.runtime.telemetry.metrics
+        request = self.read(body, caller)
+        plan = await self.plan(request)
+        if plan.recognized is not None and plan.recognized.listens:
+            announces = self.runtime.planner.conversations.announces
+            ended = partial(self._announce, plan.recognized) if announces else None
+            progress.listener = self.send = Listener(self.send, ended)
+        progress.ready = time.perf_counter()
+        attempts, recalling = self.attempts_of(request)
+        received, sent = await self._send(request, plan, attempts, recalling)
+        rounds = None if recalling is None else recalling.rounds(sent, progress.plan)
+        is_stream = received.chunks is not None
+        metrics.streams += is_stream
+        try:
+            if rounds is None or recalling is None:
+                await self._relay(received)
+            else:
+                await self._recall(received, rounds, recalling)
+        finally:
+            metrics.streams -= is_stream
+
+    def read(self, body: bytes, caller: Caller) -> Request:
+        """The request, with the upstream that it goes to and the policy that it is under."""
+        progress, runtime = self.progress, self.runtime
+        progress.chat = chat = parse_chat(body)
+        destination, progress.chat = for_chat(
+            runtime.config, caller, self.route, chat, query=progress.query, headers=progress.headers
+        )
+        progress.settings = settings = settings_for(runtime, caller, progress.headers)
+        if runtime.hooks:
+            progress.turn = Turn(request=self.id, tenant=caller.tenant, model=progress.chat.model, policy=settings.name)
+            runtime.hooks.turn_start(progress.turn)
+        progress.request = request = request_for(
+            runtime,
+            progress.chat,
+            destination,
+            settings,
+            headers=progress.headers,
+            request_id=self.id,
+            trace=progress.trace,
+        )
+        progress.chat = request.chat
+        return request
+
+    async def plan(self, request: Request) -> Plan:
+        """What goes up; the client's own bytes for a policy or a request that is not managed."""
+        progress, planner, asked = self.progress, self.runtime.planner, request.asked
+        progress.plan = Plan(body=request.chat.body)
+        if asked is None:
+            return progress.plan
+        with progress.trace.plan() as span:
+            recognized = await planner.recognize(asked)
+            if recognized is not None:
+                degraded = recognized.degraded
+                progress.plan = Plan(body=request.chat.body, recognized=recognized, degraded=degraded)
+            try:
+                progress.plan = plan = await planner.first(asked, recognized)
+            except ContextLengthExceeded:
+                self._tell_overflow(Overflow(source="planned"))
+                raise
+            self._note_plan(span, plan)
+        self._tell_results(plan)
+        return plan
+
+    def attempts_of(self, request: Request) -> tuple[Attempts, Recalling | None]:
+        """What asks the upstream, and what has it answer with the recall tool where the policy has one."""
+        progress, asked = self.progress, request.asked
+        progress.attempts = attempts = Attempts(
+            self.runtime,
+            request.chat,
+            request.destination,
+            progress.headers,
+            progress.query,
+            progress.trace,
+            request.managed_by,
+        )
+        if asked is None or not asked.settings.recall.tool:
+            return attempts, None
+        return attempts, Recalling(self.runtime, asked, attempts)
+
+    async def _send(
+        self, request: Request, plan: Plan, attempts: Attempts, recalling: Recalling | None
+    ) -> tuple[UpstreamResponse, bytes]:
+        """The answer to relay, and the body that it answers.
+
+        Asks again with less, at most twice, where the upstream says that it does not fit.
+        """
+        asked, make = request.asked, (recalling or attempts).make
+        plan = self.progress.plan = plan if recalling is None else recalling.consider(plan)
+        body = attempts.within_window(plan)
+        while True:
+            received, verdict = await make(body, plan)
+            if not verdict.is_overflow or asked is None:
+                return received, body
+            self._tell_overflow(Overflow(source="upstream", tokens=verdict.prompt, limit=verdict.limit))
+            if asked.settings.observes:
+                return received, body
+            attempts.overflows += 1
+            learn_from_error(self.runtime, verdict, plan)
+            if attempts.retries == MAX_RETRIES:
+                return received, body
+            if (clamped := attempts.clamped(body, verdict)) is not None:
+                body = clamped
+            elif (smaller := await self._smaller(asked, plan, recalling, attempt=attempts.retries + 1)) is not None:
+                body, plan = smaller.body, smaller
+            else:
+                return received, body
+            received.answer.close()
+            attempts.retries += 1
+            self.progress.plan = plan
+
+    async def _smaller(
+        self, asked: PlanRequest, plan: Plan, recalling: Recalling | None, *, attempt: int
+    ) -> Plan | None:
+        """The plan to try next, None if nothing smaller can be made."""
+        with self.progress.trace.plan() as span:
+            smaller = await self.runtime.planner.harder(asked, plan, attempt=attempt)
+            if smaller is None:
+                return None
+            self._note_plan(span, smaller)
+            return smaller if recalling is None else recalling.consider(smaller)
+
+    async def _announce(self, recognized: Recognized) -> None:
+        """Have other processes know the conversation by the answer that its client is about to have."""
+        answers = listened(self.runtime, self.progress)
+        if answers and not await self.runtime.planner.announce(
+            recognized, request=self.id, model=self.progress.model, answers=answers
+        ):
+            self.progress.degraded.append("store")
+
+    async def _recall(self, received: UpstreamResponse, rounds: Rounds, recalling: Recalling) -> None:
+        """Relay an answer whose calls of the recall tool Weir answers itself."""
+        self.answer, progress = received.answer, self.progress
+
+        async def ask(body: bytes) -> tuple[UpstreamResponse, Verdict]:
+            self.asking = asyncio.current_task()
+            try:
+                found = await recalling.attempts.make(body, progress.plan)
+            finally:
+                self.asking = None
+            self.answer = found[0].answer
+            return found
+
+        try:
+            if received.chunks is None:
+                joins = "response_format" not in recalling.asked.request.fields
+                received = await follow_whole(received, rounds, ask, recalling.note_round, joins=joins)
+            if received.chunks is not None:
+                relaying = Relaying(
+                    rounds=rounds,
+                    ask=ask,
+                    send=self.send,
+                    headers=self._stream_headers,
+                    explain=self._explain,
+                    ended=recalling.note_round,
+                )
+                result = await relaying.run(received)
+                if isinstance(result, Tap):
+                    progress.seen = result
+                    return
+                received = result
+        finally:
+            rounds.finish()
+            progress.recalls = rounds.recalled
+            if received.chunks is not None:
+                received.answer.close()
+                self._learn()
+        await self._relay(received)
+
+    def _stream_headers(self, received: UpstreamResponse) -> list[tuple[bytes, bytes]]:
+        self.progress.status = received.answer.status
+        return self._headers(received.answer)
+
+    async def _relay(self, received: UpstreamResponse) -> None:
+        """Send the answer on and take note of how it went."""
+        self.answer, progress = received.answer, self.progress
+        answer = received.answer
+        progress.status = answer.status
+        headers = self._headers(answer)
+        if received.rewritten:
+            headers = [h for h in headers if h[0].lower() != b"content-length"]
+            headers.append((b"content-length", str(len(received.body or b"")).encode()))
+        try:
+            if received.body is not None:
+                progress.seen = await relay_whole(
+                    self.send, answer, status=answer.status, headers=headers, body=received.body, seen=received.seen
+                )
+            elif received.chunks is not None:
+                async with aclosing(received.chunks) as chunks:
+                    progress.seen = await relay_stream(
+                        self.send,
+                        status=answer.status,
+                        headers=headers,
+                        opening=received.opening,
+                        chunks=chunks,
+                        explain=self._explain if is_readable(answer) else None,
+                        begun=progress.begin_stream,
+                    )
+        finally:
+            answer.close()
+            self._learn()
+
+    def _learn(self) -> None:
+        """Learn from what the upstream says that the forwarded request took: the first one, where rounds followed."""
+        progress = self.progress
+        rounds = () if progress.attempts is None else progress.attempts.rounds
+        usage = rounds[0] if rounds else progress.seen.usage
+        if usage is None or usage.prompt is None or progress.request is None or progress.request.asked is None:
+            return
+        accepted = progress.status is not None and progress.status < 400
+        learn_from_answer(self.runtime, progress.plan, progress.request.asked, prompt=usage.prompt, accepted=accepted)
+
+    def _explain(self, error: Exception) -> ProxyError:
+        """What a client is told whose stream broke off."""
+        if self.stopping:
+            return ShuttingDown("The proxy is stopping; please send the request again.")
+        return error if isinstance(error, ProxyError) else UpstreamUnreachable(str(error))
+
+    def _headers(self, answer: Answer) -> list[tuple[bytes, bytes]]:
+        granted = without_grants(answer.headers, self.scope, self.progress.caller, self.runtime.config)
+        named = [(n.lower(), n, v) for n, v in granted]
+        kept = [(n, v) for low, n, v in named if low not in NOT_RELAYED and not low.startswith(b"x-weir-")]
+        own = self.progress.own_headers()
+        if any(low == b"x-request-id" for low, _, _ in named):
+            own = [(n, v) for n, v in own if n != b"x-request-id"]
+        return kept + own
+
+    async def _refuse(self, error: ProxyError) -> None:
+        self.progress.refused(error)
+        body = error.body()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            *error.headers(),
+            *self.progress.own_headers(),
+        ]
+        await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def _note_plan(self, span: AnySpan, plan: Plan) -> None:
+        decision, limits = plan.decision, plan.limits
+        if span is NULL_SPAN or decision is None or limits is None:
+            return
+        tokens = limits.budget.estimate
+        for report in decision.trail:
+            span.layer(
+                report.layer,
+                before=tokens(report.before),
+                after=tokens(report.after),
+                units=report.units if report.kept else 0,
+                ref=report.ref,
+                reason=report.reason,
+            )
+        settings, reading = self.progress.policy, decision.reading
+        base = limits.budget.base(settings)
+        span.decide(
+            decision.action.value,
+            before=decision.before,
+            after=decision.after,
+            limit=decision.limit,
+            pressure=decision.pressure.level,
+            zone=decision.pressure.zone,
+            base=base,
+            velocity=reading.velocity_tokens_per_turn or 0.0 if reading is not None else 0.0,
+            turns_until_red=reading.turns_until_red if reading is not None else None,
+            source=reading.source if reading is not None else "client_estimated",
+            stage=stage_of(decision, settings, base=base),
+            strategy=strategy_of(decision),
+            evicted=evicted_count(plan),
+            before_percent=round(100 * decision.before / base, 1),
+        )
+
+    def _tell_results(self, plan: Plan) -> None:
+        """Tell the hooks which tool results are new, and whether the request does not fit."""
+        turn, recognized, hooks = self.progress.turn, plan.recognized, self.runtime.hooks
+        if turn is None or recognized is None:
+            return
+        self.progress.turn = turn = replace(turn, conversation=recognized.branch.name)
+        for result in new_results(recognized.transcript, recognized.match.length):
+            hooks.tool_result(turn, result)
+        tokens = recognized.transcript.tokens if plan.decision is None else plan.decision.raw_after
+        budget = recognized.limits.budget
+        if not budget.fits(tokens):
+            self._tell_overflow(Overflow(source="planned", tokens=budget.estimate(tokens), limit=budget.usable))
+
+    def _tell_overflow(self, overflow: Overflow) -> None:
+        if self.progress.turn is not None:
+            self.runtime.hooks.overflow(self.progress.turn, overflow)

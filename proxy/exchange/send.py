@@ -1,0 +1,282 @@
+"""One request to the upstream: what it may ask for, what its answer says about size, what is learned from it."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from policies import ContextSettings
+from proxy.access.destination import Destination
+from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
+from proxy.exchange.replies import address_of, provider_of
+from proxy.planning.values import Plan, PlanRequest
+from proxy.runtime import Runtime
+from proxy.stream.listen import capture_stream
+from proxy.stream.relay import IN_THE_MIDDLE, MAX_WHOLE, Opening, UpstreamResponse, is_readable, is_stream, open_stream
+from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion, together
+from proxy.telemetry import CONTEXT_HEADERS, AnySpan, ModelCall, Trace
+from proxy.telemetry.names import REQUEST_PARAMS
+from proxy.upstream.client import Answer, StreamBroken
+from proxy.upstream.overflow import (
+    NONE,
+    Kind,
+    Verdict,
+    classify,
+    classify_answer,
+    classify_event,
+    is_cut_short,
+    plausible_limit,
+)
+from proxy.wire.messages import ChatRequest, with_fields
+
+MIN_OUTPUT = 16
+CLAMP_MARGIN = 8
+DROPPED = frozenset({b"accept-encoding"})
+DROPPED_WITH_CONTEXT = DROPPED | CONTEXT_HEADERS
+OUTPUT_TYPES = {"text": "text", "json_object": "json", "json_schema": "json"}
+
+
+@dataclass(slots=True)
+class Attempts:
+    """The requests to the upstream that one client's request makes, until an answer can be relayed.
+
+    ``policy`` is what manages the request, None where nothing does: then no stream is looked into beforehand.
+
+    Attributes:
+        span: the newest attempt's.
+        room: the tokens that were asked for the answer in place of the client's number, None where it was left alone.
+        retries: attempts with less, ``overflows`` answers that nothing fits.
+        rounds: what the upstream reported of the answers before the last one.
+        called: when the call began that is not counted yet (``time.perf_counter``).
+        received: when the whole of its answer was there, if that was before it was relayed.
+        first_chunk: the seconds until its stream began, None where there is none.
+    """
+
+    runtime: Runtime
+    request: ChatRequest
+    destination: Destination
+    headers: Sequence[tuple[bytes, bytes]]
+    query: bytes
+    trace: Trace
+    policy: ContextSettings | None
+    span: AnySpan | None = None
+    made: int = 0
+    room: int | None = None
+    retries: int = 0
+    overflows: int = 0
+    rounds: list[ReportedUsage] = field(default_factory=list)
+    called: float | None = None
+    received: float | None = None
+    first_chunk: float | None = None
+
+    async def make(self, body: bytes, plan: Plan) -> tuple[UpstreamResponse, Verdict]:
+        """Send ``body`` as one more attempt: the answer, and what it says about size."""
+        upstream, observes = self.destination.upstream, self.policy is not None and self.policy.observes
+        self.made += 1
+        self.span = span = self.trace.attempt(
+            self.request.model,
+            provider_of(upstream),
+            *address_of(upstream),
+            request=self._asked() if self.trace.recorded else None,
+            compacted=plan.decision is not None and "compact" in plan.decision.applied and not observes,
+        )
+        self.called, self.received, self.first_chunk = time.perf_counter(), None, None
+        span.asked(body)
+        context = span.propagation() if upstream.forward_trace else ()
+        drop = DROPPED_WITH_CONTEXT if context or not upstream.forward_trace else DROPPED
+        try:
+            answer = await self.runtime.upstreams.send(
+                self.destination,
+                method="POST",
+                query=self.query,
+                headers=[*[h for h in self.headers if h[0] not in drop], *context],
+                body=body,
+                attempt=self.made - 1,
+            )
+            span.arrived(answer.status)
+            received, verdict = await self._look(answer, plan, span)
+        except ProxyError as error:
+            span.failed(error.code)
+            self.count_call(error=error.code)
+            raise
+        if answer.status >= 400 or verdict.is_overflow:
+            reason = "context_length_exceeded" if verdict.is_overflow else error_code(received.body or b"")
+            span.failed(reason or str(answer.status))
+            self.count_call(error=reason or str(answer.status))
+        return received, verdict
+
+    def begin_stream(self) -> None:
+        """The first piece of the last attempt's streamed answer has come."""
+        if self.first_chunk is None and self.called is not None:
+            self.first_chunk = time.perf_counter() - self.called
+            if self.span is not None:
+                self.span.first_chunk()
+
+    def end_call(self, usage: ReportedUsage, seen: Tap | None, error: str) -> ModelCall | None:
+        """The call that ends now, None where none is under way; an answer's model is the one that it names."""
+        begun, self.called = self.called, None
+        if begun is None:
+            return None
+        address, port = address_of(self.destination.upstream)
+        return ModelCall(
+            provider=provider_of(self.destination.upstream),
+            model=self.request.model,
+            seconds=(self.received or time.perf_counter()) - begun,
+            response_model=(seen.model if seen is not None else None) or "",
+            address=address,
+            port=port,
+            error=error,
+            usage=usage,
+            first_chunk=self.first_chunk,
+        )
+
+    def count_call(self, *, seen: Tap | None = None, error: str = "") -> None:
+        """Count the call that has ended before its exchange, if there is one."""
+        used = seen.usage if seen is not None else None
+        if (call := self.end_call(used or NO_USAGE, seen, error)) is not None:
+            self.runtime.telemetry.metrics.called(call)
+
+    def billed(self, usage: ReportedUsage | None) -> ReportedUsage | None:
+        """What all answers took together, every round's prompt counted; ``usage`` is what the client was told."""
+        if usage is None or not self.rounds:
+            return usage
+        return replace(together((*self.rounds, usage)), completion=usage.completion, reasoning=usage.reasoning)
+
+    def reported(self, usage: ReportedUsage | None) -> ReportedUsage | None:
+        """What the upstream reported of the last round's answer alone; ``usage`` is what the client was told."""
+        if usage is None or usage.completion is None or not self.rounds:
+            return usage
+        before = together(self.rounds)
+        thought = None if usage.reasoning is None else usage.reasoning - (before.reasoning or 0)
+        return replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
+
+    def _asked(self) -> Mapping[str, object]:
+        """What the request asks of the model, for the trace: the fields in the table, as they go up."""
+        request = self.request
+        asked = {name: request.value(name) for name in REQUEST_PARAMS if name in request.fields}
+        if self.room is not None:
+            asked["max_completion_tokens" if "max_completion_tokens" in asked else "max_tokens"] = self.room
+        form = request.value("response_format") if "response_format" in request.fields else None
+        if isinstance(form, dict) and (kind := OUTPUT_TYPES.get(str(form.get("type")))):
+            asked["output_type"] = kind
+        return asked
+
+    async def _look(self, answer: Answer, plan: Plan, span: AnySpan) -> tuple[UpstreamResponse, Verdict]:
+        """Read as much of an answer as tells whether it is an overflow, before anything goes to the client."""
+        if is_stream(answer) and answer.status < 400:
+            chunks = capture_stream(answer.chunks(), span) if span.captures else answer.chunks()
+            if self.policy is None:
+                return UpstreamResponse(answer, chunks=chunks), NONE
+            try:
+                opening = await open_stream(chunks, begun=self.begin_stream)
+            except StreamBroken as error:
+                answer.close()
+                raise UpstreamUnreachable(str(error)) from None
+            except BaseException:
+                answer.close()
+                raise
+            verdict = self._of_opening(opening, plan)
+            if opening.ended and not (opening.error or opening.tap.complete) and is_readable(answer):
+                answer.close()
+                if not opening.tap.seen.ends:
+                    raise UpstreamEmpty("The upstream ended its stream without an answer.")
+                raise UpstreamUnreachable(IN_THE_MIDDLE)
+            return UpstreamResponse(answer, chunks=chunks, opening=opening), verdict
+        try:
+            body = await answer.read(MAX_WHOLE)
+        except StreamBroken as error:
+            answer.close()
+            raise UpstreamUnreachable(str(error)) from None
+        if answer.ended:
+            self.received = time.perf_counter()
+        if answer.status == 200 and not body.strip():
+            answer.close()
+            raise UpstreamEmpty("The upstream answered 200 with an empty body.")
+        seen = read_completion(body) if answer.status < 400 else None
+        if seen is not None and seen.truncated and answer.ended:
+            answer.close()
+            raise UpstreamUnreachable(IN_THE_MIDDLE)
+        if seen is not None:
+            span.said_whole(body)
+        if seen is not None and seen.said:
+            return UpstreamResponse(answer, body=body, seen=seen), NONE
+        window = plan.limits.budget.window if plan.limits is not None else None
+        verdict = classify(answer.status, body, window=window)
+        if seen is not None and verdict.kind is not Kind.CONTEXT:
+            verdict = NONE  # an answer that was only cut short
+        return UpstreamResponse(answer, body=body, seen=seen), verdict
+
+    def _of_opening(self, opening: Opening, plan: Plan) -> Verdict:
+        """What the beginning of a stream says: an error, or that the window was full before a word of the answer."""
+        if opening.error is not None:
+            return classify_event(opening.error)
+        seen = opening.tap.seen
+        if seen.said or seen.usage is None or not is_cut_short(seen.finish_reasons):
+            return NONE
+        verdict = classify_answer(
+            seen.finish_reasons[0],
+            prompt=seen.usage.prompt,
+            completion=seen.usage.completion,
+            max_tokens=self.request.max_tokens,
+            window=plan.limits.budget.window if plan.limits is not None else None,
+        )
+        return verdict if verdict.kind is Kind.CONTEXT else NONE
+
+    def within_window(self, plan: Plan) -> bytes:
+        """The planned body, asking for no more than fits where the upstream is known to refuse more than that."""
+        limits, decision = plan.limits, plan.decision
+        if self.policy is None or self.policy.observes or limits is None or decision is None:
+            return plan.body
+        if not self.runtime.windows.is_strict(limits.scope):
+            return plan.body
+        used = math.ceil(decision.after * (1 + limits.budget.margin))
+        return self._asking_for(plan.body, limits.budget.window - used - CLAMP_MARGIN) or plan.body
+
+    def clamped(self, body: bytes, verdict: Verdict) -> bytes | None:
+        """The same body asking for a shorter answer, where only prompt plus answer is too large; None where it is not.
+
+        None also where the client asks for nothing that could be cut.
+        """
+        return self._asking_for(body, verdict.clamp(CLAMP_MARGIN)) if verdict.kind is Kind.COMPLETION else None
+
+    def _asking_for(self, body: bytes, room: int | None) -> bytes | None:
+        """The body with the client's ``max_tokens`` cut to ``room``; None if there is nothing to cut or no room."""
+        asked = self.request.max_tokens
+        if room is None or asked is None or room >= asked or room < min(MIN_OUTPUT, asked):
+            return None
+        name = "max_completion_tokens" if "max_completion_tokens" in self.request.fields else "max_tokens"
+        self.room = room
+        return with_fields(body, **{name: room})
+
+
+def learn_from_error(runtime: Runtime, verdict: Verdict, plan: Plan) -> None:
+    """Remember the limit and the count that an upstream put into its error."""
+    known, windows = plan.limits, runtime.windows
+    if known is None:
+        return
+    if verdict.kind is Kind.COMPLETION:
+        windows.mark_strict(known.scope)
+    limit = plausible_limit(verdict)
+    if limit is not None:
+        windows.learn(known.scope, limit)
+    elif verdict.prompt is not None or not plan.has_media:
+        windows.refused(known.scope, verdict.prompt or known.budget.estimate(plan.sent))
+    if verdict.prompt is not None and not verdict.at_least:
+        _calibrate(runtime, plan, verdict.prompt)
+
+
+def learn_from_answer(runtime: Runtime, plan: Plan, asked: PlanRequest, *, prompt: int, accepted: bool) -> None:
+    """Learn from what the upstream says that the forwarded request took: ``prompt`` tokens."""
+    if plan.limits is None:
+        return
+    if accepted:
+        runtime.windows.passed(plan.limits.scope, prompt)
+    _calibrate(runtime, plan, prompt)
+    if plan.has_media and plan.body is asked.request.body:
+        beyond = prompt - plan.limits.budget.estimate(plan.sent)
+        runtime.planner.transcripts.learn_files(asked.request, tenant=asked.tenant, tokens=beyond)
+
+
+def _calibrate(runtime: Runtime, plan: Plan, reported: int) -> None:
+    if plan.limits is not None and not plan.has_media:
+        runtime.windows.calibrate(plan.limits.counted, estimated=plan.sent, reported=reported)

@@ -1,0 +1,405 @@
+"""What is told of an exchange after it: to the trace, metrics, log, alerts and hooks, and the row that is stored."""
+
+import logging
+import time
+from dataclasses import asdict
+
+from policies import ContextSettings, Decision
+from policies.pressure import STATUS
+from policies.turns import results_by_tool
+from proxy.access.destination import TENANT_SHOWN, Caller
+from proxy.effects.evictions import condensed_in, layers_in, stage_of, strategy_of
+from proxy.effects.hooks import TurnEnd
+from proxy.exchange.progress import ExchangeProgress, TokenUsage, evicted_count
+from proxy.exchange.record import ExchangeRecord, record_of
+from proxy.monitor.caching import cost_of, prices_of
+from proxy.monitor.health import Notice
+from proxy.planning.values import Recognized
+from proxy.runtime import Runtime
+from proxy.store.records import ExchangeRow, RelayedRow
+from proxy.tap import NO_USAGE, ReportedUsage
+from proxy.telemetry import ExchangeLine, Metrics, log_exchange
+from proxy.telemetry import metrics as i
+from proxy.wire.client import name_from
+
+log = logging.getLogger("weir.settlement")
+
+ROUTE = "/v1/chat/completions"
+PREPARED = "prepared+extract"
+CRITICAL = "critical"
+NO_POLICY = "none"
+MAX_EVENTS = 8
+
+
+def record_exchange(runtime: Runtime, progress: ExchangeProgress) -> None:
+    """Remember an exchange: trace, metrics, log line, what the hooks are told, and a row to be written later."""
+    begun, metrics = time.perf_counter(), runtime.telemetry.metrics
+    record = record_of(runtime, progress, ended=begun)
+    _tell_alerts(runtime, record)
+    for event in record.events:
+        log.debug("%s: %s", event.kind, event.facts)
+    end_trace(record)
+    count(metrics, record)
+    write_line(runtime.logger, record)
+    if progress.turn is not None:
+        runtime.hooks.turn_end(progress.turn, _end(record))
+    _store(runtime, record)
+    metrics.record(i.SETTLEMENT, time.perf_counter() - begun)
+
+
+def record_relayed(
+    runtime: Runtime,
+    caller: Caller,
+    *,
+    request: str,
+    model: str,
+    status: int,
+    outcome: str,
+    usage: ReportedUsage | None,
+    policy: str = NO_POLICY,
+) -> None:
+    """Have a request of a key counted with what its answer says that it used, at list prices where there are any."""
+    used, metrics, cost = usage or NO_USAGE, runtime.telemetry.metrics, None
+    if usage is not None:
+        prices = prices_of(model, runtime.registry.facts(model, settings=ContextSettings())) if model else None
+        cost = None if prices is None else cost_of(prices, usage)
+        count_key(metrics, caller, forwarded=used.prompt or 0, saved=0, used=used)
+    if cost is not None:
+        count_cost(metrics, caller, cost, unmanaged=cost)
+    runtime.settler.put(
+        RelayedRow(
+            id=request,
+            tenant=caller.tenant,
+            at=runtime.planner.clock(),
+            model=model,
+            policy=policy,
+            status=status,
+            outcome=outcome,
+            usage_prompt=used.prompt,
+            usage_completion=used.completion,
+            usage_cached=used.cached,
+            cost=cost,
+        )
+    )
+
+
+def _store(runtime: Runtime, record: ExchangeRecord) -> None:
+    """Have the row written, and what the answer makes worth doing done."""
+    if record.tokens is None or record.plan.recognized is None:
+        if record.caller is not None:
+            record_relayed(
+                runtime,
+                record.caller,
+                request=record.id,
+                model=record.model,
+                status=record.status or 0,
+                outcome=record.label,
+                usage=record.billed,
+                policy=record.policy.name if record.policy is not None else NO_POLICY,
+            )
+        return
+    runtime.settler.put(row_of(record, record.tokens, record.plan.recognized))
+    if record.asked is None or record.label != "ok":
+        return
+    save = CRITICAL if record.checkup is not None and record.checkup.is_critical else None
+    runtime.preparation.after(record.asked, record.plan, save=save, trace=record.trace)
+    if record.asked.ask_about is not None:
+        runtime.evaluation.after(record.asked, record.plan, record.trace)
+
+
+def _end(record: ExchangeRecord) -> TurnEnd:
+    tokens = record.tokens
+    return TurnEnd(
+        status=record.status,
+        outcome=record.label,
+        tokens_before=None if tokens is None else tokens.before,
+        tokens_after=None if tokens is None else tokens.after,
+        zone="unknown" if tokens is None else tokens.pressure.zone,
+        actions=record.actions,
+    )
+
+
+def _tell_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
+    """Tell what began with the request; where servers share a store, the one that stores its row does."""
+    branch = record.plan.branch
+    if record.checkup is None or branch is None or runtime.store.shared:
+        return
+    whose = {"tenant": branch.tenant, "conversation": branch.name, "policy": record.settings.name, "request": record.id}
+    for alert in record.checkup.opened:
+        runtime.alerts.tell(Notice(alert=alert, **whose))
+
+
+def count(metrics: Metrics, record: ExchangeRecord) -> None:
+    """Tell the metrics."""
+    add, failed = metrics.add, "" if record.label == "ok" else record.label
+    if record.call is not None:
+        metrics.called(record.call)
+    add(i.REQUESTS, record.label, record.settings.name)
+    metrics.served(method="POST", route=ROUTE, status=record.status, error=failed, seconds=record.duration)
+    metrics.record(i.OVERHEAD, record.overhead_ms / 1000, "true" if record.spent.seconds > 0 else "")
+    if record.overflows:
+        add(i.OVERFLOWS, value=record.overflows)
+    if record.retries:
+        add(i.RETRIES, "overflow", value=record.retries)
+    for event in record.events:
+        add(i.EVENTS, event.kind)
+    for _ in record.recalls:
+        add(i.EVENTS, "recall")
+    for reason in record.degraded:
+        add(i.DEGRADED, reason)
+    for ratio in record.ratios:
+        metrics.record(i.COMPRESSION, ratio)
+    if record.tokens is not None:
+        metrics.record(i.PRESSURE, record.tokens.pressure.level, record.tokens.pressure.zone)
+    if record.carried_out is not None:
+        _count_actions(metrics, record.carried_out, prepared=record.plan.prepared)
+    if record.attempt is not None:
+        _count_tokens(metrics, record)
+        _count_cache(metrics, record)
+
+
+def _count_actions(metrics: Metrics, decision: Decision, *, prepared: bool) -> None:
+    for report in decision.trail:
+        if report.kept:
+            metrics.add(i.ACTIONS, report.layer, value=max(1, report.units))
+    if decision.cut is not None and decision.cut.origin == PREPARED:
+        metrics.add(i.PREPARATIONS, "used")
+    elif decision.cut is not None and prepared:
+        metrics.add(i.PREPARATIONS, "wasted")
+
+
+def _count_tokens(metrics: Metrics, record: ExchangeRecord) -> None:
+    """Count what a request that went up took, in all and of its key: tokens, and dollars where there is a price."""
+    tokens, cache, used = record.tokens, record.cache, record.billed or NO_USAGE
+    if record.caller is None:
+        return
+    if tokens is not None:
+        saved = max(0, tokens.before - tokens.after)
+        for kind, count in (("before", tokens.before), ("after", tokens.after), ("saved", saved)):
+            metrics.add(i.TOKENS_SEEN, kind, value=count)
+        count_key(metrics, record.caller, forwarded=tokens.after, saved=saved, used=used)
+    if cache is not None and cache.cost is not None:
+        count_cost(metrics, record.caller, cache.cost, unmanaged=cache.cost + (cache.cost_saved or 0.0))
+
+
+def count_key(metrics: Metrics, caller: Caller, *, forwarded: int, saved: int, used: ReportedUsage) -> None:
+    """Count the tokens of one request for its key: the first digits of the tenant's hash, and the key's name."""
+    tenant, key = caller.tenant[:TENANT_SHOWN], caller.name or ""
+    for kind, tokens in (
+        ("forwarded", forwarded),
+        ("saved", saved),
+        ("cached", used.cached),
+        ("answered", used.completion),
+    ):
+        if tokens is not None:
+            metrics.add(i.KEY_TOKENS, kind, tenant, key, value=tokens)
+
+
+def count_cost(metrics: Metrics, caller: Caller, forwarded: float, *, unmanaged: float) -> None:
+    """Count the US dollars that one request cost, and that the client's own array would have cost."""
+    tenant, key = caller.tenant[:TENANT_SHOWN], caller.name or ""
+    metrics.add(i.COST, "forwarded", tenant, key, value=forwarded)
+    metrics.add(i.COST, "unmanaged", tenant, key, value=unmanaged)
+
+
+def _count_cache(metrics: Metrics, record: ExchangeRecord) -> None:
+    """Count what the provider's cache gave, where it says so."""
+    used = record.billed
+    if used is not None and used.cached is not None and used.prompt:
+        for kind, tokens in (("prompt", used.prompt), ("read", used.cached), ("written", used.written or 0)):
+            metrics.add(i.CACHE_TOKENS, kind, value=tokens)
+    if (cache := record.cache) is not None:
+        metrics.add(i.CACHE_REQUESTS, cache.changed, "true" if cache.is_cold else "false")
+
+
+def end_trace(record: ExchangeRecord) -> None:
+    """Tell the trace, and end it."""
+    trace = record.trace
+    if not trace.recorded:
+        return
+    _note_events(record)
+    if record.cache is not None:
+        trace.cache(changed=record.cache.changed, is_cold=record.cache.is_cold, hit_ratio=record.cache.hit_ratio)
+    _identify(record)
+    if record.ending is not None:
+        trace.ending(record.ending)
+    for reason in record.degraded:
+        trace.event("degraded", reason=reason)
+    if record.attempt is not None and record.status is not None:
+        failed = record.error or ("error_in_stream" if record.seen.error is not None else None)
+        record.attempt.answered(seen=record.seen, usage=record.reported, error_type=failed)
+    trace.end(record.status, record.error)
+
+
+def _note_events(record: ExchangeRecord) -> None:
+    """What the planner and the health of the conversation have to say of this request."""
+    plan, note = record.plan, record.trace.event
+    for event in record.events:
+        facts = {**event.facts, "actions": record.actions} if event.kind == STATUS else event.facts
+        note(event.kind, **facts)
+    if rows := plan.evictions:
+        note(
+            "eviction",
+            count=evicted_count(plan),
+            freed=sum(row.freed for row in rows),
+            remaining=rows[-1].tokens_remaining,
+            placeholders=sum(1 for row in rows if row.tokens_after),
+            policy=rows[-1].policy,
+        )
+    if plan.recognized is not None and plan.recognized.asked_again:
+        note("asked_again", count=len(plan.recognized.asked_again))
+    for each in record.recalls:
+        note("recall", count=each.hits, tokens=each.tokens)
+    if record.observed and (plan.decision is not None or plan.refused is not None):
+        note("observed", actions=record.decided, reason=plan.refused or "")
+    for alert in record.checkup.opened if record.checkup is not None else ():
+        kinds = {"alert": alert.kind, "level": alert.level, "category": alert.category}
+        note("alert", **kinds, value=round(alert.value, 4), threshold=alert.limit)
+
+
+def _identify(record: ExchangeRecord) -> None:
+    """Tell the trace whose request it was, as far as that is known: a stranger's word for it is not taken."""
+    caller, branch = record.caller, record.plan.branch
+    if caller is None:
+        return
+    fields = record.request.fields if record.request is not None else {}
+    record.trace.identify(
+        conversation=name_from(record.headers, fields) if branch is None else branch.name,
+        tenant=caller.tenant if branch is None else branch.tenant,
+        policy=record.settings.name,
+        model=record.model,
+        derived=branch is not None and branch.name == branch.conversation,
+    )
+
+
+def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
+    """Tell the operator's log."""
+    tokens, branch, done = record.tokens, record.plan.branch, record.carried_out
+    scanned, prunable = _scan(record)
+    line = ExchangeLine(
+        request=record.id,
+        tokens_before=tokens.before if tokens is not None else 0,
+        tokens_after=tokens.after if tokens is not None else 0,
+        usable=tokens.limit if tokens is not None else 0,
+        zone=tokens.pressure.zone if tokens is not None else "unknown",
+        status=record.status,
+        outcome=record.label,
+        conversation=branch.name if branch is not None else None,
+        trace=record.trace.trace_id,
+        tenant=branch.tenant[:TENANT_SHOWN] if branch is not None else None,
+        model=record.request.model if record.request is not None else None,
+        policy=record.policy.name if record.policy is not None else None,
+        actions=record.actions,
+        overflow=record.overflows > 0,
+        scanned=scanned,
+        prunable=prunable,
+        removed=len(done.removed) or None if done is not None else None,
+        attempts=1 + record.retries,
+        overhead_ms=round(record.overhead_ms, 2),
+        duration_ms=round(1000 * record.duration, 1),
+        ending=record.ending,
+        error=record.error,
+    )
+    log_exchange(logger, line)
+
+
+def _scan(record: ExchangeRecord) -> tuple[int | None, int | None]:
+    """The tokens of the results that the first pruning layer looked at, and of those that it could take."""
+    decision, limits = record.carried_out, record.plan.limits
+    for report in decision.trail if decision is not None and limits is not None else ():
+        if report.scanned is not None and limits is not None:
+            return round(report.scanned * limits.budget.ratio), round((report.prunable or 0) * limits.budget.ratio)
+    return None, None
+
+
+def row_of(record: ExchangeRecord, tokens: TokenUsage, recognized: Recognized) -> ExchangeRow:
+    """The row of a request that was recognised and counted; of an observed one it says what would have been done."""
+    plan, settings, decision = record.plan, record.settings, record.plan.decision
+    thread, chain = recognized.thread, recognized.transcript.chain
+    ends = [(end, len(chain)) for end in thread.ends(recognized.transcript)]
+    usage, pressure = record.seen.usage, decision.pressure if decision is not None else tokens.pressure
+    base = max(1, recognized.limits.budget.base(settings))
+    reading = decision.reading if decision is not None else None
+    return ExchangeRow(
+        id=record.id,
+        tenant=thread.branch.tenant,
+        conversation=thread.branch.conversation,
+        name=thread.branch.name,
+        branch=thread.branch.branch,
+        parent=thread.parent,
+        at=record.at,
+        model=record.model,
+        policy=settings.name,
+        chain_end=chain[-1] if chain else b"",
+        length=len(chain),
+        ends=(*ends, *((end, len(chain) + 1) for end in record.answers)),
+        status=record.status or 0,
+        outcome=record.label,
+        tokens_before=tokens.before,
+        tokens_after=decision.after if decision is not None else tokens.after,
+        limit=tokens.limit,
+        pressure=pressure.level,
+        zone=pressure.zone,
+        actions=record.decided if record.observed else record.actions,
+        usage_prompt=usage.prompt if usage else None,
+        usage_completion=usage.completion if usage else None,
+        usage_cached=usage.cached if usage else None,
+        overhead_ms=record.overhead_ms,
+        duration_ms=1000 * record.duration,
+        attempts=1 + record.retries,
+        action="none" if decision is None else stage_of(decision, settings, base=base),
+        observed=record.observed,
+        evicted=evicted_count(plan),
+        strategy="" if decision is None else strategy_of(decision),
+        pressure_before=tokens.before / base,
+        velocity=reading.velocity_tokens_per_turn if reading is not None else None,
+        turns_until_red=reading.turns_until_red if reading is not None else None,
+        trend=decision.trend if decision is not None else None,
+        parent_conversation=record.asked.parent if record.asked is not None else None,
+        asked_again=recognized.asked_again,
+        detail=_detail(record, recognized),
+        health=record.checkup,
+        events=record.events,
+        refusal={"code": plan.refused} if plan.refused is not None else record.refusal,
+    )
+
+
+def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]:
+    """What the timeline tells beside the columns: buckets, base, events, layers, tools, cache, summarizer, recalls."""
+    decision, budget, detail = record.plan.decision, recognized.limits.budget, dict[str, object]()
+    if decision is not None:
+        detail["buckets"] = {name: tokens for name, tokens in decision.buckets.items() if tokens}
+    detail["base"] = budget.base(record.settings)
+    if budget.caps:
+        detail["caps"] = dict(budget.caps)
+    detail["source"] = "model_reported" if budget.reported else "client_estimated"
+    if record.events:
+        detail["events"] = [{"kind": e.kind, **e.facts} for e in record.events[:MAX_EVENTS]]
+    if record.ending is not None:
+        detail["ending"] = record.ending
+    if decision is not None and decision.pruned:
+        detail["pruned"] = list(decision.pruned)
+    if decision is not None and decision.trail:
+        detail |= _done(decision)
+    transcript = recognized.transcript
+    if tools := results_by_tool(transcript, transcript.head + recognized.match.length):
+        detail["tools"] = tools
+    if record.cache is not None:
+        detail |= record.cache.facts()
+    if record.spent.any:
+        detail["summarizer"] = asdict(record.spent)
+    if record.recalls:
+        detail["recall"] = [asdict(each) for each in record.recalls]
+    return detail
+
+
+def _done(decision: Decision) -> dict[str, object]:
+    """What the layers that ran did, what was condensed, the new window and the tokens of a new summary."""
+    done: dict[str, object] = {"layers": layers_in(decision)}
+    if condensed := condensed_in(decision):
+        done["condensed"] = condensed
+    if decision.window_id is not None:
+        done["window_id"] = decision.window_id
+    if decision.cut is not None:
+        done["summary_tokens"] = decision.cut.tokens
+    return done

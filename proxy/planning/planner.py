@@ -1,0 +1,504 @@
+"""Recognise, plan, store: what becomes of one request's messages before it goes up.
+
+Nothing in here may cost the client its request. If planning fails, the oldest turns are dropped until the rest
+fits; if that fails too, the request goes up as it came. If the store fails, the edits hold in memory.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple, Self
+
+from policies import (
+    BucketExceeded,
+    BudgetUnreachable,
+    ContextSettings,
+    ConversationState,
+    Decision,
+    EditKind,
+    Effect,
+    Elsewhere,
+    Failed,
+    Pages,
+    PlannedMessage,
+    Reply,
+    Summarize,
+    TokenBudget,
+    plan,
+    trim,
+)
+from policies.effects import BEFORE_MODEL, Compare, Save, StateSaved, Together
+from policies.limits import Limits, limits_for
+from policies.memory.checkpoint import Checkpoint
+from policies.turns import last_user
+from proxy.conversation.book import Conversations
+from proxy.conversation.thread import Thread
+from proxy.effects.evictions import asked_again, evictions_of
+from proxy.effects.perform import Ask, Returned, SharedReadings, drive, step
+from proxy.errors import ContextLengthExceeded, ProxyError
+from proxy.planning.changes import change_of, empty_change, pruned_tools, stamped
+from proxy.planning.values import Plan, PlanRequest, Recognized
+from proxy.recall.archive import by_likeness, elsewhere
+from proxy.store import Store
+from proxy.store.errors import StaleVersion, StoreError
+from proxy.store.records import Change, EvictionRow
+from proxy.store.write_behind import WriteBehindQueue
+from proxy.telemetry import LOG_CONTEXT
+from proxy.wire.messages import breakpoint_for, rewritten, unmarked
+from proxy.wire.render import render
+from proxy.wire.transcripts import Transcripts
+
+log = logging.getLogger("weir.planning")
+
+MAX_REPLANS = 4
+CLAIMED = 60.0
+"""Seconds after which a process that began to have a summary written, and never ended, is waited for no longer."""
+OTHERS_EVERY = 0.05
+MAX_LIMITS = 1_000
+HARDER = (0.8, 0.5)
+
+
+class _Decided(NamedTuple):
+    """A decision that holds: stored, or in memory where the store fails (``degraded``)."""
+
+    decision: Decision
+    prepared: bool = False
+    evictions: tuple[EvictionRow, ...] = ()
+    degraded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """Plans the requests of one process; ``saved`` is told why the state of a conversation was saved."""
+
+    transcripts: Transcripts
+    conversations: Conversations
+    store: Store
+    settler: WriteBehindQueue
+    clock: Callable[[], float] = time.time
+    readings: SharedReadings = field(default_factory=SharedReadings)
+    pages: Pages = field(default_factory=Pages)
+    saved: Callable[[str], None] = lambda _: None
+    _limits: dict[tuple[int, int], Limits] = field(default_factory=dict)
+
+    async def recognize(self, asked: PlanRequest) -> Recognized | None:
+        """Whose request it is and what fits; None where that failed, which is logged."""
+        degraded = ["store"] if self.settler.failing else []
+        try:
+            read = await self.transcripts.read(
+                asked.request,
+                tenant=asked.tenant,
+                model=asked.request.model,
+                counter=asked.counter,
+                image_tokens=asked.settings.image_tokens,
+            )
+            transcript = read.transcript
+            try:
+                match = await self.conversations.recognise(
+                    asked.tenant, transcript.chain, transcript.messages, name=asked.name, resumes=asked.resumes
+                )
+            except StoreError as error:
+                log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
+                degraded.append("store")
+                match = self.conversations.begin(asked.tenant, transcript.chain, name=asked.name)
+            thread = match.thread
+            if asked.is_refused_state(thread, transcript):
+                degraded.append("resume")
+            if (about := LOG_CONTEXT.get()) is not None:
+                about.conversation = thread.branch.name
+            again, trend = asked_again(thread.evicted, transcript, match.length), thread.trend
+            for _, call in again:
+                del thread.evicted[call]
+            return Recognized(
+                read=read,
+                match=match,
+                limits=await asked.limits(),
+                trend=trend,
+                asked_again=again,
+                listens=self.conversations.listens(thread, transcript),
+                degraded=tuple(degraded),
+            )
+        except ProxyError:
+            raise
+        except Exception:
+            log.exception("planning failed; the request goes on without it")
+            return None
+
+    async def first(self, asked: PlanRequest, recognized: Recognized | None) -> Plan:
+        """The plan of a request as it came.
+
+        Raises ContextLengthExceeded if nothing that may be forwarded fits.
+        """
+        if recognized is None:
+            failed = ("store",) if self.settler.failing else ()
+            return Plan(body=asked.request.body, degraded=(*failed, "plan"))
+        decided, refused, degraded = None, None, recognized.degraded
+        try:
+            decided = await self._decide(asked, recognized)
+        except ProxyError:
+            raise
+        except BudgetUnreachable as error:
+            refusal = _too_long(error)
+            if asked.settings.observes:
+                refused = refusal.code
+            elif isinstance(error, BucketExceeded) or recognized.is_window_known:
+                raise refusal from None
+        except Exception:
+            log.exception("planning failed; the request goes on without it")
+            decided, degraded = _trimmed(asked, recognized), (*degraded, "plan")
+        if not await self.announce(recognized, request=asked.id, model=asked.request.model):
+            degraded = (*degraded, "store")
+        plan = Plan(body=b"", recognized=recognized, refused=refused, degraded=degraded)
+        return self._written(asked, recognized, plan, decided)
+
+    async def harder(self, asked: PlanRequest, before: Plan, *, attempt: int) -> Plan | None:
+        """A smaller plan after the upstream refused ``before``; None if it cannot be made smaller."""
+        if before.recognized is None:
+            return None
+        sent = before.sent or before.recognized.transcript.tokens
+        try:
+            recognized = replace(before.recognized, limits=await asked.limits())
+            aim = min(recognized.limits.budget.soft_limit, int(sent * HARDER[min(attempt, len(HARDER)) - 1]))
+            try:
+                decided = await self._decide(asked, recognized, ceiling=aim)
+            except BudgetUnreachable:
+                return await self._just_smaller(asked, recognized, before, sent)
+        except ContextLengthExceeded:
+            raise
+        except Exception:
+            log.exception("planning a smaller request failed")
+            return None
+        smaller = decided is not None and decided.decision.raw_after < sent
+        return self._written(asked, recognized, before, decided) if smaller else None
+
+    async def _just_smaller(self, asked: PlanRequest, recognized: Recognized, before: Plan, sent: int) -> Plan | None:
+        """Aim for what the budget itself asks, where the harder aim cannot be reached."""
+        try:
+            decided = await self._decide(asked, recognized, ceiling=sent - 1)
+        except BudgetUnreachable as error:
+            if sum(error.buckets.values()) > error.window - error.reserve:
+                raise _too_long(error) from None
+            return None  # by Weir's count it fits: the upstream counts what Weir cannot see, and says so itself
+        return self._written(asked, recognized, before, decided)
+
+    async def announce(
+        self, recognized: Recognized, *, request: str, model: str, answers: Sequence[bytes] = ()
+    ) -> bool:
+        """Have other processes know a request, or the answers to it, before its client goes on; whether they do."""
+        try:
+            await self.conversations.announce(
+                recognized.match, recognized.transcript, request=request, model=model, answers=answers
+            )
+        except StoreError as error:
+            log.error("another process may not know this conversation's next request: %s", error)
+            return False
+        return True
+
+    async def _elsewhere(self, asked: PlanRequest, recognized: Recognized) -> tuple[Elsewhere, ...]:
+        """Texts about the newest user message that the client may not send any more, or that are like it.
+
+        A branch addresses all that it removed by the client's own messages, so only a named conversation has more.
+        """
+        thread, transcript = recognized.thread, recognized.transcript
+        current, model = last_user(transcript.messages), asked.settings.recall.embeddings
+        if not asked.settings.recall.auto or not thread.known.triggered or current is None:
+            return ()
+        if current - transcript.head < recognized.match.length or (asked.name is None and model is None):
+            return ()
+        conversation, ask = thread.branch.conversation, None if asked.settings.observes else asked.ask
+        try:
+            return await elsewhere(
+                self.store,
+                asked.tenant,
+                conversation,
+                transcript.read(current).text,
+                known={m.ref for m in transcript.messages},
+                alike=by_likeness(self.store, asked.tenant, conversation, model, ask),
+            )
+        except StoreError as error:
+            log.warning("only what the client sends is recalled, the archive cannot be read: %s", error)
+            return ()
+
+    async def _take_notes(self, thread: Thread) -> None:
+        """Have the conversation's stored notes at hand, once a process."""
+        if thread.has_notes:
+            return
+        with contextlib.suppress(StoreError):
+            rows = await self.store.notes(thread.branch.tenant, thread.branch.conversation)
+            thread.known = replace(thread.known, notes=tuple(row.note for row in rows))
+            thread.has_notes = True
+
+    async def _decide(
+        self, asked: PlanRequest, recognized: Recognized, *, ceiling: int | None = None
+    ) -> _Decided | None:
+        """The decision on a request, carried out as far as the store is concerned; None where there is none."""
+        thread, observed, budget = recognized.thread, asked.settings.observes, recognized.limits.budget
+        if thread.known.triggered and not thread.has_notes:
+            await self._take_notes(thread)
+        beside = await self._elsewhere(asked, recognized) if ceiling is None else ()
+        if asked.settings.summarizer == "same" and any(
+            e.kind is EditKind.PRUNE_TOOLS for e in thread.known.edits.values()
+        ):
+            asked.pruned.update(pruned_tools(asked, thread))
+        planning = partial(
+            plan,
+            recognized.transcript,
+            settings=asked.settings,
+            budget=budget,
+            counter=asked.counter,
+            trend=recognized.trend,
+            ceiling=ceiling,
+            summarizer_input=asked.summarizer_input,
+            readings=self.readings,
+            limits=self.limits_of(asked.settings, budget),
+            pages=self.pages,
+            elsewhere=beside,
+            edits=asked.edits,
+        )
+        last: _Decided | None = None
+        for _ in range(MAX_REPLANS):
+            known = recognized.match.known(observed=observed)
+            flow = planning(known=known, at=self.clock())
+            effect = step(flow)
+            if isinstance(effect, Returned):
+                thread.trend = effect.value.trend
+                return _Decided(effect.value)
+            async with thread.lock, _Turn(self.store, thread) as turn:
+                decided = thread.ledger(observed=observed).edits is not known.edits
+                if decided or thread.branch.version != known.version:
+                    continue  # another request of this conversation has just decided, or its state was saved
+                ask = _unpaid(asked.ask) if observed else partial(self._answer, asked, recognized, known, turn)
+                try:
+                    decision = await drive(flow, effect, ask)
+                except _DoneMeanwhile:
+                    continue
+                thread.trend, last = decision.trend, _Decided(decision, prepared=known.prepared is not None)
+                held = await self._hold(asked, recognized, known, last)
+                if held is not None:
+                    return held
+        log.warning("a conversation kept changing under a request; its last plan was used without being stored")
+        return last
+
+    async def _hold(
+        self, asked: PlanRequest, recognized: Recognized, known: ConversationState, decided: _Decided
+    ) -> _Decided | None:
+        """Have a decision hold from now on; None where another process was first."""
+        decision, settings = decided.decision, asked.settings
+        decided = decided._replace(evictions=evictions_of(recognized.transcript, decision, known, settings=settings))
+        if not decision.is_new:
+            return decided
+        if settings.observes:
+            recognized.thread.observe(decision.edits, decision.cut)
+            return decided
+        return await self._commit(asked, recognized, known, decided)
+
+    async def _answer(
+        self, asked: PlanRequest, recognized: Recognized, known: ConversationState, turn: "_Turn", effect: Effect
+    ) -> Reply:
+        """The reply to one effect of a plan that is carried out and was begun with what was ``known``."""
+        if not isinstance(effect, Save):
+            return await asked.ask(effect)
+        thread = recognized.thread
+        if effect.reason == BEFORE_MODEL:
+            if thread.preparing is not None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(thread.preparing.wait(), asked.patience.left())
+            await turn.take(asked.patience.left())
+            if thread.known.prepared is not known.prepared or thread.known.edits is not known.edits:
+                raise _DoneMeanwhile
+        if not asked.settings.checkpoints.enabled:
+            return Failed("off")
+        version = await self.save(recognized, effect, keep=asked.settings.checkpoints.keep, request=asked.id)
+        return Failed("store") if version is None else StateSaved(version)
+
+    async def save(self, recognized: Recognized, effect: Save, *, keep: int, request: str = "") -> int | None:
+        """The version under which a state was saved beside what is removed; None where that failed. Holds the lock."""
+        at = self.clock()
+        nothing = empty_change(recognized, at)
+        change = replace(
+            nothing,
+            checkpoint=stamped(effect.checkpoint, at, version=nothing.expected + 1),
+            reason=effect.reason,
+            window_id=Checkpoint.from_json(effect.checkpoint).window_id,
+            keep=keep,
+            request=request,
+        )
+        if self.settler.failing:
+            return None
+        try:
+            version = await self.store.commit(change)
+        except StoreError as error:
+            log.warning("the state of a conversation could not be saved: %s", error)
+            return None
+        recognized.thread.save(change.checkpoint, version, length=change.length)
+        self.saved(effect.reason)
+        return version
+
+    def limits_of(self, settings: ContextSettings, budget: TokenBudget) -> Limits:
+        """The limits of a policy in a budget, worked out once for as long as both are the same objects."""
+        key = (id(settings), id(budget))  # the limits hold both: no other object can have their ids meanwhile
+        limits = self._limits.get(key)
+        if limits is None:
+            if len(self._limits) >= MAX_LIMITS:
+                self._limits.clear()
+            limits = self._limits[key] = limits_for(settings, budget)
+        return limits
+
+    async def _commit(
+        self, asked: PlanRequest, recognized: Recognized, known: ConversationState, decided: _Decided
+    ) -> _Decided | None:
+        """Store a batch of edits before it is forwarded, planned with what was ``known``; None if another process was
+        first."""
+        thread = recognized.thread
+        change = replace(
+            change_of(asked, recognized, decided.decision, decided.evictions, self.clock()), prepared=known.prepared
+        )
+        if self.settler.failing:
+            return self._keep(thread, change, decided)
+        try:
+            version = await self.store.commit(change)
+        except StaleVersion as stale:
+            if stale.current < change.expected:
+                await self.conversations.restate(thread)
+            else:
+                await self.conversations.reload(thread)
+            return None
+        except StoreError as error:
+            log.error("a batch of edits could not be stored, it holds in memory: %s", error)
+            return self._keep(thread, change, decided)
+        if change.checkpoint is not None:
+            self.saved("batch")
+        thread.apply(change, version)
+        return decided
+
+    def _keep(self, thread: Thread, change: Change, decided: _Decided) -> _Decided:
+        """Have a change hold in memory that cannot be stored now."""
+        self.settler.keep(change)
+        thread.apply(change, change.expected + 1)
+        return decided._replace(degraded=("store",))
+
+    def _written(self, asked: PlanRequest, recognized: Recognized, before: Plan, decided: _Decided | None) -> Plan:
+        """The plan with its body: the client's own bytes, unless there is something to change."""
+        decision = None if decided is None else decided.decision
+        body, sent = self._body(asked, recognized, decision)
+        plan = replace(before, body=body, sent=sent, recognized=recognized, decision=decision)
+        if decided is None:
+            return plan
+        return replace(
+            plan,
+            prepared=decided.prepared,
+            evictions=(*before.evictions, *decided.evictions),
+            degraded=(*before.degraded, *decided.degraded),
+        )
+
+    @staticmethod
+    def _body(asked: PlanRequest, recognized: Recognized, decision: Decision | None) -> tuple[bytes, int]:
+        request, read, observes = asked.request, recognized.read, asked.settings.observes
+        sent = read.transcript.tokens
+        if request.messages is None:
+            return request.body, sent
+        pieces = decision.pieces if decision is not None and not observes else None
+        marker = {} if observes else breakpoint_for(asked.settings.cache_breakpoint, request.body)
+        marked = partial(rewritten, request, head=read.transcript.head, marker=marker)
+        if pieces is not None and decision is not None:
+            same = not read.marked and _is_as_it_came(pieces, len(read.transcript.messages))
+            role = asked.settings.summaries.role
+            messages = None if same else render(pieces, request.messages, read.marked, role=role)
+            return marked(messages=messages, pruned=decision.pruned), decision.raw_after
+        if read.marked:
+            bare = [unmarked(raw) if i in read.marked else raw for i, raw in enumerate(request.messages)]
+            return marked(messages=bare, pruned=()), sent
+        return (marked(messages=None, pruned=()) if marker else request.body), sent
+
+
+@dataclass(slots=True)
+class _Turn:
+    """At its end other processes may have a summary of the thread's conversation written, if this one has taken it."""
+
+    store: Store
+    thread: Thread
+    taken: bool = False
+
+    async def take(self, seconds: float) -> None:
+        """Be the only process that has one written, and take over what others have made by then.
+
+        Nobody waits for them for more than so many seconds.
+        """
+        if not self.store.shared or self.taken:
+            return
+        branch = self.thread.branch
+        with contextlib.suppress(StoreError):
+            for _ in range(int(seconds / OTHERS_EVERY)):
+                self.taken = await self.store.claim(branch.tenant, branch.branch, CLAIMED)
+                if self.taken or not self.thread.stored:
+                    break
+                await asyncio.sleep(OTHERS_EVERY)
+            stored = await self.store.branch(branch.tenant, branch.branch)
+            if stored is not None:
+                self.thread.catch_up(stored)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.taken:
+            with contextlib.suppress(StoreError):  # it ends by itself
+                await self.store.release(self.thread.branch.tenant, self.thread.branch.branch)
+
+
+class _DoneMeanwhile(Exception):
+    """The summary that was being prepared is there, or another process has made the batch."""
+
+
+def _unpaid(ask: Ask) -> Ask:
+    """The same without any model: for a flow that only says what would be done nobody pays, or waits."""
+
+    async def answer(effect: Effect) -> Reply:
+        if isinstance(effect, Summarize | Together | Save):
+            return Failed("observed")
+        return await ask(replace(effect, model=None) if isinstance(effect, Compare) else effect)
+
+    return answer
+
+
+def _too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
+    if isinstance(error, BucketExceeded):
+        return ContextLengthExceeded.in_bucket(
+            error.bucket,
+            used=error.used,
+            cap=error.cap,
+            window=error.window,
+            reserve=error.reserve,
+            buckets=error.buckets,
+            protected=error.protected,
+        )
+    return ContextLengthExceeded.of(
+        window=error.window, reserve=error.reserve, buckets=error.buckets, protected=error.protected
+    )
+
+
+def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:
+    """What dropping the oldest turns leaves; None for a request that is only observed, and where that fails too."""
+    if asked.settings.observes:
+        return None
+    try:
+        return _Decided(
+            trim(
+                recognized.transcript,
+                settings=asked.settings,
+                budget=recognized.limits.budget,
+                counter=asked.counter,
+            )
+        )
+    except Exception:
+        log.exception("trimming failed too; the request goes up as it came")
+        return None
+
+
+def _is_as_it_came(pieces: Sequence[PlannedMessage], length: int) -> bool:
+    """Whether an array is the client's own, so that only its tools are to be changed."""
+    return len(pieces) == length and all(p.index == i and p.kind is None for i, p in enumerate(pieces))

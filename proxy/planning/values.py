@@ -1,0 +1,155 @@
+"""What a request is to be planned with, what was recognised in it, and the plan: each complete when it exists."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from policies import ClientEdits, ContextSettings, Decision, Effect, Reply, Transcript
+from policies.pressure import Trend
+from proxy.conversation.thread import Match, Thread
+from proxy.effects.allowance import Patience, Spent
+from proxy.effects.perform import Ask
+from proxy.models.limits import ModelLimits
+from proxy.store.records import Branch, EvictionRow
+from proxy.telemetry import Trace
+from proxy.wire.counting import TextCounter
+from proxy.wire.messages import ChatRequest
+from proxy.wire.transcripts import RequestTranscript
+
+ResolveLimits = Callable[[], Awaitable[ModelLimits]]
+
+
+class Traced(Protocol):
+    """Answers, and shows in a trace that it did."""
+
+    trace: Trace
+
+    async def __call__(self, effect: Effect) -> Reply:
+        """The reply to one effect."""
+        ...
+
+
+class Paid(Traced, Protocol):
+    """Answers, and says what the answers took and what those who answer can read."""
+
+    spent: Spent
+
+    def reads(self, purpose: str) -> int | None:
+        """The tokens that the model for a purpose can read at once, None where its window is not known."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class PlanRequest:
+    """One request that is to be planned: what was asked, by whom, and what it may cost.
+
+    ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
+    evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the conversation's
+    requests go without, for questions in place; ``edits`` is what the client asks to have taken out of it, ``id`` the
+    request's.
+    """
+
+    request: ChatRequest
+    tenant: str
+    name: str | None
+    settings: ContextSettings
+    counter: TextCounter
+    limits: ResolveLimits
+    ask: Ask
+    patience: Patience
+    ask_later: Traced | None = None
+    ask_about: Paid | None = None
+    pruned: set[str] = field(default_factory=set)
+    summarizer_input: int | None = None
+    resume: str | None = None
+    parent: str | None = None
+    edits: ClientEdits | None = None
+    id: str = ""
+
+    @property
+    def resumes(self) -> str | None:
+        """The conversation whose checkpoint a new one goes on from: the one named, or its namesake where that is so."""
+        if self.settings.resume == "off" or self.settings.observes:
+            return None
+        return self.resume or (self.name if self.settings.resume == "auto" else None)
+
+    def is_refused_state(self, thread: Thread, transcript: Transcript) -> bool:
+        """Whether a conversation that begins was to go on from another one, and does not."""
+        begins = all(m.role != "assistant" for m in transcript.messages)
+        return self.resume is not None and self.resumes is not None and thread.known.resumed is None and begins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recognized:
+    """A request's messages, the conversation that they belong to, and what fits.
+
+    ``trend`` is the conversation's growth before this request; ``asked_again`` are the calls in it whose results are
+    out of the window, as (branch, hash); ``listens`` says whether the answer will tell the conversation from others.
+    """
+
+    read: RequestTranscript
+    match: Match
+    limits: ModelLimits
+    trend: Trend
+    asked_again: tuple[tuple[str, bytes], ...] = ()
+    listens: bool = False
+    degraded: tuple[str, ...] = ()
+
+    @property
+    def transcript(self) -> Transcript:
+        """The messages, counted."""
+        return self.read.transcript
+
+    @property
+    def thread(self) -> Thread:
+        """The conversation's branch while the process lives."""
+        return self.match.thread
+
+    @property
+    def branch(self) -> Branch:
+        """The conversation's branch."""
+        return self.match.thread.branch
+
+    @property
+    def is_window_known(self) -> bool:
+        """Whether the window is known well enough to refuse a request without asking the upstream."""
+        return self.limits.facts.source not in ("last_resort", "unknown")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What goes up, and how it came about.
+
+    Attributes:
+        recognized: whose request it is, None for one that is not managed, or could not be read.
+        decision: what was decided, None where nothing was.
+        sent: the uncalibrated tokens of what goes up, 0 where they were not counted.
+        prepared: whether a summary lay ready for it.
+        evictions: what was newly taken out, or for an observed request would have been.
+        refused: why an observed request would have been refused.
+        degraded: what was done with less than there should be, and why.
+    """
+
+    body: bytes
+    recognized: Recognized | None = None
+    decision: Decision | None = None
+    sent: int = 0
+    prepared: bool = False
+    evictions: tuple[EvictionRow, ...] = ()
+    refused: str | None = None
+    degraded: Sequence[str] = ()
+
+    @property
+    def branch(self) -> Branch | None:
+        """The conversation's branch, None where it was not recognised."""
+        return None if self.recognized is None else self.recognized.branch
+
+    @property
+    def limits(self) -> ModelLimits | None:
+        """What fits, None where nobody asked."""
+        return None if self.recognized is None else self.recognized.limits
+
+    @property
+    def has_media(self) -> bool:
+        """Whether there are images or the like in it, whose price says nothing about that of text."""
+        return self.recognized is not None and self.recognized.read.has_media
