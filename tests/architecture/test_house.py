@@ -6,9 +6,9 @@ from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
     "lines": 53_540,
-    "files": 187,
+    "files": 180,
     "loose modules in policies": 12,
-    "loose modules in proxy": 5,
+    "loose modules in proxy": 12,
     "longest chain of imports": 27,
     "class names that stand twice": 0,
     "longest file": 600,
