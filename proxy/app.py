@@ -13,18 +13,16 @@ from typing import Any
 
 from starlette.routing import Route, Router
 
-from proxy.access.admission import Admission, Guesses
 from proxy.access.destination import Caller
-from proxy.access.keys import Keyring
-from proxy.config.reload import WATCH_EVERY, Reload, changes, reloading
+from proxy.access.keys import Admission, Guesses, Keyring
+from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
 from proxy.config.values import Config, UpstreamSettings
 from proxy.conversation.book import Conversations
-from proxy.effects.hooks import Hooks, Plugin
+from proxy.custom.functions import Hooks, Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import NotFound, UpgradeRequired
 from proxy.exchange.tell import ROUTE
-from proxy.http.endpoints import Api
-from proxy.http.health import HealthRoutes
+from proxy.http.endpoints import Api, HealthRoutes
 from proxy.http.request import counted, respond_error
 from proxy.http.table import Management
 from proxy.models.facts import Fetch, ModelRegistry, Probe
@@ -35,9 +33,8 @@ from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
 from proxy.runtime import Runtime
 from proxy.store import Store
-from proxy.store.errors import StoreError
 from proxy.store.maintenance import Timekeeper
-from proxy.store.records import KeyRow
+from proxy.store.records import KeyRow, StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.stream.receive import Receive
 from proxy.stream.relay import Send
@@ -313,12 +310,12 @@ async def _assemble(
 
 def _watch(runtime: Runtime, learned: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
     loop, watch = asyncio.get_running_loop(), runtime.telemetry.metrics.watch
-    watch(WINDOWS_LEARNED, learned)
     watch(FIDELITY, lambda: dict(runtime.evaluation.scores))
     watch(UNAUTHORISED, runtime.guesses.read)
     watch(HEALTH, runtime.health.read)
     watch(STORE_WAITING, runtime.settler.waiting)
     watch(TASKS, lambda: {(): len(asyncio.all_tasks(loop))})
+    watch(WINDOWS_LEARNED, learned)
 
 
 def _renew_keys(runtime: Runtime, rows: list[KeyRow]) -> None:

@@ -6,14 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies import ContextSettings, Mode
-from proxy.access.admission import Admission, Guesses, refuse_spending_pages
 from proxy.access.destination import Caller
-from proxy.access.keys import Keyring, credentials_in, presented
+from proxy.access.keys import Admission, Guesses, Keyring, credentials_in, presented, refuse_spending_pages
 from proxy.config.file import ConfigError
-from proxy.config.reload import SetPolicy, read_policy, with_set_policies
+from proxy.config.loading import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import Config
-from proxy.custom.functions import CustomFunctions
-from proxy.effects.hooks import Hooks
+from proxy.custom.functions import CustomFunctions, Hooks
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import InvalidAPIKey, ProxyError
 from proxy.models.facts import ModelRegistry

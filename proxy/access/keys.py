@@ -1,18 +1,31 @@
-"""Who is calling, by their key, and what it allows.
+"""Who is calling, what their key allows, and who is let in.
 
 A key's secret is never stored: rows and the table in memory hold its HMAC-SHA-256 under the server's own
 secret. Keys made by Weir are 256 random bits, so a slow hash would protect nothing that this does not.
+
+Counted are a key's requests and bytes that are inside, and an address's guesses. A key is sent in a header that no
+browser adds by itself, so a page of another origin has none to send. What is left is Weir where no key is needed: a
+page that somebody has open may send a simple POST across origins behind the person's back, or have its own name lead to
+127.0.0.1 (DNS rebinding) and be of the same origin then. The first says so in ``Origin`` or ``Sec-Fetch-Site``, the
+other in ``Host``.
 """
 
+import asyncio
 import hmac
+import math
+import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 from proxy.access.destination import Caller
-from proxy.config.values import KeySettings
-from proxy.errors import InvalidAPIKey
+from proxy.config.values import Config, KeySettings, LimitSettings
+from proxy.errors import Busy, Forbidden, InvalidAPIKey, ProxyError, RateLimited
 from proxy.store.records import KeyRow
 
 PREFIX = "weir-sk-"
@@ -152,3 +165,277 @@ _REFUSALS = {
     True: "Incorrect API key provided. Ask the operator of this proxy for a key.",
     False: "You didn't provide an API key. Send it as Authorization: Bearer YOUR_KEY.",
 }
+
+
+PATIENCE = 5.0  # seconds that a body waits for others to go
+
+
+class Admission:
+    """Requests and bytes of bodies that are inside, by tenant."""
+
+    def __init__(self, limits: LimitSettings) -> None:
+        self._most = limits.concurrency_per_key or max(1, limits.concurrency // 2)
+        self._bytes = limits.bytes_in_flight
+        self._bytes_of_one = limits.bytes_in_flight_per_key or max(1, limits.bytes_in_flight // 2)
+        self._inside: dict[str, _Inside] = {}
+        self._held = 0
+        self._waiting: deque[tuple[Stay, int, asyncio.Future[None]]] = deque()
+
+    def enter(self, caller: Caller) -> "Stay":
+        """A request of this caller's is inside until its stay is over. Raises RateLimited for one too many."""
+        inside = self._inside.setdefault(caller.tenant, _Inside())
+        if inside.requests >= self._most:
+            text = f"This key has {inside.requests} requests open, as many as it may have (limits.concurrency_per_key)."
+            raise RateLimited(f"{text} Please try again.")
+        inside.requests += 1
+        return Stay(self, caller.tenant, inside)
+
+    def leave(self, stay: "Stay") -> None:
+        """The stay is over: what it held is free, and who waits for that goes on."""
+        stay.inside.requests -= 1
+        stay.inside.held -= stay.held
+        self._held -= stay.held
+        stay.held = 0
+        if not stay.inside.requests:
+            self._inside.pop(stay.tenant, None)
+        for waiting in tuple(self._waiting):
+            other, size, turn = waiting
+            if not turn.done() and self.take(other, size):
+                turn.set_result(None)
+
+    def take(self, stay: "Stay", size: int) -> bool:
+        """Count the bytes if there is room for them; what is alone always has room, it has limits of its own."""
+        inside = stay.inside
+        if inside.held + size > self._bytes_of_one and inside.held > stay.held:
+            return False
+        if self._held + size > self._bytes and self._held > stay.held:
+            return False
+        stay.held += size
+        inside.held += size
+        self._held += size
+        return True
+
+    async def wait(self, stay: "Stay", size: int) -> None:
+        """Wait a moment for room, and count the bytes then."""
+        waiting = (stay, size, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        try:
+            await asyncio.wait_for(waiting[2], PATIENCE)
+        except TimeoutError:
+            retry = math.ceil(PATIENCE)
+            if stay.inside.held + size > self._bytes_of_one:
+                text = f"The requests of this key that are being answered hold {stay.inside.held} bytes, and this one "
+                text += f"has {size} more (limits.bytes_in_flight_per_key is {self._bytes_of_one}). Please try again."
+                raise RateLimited(text, retry_after=retry) from None
+            raise Busy("Weir holds as many requests as it can. Please try again.", retry_after=retry) from None
+        finally:
+            self._waiting.remove(waiting)
+
+
+@dataclass(slots=True)
+class _Inside:
+    """What one tenant has inside: requests, and bytes of their bodies."""
+
+    requests: int = 0
+    held: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Stay:
+    """One request that is inside; a context manager, at whose end it has left."""
+
+    admission: Admission
+    tenant: str
+    inside: _Inside
+    held: int = 0
+
+    async def hold(self, size: int) -> None:
+        """Count so many more bytes of the body; waits a moment for room. Raises RateLimited, Busy for all keys'."""
+        if not self.admission.take(self, size):
+            await self.admission.wait(self, size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.admission.leave(self)
+
+
+MAX_WRONG = 10
+MINUTE = 60.0
+FORGET = 600.0
+MIN_SECONDS, MAX_SECONDS = 2.0, 300.0
+MAX_ADDRESSES = 4_096
+SITE = 64  # bits of an IPv6 address: what lies behind them is one customer's
+REASONS = (("missing",), ("unknown",), ("held_off",))
+
+
+@dataclass(slots=True)
+class _Guesser:
+    """An address that has sent wrong keys: how many since when, and until when it is held off."""
+
+    since: float
+    last: float
+    wrong: int = 0
+    seconds: float = 0.0
+    until: float = 0.0
+
+
+@dataclass(slots=True)
+class Guesses:
+    """Wrong keys by address. Only a wrong key is ever refused: others may be behind the same address."""
+
+    clock: Callable[[], float] = time.monotonic
+    counted: dict[tuple[str, ...], float] = field(default_factory=lambda: dict.fromkeys(REASONS, 0.0))
+    _guessers: OrderedDict[str, _Guesser] = field(default_factory=OrderedDict)
+
+    def read(self) -> Mapping[tuple[str, ...], float]:
+        """How many requests had no right key, by reason."""
+        return dict(self.counted)
+
+    def answer(self, address: str, error: ProxyError, *, guessed: bool) -> ProxyError:
+        """What to answer to a request without a right key: the error, or RateLimited after too many guesses."""
+        if not guessed:
+            self.counted["missing",] += 1
+            return error
+        held_off = self._held_off(_site(address))
+        if not held_off:
+            self.counted["unknown",] += 1
+            return error
+        self.counted["held_off",] += 1
+        text = f"Too many wrong API keys came from this address, and this one is wrong too. Try again in {held_off} s."
+        return RateLimited(text, retry_after=held_off)
+
+    def _held_off(self, site: str) -> int:
+        """Seconds to wait for who has sent one more wrong key, twice as long each time; 0 for the first few."""
+        now = self.clock()
+        guesser = self._guessers.pop(site, None)
+        if guesser is None or now - guesser.last > FORGET:
+            guesser = _Guesser(since=now, last=now)
+        self._guessers[site] = guesser
+        if len(self._guessers) > MAX_ADDRESSES:
+            self._guessers.popitem(last=False)
+        guesser.last = now
+        if now >= guesser.until:
+            if not guesser.seconds and now - guesser.since > MINUTE:
+                guesser.since, guesser.wrong = now, 0
+            guesser.wrong += 1
+            if guesser.wrong <= MAX_WRONG:
+                return 0
+            guesser.seconds = min(MAX_SECONDS, max(MIN_SECONDS, 2 * guesser.seconds))
+            guesser.until = now + guesser.seconds
+        return math.ceil(guesser.until - now)
+
+
+def _site(address: str) -> str:
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return address
+    if not isinstance(parsed, IPv6Address):
+        return address
+    # A socket that listens on :: has IPv4 clients too.
+    return str(parsed.ipv4_mapped) if parsed.ipv4_mapped else str(int(parsed) >> (128 - SITE))
+
+
+OF_OTHERS = frozenset({"cross-site", "same-site"})
+LOOKED_AT = frozenset({b"host", b"origin", b"sec-fetch-site"})
+# Beside localhost the names that containers have for their host: public name servers know no .internal.
+LOCAL = re.compile(r"(.+\.)?localhost\.?|host\.(docker|containers)\.internal", re.IGNORECASE)
+CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+GRANTS = b"access-control-"
+ASK_FOR_A_KEY = "The operator of this proxy makes one with `weir keys create`."
+
+Scope = MutableMapping[str, Any]
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+def refuse_foreign_pages(scope: Scope, *, has_key: bool) -> None:
+    """Nothing, or Forbidden for a request that a page of another origin has made, or one whose name was bound anew."""
+    headers = _told(scope)
+    if _is_of_another_page(headers):
+        raise Forbidden("Web pages of other origins may not use this API.")
+    if not has_key and _is_bound_anew(scope, headers):
+        where = "Weir listens on loopback only: ask it at http://127.0.0.1 or http://localhost, or send a key."
+        raise Forbidden(f"This name may not be used without a key. {where}")
+
+
+def refuse_spending_pages(scope: Scope, caller: Caller, config: Config) -> None:
+    """Nothing, or Forbidden for such a page where it has no key of its own: the operator would pay for it."""
+    if has_own_key(scope, caller, config):
+        return
+    headers = _told(scope)
+    if _is_of_another_page(headers):
+        raise Forbidden(f"Web pages of other origins need a key that is known here. {ASK_FOR_A_KEY}")
+    if _is_bound_anew(scope, headers):
+        where = "Ask Weir at http://127.0.0.1 or http://localhost."
+        raise Forbidden(f"This name needs a key that is known here. {where} {ASK_FOR_A_KEY}")
+
+
+def has_own_key(scope: Scope, caller: Caller | None, config: Config) -> bool:
+    """Whether nothing is done with a credential of the operator's, or with none at all.
+
+    A preflight has no key, so it is believed that the request after it will have the one that it announces.
+    """
+    if caller is not None and caller.name is not None:
+        return True
+    if not all(upstream.passes_key for upstream in config.upstreams.values()):
+        return False
+    return (caller is not None and bool(caller.credential)) or _announces_a_key(scope)
+
+
+def without_grants(answered: Headers, scope: Scope, caller: Caller | None, config: Config) -> Headers:
+    """The headers of an upstream's answer; without those that let foreign pages read it, where it was not their key."""
+    if not any(name.lower().startswith(GRANTS) for name, _ in answered) or has_own_key(scope, caller, config):
+        return answered
+    return [(name, value) for name, value in answered if not name.lower().startswith(GRANTS)]
+
+
+def _told(scope: Scope) -> Mapping[str, str]:
+    return {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"] if n in LOOKED_AT}
+
+
+def _announces_a_key(scope: Scope) -> bool:
+    if scope["method"] != "OPTIONS":
+        return False
+    asked = (v.lower() for n, v in scope["headers"] if n == b"access-control-request-headers")
+    return any(name.strip() in CREDENTIALS for value in asked for name in value.split(b","))
+
+
+def _is_of_another_page(headers: Mapping[str, str]) -> bool:
+    return headers.get("sec-fetch-site") in OF_OTHERS or not _is_of_this_origin(headers)
+
+
+def _is_bound_anew(scope: Scope, headers: Mapping[str, str]) -> bool:
+    return _is_loopback((scope.get("server") or ("",))[0]) and not _is_local_name(headers.get("host", ""))
+
+
+def _is_of_this_origin(headers: Mapping[str, str]) -> bool:
+    origin = headers.get("origin")
+    if origin is None:
+        return True
+    try:
+        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+    except ValueError:
+        return False
+
+
+def _is_local_name(host: str) -> bool:
+    """Whether a ``Host`` is an address, which no name server can bind to another, or a name of this machine."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    return LOCAL.fullmatch(name) is not None or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(server: str) -> bool:
+    return _is_address(server) and ip_address(server).is_loopback

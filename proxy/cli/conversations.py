@@ -16,8 +16,20 @@ from policies.ledger import Note
 from policies.memory import Checkpoint, InvalidCheckpoint
 from policies.tokens import TEXT_OF
 from proxy.cli import Failure
-from proxy.cli.output import moment, print_facts, print_json, print_table, say, tame
-from proxy.cli.stored import found, json_option, key_names, reading, stored, writing
+from proxy.cli.shared import (
+    found,
+    json_option,
+    key_names,
+    moment,
+    print_facts,
+    print_json,
+    print_table,
+    reading,
+    say,
+    stored,
+    tame,
+    writing,
+)
 from proxy.config import Config, masked_url
 from proxy.http.archive import removed_of, saved_of
 from proxy.http.conversations import MAX_NOTE_LEN, USUAL, KeptNote, decision_of, exchange_of

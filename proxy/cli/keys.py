@@ -6,8 +6,7 @@ import click
 
 from proxy.access.keys import create_secret, key_digest
 from proxy.cli import Failure
-from proxy.cli.output import moment, print_json, print_table
-from proxy.cli.stored import json_option, known_policy, stored, writing
+from proxy.cli.shared import json_option, known_policy, moment, print_json, print_table, stored, writing
 from proxy.config import Config
 from proxy.config.file import nearest
 from proxy.store import Store

@@ -17,12 +17,21 @@ from policies.quality.advise import PROVIDERS, Traffic, worst_tools
 from policies.quality.advise import recommend as choose
 from policies.settings import Mode
 from proxy.cli import Failure
-from proxy.cli.output import print_json, print_line, print_table, progress
 from proxy.cli.replay import conditions_for, priced, recorded
-from proxy.cli.stored import config_option, configured, json_option, known_policy
+from proxy.cli.shared import (
+    config_option,
+    configured,
+    json_option,
+    known_policy,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+)
 from proxy.config import Config, ConfigError, environment, load_config, masked_url, public
 from proxy.config.file import Document, KeyPath, dotted, nearest, read_document
 from proxy.config.importing import imported, known_keys
+from proxy.config.loading import SetPolicy, read_policy, with_set_policies
 from proxy.config.presets import (
     about,
     policy_amounts,
@@ -34,13 +43,11 @@ from proxy.config.presets import (
     preset_documents,
     uses_shapes,
 )
-from proxy.config.reload import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import FileValues
 from proxy.replay.scenarios import Conditions, Pace, TrafficCount, advice_for, pace_of
 from proxy.replay.script import Script
 from proxy.store import Store
-from proxy.store.errors import StoreError
-from proxy.store.records import PolicyRow
+from proxy.store.records import PolicyRow, StoreError
 
 
 def flat(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:

@@ -24,13 +24,13 @@ import click
 from proxy.access.keys import Keyring
 from proxy.app import create_app
 from proxy.cli import Failure
-from proxy.cli.stored import config_option, loaded
+from proxy.cli.shared import config_option, loaded
 from proxy.config import Config, Flags, Handed, environment, hand_down, handed_down, load_config, masked_url, secrets_of
-from proxy.effects.hooks import Hooks, Plugin
+from proxy.custom.functions import Hooks, Plugin
 from proxy.server import App, ServerLimits, run
 from proxy.simulator import Dialect, RunningSimulator, SimulatorSettings, run_simulator, serve_until_stopped
 from proxy.store import Store
-from proxy.store.errors import StoreError
+from proxy.store.records import StoreError
 from proxy.telemetry import OtelSettings, QueuedLog, Telemetry, TelemetryError
 from proxy.telemetry.metrics import DROPPED
 from proxy.upstream.providers import providers_for

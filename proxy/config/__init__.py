@@ -1,7 +1,7 @@
 """The configuration: YAML, environment and flags become one frozen ``Config``, which is checked before it is used.
 
-``values`` says what there is, ``file`` reads it, ``loading`` puts it together; a policy is made from its preset in
-``presets`` and judged in ``lint``; ``reload`` keeps a running Weir at what its files say.
+``values`` says what there is, ``file`` reads it, ``loading`` puts it together and keeps a running Weir at what its
+files say; a policy is made from its preset in ``presets`` and judged in ``lint``.
 """
 
 from proxy.config.file import ConfigError

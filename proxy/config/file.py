@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.redaction import redact_shapes
+from proxy.errors import redact_shapes
 
 KeyPath = tuple[str | int, ...]
 """Where a value stands in the data: ``("models", 0, "match")`` is ``models[0].match``."""

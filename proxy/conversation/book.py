@@ -33,8 +33,7 @@ from proxy.conversation.thread import (
     thread_from,
 )
 from proxy.store import Store
-from proxy.store.errors import StaleVersion, StoreError
-from proxy.store.records import Arrival, Branch, Change, ConversationRow
+from proxy.store.records import Arrival, Branch, Change, ConversationRow, StaleVersion, StoreError
 
 log = logging.getLogger("weir.conversation")
 

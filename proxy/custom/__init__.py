@@ -1,1 +1,1 @@
-"""An operator's own function that decides which messages stay, and the process that it runs in."""
+"""An operator's own code, and the process that a function runs in."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from proxy.store.errors import StoreError
+from proxy.store.records import StoreError
 
 log = logging.getLogger("weir.summaries")
 

@@ -12,8 +12,8 @@ from policies.ledger import DROPPING
 from policies.limits import lift, zones_for
 from policies.pressure import read_pressure
 from proxy.access.destination import Caller
+from proxy.custom.functions import Turn
 from proxy.effects.evictions import CUT
-from proxy.effects.hooks import Turn
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.exchange.request import Request
 from proxy.exchange.send import Attempts

@@ -8,8 +8,8 @@ from policies import ContextSettings, Decision
 from policies.pressure import STATUS
 from policies.turns import results_by_tool
 from proxy.access.destination import TENANT_SHOWN, Caller
+from proxy.custom.functions import TurnEnd
 from proxy.effects.evictions import condensed_in, layers_in, stage_of, strategy_of
-from proxy.effects.hooks import TurnEnd
 from proxy.exchange.progress import ExchangeProgress, TokenUsage, evicted_count
 from proxy.exchange.record import ExchangeRecord, record_of
 from proxy.monitor.caching import cost_of, prices_of

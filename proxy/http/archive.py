@@ -30,8 +30,7 @@ from proxy.http.request import (
     page_from,
     page_of_whole,
 )
-from proxy.store.errors import NoSuchVersion
-from proxy.store.records import CheckpointRow, ConversationRow, RemovedRow
+from proxy.store.records import CheckpointRow, ConversationRow, NoSuchVersion, RemovedRow
 from proxy.wire.messages import body_of, read_message
 from proxy.wire.raw import split_array
 

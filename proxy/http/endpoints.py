@@ -1,8 +1,10 @@
-"""The API under ``/v1``, and Azure's spelling of it: what each request is for, and who answers it.
+"""What is asked for outside the management API: ``/v1``, Azure's spelling of it, and the probes.
 
 Chat completions are an exchange. ``GET /v1/models`` has the models of all upstreams that a key may use, in OpenAI's
 shape; one upstream that speaks OpenAI's protocol is simply relayed to a key that may use everything. Every other
 ``/v1/*``, of any method, is relayed untouched, streaming both ways.
+
+``/healthz``: the process is alive. ``/readyz``: store and at least one upstream reachable. ``/metrics``.
 """
 
 import asyncio
@@ -15,8 +17,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, MutableMapp
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from proxy.access.admission import without_grants
 from proxy.access.destination import (
     MODELS_PATH,
     Caller,
@@ -30,18 +32,20 @@ from proxy.access.destination import (
     route_of,
     unread,
 )
+from proxy.access.keys import without_grants
 from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
 from proxy.exchange.progress import CLIENT_CLOSED
 from proxy.exchange.replies import address_of, provider_of
 from proxy.exchange.run import ExchangeHandler
 from proxy.exchange.tell import NO_POLICY, record_relayed
-from proxy.http.request import Headers, counted, respond_error, respond_json
+from proxy.http.request import Headers, counted, respond, respond_error, respond_json
 from proxy.runtime import Runtime
+from proxy.store.records import StoreError
 from proxy.stream.receive import ClientGone, Receive, declared_length, read_held, read_part, while_connected
 from proxy.stream.relay import Send, StreamCut, relay_stream
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
-from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
+from proxy.telemetry import CONTENT_TYPE, CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
 from proxy.telemetry.metrics import REQUESTS
 from proxy.telemetry.names import OPERATIONS
 from proxy.upstream.client import Answer, StreamBroken, came_through
@@ -409,3 +413,76 @@ class Api:
             await answers(runtime, scope, receive, sending, route)
 
         await counted(runtime.telemetry.metrics, "/v1/{rest}", scope, send, answer)
+
+
+GOOD_FOR = 5.0
+PROBE_PATIENCE = 2.0
+READING = ("GET", "HEAD")
+
+
+class HealthRoutes:
+    """The ASGI application of the three routes."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._reachable: dict[str, tuple[float, bool]] = {}
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one probe."""
+        del receive
+        if scope["method"] not in READING:
+            error = MethodNotAllowed(f"{scope['method'][:10]} is not answered here: GET is.", allowed=READING)
+            await respond_error(send, error)
+            return
+        if scope["path"] == "/metrics":
+            page = await asyncio.to_thread(self._runtime.telemetry.metrics.render)
+            await respond(send, page, kind=CONTENT_TYPE.encode())
+        elif scope["path"] == "/healthz":
+            await respond_json(send, {"status": "ok"})
+        else:
+            await self._ready(scope, send)
+
+    async def _ready(self, scope: MutableMapping[str, Any], send: Send) -> None:
+        shutdown = scope.get("state", {}).get("shutdown")
+        draining = shutdown is not None and shutdown.draining.is_set()
+        store = await self._store()
+        upstreams = await asyncio.gather(*(self._upstream(u) for u in self._runtime.config.upstreams.values()))
+        names = self._runtime.config.upstreams
+        ready = not draining and store == "ok" and any(upstreams)
+        state = {
+            "status": "ready" if ready else "draining" if draining else "not ready",
+            "store": store,
+            "upstreams": {n: "ok" if up else "unreachable" for n, up in zip(names, upstreams, strict=True)},
+        }
+        await respond_json(send, state, status=200 if ready else 503)
+
+    async def _store(self) -> str:
+        try:
+            await self._runtime.store.ping()
+        except StoreError as error:
+            return f"unavailable: {type(error).__name__}"
+        return "failing" if self._runtime.settler.failing else "ok"
+
+    async def _upstream(self, upstream: UpstreamSettings) -> bool:
+        base = upstream.base_url or upstream.api_base
+        if base is None:
+            return True
+        known = self._reachable.get(base)
+        if known is not None and known[0] > time.monotonic():
+            return known[1]
+        up = await _connects(base)
+        self._reachable[base] = (time.monotonic() + GOOD_FOR, up)
+        return up
+
+
+async def _connects(base: str) -> bool:
+    parts = urlsplit(base)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(parts.hostname, port), PROBE_PATIENCE)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True

@@ -10,12 +10,12 @@ from msgspec import UNSET, Meta, UnsetType
 
 from proxy.config import Config, ConfigError, public, with_policy
 from proxy.config.file import Document, dotted
+from proxy.config.loading import SetPolicy, read_policy, without_set_policy
 from proxy.config.presets import about, policy_values, policy_warnings, preset_documents
-from proxy.config.reload import SetPolicy, read_policy, without_set_policy
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.http.request import ManagementAnswer, ManagementRequest, Page, Shape, as_json, page_of_whole
 from proxy.runtime import Runtime
-from proxy.store.errors import StoreError
+from proxy.store.records import StoreError
 from proxy.stream.receive import read_body
 
 MAX_POLICY = 256 * 1024

@@ -22,9 +22,8 @@ from urllib.parse import unquote
 import msgspec
 
 from policies.quality.health import KEPT
-from proxy.access.admission import refuse_foreign_pages
 from proxy.access.destination import Caller
-from proxy.access.keys import credentials_in, presented, same_secret
+from proxy.access.keys import credentials_in, presented, refuse_foreign_pages, same_secret
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
 from proxy.http import archive, conversations, policies, usage
 from proxy.http.request import (
@@ -42,8 +41,8 @@ from proxy.http.request import (
 )
 from proxy.runtime import Runtime
 from proxy.store.chain import AuditType
-from proxy.store.errors import StaleVersion, StoreError
 from proxy.store.exchanges import By
+from proxy.store.records import StaleVersion, StoreError
 from proxy.stream.receive import ClientGone, Receive
 from proxy.stream.relay import Send
 

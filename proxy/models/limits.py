@@ -25,8 +25,7 @@ from proxy.access.destination import Caller
 from proxy.config.values import UpstreamSettings
 from proxy.models.facts import Fetch, ModelFacts, ModelRegistry, Probe, limited
 from proxy.store import Store
-from proxy.store.errors import StoreError
-from proxy.store.records import CalibrationRow, LimitRow
+from proxy.store.records import CalibrationRow, LimitRow, StoreError
 
 
 class LearnedLimits:

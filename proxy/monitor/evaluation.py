@@ -18,7 +18,7 @@ from policies.quality.fidelity import ANSWER, JUDGE, AnswerVerdict, Fidelity, Te
 from proxy.effects.perform import Background, drive, step
 from proxy.planning.values import Paid, Plan, PlanRequest, Recognized
 from proxy.store import Store
-from proxy.store.errors import StoreError
+from proxy.store.records import StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import Trace, names
 

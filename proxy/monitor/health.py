@@ -32,6 +32,7 @@ from policies.limits import Limits, raw_buckets
 from policies.quality.health import Checkup, Health, HealthAlert, Sample, Snapshot, check
 from policies.settings import HealthRules
 from policies.turns import Run
+from proxy.access.destination import TENANT_SHOWN
 from proxy.config.values import AlertSettings
 from proxy.conversation.thread import Thread
 from proxy.errors import ProxyError
@@ -212,7 +213,6 @@ ATTEMPTS = 2
 RETRY_PAUSE = 1.0
 CLOSING = 2.0
 MAX_ANSWER = 4_096
-TENANT_SHOWN = 8
 GRADES = {"info": 0, "warning": 1, "critical": 2}
 ENCODED = "whsec_"
 

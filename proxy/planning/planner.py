@@ -44,8 +44,7 @@ from proxy.planning.changes import change_of, empty_change, pruned_tools, stampe
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.recall.archive import by_likeness, elsewhere
 from proxy.store import Store
-from proxy.store.errors import StaleVersion, StoreError
-from proxy.store.records import Change, EvictionRow
+from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT
 from proxy.wire.messages import breakpoint_for, rewritten, unmarked

@@ -31,8 +31,7 @@ from proxy.effects.perform import Ask, Background, drive, step
 from proxy.planning.planner import CLAIMED, Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.store import Store
-from proxy.store.errors import StoreError
-from proxy.store.records import NoteRow
+from proxy.store.records import NoteRow, StoreError
 from proxy.telemetry import LOG_CONTEXT, NULL_TRACE, RequestContext, Trace, names
 
 log = logging.getLogger("weir.preparation")

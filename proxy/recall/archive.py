@@ -15,8 +15,7 @@ from policies.messages import Body
 from proxy.effects.perform import Ask
 from proxy.recall.answering import Hit, Past, Term, passages, rank, terms_of
 from proxy.store import Store
-from proxy.store.errors import StoreError
-from proxy.store.records import Original
+from proxy.store.records import Original, StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.wire.messages import body_of, read_message
 

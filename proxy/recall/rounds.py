@@ -33,7 +33,7 @@ from proxy.recall.answering import (
 )
 from proxy.recall.archive import Archive, SearchResult
 from proxy.recall.tool import Offer, RecallCall, RecallTurn, turn_of, with_more_messages, without_calls
-from proxy.store.errors import StoreError
+from proxy.store.records import StoreError
 from proxy.stream.relay import UpstreamResponse
 from proxy.tap import Tap, read_completion
 from proxy.upstream.overflow import Verdict

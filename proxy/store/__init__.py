@@ -16,8 +16,7 @@ import sqlalchemy as sa
 from proxy.store import archive, configuration, exchanges, maintenance, memory
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
-from proxy.store.errors import StoreError
-from proxy.store.records import ConversationRow, ExchangeRow, Original, RelayedRow, UsageRow
+from proxy.store.records import ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
 from proxy.store.schema import HEAD
 from proxy.store.sqlite import Mode, SqliteDatabase
 from proxy.store.transaction import Content, Database, Transactions, reading, timed, writing

@@ -10,8 +10,7 @@ import sqlalchemy as sa
 from proxy.store import schema
 from proxy.store.audit import append, hold_head, of_key, of_policy
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, harmless
-from proxy.store.errors import NameTaken
-from proxy.store.records import CalibrationRow, KeyRow, LimitRow, PolicyRow
+from proxy.store.records import CalibrationRow, KeyRow, LimitRow, NameTaken, PolicyRow
 from proxy.store.schema import (
     audit,
     conversations,

@@ -20,9 +20,17 @@ from proxy.store import ledger, memory
 from proxy.store.archive import add_evictions, add_originals, hold, load_evicted
 from proxy.store.audit import append, of_change, of_conversation
 from proxy.store.chain import AuditEvent, AuditType
-from proxy.store.errors import NoSuchVersion, StaleVersion
 from proxy.store.memory import NEWEST, is_undone, key_of, newest_row, read_spans
-from proxy.store.records import Arrival, Branch, Change, CheckpointRow, ConversationRow, ExchangeRow
+from proxy.store.records import (
+    Arrival,
+    Branch,
+    Change,
+    CheckpointRow,
+    ConversationRow,
+    ExchangeRow,
+    NoSuchVersion,
+    StaleVersion,
+)
 from proxy.store.schema import (
     OF_CONVERSATION,
     OF_TENANT,

@@ -10,9 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from policies.ledger import Cut, Edit, EditKind
-from proxy.store.errors import StoreError
 from proxy.store.packing import Damaged, unpack_words
-from proxy.store.records import Branch, Change, ConversationRow
+from proxy.store.records import Branch, Change, ConversationRow, StoreError
 from proxy.store.schema import OF_BRANCH, branches, cuts, edits, of, recorded, same, stored
 from proxy.store.transaction import Transaction
 

@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only
 
-from proxy.store.errors import StoreError, StoreUnavailable, is_disconnect, is_retried, translate
+from proxy.store.records import StoreError, StoreUnavailable, is_disconnect, is_retried, translate
 from proxy.store.schema import check, ensure
 from proxy.store.transaction import ASIDE
 

@@ -24,8 +24,8 @@ from policies.ledger import Cut, Edit
 from policies.quality.health import Snapshot
 from proxy.store import records
 from proxy.store.chain import AuditRow
-from proxy.store.errors import SchemaTooNew, StoreError
 from proxy.store.packing import Damaged, pack_words, unpack_words
+from proxy.store.records import SchemaTooNew, StoreError
 
 R = TypeVar("R")
 Upsert = Mapping[str, sa.Insert]

@@ -35,7 +35,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.pool import StaticPool
 
-from proxy.store.errors import CorruptStore, StoreError, StoreUnavailable, translate
+from proxy.store.records import CorruptStore, StoreError, StoreUnavailable, translate
 from proxy.store.schema import check, ensure
 
 Begin = Literal["BEGIN", "BEGIN IMMEDIATE"]

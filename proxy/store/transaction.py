@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from proxy.store.errors import StoreError
+from proxy.store.records import StoreError
 from proxy.store.schema import Upsert, of, originals
 
 P = ParamSpec("P")

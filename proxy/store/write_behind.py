@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from proxy.store import Store
 from proxy.store.audit import of_change
-from proxy.store.errors import StaleVersion, StoreError
-from proxy.store.records import Change, ExchangeRow, RelayedRow
+from proxy.store.records import Change, ExchangeRow, RelayedRow, StaleVersion, StoreError
 
 log = logging.getLogger("weir.settle")
 

@@ -1,6 +1,6 @@
 """Traces, metrics and the operator's log; the only place that knows OpenTelemetry."""
 
-from proxy.redaction import redact
+from proxy.errors import redact
 from proxy.telemetry.logs import (
     CONTEXT_HEADERS,
     LOG_CONTEXT,

@@ -23,7 +23,7 @@ from os import urandom
 from typing import IO, Final, Literal
 from urllib.parse import unquote
 
-from proxy.redaction import REDACTED, redact
+from proxy.errors import REDACTED, redact
 from proxy.telemetry import names
 from proxy.telemetry.names import clean, session_id
 

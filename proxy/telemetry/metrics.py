@@ -34,7 +34,7 @@ from opentelemetry.sdk.metrics import export as otlp
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from proxy.redaction import redact
+from proxy.errors import redact
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import names
 

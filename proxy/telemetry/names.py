@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from proxy.redaction import redact
+from proxy.errors import redact
 
 # Spans
 PLAN_SPAN: Final = "weir context.plan"

@@ -22,9 +22,7 @@ from proxy.simulator.model import SimulatorSettings
 from proxy.upstream.providers import providers_for
 from tests.functional.harness import COUNTER, opening, weir
 
-HOLDING = frozenset(
-    {"proxy.config.loading", "proxy.config.values", "proxy.config.file", "proxy.config.reload", __name__}
-)
+HOLDING = frozenset({"proxy.config.loading", "proxy.config.values", "proxy.config.file", __name__})
 ALERT = HealthAlert("overflow", "critical", "overflow", 1.0, 2.0, 1.0, "said")
 AT_THE_START = {("AuthSettings", "open_beyond_loopback")}  # decides whether there is a Weir at all, see test_config.py
 YAML = """

@@ -15,7 +15,7 @@ from proxy.app import create_app, running
 from proxy.cli import Failure
 from proxy.cli.serve import installed_plugins
 from proxy.config import Flags, load_config
-from proxy.effects.hooks import Hooks, NewResult, Overflow, Plugin, Turn, TurnEnd
+from proxy.custom.functions import Hooks, NewResult, Overflow, Plugin, Turn, TurnEnd
 from proxy.server import ServerLimits, serve
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings

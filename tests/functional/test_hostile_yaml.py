@@ -11,7 +11,7 @@ import pytest
 
 from proxy.config import ConfigError
 from proxy.config.file import parse_document
-from proxy.config.reload import read_policy
+from proxy.config.loading import read_policy
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, opening

@@ -23,7 +23,7 @@ import httpx
 import pytest
 
 from policies.quality.health import HealthAlert
-from proxy.effects.hooks import Hooks, NewResult, Plugin, Turn
+from proxy.custom.functions import Hooks, NewResult, Plugin, Turn
 from proxy.monitor.health import Notice
 from proxy.telemetry import OtelSettings, Telemetry
 from tests.functional.canaries import (

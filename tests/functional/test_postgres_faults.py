@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
 from proxy.store import Store
-from proxy.store.errors import StoreError, StoreUnavailable
 from proxy.store.postgres import PostgresDatabase
+from proxy.store.records import StoreError, StoreUnavailable
 from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, batches, weir
 from tests.functional.test_store_failures import until
 from tests.postgres import Postgres, pgbouncer, postgres_server

@@ -15,6 +15,7 @@ from typing import Any
 from proxy.config import Config, ConfigError, Flags, load_config, public
 from proxy.config.file import Document, parse_document
 from proxy.config.importing import imported, known_keys
+from proxy.config.loading import read_policy
 from proxy.config.presets import (
     about,
     policy_amounts,
@@ -26,7 +27,6 @@ from proxy.config.presets import (
     preset_documents,
     preset_policies,
 )
-from proxy.config.reload import read_policy
 from proxy.config.values import FileValues
 
 MESSAGES = Path(__file__).with_name("config_messages.json")

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from proxy.store import Store
-from proxy.store.errors import StoreError, StoreUnavailable
+from proxy.store.records import StoreError, StoreUnavailable
 from tests.proxy.store_rows import change, exchange, original, saved, url
 
 BIG = "x" * 20_000

@@ -18,9 +18,8 @@ from policies.ledger import Edit, EditKind
 from policies.pressure import Event
 from proxy.store import Store
 from proxy.store.chain import GENESIS, AuditEvent, AuditRow, AuditType, Broken, harmless, hash_of, linked, name_digest
-from proxy.store.errors import StoreError
 from proxy.store.packing import pack_words, unpack_words
-from proxy.store.records import ConversationRow, KeyRow
+from proxy.store.records import ConversationRow, KeyRow, StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from tests.proxy.audit_writer import PART
 from tests.proxy.store_rows import change, edit, eviction, exchange, note, original, saved, url

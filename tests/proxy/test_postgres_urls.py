@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from proxy.store import Store
-from proxy.store.errors import StoreError
 from proxy.store.postgres import address_of
+from proxy.store.records import StoreError
 from tests.functional.harness import ROOT
 from tests.postgres import Postgres, pgbouncer
 from tests.proxy.store_rows import change, exchange

@@ -7,8 +7,7 @@ import pytest
 
 from policies.ledger import EditKind
 from proxy.store import Store
-from proxy.store.errors import NameTaken, StaleVersion, StoreError
-from proxy.store.records import CalibrationRow, KeyRow, LimitRow
+from proxy.store.records import CalibrationRow, KeyRow, LimitRow, NameTaken, StaleVersion, StoreError
 from tests.proxy.store_rows import chain, change, cut, edit, exchange, original, url
 
 

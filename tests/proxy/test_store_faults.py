@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxy.store import Store
-from proxy.store.errors import StaleVersion, StoreUnavailable
+from proxy.store.records import StaleVersion, StoreUnavailable
 from tests.profile import tried
 from tests.proxy.store_rows import chain, change, exchange, original, sha, url
 from tests.proxy.store_writer import big_state

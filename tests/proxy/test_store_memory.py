@@ -15,9 +15,8 @@ from policies.draft import ConversationState
 from policies.ledger import EditKind, Prepared
 from proxy.conversation.thread import Thread
 from proxy.store import Store
-from proxy.store.errors import NoSuchVersion, StaleVersion
 from proxy.store.memory import MAX_NOTES, MAX_SUMMARIES
-from proxy.store.records import Branch, Change, ConversationRow
+from proxy.store.records import Branch, Change, ConversationRow, NoSuchVersion, StaleVersion
 from proxy.store.sqlite import SqliteDatabase
 from tests.proxy.store_rows import (
     chain,

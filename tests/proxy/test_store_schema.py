@@ -32,8 +32,7 @@ from proxy.store import (
     schema,
     transaction,
 )
-from proxy.store.errors import CorruptStore, SchemaTooNew, StoreError, StoreUnavailable
-from proxy.store.records import KeyRow
+from proxy.store.records import CorruptStore, KeyRow, SchemaTooNew, StoreError, StoreUnavailable
 from proxy.store.sqlite import SqliteDatabase, has_wal_reset_bug, journal_for
 from tests.proxy.store_rows import change, eviction, exchange, note, original, summary, url
 from tests.proxy.test_store_of_before import unpacked

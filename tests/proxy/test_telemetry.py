@@ -23,7 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from proxy.redaction import redact
+from proxy.errors import redact
 from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry import (
     ExchangeLine,

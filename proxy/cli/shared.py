@@ -1,11 +1,20 @@
-"""How commands answer: tables and lines for people, JSON for programs, progress on stderr."""
+"""What commands share: options, the configuration these make, the store beside a running Weir, and how answers look.
 
+Tables and lines are for people, JSON for programs, progress goes to stderr.
+"""
+
+import asyncio
+import contextlib
 import datetime as dt
+import difflib
+import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
@@ -13,6 +22,13 @@ from rich.measure import measure_renderables
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from proxy.access.keys import Keyring
+from proxy.cli import Failure
+from proxy.config import Config, ConfigError, Flags, environment, load_config, masked_url
+from proxy.config.file import nearest
+from proxy.store import Store
+from proxy.store.records import ConversationRow, StoreError
 
 WIDTH = 200
 """Columns where standard output is no terminal, so that nothing is cut in a pipe."""
@@ -149,3 +165,109 @@ def _fit(table: Table, screen: Console) -> list[str]:
         more = min(spans[at].maximum - least[at], room)
         columns[at].width, columns[at].overflow, room = least[at] + more, "fold", room - more
     return left_out
+
+
+T = TypeVar("T")
+NAMES_TRIED = 10_000
+NAMES_SHOWN = 3
+
+config_option = click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The YAML configuration file; defaults to WEIR_CONFIG.",
+)
+store_option = click.option("--store", metavar="URL", help="The database; defaults to the configuration's.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def configured(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--config``; it is called with ``config``, what that makes of the configuration."""
+
+    @functools.wraps(command)
+    def run(*, path: Path | None, **options: Any) -> Any:
+        return command(config=loaded(path), **options)
+
+    return config_option(run)
+
+
+def stored(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same with ``--store``."""
+
+    @functools.wraps(command)
+    def run(*, path: Path | None, store: str | None, **options: Any) -> Any:
+        return command(config=loaded(path, Flags(store=store)), **options)
+
+    return config_option(store_option(run))
+
+
+def loaded(path: Path | None, flags: Flags | None = None) -> Config:
+    """The effective configuration of this process, or a one-line failure that names the first fault."""
+    try:
+        return load_config(path, env=environment(), flags=flags or Flags())
+    except ConfigError as fault:
+        more = f" (and {len(fault.problems) - 1} more, see weir config check)" if len(fault.problems) > 1 else ""
+        raise Failure(f"{fault.problems[0]}{more}") from fault
+
+
+def known_policy(name: str, config: Config) -> str:
+    """A name that is a policy's, else wrong usage of ``--policy``."""
+    if name not in config.policies:
+        raise click.BadParameter(f"no policy {name}{nearest(name, sorted(config.policies))}", param_hint="--policy")
+    return name
+
+
+def reading(config: Config, read: Callable[[Store], Awaitable[T]]) -> T:
+    """What ``read`` makes of the configuration's store, which has to be there."""
+
+    async def work() -> T:
+        async with opened(config.store.url, read_only=True) as store:
+            return await read(store)
+
+    return asyncio.run(work())
+
+
+def writing(config: Config, write: Callable[[Store], Awaitable[T]], *, create: bool = False) -> T:
+    """What ``write`` makes of the configuration's store, which it may change; with ``create`` it need not be there."""
+
+    async def work() -> T:
+        if not create:
+            async with opened(config.store.url, read_only=True):
+                pass
+        async with opened(config.store.url, visitor=True) as store:
+            return await write(store)
+
+    return asyncio.run(work())
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, *, read_only: bool = False, visitor: bool = False) -> AsyncIterator[Store]:
+    """A store for a moment, beside a Weir that may be running; its errors as one-line failures."""
+    try:
+        store = await Store.open(url, read_only=read_only, visitor=visitor)
+        try:
+            yield store
+        finally:
+            await store.close()
+    except StoreError as fault:
+        raise Failure(f"{masked_url(url)}: {fault}") from fault
+
+
+async def key_names(store: Store, config: Config) -> dict[str, str]:
+    """The name of every key, of the configuration and of the store, by its tenant."""
+    return Keyring(config.keys, await store.list_keys(), secret=await store.secret(), mode="keys").names
+
+
+async def found(store: Store, name: str) -> ConversationRow:
+    """The conversation with this name or id. Fails for none, and for one of several that different keys named so."""
+    row = await store.conversation(None, name)
+    known = await store.conversations(None, limit=NAMES_TRIED)
+    if row is None:
+        close = difflib.get_close_matches(name, [each.name for each in known], n=NAMES_SHOWN, cutoff=0.6)
+        hint = f"did you mean {' or '.join(close)}?" if close else "see weir conversations list"
+        raise Failure(f"no conversation {name}; {hint}")
+    same = sorted({each.id for each in known if name in (each.name, each.id)})
+    if len(same) > 1:
+        shown = ", ".join(same[:NAMES_SHOWN]) + (", …" if len(same) > NAMES_SHOWN else "")
+        raise Failure(f"{len(same)} conversations of different keys are called {name}; say which by its id: {shown}")
+    return row
