@@ -1,6 +1,7 @@
 """Settings for every test: examples are the same in every run, and no example is timed."""
 
 import functools
+import gc
 import os
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -24,6 +25,12 @@ settings.load_profile("weir")
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than there are cores, four at most: a test often waits for a process that it has started."""
     return min(4, len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: let no collection of garbage walk through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
