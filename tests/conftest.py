@@ -1,5 +1,6 @@
 """Settings for every test: examples are the same in every run, and no example is timed."""
 
+import asyncio
 import functools
 import gc
 import os
@@ -76,6 +77,24 @@ def models_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(facts.ModelRegistry, "load", copied)
+        yield
+
+
+class _Sooner:
+    """``asyncio``, of which nobody sleeps long."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.02))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def simulators_stop_at_once() -> Iterator[None]:
+    """Uvicorn gives open connections a tenth of a second when it stops, and looks as often: suites stop thousands."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uvicorn.server.asyncio", _Sooner())
         yield
 
 
