@@ -1,6 +1,8 @@
 """Settings for every test: examples are the same in every run, and no example is timed."""
 
+import asyncio
 import functools
+import gc
 import os
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -24,6 +26,12 @@ settings.load_profile("weir")
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than there are cores, four at most: a test often waits for a process that it has started."""
     return min(4, len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: let no collection of garbage walk through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -69,6 +77,24 @@ def models_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(facts.ModelRegistry, "load", copied)
+        yield
+
+
+class _Sooner:
+    """``asyncio``, of which nobody sleeps long."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.02))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def simulators_stop_at_once() -> Iterator[None]:
+    """Uvicorn gives open connections a tenth of a second when it stops, and looks as often: suites stop thousands."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uvicorn.server.asyncio", _Sooner())
         yield
 
 

@@ -2,23 +2,27 @@
 
 One process imports the product and waits. Whoever starts ``python -m proxy …`` gets a process that is forked from it,
 with the arguments, the environment, the folder and the descriptors that it was to have; it is a child of whoever asked,
-as any other. What is started in another way, or with an environment that is read before the first line of a program,
-is started as it stands.
+as any other. What is started in another way, or with another environment as far as Python or an import reads it, is
+started as it stands. All forks of one process have one seed of ``hash()``; what else an import draws or keeps of its
+process, a fork draws anew.
 """
 
 import ctypes
 import functools
 import gc
 import importlib
+import inspect
 import io
 import json
+import multiprocessing
 import os
 import pkgutil
 import runpy
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,40 +34,57 @@ COMMAND = [sys.executable, "-m", "proxy"]
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux: orphans below get this process as their parent
 MAX_MESSAGE = 1 << 20
 EARLY = ("PYTHON", "LD_", "MALLOC_", "TZ", "LANG", "LC_")
+LATE = frozenset({"PYTHONPATH", "HOME"})
+"""The search path can be set later, and of the home an import learns only where it would be searched."""
+STREAMS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+OTHERWISE = ("executable", "preexec_fn", "pass_fds", "shell", "gid", "gids", "uid")
+IDS = ("umask", "process_group")
+KNOWN = {"self", "args", "cwd", "env", "start_new_session", *STREAMS, *OTHERWISE, *IDS} | {
+    *("close_fds", "startupinfo", "creationflags", "restore_signals"),
+}
+"""What ``subprocess`` asks itself for, by the names of Python 3.11."""
 
 
-def early(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment has been read before the first line of a program; the search path can be set later."""
-    return {name: value for name, value in environment.items() if name.startswith(EARLY) and name != "PYTHONPATH"}
+def early(environment: Mapping[str, str], read: Collection[str] = ()) -> dict[str, str]:
+    """What of an environment has been read once everything is imported: by Python itself, and those of ``read``."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if (name.startswith(EARLY) or name in read) and name not in LATE
+    }
 
 
 @contextmanager
 def forked_processes() -> Iterator[None]:
     """While this is open every ``python -m proxy …`` that can be is forked."""
     execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    signature = inspect.signature(execute)
     ready: list[_Ready] = []
 
     @functools.wraps(execute)
     def fork_or_execute(popen: Any, *given: Any) -> None:
-        args, executable, preexec, _, kept, cwd, env, _, _, shell, *rest = given
-        pipes, (_, gid, gids, uid, umask, session, group) = rest[:6], rest[6:]
-        other = (executable, preexec, kept, shell, gid, gids, uid)
-        environment = dict(os.environ if env is None else env)
-        plain = not any(value for value in other if value is not None) and umask < 0 and group < 0
-        if not plain or list(args[:3]) != COMMAND or early(environment) != early(os.environ):
+        told = signature.bind(popen, *given).arguments
+        args, pipes = told["args"], [told[name] for name in STREAMS]
+        environment = dict(os.environ if told["env"] is None else told["env"])
+        plain = not any(told[name] for name in OTHERWISE) and all(told[name] < 0 for name in IDS)
+        if not plain or list(args[:3]) != COMMAND:
             execute(popen, *given)
             return
         if not ready:
             ready.append(_Ready())
-        asked = {"words": [str(word) for word in args[3:]], "env": environment, "session": bool(session)}
-        folder = str(Path(cwd or ".").absolute())
+        if not ready[0].is_as_in(environment):
+            execute(popen, *given)
+            return
+        session = bool(told["start_new_session"])
+        asked = {"words": [str(word) for word in args[3:]], "env": environment, "session": session}
+        folder = str(Path(told["cwd"] or ".").absolute())
         standard = [own if own != -1 else number for number, own in enumerate((pipes[0], pipes[3], pipes[5]))]
         popen.pid = ready[0].fork({**asked, "cwd": folder}, standard)
         popen._child_created = True
         popen._close_pipe_fds(*pipes)
 
     with pytest.MonkeyPatch.context() as patch:
-        if sys.platform == "linux":
+        if sys.platform == "linux" and set(signature.parameters) == KNOWN:
             patch.setattr(subprocess.Popen, "_execute_child", fork_or_execute)
         yield
     for each in ready:
@@ -79,8 +100,14 @@ class _Ready:
             for line in (self._line, theirs):
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_MESSAGE)
             words = [sys.executable, "-c", "from tests.forked import wait; wait()", str(theirs.fileno())]
+            self._environment = dict(os.environ)
             self._process = subprocess.Popen(words, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._read = frozenset(json.loads(self._line.recv(MAX_MESSAGE)))
         self._prctl = ctypes.CDLL(None).prctl
+
+    def is_as_in(self, environment: Mapping[str, str]) -> bool:
+        """Whether a process of this environment would have imported the same."""
+        return early(environment, self._read) == early(self._environment, self._read)
 
     def fork(self, asked: Mapping[str, Any], standard: list[int]) -> int:
         """The id of a new child of this process."""
@@ -99,8 +126,10 @@ class _Ready:
 def wait() -> NoReturn:
     """Import what every command needs, and fork for whoever asks; a fork returns from here as the command's own run."""
     line = socket.socket(fileno=int(sys.argv[1]))
-    for command in pkgutil.iter_modules(importlib.import_module("proxy.cli").__path__):
-        importlib.import_module(f"proxy.cli.{command.name}")
+    with _names_read() as read:
+        for command in pkgutil.iter_modules(importlib.import_module("proxy.cli").__path__):
+            importlib.import_module(f"proxy.cli.{command.name}")
+    line.send(json.dumps([*read]).encode())
     gc.collect()
     gc.freeze()
     while True:
@@ -121,6 +150,21 @@ def wait() -> NoReturn:
             os.close(descriptor)
 
 
+@contextmanager
+def _names_read() -> Iterator[set[str]]:
+    """Names of the environment that are read meanwhile."""
+    names: set[str] = set()
+    look_up = type(os.environ).__getitem__
+
+    def noted(environment: Any, name: str) -> str:
+        names.add(name)
+        return look_up(environment, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(os.environ), "__getitem__", noted)
+        yield names
+
+
 def _become(asked: Mapping[str, Any], standard: list[int]) -> NoReturn:
     """Run the command as ``python -m`` does."""
     if asked["session"]:
@@ -128,6 +172,8 @@ def _become(asked: Mapping[str, Any], standard: list[int]) -> NoReturn:
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
+    tempfile.tempdir = None
+    multiprocessing.current_process().authkey = os.urandom(32)
     for number, descriptor in enumerate(standard):
         os.dup2(descriptor, number)
         os.close(descriptor)

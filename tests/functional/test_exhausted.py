@@ -45,12 +45,12 @@ async def unpooled() -> AsyncIterator[aiohttp.ClientSession]:
 @pytest.mark.requirement("R.28")
 async def test_with_little_memory_bodies_wait_or_are_refused_and_the_process_lives(tmp_path: Path) -> None:
     config = tmp_path / "weir.yaml"
-    config.write_text("limits: {bytes_in_flight: 48MiB, bytes_in_flight_per_key: 48MiB}\n")
+    config.write_text("limits: {bytes_in_flight: 16MiB, bytes_in_flight_per_key: 16MiB}\n")
     async with serve_simulator(SimulatorSettings(ledger_bytes=1024), counter=COUNTER) as simulator:
         arguments = ["--config", str(config), "--upstream", simulator.base_url, "--window", "8192"]
         arguments += ["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
-        async with WeirProcess(arguments, free_port(), within=("prlimit", "--as=3000000000")) as target:
-            body = asking("data:image/png;base64," + "A" * 12_000_000)
+        async with WeirProcess(arguments, free_port(), within=("prlimit", "--as=2000000000")) as target:
+            body = asking("data:image/png;base64," + "A" * 4_000_000)
             async with unpooled() as http:
                 found = Counter(await asyncio.gather(*(post(http, target, body, f"sk-{n}") for n in range(8))))
                 assert set(found) <= {200, 400, 413, 429, 503}
