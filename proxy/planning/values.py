@@ -4,8 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from policies import ClientEdits, ContextSettings, Decision, Effect, Reply, Transcript
-from policies.draft import ConversationState
+from policies import ClientEdits, ContextSettings, ConversationState, Decision, Effect, Reply, Transcript
 from policies.pressure import Trend
 from proxy.conversation.thread import Thread
 from proxy.effects.allowance import Patience, Spent
