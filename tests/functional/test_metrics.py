@@ -110,13 +110,15 @@ async def scraped(root: str) -> Page:
 
 
 async def settled(target: RunningWeir, requests: int) -> Page:
-    """The page once so many requests of the managed route have ended and their rows are stored."""
+    """The page once so many requests of the managed route have ended, and nothing is stored any more."""
+    stored = -1.0
     async with asyncio.timeout(10):
         while True:
             await target.runtime.preparation.settled()
             await target.runtime.settler.flush()
-            page = await scraped(target.root)
-            if page.total("weir_settlement_seconds_count") >= requests:
+            page, before = await scraped(target.root), stored
+            stored = page.total("weir_store_latency_seconds_count")
+            if page.total("weir_settlement_seconds_count") >= requests and stored == before:
                 return page
             await asyncio.sleep(0.02)
 
