@@ -307,6 +307,7 @@ async def test_two_tenants_with_the_same_conversation_share_no_row_and_no_connec
             for _ in range(17):
                 for talk in talks:
                     await talk.agent(1)
+                    await target.runtime.preparation.settled()
             async with httpx.AsyncClient(base_url=target.root) as http:
                 one, two = ({"authorization": f"Bearer {key}"} for key in ("sk-one", "sk-two"))
                 (mine,) = (await http.get("/weir/conversations", headers=one)).json()["data"]
