@@ -74,7 +74,8 @@ class Decision:
     """What the planner answered, and how it got there.
 
     ``pieces`` is the array to forward, None where the client's bytes are to go up unchanged. ``before``,
-    ``after`` and ``limit`` are calibrated tokens of the raw request, of the forwarded one, and W - R - H.
+    ``after`` and ``limit`` are calibrated tokens of the raw request, of the forwarded one, and W - R - H; ``due`` are
+    those of what would have been forwarded had no layer done anything new.
     ``edits`` and ``cut`` are new and have to be stored before the request is forwarded; ``removed`` are the
     indices of messages whose originals the archive needs. ``applied`` counts the edits in the array by kind,
     ``pruned`` are the names of tools whose definitions are left out, ``window_id`` is the number of the window that
@@ -85,6 +86,7 @@ class Decision:
     action: Action
     pieces: tuple[PlannedMessage, ...] | None
     before: int
+    due: int
     after: int
     limit: int
     raw_after: int
@@ -212,6 +214,7 @@ def _passed(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decisio
         action=Action.PASS,
         pieces=None,
         before=grown.raw,
+        due=grown.raw,
         after=grown.raw,
         limit=limits.usable,
         raw_after=grown.tokens,
@@ -363,6 +366,7 @@ def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerRe
         action=Action.EDIT if new else Action.REPLAY if changed else Action.PASS,
         pieces=draft.pieces if changed else None,
         before=grown.raw,
+        due=budget.estimate(trail[0].before if trail else after),
         after=budget.estimate(after),
         limit=limits.usable,
         raw_after=after,

@@ -234,7 +234,7 @@ def stage_of(decision: Decision, settings: ContextSettings, *, base: int) -> str
     if any(report.layer == "rollover" for report in kept):
         return "cross_window_save"
     if decision.is_new:
-        late = decision.cut is not None and decision.before >= settings.zones.red_at * base
+        late = decision.cut is not None and decision.due >= settings.zones.red_at * base
         rung = decision.pressure.status == "emergency" or any(report.rung for report in kept)
         return "emergency_compaction" if late or rung else "evict_and_compress"
     spiked = decision.reading is not None and decision.reading.spike

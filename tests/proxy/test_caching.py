@@ -134,6 +134,7 @@ class Talk:
                 action=Action.EDIT if removed else Action.PASS,
                 pieces=None,
                 before=1000 + saved,
+                due=1000,
                 after=1000,
                 limit=9000,
                 raw_after=1000,

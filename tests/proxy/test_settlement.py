@@ -12,14 +12,17 @@ BASE = 100_000
 SETTINGS = ContextSettings()
 
 
-def decision(before: int, *layers: str, new: bool = False, cut: bool = False, zone: str = "green") -> Decision:
-    """A decision on a request of ``before`` tokens, in which these layers were kept."""
-    reports = tuple(LayerReport(layer=n, before=before, after=1000, units=2, kept=True) for n in layers)
+def decision(
+    due: int, *layers: str, new: bool = False, cut: bool = False, zone: str = "green", before: int | None = None
+) -> Decision:
+    """A decision on a request that would have gone up with ``due`` tokens, in which these layers were kept."""
+    reports = tuple(LayerReport(layer=n, before=due, after=1000, units=2, kept=True) for n in layers)
     summary = Cut(covers=2, prefix=b"p", text="s", tokens=4, version=1, ref="r")
     return Decision(
         action=Action.EDIT if new else Action.PASS,
         pieces=None,
-        before=before,
+        before=due if before is None else before,
+        due=due,
         after=1000,
         limit=BASE,
         raw_after=1000,
@@ -39,6 +42,7 @@ def decision(before: int, *layers: str, new: bool = False, cut: bool = False, zo
         (decision(50_000, zone="yellow"), "evaluate"),
         (decision(89_999, "evict", "compact", new=True), "evict_and_compress"),
         (decision(90_000, "evict", "compact", new=True), "emergency_compaction"),
+        (decision(89_999, "compact", new=True, before=400_000), "evict_and_compress"),
         (decision(97_000, "compact", "rollover", new=True), "cross_window_save"),
     ],
 )
