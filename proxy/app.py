@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.routing import Route, Router
 
+from policies.quality.health import RULES
 from proxy.access.destination import Caller
 from proxy.access.keys import Admission, Guesses, Keyring
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
@@ -20,7 +21,7 @@ from proxy.config.values import Config, UpstreamSettings
 from proxy.conversation.book import Conversations
 from proxy.custom.functions import Hooks, Plugin
 from proxy.effects.summarizer import Summarizer
-from proxy.errors import NotFound, UpgradeRequired
+from proxy.errors import ContextLengthExceeded, NotFound, UpgradeRequired
 from proxy.exchange.tell import ROUTE
 from proxy.http.endpoints import Api, HealthRoutes
 from proxy.http.request import counted, respond_error
@@ -40,13 +41,19 @@ from proxy.stream.receive import Receive
 from proxy.stream.relay import Send
 from proxy.telemetry import LOG_CONTEXT, Metrics, RequestContext, Telemetry
 from proxy.telemetry.metrics import (
+    ALERTS,
+    ALERTS_UNDELIVERED,
     CHECKPOINTS,
     DEGRADED,
     FIDELITY,
     HEALTH,
+    OVERFLOWS,
     PREPARATIONS,
+    REQUESTS,
+    RETRIES,
     STORE_LATENCY,
     STORE_WAITING,
+    SUMMARIZER_CALLS,
     TASKS,
     UNAUTHORISED,
     WINDOWS_LEARNED,
@@ -308,6 +315,27 @@ async def _assemble(
     return runtime
 
 
+def _begin_counting(metrics: Metrics, config: Config) -> None:
+    """Have the counters that alert rules look at begin at 0: of a series that begins at 1 they miss the first event."""
+    used = (config.default_policy, *(key.policy or config.default_policy for key in config.keys))
+    for policy in dict.fromkeys(used):
+        for outcome in ("ok", ContextLengthExceeded.code):
+            metrics.add(REQUESTS, outcome, policy, value=0)
+    for reason in ("overflow", "tools_refused"):
+        metrics.add(RETRIES, reason, value=0)
+    for reason in ("store", "plan", "resume"):
+        metrics.add(DEGRADED, reason, value=0)
+    for result in ("ok", "kept", "shared", "timeout"):
+        metrics.add(SUMMARIZER_CALLS, result, value=0)
+    for result in ("prepared", "used", "wasted"):
+        metrics.add(PREPARATIONS, result, value=0)
+    for rule in RULES:
+        metrics.add(ALERTS, rule.level, rule.category, rule.kind, value=0)
+    for reason in ("dropped", "failed"):
+        metrics.add(ALERTS_UNDELIVERED, reason, value=0)
+    metrics.add(OVERFLOWS, value=0)
+
+
 def _watch(runtime: Runtime, learned: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
     loop, watch = asyncio.get_running_loop(), runtime.telemetry.metrics.watch
     watch(FIDELITY, lambda: dict(runtime.evaluation.scores))
@@ -316,6 +344,7 @@ def _watch(runtime: Runtime, learned: Callable[[], Mapping[tuple[str, ...], floa
     watch(STORE_WAITING, runtime.settler.waiting)
     watch(TASKS, lambda: {(): len(asyncio.all_tasks(loop))})
     watch(WINDOWS_LEARNED, learned)
+    _begin_counting(runtime.telemetry.metrics, runtime.config)
 
 
 def _renew_keys(runtime: Runtime, rows: list[KeyRow]) -> None:

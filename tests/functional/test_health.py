@@ -272,7 +272,7 @@ async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_co
         chat = talk(target)
         await chat.chat(8)
         async with asyncio.timeout(10):
-            while "weir_alerts_undelivered_total{" not in (
+            while 'weir_alerts_undelivered_total{weir_reason="failed"} 1' not in (
                 metrics := target.runtime.telemetry.metrics.render().decode()
             ):
                 await asyncio.sleep(0.05)

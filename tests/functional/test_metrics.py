@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import os
+import re
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, MutableMapping
@@ -452,6 +453,23 @@ async def test_a_receiver_gets_the_same_numbers_by_otlp_as_a_scrape_shows(tmp_pa
         assert metric.unit == instrument.unit
         if name != TASKS.name:  # there are others by now
             assert points(metric) == pytest.approx(shown), name
+
+
+@pytest.mark.requirement("P15", "A0.139")
+async def test_what_alert_rules_ask_for_an_increase_of_is_there_before_its_first_event(tmp_path: Path) -> None:
+    """Prometheus takes a series that begins at 1 for one that has not grown."""
+    rules = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    asked = re.findall(r"increase\((\w+)(?:\{([^}]*)\})?\[", rules)
+    assert len(asked) > 4
+    store = f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"
+    async with WeirProcess(["--upstream", "http://127.0.0.1:9/v1", "--store", store], free_port()) as target:
+        page = await scraped(target.root)
+    samples = [s for family in page.families.values() for s in family.samples]
+    for name, given in asked:
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', given))
+        found = [s for s in samples if s.name == name and labels.items() <= s.labels.items()]
+        assert found, (name, labels)
+        assert {s.value for s in found} == {0.0}
 
 
 @pytest.mark.requirement("P15")
