@@ -4,7 +4,7 @@ import json
 import shlex
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,13 @@ from proxy.cli.shared import (
     found,
     json_option,
     key_names,
+    kinds_of,
     moment,
     print_facts,
     print_json,
     print_table,
     reading,
+    removed_line,
     say,
     stored,
     tame,
@@ -32,7 +34,7 @@ from proxy.cli.shared import (
 )
 from proxy.config import Config, masked_url
 from proxy.http.archive import removed_of, saved_of
-from proxy.http.conversations import MAX_NOTE_LEN, USUAL, KeptNote, decision_of, exchange_of
+from proxy.http.conversations import MAX_NOTE_LEN, USUAL, KeptNote, decision_of, exchange_of, tokens_by_bucket
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow, ExchangeRow, NoteRow, Original, RemovedRow
 
@@ -301,22 +303,6 @@ async def checkpoints_of(store: Store, row: ConversationRow) -> list[CheckpointR
     return [each for each in await store.checkpoints(row) if each.body]
 
 
-def kinds_of(gone: Iterable[RemovedRow]) -> dict[str, int]:
-    """How many messages each kind of edit, or layer of a cut, has taken."""
-    counts: dict[str, int] = {}
-    for each in gone:
-        counts[each.how] = counts.get(each.how, 0) + 1
-    return dict(sorted(counts.items()))
-
-
-def removed_line(gone: list[RemovedRow]) -> str:
-    """What was removed, in one line."""
-    if not gone:
-        return "nothing"
-    kinds = ", ".join(f"{kind} {count}" for kind, count in kinds_of(gone).items())
-    return f"{len(gone)} messages, {sum(each.tokens for each in gone):,} tokens ({kinds})"
-
-
 def actions_of(actions: str) -> str:
     """What was done to a request; of one that was only observed, what would have been."""
     parts = actions.split(",")
@@ -348,8 +334,9 @@ async def _read_status(store: Store, row: ConversationRow, *, config: Config, wh
     if as_json:
         out = {"messages": len(gone), "tokens": sum(each.tokens for each in gone), "kinds": kinds_of(gone)}
         state = {} if last is None else {name: getattr(last, name) for name in LAST_REQUEST}
+        budget = {} if last is None else {name: last.detail.get(name) or {} for name in ("buckets", "caps")}
         versions = [each.version for each in saved]
-        return partial(print_json, {**asdict(row), **state, "removed": out, "checkpoints": versions})
+        return partial(print_json, {**asdict(row), **state, **budget, "removed": out, "checkpoints": versions})
     names = await key_names(store, config)
     facts = {
         "conversation": row.name,
@@ -363,6 +350,7 @@ async def _read_status(store: Store, row: ConversationRow, *, config: Config, wh
         "last request": f"{_tokens(row.tokens_before, row.tokens_after, row.limit)} tokens, {row.zone}",
         "pressure": None if last is None else _pressure(last),
         "growth": None if last is None else _growth(last),
+        "buckets": None if last is None else _buckets(last),
         "last actions": actions_of(row.actions),
         "batches of edits": row.version,
         "checkpoints": ", ".join(str(each.version) for each in saved) or "none",
@@ -389,6 +377,13 @@ def _growth(row: ExchangeRow) -> str:
         return "not known yet"
     left = "" if row.turns_until_red is None else f", red in {row.turns_until_red:g}"
     return f"{row.velocity:,.1f} tokens per request{left}"
+
+
+def _buckets(row: ExchangeRow) -> str | None:
+    """The tokens of each bucket of the newest request, beside the caps that there are."""
+    used, caps = tokens_by_bucket(row.detail.get("buckets")), tokens_by_bucket(row.detail.get("caps"))
+    shown = [f"{name} {used.get(name, 0):,}" + (f" of {caps[name]:,}" if name in caps else "") for name in used | caps]
+    return ", ".join(shown) or None
 
 
 async def _read_timeline(store: Store, row: ConversationRow, *, as_json: bool) -> Show:

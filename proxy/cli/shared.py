@@ -28,7 +28,7 @@ from proxy.cli import Failure
 from proxy.config import Config, ConfigError, Flags, environment, load_config, masked_url
 from proxy.config.file import nearest
 from proxy.store import Store
-from proxy.store.records import ConversationRow, StoreError
+from proxy.store.records import ConversationRow, RemovedRow, StoreError
 
 WIDTH = 200
 """Columns where standard output is no terminal, so that nothing is cut in a pipe."""
@@ -271,3 +271,19 @@ async def found(store: Store, name: str) -> ConversationRow:
         shown = ", ".join(same[:NAMES_SHOWN]) + (", …" if len(same) > NAMES_SHOWN else "")
         raise Failure(f"{len(same)} conversations of different keys are called {name}; say which by its id: {shown}")
     return row
+
+
+def kinds_of(gone: Iterable[RemovedRow]) -> dict[str, int]:
+    """How many messages each kind of edit, or layer of a cut, has taken."""
+    counts: dict[str, int] = {}
+    for each in gone:
+        counts[each.how] = counts.get(each.how, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def removed_line(gone: list[RemovedRow]) -> str:
+    """What was removed, in one line."""
+    if not gone:
+        return "nothing"
+    kinds = ", ".join(f"{kind} {count}" for kind, count in kinds_of(gone).items())
+    return f"{len(gone)} messages, {sum(each.tokens for each in gone):,} tokens ({kinds})"

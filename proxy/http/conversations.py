@@ -133,7 +133,7 @@ def _window_status(last: ExchangeRow) -> str:
 
 
 def _budget(last: ExchangeRow, soft: Mapping[str, float]) -> Budget:
-    used, caps = _tokens_by_bucket(last.detail.get("buckets")), _tokens_by_bucket(last.detail.get("caps"))
+    used, caps = tokens_by_bucket(last.detail.get("buckets")), tokens_by_bucket(last.detail.get("caps"))
     report = bucket_report(dict.fromkeys(caps, 0) | used, caps, (), limit=last.limit, soft=soft)
     left = turns_remaining(report.total_used, last.limit, last.velocity)
     return Budget.of(
@@ -143,7 +143,8 @@ def _budget(last: ExchangeRow, soft: Mapping[str, float]) -> Budget:
     )
 
 
-def _tokens_by_bucket(found: object) -> dict[str, int]:
+def tokens_by_bucket(found: object) -> dict[str, int]:
+    """The tokens of each bucket as a row's detail has them; none where it has none."""
     return {str(name): int(tokens) for name, tokens in found.items()} if isinstance(found, Mapping) else {}
 
 
