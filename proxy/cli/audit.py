@@ -9,17 +9,8 @@ import click
 
 from proxy.access.destination import TENANT_SHOWN
 from proxy.cli import Failure
-from proxy.cli.shared import (
-    json_option,
-    moment,
-    print_json,
-    print_line,
-    print_table,
-    progress,
-    reading,
-    stored,
-    writing,
-)
+from proxy.cli.output import print_line, print_table, progress
+from proxy.cli.shared import json_option, moment, print_json, reading, stored, writing
 from proxy.config import Config
 from proxy.store import Store
 from proxy.store.chain import AuditRow, AuditType, Verified, VerifiedChains

@@ -16,15 +16,14 @@ from policies.ledger import Note
 from policies.memory import Checkpoint, InvalidCheckpoint
 from policies.tokens import TEXT_OF
 from proxy.cli import Failure
+from proxy.cli.output import print_facts, print_table
 from proxy.cli.shared import (
     found,
     json_option,
     key_names,
     kinds_of,
     moment,
-    print_facts,
     print_json,
-    print_table,
     reading,
     removed_line,
     say,

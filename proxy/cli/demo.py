@@ -31,7 +31,8 @@ from rich.text import Text
 from proxy.app import create_app
 from proxy.cli import Failure
 from proxy.cli.conversations import removed_from
-from proxy.cli.shared import console, json_option, kinds_of, opened, print_json, print_line, print_table, removed_line
+from proxy.cli.output import console, print_line, print_table
+from proxy.cli.shared import json_option, kinds_of, opened, print_json, removed_line
 from proxy.config import Config, ConfigError, Flags, load_config
 from proxy.replay.script import Recording, read_recordings
 from proxy.server import serve

@@ -6,7 +6,8 @@ import click
 
 from proxy.access.keys import create_secret, key_digest
 from proxy.cli import Failure
-from proxy.cli.shared import json_option, known_policy, moment, print_json, print_table, stored, writing
+from proxy.cli.output import print_table
+from proxy.cli.shared import json_option, known_policy, moment, print_json, stored, writing
 from proxy.config import Config
 from proxy.config.file import nearest
 from proxy.store import Store

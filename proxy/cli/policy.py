@@ -17,17 +17,9 @@ from policies.quality.advise import PROVIDERS, Traffic, worst_tools
 from policies.quality.advise import recommend as choose
 from policies.settings import Mode
 from proxy.cli import Failure
+from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, priced, recorded
-from proxy.cli.shared import (
-    config_option,
-    configured,
-    json_option,
-    known_policy,
-    print_json,
-    print_line,
-    print_table,
-    progress,
-)
+from proxy.cli.shared import config_option, configured, json_option, known_policy, print_json
 from proxy.config import Config, ConfigError, environment, load_config, masked_url, public
 from proxy.config.file import Document, KeyPath, dotted, nearest, read_document
 from proxy.config.importing import imported, known_keys

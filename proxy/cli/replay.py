@@ -11,18 +11,8 @@ import click
 from policies import ContextSettings
 from policies.quality.advise import PROVIDERS, Advice, recommend, worst_tools
 from proxy.cli import Failure
-from proxy.cli.shared import (
-    Progressed,
-    configured,
-    counted,
-    json_option,
-    known_policy,
-    loaded,
-    print_json,
-    print_line,
-    print_table,
-    progress,
-)
+from proxy.cli.output import Progressed, print_line, print_table, progress
+from proxy.cli.shared import configured, counted, json_option, known_policy, loaded, print_json
 from proxy.config import Config
 from proxy.models.facts import ModelFacts, ModelRegistry
 from proxy.monitor.caching import BadPrices, PriceList, price_list

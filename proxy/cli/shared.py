@@ -1,7 +1,4 @@
-"""What commands share: options, the configuration these make, the store beside a running Weir, and how answers look.
-
-Tables and lines are for people, JSON for programs, progress goes to stderr.
-"""
+"""What commands share: options, the configuration these make, the store beside a running Weir, JSON and plain lines."""
 
 import asyncio
 import contextlib
@@ -10,18 +7,11 @@ import difflib
 import functools
 import json
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.measure import measure_renderables
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from proxy.access.keys import Keyring
 from proxy.cli import Failure
@@ -30,57 +20,10 @@ from proxy.config.file import nearest
 from proxy.store import Store
 from proxy.store.records import ConversationRow, RemovedRow, StoreError
 
-WIDTH = 200
-"""Columns where standard output is no terminal, so that nothing is cut in a pipe."""
-SHORT = 24
-"""Cells up to this width stay on one line: as wide as what is said of tokens, and as a generated name."""
-SECONDS_BETWEEN_LINES = 5.0
-
-Progressed = Callable[[int, int, str], None]
-
 
 def print_json(value: object) -> None:
     """One JSON document on stdout."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def print_line(text: str, *, wrap: bool = False) -> None:
-    """One line, however long; with ``wrap`` as wide as the terminal."""
-    console().print(text, soft_wrap=not wrap, markup=False)
-
-
-def print_table(
-    titles: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    numbers: int | None = None,
-    optional: Collection[str] = (),
-    width: int = WIDTH,
-) -> None:
-    """Rows under ``titles``; columns from ``numbers`` on are set to the right, ``optional`` ones left out if empty."""
-    cells = [[_cell(value) for value in row] for row in rows]
-    shown = [i for i, title in enumerate(titles) if title not in optional or any(str(row[i]) for row in cells)]
-    table = Table(*(titles[i] for i in shown), box=None, pad_edge=False, header_style="bold")
-    for column in table.columns[numbers:] if numbers is not None else ():
-        column.justify = "right"
-    for row in cells:
-        table.add_row(*(row[i] for i in shown))
-    _print(table, width)
-
-
-def print_facts(facts: Mapping[str, object]) -> None:
-    """A line for each fact that is not None."""
-    table = Table.grid(padding=(0, 2))
-    for label, value in facts.items():
-        if value is not None:
-            table.add_row(label, _cell(value))
-    _print(table, WIDTH)
-
-
-def console(width: int = WIDTH) -> Console:
-    """Standard output: as wide as the terminal, else ``width``."""
-    terminal = Console(highlight=False, soft_wrap=False)
-    return terminal if terminal.is_terminal else Console(highlight=False, width=width)
 
 
 def say(text: str) -> None:
@@ -102,69 +45,6 @@ def moment(at: float) -> str:
 def counted(number: int, noun: str) -> str:
     """``1 request``, ``1,200 requests``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-@contextmanager
-def progress(label: str) -> Iterator[Progressed]:
-    """A function to be told what is done, of how much, and in a line: a bar on a terminal, else a line at times."""
-    screen = Console(stderr=True, highlight=False)
-    if not screen.is_terminal:
-        yield _lines(screen)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task(label)
-        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
-
-
-def _lines(screen: Console) -> Progressed:
-    last = time.monotonic()
-
-    def progressed(done: int, total: int, text: str) -> None:  # noqa: ARG001 - the line says it in words
-        nonlocal last
-        if time.monotonic() - last > SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            screen.print(text)
-
-    return progressed
-
-
-def _cell(value: object) -> Text:
-    return Text("" if value is None else tame(str(value)))
-
-
-def _print(table: Table, width: int) -> None:
-    screen = console(width)
-    left_out = _fit(table, screen) if screen.is_terminal else []
-    with screen.capture() as captured:
-        screen.print(table)
-    lean = width != WIDTH
-    click.echo("\n".join(line.rstrip() if lean else line for line in captured.get().splitlines()))
-    if left_out:
-        screen.print(Text(f"({', '.join(left_out)}: in a wider terminal, or with --json)"), style="dim")
-
-
-def _fit(table: Table, screen: Console) -> list[str]:
-    """Set the widths of the table's columns so that no word is broken; the titles of the columns left out for that.
-
-    What is short stays on its line, and only a word of more than a third of the screen is folded.
-    """
-    columns, gap, longest = table.columns, 2, screen.width // 3
-    spans = [measure_renderables(screen, screen.options, [each.header, *each.cells]) for each in columns]
-    cells = [measure_renderables(screen, screen.options, [*each.cells]).maximum for each in columns]
-    least = [
-        min(max(span.minimum, cell if cell <= SHORT else 0), longest) for span, cell in zip(spans, cells, strict=True)
-    ]
-    shown = len(columns)
-    while shown > 1 and sum(least[:shown]) + gap * (shown - 1) > screen.width:
-        shown -= 1
-    left_out = [str(each.header) for each in columns[shown:]]
-    del columns[shown:]
-    room = max(0, screen.width - sum(least[:shown]) - gap * (shown - 1))
-    for at in sorted(range(shown), key=lambda at: spans[at].maximum - least[at]):
-        more = min(spans[at].maximum - least[at], room)
-        columns[at].width, columns[at].overflow, room = least[at] + more, "fold", room - more
-    return left_out
 
 
 T = TypeVar("T")

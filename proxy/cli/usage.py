@@ -11,7 +11,8 @@ from policies.limits import BUCKETS
 from policies.pressure import SOFT
 from policies.quality.advise import BucketUse, ToolUse, Traffic, advise_budget, worst_tools
 from policies.quality.health import KEPT, HealthTrend, Snapshot, trend_of
-from proxy.cli.shared import found, json_option, key_names, moment, print_json, print_table, reading, stored, tame
+from proxy.cli.output import print_table
+from proxy.cli.shared import found, json_option, key_names, moment, print_json, reading, stored, tame
 from proxy.config import Config
 from proxy.errors import InvalidRequest
 from proxy.http.request import Page, moment_in

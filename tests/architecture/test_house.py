@@ -5,7 +5,7 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 53_600,
+    "lines": 53_540,
     "files": 180,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
