@@ -51,17 +51,17 @@ async def test_the_first_key_shuts_an_open_door_and_no_revocation_opens_it_again
     store = ["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
     async with WeirProcess(["--upstream", simulator.base_url, *store], free_port()) as weir:
         assert await accepted(weir, STRANGER)
-        assert says(weir, "open to anybody on this machine")
+        await until(lambda: asyncio.to_thread(says, weir, "open to anybody on this machine"))
 
         secret = await command("keys", "create", "--name", "first", *store)
         await until(lambda: refused(weir, STRANGER))
         assert await accepted(weir, secret)
-        assert says(weir, "only known keys may call")
+        await until(lambda: asyncio.to_thread(says, weir, "only known keys may call"))
 
         await command("keys", "revoke", "first", *store)
         await until(lambda: refused(weir, secret))
         assert await refused(weir, STRANGER)
-        assert says(weir, "no key is left")
+        await until(lambda: asyncio.to_thread(says, weir, "no key is left"))
 
         await weir.stop()
         weir.log.clear()
@@ -116,12 +116,12 @@ async def test_taking_the_last_key_out_of_the_file_opens_nothing_while_weir_runs
         weir.process.send_signal(signal.SIGHUP)
         await until(lambda: refused(weir, "sk-of-the-file"))
         assert await refused(weir, STRANGER)
-        assert says(weir, "no key is left")
+        await until(lambda: asyncio.to_thread(says, weir, "no key is left"))
 
         path.write_text(json.dumps({**base, "auth": {"mode": "open"}}))
         weir.process.send_signal(signal.SIGHUP)
         await until(lambda: accepted(weir, STRANGER))
-        assert says(weir, "anybody who can connect may call")
+        await until(lambda: asyncio.to_thread(says, weir, "anybody who can connect may call"))
 
 
 @pytest.mark.requirement("S.29", "P7")
