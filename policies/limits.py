@@ -23,7 +23,6 @@ from policies.settings import Bucket, ContextSettings, Layer, Memory, Param, Zon
 BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
 """Every token of a request is in exactly one of them."""
 RESERVED = ("working", "headroom")
-MIN_RESERVE = 1
 MIN_CAP = 64
 BLOAT = 0.30
 BLOAT_OVER_CAP = 1.25

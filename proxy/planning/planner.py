@@ -47,7 +47,7 @@ from proxy.store import Store
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT
-from proxy.wire.messages import breakpoint_for, rewritten, unmarked
+from proxy.wire.messages import breakpoint_for, rewritten, unmarked, without_marks
 from proxy.wire.render import render
 from proxy.wire.transcripts import Transcripts
 
@@ -137,7 +137,10 @@ class Planner:
         """
         if recognized is None:
             failed = ("store",) if self.settler.failing else ()
-            return Plan(body=asked.request.body, degraded=(*failed, "plan"))
+            body = asked.request.body
+            with contextlib.suppress(Exception):  # nobody may have been able to read the messages
+                body = without_marks(asked.request)
+            return Plan(body=body, degraded=(*failed, "plan"))
         decided, refused, degraded = None, None, recognized.degraded
         try:
             decided = await self._decide(asked, recognized)
@@ -387,14 +390,16 @@ class Planner:
         """The plan with its body: the client's own bytes, unless there is something to change."""
         decision = None if decided is None else decided.decision
         body, sent = self._body(asked, recognized, decision)
-        plan = replace(before, body=body, sent=sent, recognized=recognized, decision=decision)
-        if decided is None:
-            return plan
+        evictions, degraded = ((), ()) if decided is None else (decided.evictions, decided.degraded)
         return replace(
-            plan,
-            prepared=decided.prepared,
-            evictions=(*before.evictions, *decided.evictions),
-            degraded=(*before.degraded, *decided.degraded),
+            before,
+            body=body,
+            sent=sent,
+            recognized=recognized,
+            decision=decision,
+            prepared=decided.prepared if decided is not None else before.prepared,
+            evictions=(*before.evictions, *evictions),
+            degraded=(*before.degraded, *degraded),
         )
 
     @staticmethod

@@ -155,6 +155,14 @@ def unmarked(raw: Raw) -> bytes:
     return write_value({k: v for k, v in read_message(raw).items() if k != MARK})
 
 
+def without_marks(request: "ChatRequest") -> bytes:
+    """A request's body without Weir's own marks on its messages, whatever else stands in these; its own without any."""
+    raws = request.messages or ()
+    marked = {i for i, raw in enumerate(raws) if MARK in read_message(raw)}
+    bare = [unmarked(raw) if i in marked else raw for i, raw in enumerate(raws)] if marked else None
+    return rewritten(request, messages=bare, pruned=())
+
+
 def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
     """The planner's view of a message, and whether it carries Weir's own mark, which has to be stripped."""
     role = value.get("role")
