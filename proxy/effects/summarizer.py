@@ -28,7 +28,7 @@ import msgspec
 
 from policies.effects import Failed, Summarize, Summary
 from policies.summary import declines, without_reasoning
-from proxy.effects.perform import Allowance, SharedBook
+from proxy.effects.allowance import Allowance, SharedBook
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
 from proxy.store.records import SummaryRow
 from proxy.tap import ReportedUsage, usage_from

@@ -19,7 +19,7 @@ from proxy.exchange.request import Request
 from proxy.exchange.send import Attempts
 from proxy.planning.values import Plan
 from proxy.recall.rounds import Recalled
-from proxy.stream.listen import Listener
+from proxy.stream.relay import Listener
 from proxy.tap import NO_USAGE, ReportedUsage, Tap
 from proxy.telemetry import Trace
 from proxy.upstream.overflow import Ending, ending_of, is_cut_short

@@ -13,7 +13,7 @@ from policies.pressure import Event
 from policies.quality.health import Checkup
 from policies.turns import follow_calls
 from proxy.access.destination import Caller
-from proxy.effects.perform import Spent
+from proxy.effects.allowance import Spent
 from proxy.exchange.progress import ExchangeProgress, TokenUsage, evictions_alone
 from proxy.monitor.caching import CacheUse, follow
 from proxy.monitor.health import sample_of

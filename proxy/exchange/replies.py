@@ -13,7 +13,8 @@ from policies.quality.fidelity import JUDGE
 from policies.quality.fidelity import PROMPTS as EVALUATING
 from proxy.access.destination import CHAT_PATH, EMBEDDINGS_PATH, TENANT_SHOWN, Caller, Destination, by_weir
 from proxy.config import UpstreamSettings
-from proxy.effects.perform import MAX_EMBEDDED_LEN, PATIENCE, EffectHandler, Patience, Spent, by_vectors, embed
+from proxy.effects.allowance import Patience, Spent
+from proxy.effects.perform import MAX_EMBEDDED_LEN, PATIENCE, EffectHandler, by_vectors, embed
 from proxy.effects.summarizer import MAX_ANSWER, Compose, SummarizerTerms, SummaryResult
 from proxy.errors import UpstreamUnreachable
 from proxy.monitor.caching import prices_of

@@ -6,7 +6,7 @@ from functools import partial
 
 from policies import ContextSettings, Mode
 from proxy.access.destination import Caller, Destination
-from proxy.effects.perform import Patience
+from proxy.effects.allowance import Patience
 from proxy.errors import InvalidRequest
 from proxy.exchange.replies import Replies, summarizer_input
 from proxy.planning.values import PlanRequest

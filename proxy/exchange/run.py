@@ -39,9 +39,8 @@ from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.recall.rounds import Rounds, follow_whole
 from proxy.recall.streaming import Relaying
 from proxy.runtime import Runtime
-from proxy.stream.listen import Listener
 from proxy.stream.receive import ClientGone, Receive, read_held, while_connected
-from proxy.stream.relay import Send, StreamCut, UpstreamResponse, is_readable, relay_stream, relay_whole
+from proxy.stream.relay import Listener, Send, StreamCut, UpstreamResponse, is_readable, relay_stream, relay_whole
 from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan, RequestContext
 from proxy.upstream.client import Answer, came_through

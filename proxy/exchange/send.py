@@ -11,8 +11,16 @@ from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
 from proxy.exchange.replies import address_of, provider_of
 from proxy.planning.values import Plan, PlanRequest
 from proxy.runtime import Runtime
-from proxy.stream.listen import capture_stream
-from proxy.stream.relay import IN_THE_MIDDLE, MAX_WHOLE, Opening, UpstreamResponse, is_readable, is_stream, open_stream
+from proxy.stream.relay import (
+    IN_THE_MIDDLE,
+    MAX_WHOLE,
+    Opening,
+    UpstreamResponse,
+    capture_stream,
+    is_readable,
+    is_stream,
+    open_stream,
+)
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion, together
 from proxy.telemetry import CONTEXT_HEADERS, AnySpan, ModelCall, Trace
 from proxy.telemetry.names import REQUEST_PARAMS

@@ -7,7 +7,8 @@ from typing import Protocol
 from policies import ClientEdits, ContextSettings, ConversationState, Decision, Effect, Reply, Transcript
 from policies.pressure import Trend
 from proxy.conversation.thread import Thread
-from proxy.effects.perform import Ask, Patience, Spent
+from proxy.effects.allowance import Patience, Spent
+from proxy.effects.perform import Ask
 from proxy.models.limits import ModelLimits
 from proxy.store.records import Branch, EvictionRow
 from proxy.telemetry import Trace

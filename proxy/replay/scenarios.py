@@ -27,7 +27,8 @@ from policies import (
 from policies.quality.advise import Advice, TokenPrices, ToolUse, Traffic, advise
 from policies.tokens import Calibration
 from proxy.conversation.book import Conversations
-from proxy.effects.perform import Ask, EffectHandler, Patience
+from proxy.effects.allowance import Patience
+from proxy.effects.perform import Ask, EffectHandler
 from proxy.errors import ContextLengthExceeded
 from proxy.models.facts import ModelFacts
 from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW, ModelLimits

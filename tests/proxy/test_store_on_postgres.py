@@ -16,7 +16,7 @@ from policies import Body, Message, Transcript
 from policies.messages import chain_of
 from policies.pressure import Trend
 from proxy.conversation.book import Conversations
-from proxy.effects.perform import Allowance
+from proxy.effects.allowance import Allowance
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from proxy.store import Store

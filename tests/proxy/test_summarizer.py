@@ -13,7 +13,7 @@ import pytest
 
 from policies import Failed, Summarize, Summary
 from policies.ledger import PlannedMessage
-from proxy.effects.perform import Allowance
+from proxy.effects.allowance import Allowance
 from proxy.effects.summarizer import (
     AT_ONCE,
     BACK_OFF_AFTER,

@@ -1,0 +1,172 @@
+"""What summaries may take, of a tenant's tokens within any hour and of a client's time, and what they took."""
+
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from proxy.store.records import StoreError
+
+log = logging.getLogger("weir.summaries")
+
+SLOT = 60.0
+SLOTS = 60
+MAX_TENANTS = 4_096
+
+
+class SharedBook(Protocol):
+    """Where several servers count together."""
+
+    async def reserve(self, tenant: str, tokens: int, *, limit: int, at: float) -> int | None:
+        """The slot in which the tokens are counted, None where they are too many."""
+        ...
+
+    async def correct(self, tenant: str, slot: int, more: int) -> None:
+        """Count more tokens in a slot, or fewer."""
+        ...
+
+
+class Reserved(NamedTuple):
+    """Tokens that a call may take, and the slot of the shared book that has them."""
+
+    tokens: int
+    slot: int | None = None
+
+
+@dataclass(slots=True)
+class _Account:
+    """One tenant's: tokens by the slot in which they were used, and what calls under way may take."""
+
+    used: deque[tuple[int, int]] = field(default_factory=deque)
+    total: int = 0
+    held: int = 0
+
+
+class Allowance:
+    """Tokens by tenant over a sliding hour, to the minute; ``clock`` is monotonic, in seconds.
+
+    What a call may take is reserved before it is made, so that calls at the same time cannot exceed together what
+    none of them would alone. Where servers share a ``book`` all of them are counted; this one's count holds while
+    the book fails. ``now`` is the time of day in the book.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        book: SharedBook | None = None,
+        now: Callable[[], float] = time.time,
+        most_tenants: int = MAX_TENANTS,
+    ) -> None:
+        self._clock = clock
+        self._book = book
+        self._now = now
+        self._most = most_tenants
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+
+    async def reserve(self, tenant: str, tokens: int, *, limit: int) -> Reserved | None:
+        """What is held until :meth:`settle`; None where ``limit`` would be exceeded."""
+        account = self._account(tenant)
+        if account.total + account.held + tokens > limit:
+            return None
+        account.held += tokens
+        if self._book is None:
+            return Reserved(tokens)
+        try:
+            slot = await self._book.reserve(tenant, tokens, limit=limit, at=self._now())
+        except StoreError as error:
+            log.warning("what other servers' summaries took is not known: %s", error)
+            return Reserved(tokens)
+        if slot is None:
+            self._count(tenant, tokens, used=0)
+            return None
+        return Reserved(tokens, slot)
+
+    async def settle(self, tenant: str, reserved: Reserved, *, used: int) -> None:
+        """Count what was used in place of what was reserved."""
+        self._count(tenant, reserved.tokens, used=used)
+        if self._book is None or reserved.slot is None:
+            return
+        try:
+            await self._book.correct(tenant, reserved.slot, max(0, used) - reserved.tokens)
+        except StoreError as error:
+            log.warning("what a summary took is counted as what it might have taken: %s", error)
+
+    def used(self, tenant: str) -> int:
+        """Tokens that a tenant used within the last hour."""
+        return self._account(tenant).total
+
+    def _count(self, tenant: str, reserved: int, *, used: int) -> None:
+        account = self._account(tenant)
+        account.held = max(0, account.held - reserved)
+        if used <= 0:
+            return
+        slot = int(self._clock() // SLOT)
+        account.total += used
+        if account.used and account.used[-1][0] == slot:
+            used += account.used.pop()[1]
+        account.used.append((slot, used))
+
+    def _account(self, tenant: str) -> _Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = _Account()
+            self._make_room()
+        self._accounts.move_to_end(tenant)
+        oldest = int(self._clock() // SLOT) - SLOTS
+        while account.used and account.used[0][0] < oldest:
+            account.total -= account.used.popleft()[1]
+        return account
+
+    def _make_room(self) -> None:
+        """Forget the tenant that asked longest ago and has nothing under way, above so many."""
+        if len(self._accounts) > self._most:
+            idle = next((name for name, account in self._accounts.items() if not account.held), None)
+            if idle is not None and idle != next(reversed(self._accounts)):
+                del self._accounts[idle]
+
+
+@dataclass(slots=True)
+class Patience:
+    """How long one client's request may wait for what models write, in all: from the first wait on."""
+
+    seconds: float
+    clock: Callable[[], float] = time.monotonic
+    _until: float | None = None
+
+    def left(self) -> float:
+        """Seconds that it may still wait."""
+        if self._until is None:
+            self._until = self.clock() + self.seconds
+        return max(0.0, self._until - self.clock())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What the summaries of one request took; a shared call is counted where it was made.
+
+    Attributes:
+        calls: made for this request; ``shared`` were waited for, ``kept`` answers were known already.
+        asked: tokens of the prompts as reported, ``cached`` of them read from a cache, ``answered`` of the answers.
+        seconds: in calls and in waiting for others', added up.
+        dollars: list price of the calls whose model has one.
+    """
+
+    calls: int = 0
+    shared: int = 0
+    kept: int = 0
+    asked: int = 0
+    answered: int = 0
+    cached: int = 0
+    seconds: float = 0.0
+    dollars: float = 0.0
+
+    @property
+    def any(self) -> bool:
+        """Whether a summariser was asked, or would have been."""
+        return bool(self.calls or self.shared or self.kept)
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
