@@ -33,7 +33,7 @@ from rich.table import Table
 from benchmarks.processes import ROOT, Cores, companion, weir
 from benchmarks.stub import digest
 from benchmarks.traffic import KEY, Conversation
-from proxy.access.keys import credentials_in
+from proxy.access.admission import credentials_in
 from proxy.app import running
 from proxy.config import Flags, load_config
 from proxy.exchange.progress import ExchangeProgress

@@ -14,8 +14,8 @@ from typing import Any
 from starlette.routing import Route, Router
 
 from policies.quality.health import RULES
+from proxy.access.admission import Admission, Guesses, Keyring
 from proxy.access.destination import Caller
-from proxy.access.keys import Admission, Guesses, Keyring
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
 from proxy.config.values import Config, UpstreamSettings
 from proxy.conversation.book import Conversations

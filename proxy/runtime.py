@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies import ContextSettings, Mode
+from proxy.access.admission import Admission, Guesses, Keyring, credentials_in, presented, refuse_spending_pages
 from proxy.access.destination import Caller
-from proxy.access.keys import Admission, Guesses, Keyring, credentials_in, presented, refuse_spending_pages
 from proxy.config.file import ConfigError
 from proxy.config.loading import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import Config

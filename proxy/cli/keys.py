@@ -4,7 +4,7 @@ import time
 
 import click
 
-from proxy.access.keys import create_secret, key_digest
+from proxy.access.admission import create_secret, key_digest
 from proxy.cli import Failure
 from proxy.cli.output import print_table
 from proxy.cli.shared import json_option, known_policy, moment, print_json, stored, writing

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 import click
 
-from proxy.access.keys import Keyring
+from proxy.access.admission import Keyring
 from proxy.app import create_app
 from proxy.cli import Failure
 from proxy.cli.shared import config_option, loaded

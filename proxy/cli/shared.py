@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from proxy.access.keys import Keyring
+from proxy.access.admission import Keyring
 from proxy.cli import Failure
 from proxy.config import Config, ConfigError, Flags, environment, load_config, masked_url
 from proxy.config.file import nearest

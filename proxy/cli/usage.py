@@ -15,8 +15,8 @@ from proxy.cli.output import print_table
 from proxy.cli.shared import found, json_option, key_names, moment, print_json, reading, stored, tame
 from proxy.config import Config
 from proxy.errors import InvalidRequest
+from proxy.http.reports import alert_of, conversation_health, open_alerts, taken, taken_by
 from proxy.http.request import Page, moment_in
-from proxy.http.usage import alert_of, conversation_health, open_alerts, taken, taken_by
 from proxy.store import Store
 from proxy.store.exchanges import By
 from proxy.store.records import AlertRow, ConversationRow, ExchangeRow, UsageRow

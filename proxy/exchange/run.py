@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from proxy.access.admission import without_grants
 from proxy.access.destination import CHAT, Caller, Route, for_chat
-from proxy.access.keys import without_grants
 from proxy.custom.functions import Overflow, Turn, new_results
 from proxy.effects.evictions import stage_of, strategy_of
 from proxy.errors import (

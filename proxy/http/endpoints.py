@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from proxy.access.admission import without_grants
 from proxy.access.destination import (
     MODELS_PATH,
     Caller,
@@ -32,7 +33,6 @@ from proxy.access.destination import (
     route_of,
     unread,
 )
-from proxy.access.keys import without_grants
 from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
 from proxy.exchange.progress import CLIENT_CLOSED

@@ -22,10 +22,10 @@ from urllib.parse import unquote
 import msgspec
 
 from policies.quality.health import KEPT
+from proxy.access.admission import credentials_in, presented, refuse_foreign_pages, same_secret
 from proxy.access.destination import Caller
-from proxy.access.keys import credentials_in, presented, refuse_foreign_pages, same_secret
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
-from proxy.http import archive, conversations, policies, usage
+from proxy.http import archive, conversations, policies, reports
 from proxy.http.request import (
     MAX_BODY,
     MAX_DIGITS,
@@ -108,8 +108,8 @@ ROUTES = (
     _R("GET", _VERSION, archive.checkpoint_version, archive.SavedVersion),
     _R("GET", f"{_VERSION}/source", archive.source, query=("cursor",), kind="pages", asker="caller"),
     _R("GET", f"{_ONE}/removed", archive.removed, Page[archive.Removed], _LIST),
-    _R("GET", f"{_ONE}/audit", usage.conversation_audit, usage.ConversationAudit, _LIST),
-    _R("GET", f"{_ONE}/health", usage.health_of, usage.ConversationHealth, ("limit",), rows=KEPT, most=KEPT),
+    _R("GET", f"{_ONE}/audit", reports.conversation_audit, reports.ConversationAudit, _LIST),
+    _R("GET", f"{_ONE}/health", reports.health_of, reports.ConversationHealth, ("limit",), rows=KEPT, most=KEPT),
     _R("GET", f"{_ONE}/notes", conversations.notes, Page[conversations.KeptNote], _LIST, rows=MAX_ROWS),
     _R(
         "POST",
@@ -125,9 +125,9 @@ ROUTES = (
     _R("POST", f"{_ONE}/close", conversations.close, conversations.Closed),
     _R("GET", "blobs/{ref}", archive.blob, query=("cursor",), kind="text", asker="caller"),
     _R("GET", "search", archive.search, Page[archive.Found], ("q", "conversation", *_LIST), rows=20, asker="caller"),
-    _R("GET", "health", usage.health, usage.OpenAlerts, _LIST),
-    _R("GET", "usage", usage.usage, usage.Usage, ("since", "by", *_LIST)),
-    _R("GET", "audit", usage.audit, Page[usage.Audited], ("type", *_LIST)),
+    _R("GET", "health", reports.health, reports.OpenAlerts, _LIST),
+    _R("GET", "usage", reports.usage, reports.Usage, ("since", "by", *_LIST)),
+    _R("GET", "audit", reports.audit, Page[reports.Audited], ("type", *_LIST)),
     _R("GET", "policies", policies.listing, Page[policies.Policy], _LIST),
     _R("GET", _POLICY, policies.one, policies.WholePolicy),
     _R("PUT", _POLICY, policies.put, policies.WholePolicy, takes="yaml", statuses=(200, 201), asker="operator"),

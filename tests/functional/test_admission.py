@@ -11,8 +11,8 @@ import aiohttp
 import openai
 import pytest
 
+from proxy.access.admission import FORGET, MAX_ADDRESSES, MAX_SECONDS, MAX_WRONG, MINUTE, Admission, Guesses
 from proxy.access.destination import Caller
-from proxy.access.keys import FORGET, MAX_ADDRESSES, MAX_SECONDS, MAX_WRONG, MINUTE, Admission, Guesses
 from proxy.config import LimitSettings
 from proxy.errors import Busy, InvalidAPIKey, RateLimited
 from proxy.simulator.app import serve_simulator
@@ -134,7 +134,7 @@ def test_by_default_no_key_can_take_more_than_half() -> None:
 
 @pytest.mark.requirement("S.14")
 async def test_bytes_wait_for_room_and_are_refused_where_none_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.access.keys.PATIENCE", 0.05)
+    monkeypatch.setattr("proxy.access.admission.PATIENCE", 0.05)
     admission = Admission(LimitSettings(bytes_in_flight=100, bytes_in_flight_per_key=60))
     one, two, other, last = (admission.enter(Caller(tenant=t)) for t in "aabc")
     await one.hold(50)
@@ -144,7 +144,7 @@ async def test_bytes_wait_for_room_and_are_refused_where_none_comes(monkeypatch:
     await other.hold(50)
     with pytest.raises(Busy):
         await last.hold(1)
-    monkeypatch.setattr("proxy.access.keys.PATIENCE", 30.0)
+    monkeypatch.setattr("proxy.access.admission.PATIENCE", 30.0)
     waiting = asyncio.create_task(two.hold(60))
     await asyncio.sleep(0)
     assert not waiting.done()

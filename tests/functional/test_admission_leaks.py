@@ -77,7 +77,7 @@ async def abort(target: RunningWeir, chance: random.Random) -> None:
 async def test_a_thousand_requests_left_at_any_moment_leave_nothing_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.access.keys.PATIENCE", 0.1)
+    monkeypatch.setattr("proxy.access.admission.PATIENCE", 0.1)
     chance = random.Random(7)
 
     def say(_: Asked) -> Reply:

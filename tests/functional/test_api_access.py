@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from proxy.access.keys import Guesses, same_secret
+from proxy.access.admission import Guesses, same_secret
 from proxy.config import Flags, load_config
 from proxy.http.table import PREFIX, ROUTES, Management, ManagementRoute
 from proxy.simulator import SimulatorSettings

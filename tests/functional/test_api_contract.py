@@ -9,7 +9,7 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from proxy.access.keys import MAX_WRONG, Guesses
+from proxy.access.admission import MAX_WRONG, Guesses
 from proxy.http.table import PREFIX, ROUTES
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from policies.memory.checkpoint import Checkpoint
-from proxy.access.keys import Guesses
+from proxy.access.admission import Guesses
 from proxy.http.table import ROUTES
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator

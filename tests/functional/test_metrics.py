@@ -23,7 +23,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as OtlpMetric
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.access.keys import credentials_in
+from proxy.access.admission import credentials_in
 from proxy.exchange.run import ExchangeHandler
 from proxy.exchange.tell import record_exchange
 from proxy.simulator.app import RunningSimulator, serve_simulator

@@ -11,8 +11,8 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from policies import Failed, PlannedMessage, Summarize, Summary
+from proxy.access.admission import credentials_in
 from proxy.access.destination import Caller
-from proxy.access.keys import credentials_in
 from proxy.app import create_app
 from proxy.config import Flags, load_config
 from proxy.effects.allowance import Spent

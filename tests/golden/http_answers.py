@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from proxy.access.keys import Guesses
+from proxy.access.admission import Guesses
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
 from tests.functional.api import ADMIN, Api

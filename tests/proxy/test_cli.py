@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from policies.settings import ContextSettings
-from proxy.access.keys import Keyring
+from proxy.access.admission import Keyring
 from proxy.cli import COMMANDS, main
 from proxy.config.presets import policy_values
 from proxy.store import Store

@@ -4,8 +4,8 @@ import hmac
 import pytest
 from pydantic import SecretStr
 
+from proxy.access.admission import Keyring, create_secret, key_digest, presented, same_secret
 from proxy.access.destination import Caller
-from proxy.access.keys import Keyring, create_secret, key_digest, presented, same_secret
 from proxy.config import KeySettings
 from proxy.errors import InvalidAPIKey, ModelNotAllowed
 from proxy.store.records import KeyRow
