@@ -65,6 +65,15 @@ from proxy.wire.transcripts import Transcripts
 
 log = logging.getLogger("weir")
 
+BEGUN = {
+    RETRIES: ("overflow", "tools_refused"),
+    DEGRADED: ("store", "plan", "resume"),
+    SUMMARIZER_CALLS: ("ok", "kept", "shared", "timeout"),
+    PREPARATIONS: ("prepared", "used", "wasted"),
+    ALERTS_UNDELIVERED: ("dropped", "failed"),
+}
+"""Counters with one label that alert rules look at, and its values."""
+
 NO_WEBSOCKET = "WebSockets are not spoken here: send the request over HTTP, with stream: true for an answer in pieces."
 KEYS_EVERY = 2.0
 FOLLOWED_EVERY = 30.0
@@ -321,18 +330,11 @@ def _begin_counting(metrics: Metrics, config: Config) -> None:
     for policy in dict.fromkeys(used):
         for outcome in ("ok", ContextLengthExceeded.code):
             metrics.add(REQUESTS, outcome, policy, value=0)
-    for reason in ("overflow", "tools_refused"):
-        metrics.add(RETRIES, reason, value=0)
-    for reason in ("store", "plan", "resume"):
-        metrics.add(DEGRADED, reason, value=0)
-    for result in ("ok", "kept", "shared", "timeout"):
-        metrics.add(SUMMARIZER_CALLS, result, value=0)
-    for result in ("prepared", "used", "wasted"):
-        metrics.add(PREPARATIONS, result, value=0)
+    for counter, values in BEGUN.items():
+        for value in values:
+            metrics.add(counter, value, value=0)
     for rule in RULES:
         metrics.add(ALERTS, rule.level, rule.category, rule.kind, value=0)
-    for reason in ("dropped", "failed"):
-        metrics.add(ALERTS_UNDELIVERED, reason, value=0)
     metrics.add(OVERFLOWS, value=0)
 
 

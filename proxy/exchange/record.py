@@ -34,6 +34,7 @@ class ExchangeRecord:
 
     Attributes:
         at: when it ended, s since the epoch, after ``duration`` s; ``overhead_ms`` passed before it went up.
+        model: empty where the request could not be read; ``settings`` are the policy's, else the default ones.
         plan: what was planned, empty for a request that never was; ``attempt`` the span of its last try upstream.
         degraded: what was done with less than there should be, and why.
         tokens: what went up, None where nothing was counted; ``cache`` what the provider's cache made of it.
@@ -54,7 +55,9 @@ class ExchangeRecord:
     headers: Sequence[tuple[bytes, bytes]]
     request: ChatRequest | None
     caller: Caller | None
+    model: str
     policy: ContextSettings | None
+    settings: ContextSettings
     observed: bool
     asked: PlanRequest | None
     plan: Plan
@@ -81,16 +84,6 @@ class ExchangeRecord:
     answers: tuple[bytes, ...]
 
     @property
-    def model(self) -> str:
-        """The model that was asked for, empty where the request could not be read."""
-        return "" if self.request is None else self.request.model
-
-    @property
-    def settings(self) -> ContextSettings:
-        """The policy's settings, the default ones where no policy was found."""
-        return self.policy or ContextSettings()
-
-    @property
     def carried_out(self) -> Decision | None:
         """What was decided and done."""
         return None if self.observed else self.plan.decision
@@ -114,7 +107,9 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
         headers=progress.headers,
         request=progress.chat,
         caller=progress.caller,
+        model=progress.model,
         policy=progress.settings,
+        settings=progress.policy,
         observed=progress.observed,
         asked=None if request is None else request.asked,
         plan=plan,

@@ -53,24 +53,20 @@ MAX_RETRIES = 2
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-@dataclass(slots=True)
 class RequestIds:
     """Ids that no other request has: random per process, then counted; a process that is forked draws its own."""
 
-    process: str = ""
-    numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._draw()
+        os.register_at_fork(after_in_child=self._draw)
 
-    def __post_init__(self) -> None:
-        self.draw()
-        os.register_at_fork(after_in_child=self.draw)
-
-    def draw(self) -> None:
-        """Draw the part that tells this process from others."""
-        self.process = secrets.token_hex(8)
+    def _draw(self) -> None:
+        self._process = secrets.token_hex(8)
 
     def new(self) -> str:
         """The next id."""
-        return f"req_{self.process}{next(self.numbers):08x}"
+        return f"req_{self._process}{next(self._numbers):08x}"
 
 
 new_request_id = RequestIds().new

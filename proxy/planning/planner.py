@@ -493,14 +493,8 @@ def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:
     if asked.settings.observes:
         return None
     try:
-        return _Decided(
-            trim(
-                recognized.transcript,
-                settings=asked.settings,
-                budget=recognized.limits.budget,
-                counter=asked.counter,
-            )
-        )
+        settings, budget = asked.settings, recognized.limits.budget
+        return _Decided(trim(recognized.transcript, settings=settings, budget=budget, counter=asked.counter))
     except Exception:
         log.exception("trimming failed too; the request goes up as it came")
         return None
