@@ -70,6 +70,7 @@ class Message:
         answers: the tool call id that a tool result answers, else None.
         keep: True for "never remove", False for "first to go", None for unmarked.
         media: number of parts that are not text.
+        joined: True for one that stays or goes with the unit before it.
     """
 
     role: str
@@ -79,6 +80,7 @@ class Message:
     answers: str | None = None
     keep: bool | None = None
     media: int = 0
+    joined: bool = False
 
     @property
     def is_head(self) -> bool:

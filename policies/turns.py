@@ -53,7 +53,7 @@ def units(messages: Sequence[Message], start: int = 0) -> tuple[Unit, ...]:
                 elif answered is None and waiting:
                     waiting.pop(0)
                 stop += 1
-            found.append(Unit(index, stop, bool(waiting)))
+            found.append(Unit(_start(messages, index, found), stop, bool(waiting)))
         elif message.is_result:
             while stop < len(messages) and messages[stop].is_result:
                 stop += 1
@@ -62,6 +62,11 @@ def units(messages: Sequence[Message], start: int = 0) -> tuple[Unit, ...]:
             found.append(Unit(index, stop))
         index = stop
     return tuple(found)
+
+
+def _start(messages: Sequence[Message], index: int, found: list[Unit]) -> int:
+    """Where the unit of a step begins: with the one before it, which it takes the place of, where it is joined."""
+    return found.pop().start if messages[index].joined and found else index
 
 
 def parse_turn_boundaries(messages: Sequence[Message]) -> tuple[int, ...]:
@@ -90,10 +95,11 @@ def answered_calls(transcript: Transcript, steps: Sequence[Unit]) -> dict[int, T
     found: dict[int, ToolCall] = {}
     messages = transcript.messages
     for step in steps:
-        if not messages[step.start].call_ids:
-            continue
-        waiting = list(transcript.read(step.start).calls)
-        for index in range(step.start + 1, step.stop):
+        waiting: list[ToolCall] = []
+        for index in step.indices:
+            if messages[index].call_ids:
+                waiting += transcript.read(index).calls
+                continue
             answers = messages[index].answers
             call = next((c for c in waiting if c.id == answers), waiting[0] if waiting else None)
             if call is not None:

@@ -15,14 +15,13 @@ from starlette.routing import Route, Router
 
 from policies.quality.health import RULES
 from proxy.access.admission import Admission, Guesses, Keyring
-from proxy.access.destination import Caller
+from proxy.access.destination import MANAGED, Caller
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
 from proxy.config.values import Config, UpstreamSettings
 from proxy.conversation.book import Conversations
 from proxy.custom.functions import Hooks, Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, NotFound, UpgradeRequired
-from proxy.exchange.tell import ROUTE
 from proxy.http.endpoints import Api, HealthRoutes
 from proxy.http.request import counted, respond_error
 from proxy.http.table import Management
@@ -100,11 +99,13 @@ class App:
         self._router = Router(routes=self._routes(), default=_Nothing(), lifespan=self._lifespan)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request, or go through the lifespan. The managed route does not have to be looked for."""
-        chat = self._served.get("chat")
-        if chat is not None and scope["type"] == "http" and scope["path"] == ROUTE and scope["method"] == "POST":
-            await chat(scope, receive, send)
-            return
+        """Answer one request, or go through the lifespan. The managed routes do not have to be looked for."""
+        managed = self._served.get("managed")
+        if managed is not None and scope["type"] == "http" and scope["method"] == "POST":
+            route = MANAGED.get(scope["path"])
+            if route is not None:
+                await managed(scope, receive, send, route)
+                return
         if scope["type"] == "http":
             LOG_CONTEXT.set(RequestContext(f"req_{secrets.token_hex(12)}"))
             if _asks_for_websocket(scope["headers"]):
@@ -132,7 +133,7 @@ class App:
             self.runtime = runtime
             api = Api(runtime)
             self._served.update(
-                chat=api.chat,
+                managed=api.managed,
                 api=api,
                 health=HealthRoutes(runtime),
                 management=Management(runtime),

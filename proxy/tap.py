@@ -6,19 +6,17 @@ Nothing is changed and nothing is held back; where the answer cannot be read the
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
+from proxy.wire.codec import CHAT, ERROR, Codec
 from proxy.wire.raw import DONE, Decoder, ServerSentEvent
 
 MAX_READ = 8 * 1024 * 1024
 MAX_ERROR = 64 * 1024
-ERROR = b"error"
 _CODE = re.compile(r"[a-z][a-z_]{2,47}")
-_FINISH = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
-_OTHER_CHOICE = re.compile(rb'"index"\s*:\s*[1-9]')
 _CUT_JSON = "Input data was truncated"  # msgspec's word for JSON that ends in the middle
 
 
@@ -70,7 +68,7 @@ def _usage_in(said: Mapping[str, Any]) -> ReportedUsage:
         prompt=prompt,
         completion=_count(said, "completion_tokens", "output_tokens"),
         cached=cached,
-        reasoning=_count(answered, "reasoning_tokens"),
+        reasoning=_count(answered, "reasoning_tokens", "thinking_tokens"),
         written=written,
     )
 
@@ -120,7 +118,7 @@ class Tap:
         """Take note of one completion or one chunk of it."""
         if not isinstance(value, dict):
             return
-        self.usage = usage_from(value.get("usage")) or self.usage
+        self.usage = self._with_usage(value.get("usage"))
         self.model = self.model or _text(value.get("model"))
         self.id = self.id or _text(value.get("id"))
         self.tier = self.tier or _text(value.get("service_tier"))
@@ -129,6 +127,14 @@ class Tap:
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):
                 self._read_choice(choice)
+
+    def _with_usage(self, said: object) -> ReportedUsage | None:
+        """What is used so far; Anthropic's streams say first what was read, and what was written in the end."""
+        usage = _usage_in(said) if isinstance(said, dict) else NO_USAGE
+        if usage.prompt is None and usage.completion is not None and self.usage is not None:
+            thought = self.usage.reasoning if usage.reasoning is None else usage.reasoning
+            return replace(self.usage, completion=usage.completion, reasoning=thought)
+        return self.usage if usage.prompt is None else usage
 
     def _read_choice(self, choice: Mapping[str, Any]) -> None:
         index, reason = choice.get("index"), choice.get("finish_reason")
@@ -167,6 +173,7 @@ class StreamTap:
 
     seen: Tap = field(default_factory=Tap)
     events: int = 0
+    codec: Codec = CHAT
     _decoder: Decoder = field(default_factory=Decoder)
 
     @property
@@ -194,19 +201,12 @@ class StreamTap:
             data = event.data
             if data == DONE:
                 self.seen.done = True
-            elif (
-                not self.seen.said
-                or event.name == ERROR
-                or b'"usage"' in data
-                or b'"error"' in data
-                or _FINISH.search(data)
-                or _OTHER_CHOICE.search(data)
-            ):
+            elif self.codec.matters(event, said=self.seen.said):
                 self._read(data, event.name)
 
     def _read(self, data: bytes, name: bytes) -> None:
         try:
-            value = msgspec.json.decode(data)
+            value = self.codec.chunk(msgspec.json.decode(data))
         except (ValueError, RecursionError):
             value = None
         if name == ERROR or (isinstance(value, dict) and value.get("error")):
@@ -215,12 +215,12 @@ class StreamTap:
         self.seen.read(value)
 
 
-def read_completion(body: bytes) -> Tap:
+def read_completion(body: bytes, codec: Codec = CHAT) -> Tap:
     """What a whole, not streamed, answer says of itself."""
     seen = Tap(bytes_seen=len(body))
     if len(body) <= MAX_READ:
         try:
-            value = msgspec.json.decode(body)
+            value = codec.completion(msgspec.json.decode(body))
         except (ValueError, RecursionError) as error:
             seen.truncated = str(error) == _CUT_JSON
             return seen

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import Forbidden, InvalidRequest, ModelNotAllowed, UnsupportedEncoding
-from proxy.wire.messages import ChatRequest, parse_chat
+from proxy.wire.codec import ClientRequest
 from proxy.wire.raw import Raw, has_repeated_keys, read_value, replace_fields, split_object, write_value
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -276,6 +276,7 @@ _NAMING = (
     "ocr",
 )
 """What is asked of the one model that the body names; a longer path stands before what it ends with."""
+_MANAGED = frozenset({"chat/completions", "responses", "messages"})
 _IN_PATH = frozenset({"deployments", "engines"})
 _PREFIX = re.compile(r"(?:/+v1)+(?=/)|/+openai(?=/+deployments/)")
 
@@ -285,13 +286,13 @@ class Route:
     """What a request asks for, by its method and path.
 
     Attributes:
-        kind: ``chat`` is managed; ``model`` is asked of one model; ``models`` lists them; ``other`` is the rest:
-            files, batches, stored answers, all that can have models ask or tell about other keys' requests.
+        kind: ``managed`` is a conversation; ``model`` is asked of one model; ``models`` lists them; ``other`` is the
+            rest: files, batches, stored answers, all that can have models ask or tell about other keys' requests.
         path: what is put after an upstream's base URL.
         model: the one that stands in the path.
     """
 
-    kind: Literal["chat", "model", "models", "other"]
+    kind: Literal["managed", "model", "models", "other"]
     path: str
     model: str = ""
 
@@ -306,7 +307,9 @@ class Destination:
     caller: Caller
 
 
-CHAT: Final = Route(kind="chat", path=CHAT_PATH)
+CHAT: Final = Route(kind="managed", path=CHAT_PATH)
+MANAGED: Final = {f"/v1/{name}": Route(kind="managed", path=f"/{name}") for name in sorted(_MANAGED)}
+"""The managed routes by the path that every SDK asks for."""
 
 
 def route_of(method: str, target: str) -> Route | None:
@@ -331,7 +334,7 @@ def route_of(method: str, target: str) -> Route | None:
 def _asked_of_a_model(parts: list[str]) -> Route | None:
     path = "/".join(parts)
     for name in _NAMING:
-        kind: Literal["chat", "model"] = "chat" if name == "chat/completions" else "model"
+        kind: Literal["managed", "model"] = "managed" if name in _MANAGED else "model"
         if path == name:
             return Route(kind=kind, path=f"/{name}")
         if parts and parts[0] in _IN_PATH and path.endswith(f"/{name}"):
@@ -355,8 +358,8 @@ def is_decided_by_model(config: Config, caller: Caller, route: Route) -> bool:
 
 
 def for_chat(
-    config: Config, caller: Caller, route: Route, request: ChatRequest, *, query: bytes, headers: Headers = ()
-) -> tuple[Destination, ChatRequest]:
+    config: Config, caller: Caller, route: Route, request: ClientRequest, *, query: bytes, headers: Headers = ()
+) -> tuple[Destination, ClientRequest]:
     """Where a managed request goes, and the request naming the model that its path names.
 
     Raises ModelNotAllowed, and InvalidRequest where the model cannot be told.
@@ -369,7 +372,7 @@ def for_chat(
     model = _agreed(route, "" if route.model else named, query)
     _judge(caller, model, request)
     if model and model != named:
-        request = parse_chat(with_model((), request.body, model))
+        request = request.codec.parse(with_model((), request.body, model))
     return _to(config, caller, route, model), request
 
 
@@ -415,7 +418,7 @@ def by_weir(upstream: UpstreamSettings, caller: Caller, *, path: str, model: str
     return Destination(upstream=upstream, path=_path(upstream, path, model), model=model, caller=caller)
 
 
-def _judge(caller: Caller, model: str, body: "ChatRequest | bytes | None") -> None:
+def _judge(caller: Caller, model: str, body: "ClientRequest | bytes | None") -> None:
     """Nothing, or ModelNotAllowed for a model that the request names anywhere."""
     if not caller.is_restricted:
         return
@@ -424,7 +427,7 @@ def _judge(caller: Caller, model: str, body: "ChatRequest | bytes | None") -> No
     if body is None:
         return
     try:
-        fields = body.fields if isinstance(body, ChatRequest) else split_object(body)
+        fields = body.fields if isinstance(body, ClientRequest) else split_object(body)
     except InvalidRequest:
         return
     for each in other_models(fields):
@@ -446,7 +449,7 @@ def _to(config: Config, caller: Caller, route: Route, model: str) -> Destination
     admit(caller, route)
     if model:
         caller.require(model)
-    elif route.kind in ("chat", "model") and (caller.is_restricted or len(config.upstreams) > 1):
+    elif route.kind in ("managed", "model") and (caller.is_restricted or len(config.upstreams) > 1):
         raise InvalidRequest("The request has to name its model here: it decides who may send it where.", param="model")
     upstream = config.upstream(model)
     return Destination(upstream=upstream, path=_path(upstream, route.path, model), model=model, caller=caller)

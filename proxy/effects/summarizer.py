@@ -33,6 +33,7 @@ from proxy.errors import LoopDetected, ProxyError, ShuttingDown
 from proxy.store.records import SummaryRow
 from proxy.tap import ReportedUsage, usage_from
 from proxy.upstream.overflow import classify, plausible_limit
+from proxy.wire.codec import CHAT, Codec
 from proxy.wire.render import PLAIN, REASONING, Form, own_body
 
 log = logging.getLogger("weir.summaries")
@@ -156,6 +157,7 @@ class SummarizerTerms:
     model: str
     seconds: float = 20.0
     tokens_per_hour: int = 2_000_000
+    codec: Codec = CHAT
 
     @property
     def scope(self) -> tuple[str, str, str]:
@@ -404,7 +406,7 @@ class Summarizer:
         except Exception as error:  # noqa: BLE001 - whatever a summariser does, the request goes on without it
             return Failed(f"error_{type(error).__name__}"), None
         if status == 200:
-            return read_answer(content)
+            return read_answer(content, terms.codec)
         return Failed(self._reason(question, status, content)), None
 
     def _reason(self, question: _Question, status: int, content: bytes) -> str:
@@ -466,7 +468,7 @@ async def _outcome(task: "asyncio.Task[SummaryResult]", waits: float | None) -> 
 
 
 def _own(effect: Summarize, terms: SummarizerTerms, form: Form) -> bytes:
-    return own_body(effect, model=terms.model, form=form)
+    return own_body(effect, model=terms.model, form=form, codec=terms.codec)
 
 
 def _by_schema(effect: Summarize) -> bool:
@@ -513,10 +515,10 @@ def _used(reply: Summary | Failed, usage: ReportedUsage | None, *, asked: int) -
     return 0 if is_refused or reply.reason == LoopDetected.code else asked
 
 
-def read_answer(content: bytes) -> tuple[Summary | Failed, ReportedUsage | None]:
+def read_answer(content: bytes, codec: Codec = CHAT) -> tuple[Summary | Failed, ReportedUsage | None]:
     """The text of a completion and its usage; a text that is longer than may be is none."""
     try:
-        answer = msgspec.json.decode(content)
+        answer = codec.completion(msgspec.json.decode(content))
         choice = answer["choices"][0]
         message = choice["message"]
     except (ValueError, RecursionError, KeyError, IndexError, TypeError):

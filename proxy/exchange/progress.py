@@ -11,7 +11,7 @@ from policies import ContextSettings, Mode, WindowPressure
 from policies.ledger import DROPPING
 from policies.limits import lift, zones_for
 from policies.pressure import read_pressure
-from proxy.access.destination import Caller
+from proxy.access.destination import CHAT, Caller, Route
 from proxy.custom.functions import Turn
 from proxy.effects.evictions import CUT
 from proxy.errors import ContextLengthExceeded, ProxyError
@@ -23,7 +23,7 @@ from proxy.stream.relay import Listener
 from proxy.tap import NO_USAGE, ReportedUsage, Tap
 from proxy.telemetry import Trace
 from proxy.upstream.overflow import Ending, ending_of, is_cut_short
-from proxy.wire.messages import ChatRequest
+from proxy.wire.codec import ClientRequest
 
 CLIENT_CLOSED = 499
 
@@ -51,9 +51,10 @@ class ExchangeProgress:
     trace: Trace
     query: bytes = b""
     headers: Sequence[tuple[bytes, bytes]] = ()
+    route: Route = CHAT
     caller: Caller | None = None
     settings: ContextSettings | None = None
-    chat: ChatRequest | None = None
+    chat: ClientRequest | None = None
     request: Request | None = None
     plan: Plan = field(default_factory=lambda: Plan(body=b""))
     attempts: Attempts | None = None

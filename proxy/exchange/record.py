@@ -23,7 +23,8 @@ from proxy.runtime import Runtime
 from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry import AnySpan, ModelCall, Trace
 from proxy.upstream.overflow import Ending
-from proxy.wire.messages import ChatRequest, digest_of
+from proxy.wire.codec import ClientRequest
+from proxy.wire.messages import digest_of
 
 log = logging.getLogger("weir.settlement")
 
@@ -53,7 +54,8 @@ class ExchangeRecord:
     error: str | None
     label: str
     headers: Sequence[tuple[bytes, bytes]]
-    request: ChatRequest | None
+    route: str
+    request: ClientRequest | None
     caller: Caller | None
     model: str
     policy: ContextSettings | None
@@ -105,6 +107,7 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
         error=progress.error,
         label=progress.label,
         headers=progress.headers,
+        route=f"/v1{progress.route.path}",
         request=progress.chat,
         caller=progress.caller,
         model=progress.model,

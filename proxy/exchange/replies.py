@@ -1,7 +1,7 @@
 """What a flow is told: summaries and likeness by real models, what an operator's own function leaves."""
 
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from urllib.parse import urlsplit
@@ -11,7 +11,7 @@ from policies.effects import Compare, Embed, Trim, Vectors
 from policies.quality.advise import TokenPrices
 from policies.quality.fidelity import JUDGE
 from policies.quality.fidelity import PROMPTS as EVALUATING
-from proxy.access.destination import CHAT_PATH, EMBEDDINGS_PATH, TENANT_SHOWN, Caller, Destination, by_weir
+from proxy.access.destination import EMBEDDINGS_PATH, TENANT_SHOWN, Caller, Destination, by_weir
 from proxy.config import UpstreamSettings
 from proxy.effects.allowance import Patience, Spent
 from proxy.effects.perform import MAX_EMBEDDED_LEN, PATIENCE, EffectHandler, by_vectors, embed
@@ -25,7 +25,7 @@ from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZE
 from proxy.telemetry.names import provider_name
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.providers import own_headers
-from proxy.wire.messages import ChatRequest, read_message
+from proxy.wire.codec import CHAT, ClientRequest, Codec
 from proxy.wire.render import Form, forces_a_call, standing_body
 
 SUMMARIZER_SHARE = 0.85
@@ -42,17 +42,19 @@ class Replies(EffectHandler):
     """Replies to the effects that planning one request asks for, at the caller's expense.
 
     ``patience`` is that of the client whose request is open, None where it was answered. ``pruned`` are the tools that
-    the forwarded requests go without, for notes in place; ``spent`` adds up what the replies took.
+    the forwarded requests go without, for notes in place; ``said`` are the client's headers by which its body is read;
+    ``spent`` adds up what the replies took.
     """
 
     runtime: Runtime
-    request: ChatRequest
+    request: ClientRequest
     caller: Caller
     settings: ContextSettings
     trace: Trace = NULL_TRACE
     pruned: Collection[str] = ()
     patience: Patience | None = None
     spent: Spent = field(default_factory=Spent)
+    said: Sequence[tuple[bytes, bytes]] = ()
     clock: Callable[[], float] = time.monotonic
     _until: float | None = None
 
@@ -70,17 +72,19 @@ class Replies(EffectHandler):
         if (seconds := self._seconds_left()) <= 0:
             return Failed("timeout")
         upstream = runtime.config.upstream(model)
-        destination = by_weir(upstream, self.caller, path=CHAT_PATH, model=model)
+        codec = self.request.codec if model == self.request.model else CHAT
+        destination = by_weir(upstream, self.caller, path=codec.path, model=model)
         terms = SummarizerTerms(
             tenant=self.caller.tenant,
             upstream=upstream.name,
             model=model,
             seconds=seconds,
             tokens_per_hour=int(tokens * EVALUATION_SHARE) if purpose in _EVALUATING else tokens,
+            codec=codec,
         )
         with self.trace.summarizer(model, provider_of(upstream), *address_of(upstream)) as span:
             told = await runtime.summarizer.ask(
-                effect, terms=terms, send=partial(self._post, destination, span), compose=compose, waits=waits
+                effect, terms=terms, send=partial(self._post, destination, codec, span), compose=compose, waits=waits
             )
             prices = self._prices(model) if told.usage is not None else None
             dollars = None if prices is None or told.usage is None else _dollars(prices, told.usage)
@@ -115,9 +119,9 @@ class Replies(EffectHandler):
         role = self.settings.summaries.role
         return standing_body(effect, request=self.request, role=role, pruned=self.pruned, form=form)
 
-    async def _post(self, destination: Destination, span: AnySpan, body: bytes) -> tuple[int, bytes]:
-        """Status and body of a chat request of Weir's own, of the body no more than an answer may have."""
-        headers = own_headers(destination)
+    async def _post(self, destination: Destination, codec: Codec, span: AnySpan, body: bytes) -> tuple[int, bytes]:
+        """Status and body of a request of Weir's own, of the body no more than an answer may have."""
+        headers = [*own_headers(destination), *(codec.headers if codec is not self.request.codec else self.said)]
         if destination.upstream.forward_trace:
             headers += span.propagation()
         span.asked(body)
@@ -188,8 +192,7 @@ class Replies(EffectHandler):
 
     async def trim(self, effect: Trim) -> Reply:
         """What an operator's function leaves of the request's messages."""
-        raws = self.request.messages or ()
-        return await self.runtime.custom.trim(effect, [read_message(raws[i]) for i in effect.indices])
+        return await self.runtime.custom.trim(effect, [self.request.view(i) for i in effect.indices])
 
 
 def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller | None = None) -> int | None:

@@ -22,8 +22,8 @@ from proxy.wire.client import (
     name_from,
     wants_no_editing,
 )
+from proxy.wire.codec import ClientRequest, without_field
 from proxy.wire.counting import TextCounter
-from proxy.wire.messages import ChatRequest, without_field
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -35,7 +35,7 @@ class Request:
     ``replies`` answer what planning it asks for, and know what that has cost.
     """
 
-    chat: ChatRequest
+    chat: ClientRequest
     destination: Destination
     asked: PlanRequest | None = None
     replies: Replies | None = None
@@ -69,7 +69,7 @@ def settings_for(runtime: Runtime, caller: Caller, headers: Headers) -> ContextS
 
 def request_for(
     runtime: Runtime,
-    chat: ChatRequest,
+    chat: ClientRequest,
     destination: Destination,
     settings: ContextSettings,
     *,
@@ -79,7 +79,8 @@ def request_for(
 ) -> Request:
     """The request under its policy, with what planning it may ask for and cost."""
     caller = destination.caller
-    if settings.mode is Mode.OFF or not chat.messages or wants_no_editing(chat.fields):
+    is_elsewhere = chat.codec.is_held_elsewhere(chat.fields)
+    if settings.mode is Mode.OFF or not chat.messages or is_elsewhere or wants_no_editing(chat.fields):
         return Request(chat=chat, destination=destination)
     if (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
         settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
@@ -90,7 +91,8 @@ def request_for(
         edits = None
     counter = _counter(runtime, settings, chat.model)
     pruned, patience = set[str](), Patience(settings.summaries.wait)
-    replies = Replies(runtime, chat, caller, settings, trace, pruned, patience)
+    said = [header for header in headers if header[0].startswith(b"anthropic-")] or chat.codec.headers
+    replies = Replies(runtime, chat, caller, settings, trace, pruned, patience, said=said)
     asked = PlanRequest(
         request=chat,
         tenant=caller.tenant,
@@ -108,8 +110,8 @@ def request_for(
         ),
         ask=replies,
         patience=patience,
-        ask_later=Replies(runtime, chat, caller, settings, pruned=pruned),
-        ask_about=Replies(runtime, chat, caller, settings) if settings.evaluate.sample else None,
+        ask_later=Replies(runtime, chat, caller, settings, pruned=pruned, said=said),
+        ask_about=Replies(runtime, chat, caller, settings, said=said) if settings.evaluate.sample else None,
         pruned=pruned,
         summarizer_input=summarizer_input(runtime, settings, caller),
         resume=conversation_in(headers, RESUME_HEADER),

@@ -34,7 +34,7 @@ from proxy.exchange.recall import Recalling
 from proxy.exchange.record import listened
 from proxy.exchange.request import Request, request_for, settings_for
 from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
-from proxy.exchange.tell import ROUTE, record_exchange
+from proxy.exchange.tell import record_exchange
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.recall.rounds import Rounds, follow_whole
 from proxy.recall.streaming import Relaying
@@ -45,7 +45,9 @@ from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan, RequestContext
 from proxy.upstream.client import Answer, came_through
 from proxy.upstream.overflow import Verdict
-from proxy.wire.messages import parse_chat
+from proxy.wire.codec import CHAT as CHAT_CODEC
+from proxy.wire.codec import Codec
+from proxy.wire.codecs import codec_of
 
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 MAX_RETRIES = 2
@@ -74,7 +76,7 @@ new_request_id = RequestIds().new
 
 @dataclass(slots=True)
 class ExchangeHandler:
-    """One chat completions request. ``run`` is the whole of it, ``progress`` how far it has come."""
+    """One request of a managed route. ``run`` is the whole of it, ``progress`` how far it has come."""
 
     runtime: Runtime
     scope: MutableMapping[str, Any]
@@ -88,12 +90,14 @@ class ExchangeHandler:
     asking: "asyncio.Task[Any] | None" = None
     stopping: bool = False
     progress: ExchangeProgress = field(init=False)
+    codec: Codec = field(init=False)
 
     def __post_init__(self) -> None:
         headers, client = self.scope["headers"], self.scope.get("client")
+        self.codec = codec_of(self.route.path)
         trace = self.runtime.telemetry.exchange(
             "POST",
-            ROUTE,
+            f"/v1{self.route.path}",
             headers,
             server=self.scope.get("server"),
             client=client[0] if client else None,
@@ -101,7 +105,7 @@ class ExchangeHandler:
             request_id=self.id,
         )
         query = self.scope.get("query_string", b"")
-        self.progress = ExchangeProgress(self.id, self.started, trace, query, headers)
+        self.progress = ExchangeProgress(self.id, self.started, trace, query, headers, self.route)
 
     async def run(self) -> None:
         """Answer the client, whatever happens."""
@@ -166,7 +170,7 @@ class ExchangeHandler:
         if plan.recognized is not None and plan.recognized.listens:
             announces = self.runtime.planner.conversations.announces
             ended = partial(self._announce, plan.recognized) if announces else None
-            progress.listener = self.send = Listener(self.send, ended)
+            progress.listener = self.send = Listener(self.send, ended, codec=self.codec)
         progress.ready = time.perf_counter()
         attempts, recalling = self.attempts_of(request)
         received, sent = await self._send(request, plan, attempts, recalling)
@@ -184,7 +188,7 @@ class ExchangeHandler:
     def read(self, body: bytes, caller: Caller) -> Request:
         """The request, with the upstream that it goes to and the policy that it is under."""
         progress, runtime = self.progress, self.runtime
-        progress.chat = chat = parse_chat(body)
+        progress.chat = chat = self.codec.parse(body)
         destination, progress.chat = for_chat(
             runtime.config, caller, self.route, chat, query=progress.query, headers=progress.headers
         )
@@ -236,7 +240,7 @@ class ExchangeHandler:
             progress.trace,
             request.managed_by,
         )
-        if asked is None or not asked.settings.recall.tool:
+        if asked is None or not asked.settings.recall.tool or self.codec is not CHAT_CODEC:
             return attempts, None
         return attempts, Recalling(self.runtime, asked, attempts)
 
@@ -356,6 +360,7 @@ class ExchangeHandler:
                         opening=received.opening,
                         chunks=chunks,
                         explain=self._explain if is_readable(answer) else None,
+                        codec=self.codec,
                         begun=progress.begin_stream,
                     )
         finally:
@@ -389,7 +394,7 @@ class ExchangeHandler:
 
     async def _refuse(self, error: ProxyError) -> None:
         self.progress.refused(error)
-        body = error.body()
+        body = self.codec.error_body(error)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),

@@ -35,7 +35,7 @@ from proxy.upstream.overflow import (
     is_cut_short,
     plausible_limit,
 )
-from proxy.wire.messages import ChatRequest, with_fields
+from proxy.wire.codec import ClientRequest, with_fields
 
 MIN_OUTPUT = 16
 CLAMP_MARGIN = 8
@@ -61,7 +61,7 @@ class Attempts:
     """
 
     runtime: Runtime
-    request: ChatRequest
+    request: ClientRequest
     destination: Destination
     headers: Sequence[tuple[bytes, bytes]]
     query: bytes
@@ -163,7 +163,7 @@ class Attempts:
         request = self.request
         asked = {name: request.value(name) for name in REQUEST_PARAMS if name in request.fields}
         if self.room is not None:
-            asked["max_completion_tokens" if "max_completion_tokens" in asked else "max_tokens"] = self.room
+            asked[self.request.limit] = self.room
         form = request.value("response_format") if "response_format" in request.fields else None
         if isinstance(form, dict) and (kind := OUTPUT_TYPES.get(str(form.get("type")))):
             asked["output_type"] = kind
@@ -172,11 +172,13 @@ class Attempts:
     async def _look(self, answer: Answer, plan: Plan, span: AnySpan) -> tuple[UpstreamResponse, Verdict]:
         """Read as much of an answer as tells whether it is an overflow, before anything goes to the client."""
         if is_stream(answer) and answer.status < 400:
-            chunks = capture_stream(answer.chunks(), span) if span.captures else answer.chunks()
+            chunks = (
+                capture_stream(answer.chunks(), span, codec=self.request.codec) if span.captures else answer.chunks()
+            )
             if self.policy is None:
                 return UpstreamResponse(answer, chunks=chunks), NONE
             try:
-                opening = await open_stream(chunks, begun=self.begin_stream)
+                opening = await open_stream(chunks, codec=self.request.codec, begun=self.begin_stream)
             except StreamBroken as error:
                 answer.close()
                 raise UpstreamUnreachable(str(error)) from None
@@ -200,7 +202,7 @@ class Attempts:
         if answer.status == 200 and not body.strip():
             answer.close()
             raise UpstreamEmpty("The upstream answered 200 with an empty body.")
-        seen = read_completion(body) if answer.status < 400 else None
+        seen = read_completion(body, self.request.codec) if answer.status < 400 else None
         if seen is not None and seen.truncated and answer.ended:
             answer.close()
             raise UpstreamUnreachable(IN_THE_MIDDLE)
@@ -250,11 +252,11 @@ class Attempts:
     def _asking_for(self, body: bytes, room: int | None) -> bytes | None:
         """The body with the client's ``max_tokens`` cut to ``room``; None if there is nothing to cut or no room."""
         asked = self.request.max_tokens
-        if room is None or asked is None or room >= asked or room < min(MIN_OUTPUT, asked):
+        least = max(MIN_OUTPUT, self.request.codec.least_output(self.request))
+        if room is None or asked is None or room >= asked or room < min(least, asked):
             return None
-        name = "max_completion_tokens" if "max_completion_tokens" in self.request.fields else "max_tokens"
         self.room = room
-        return with_fields(body, **{name: room})
+        return with_fields(body, **{self.request.limit: room})
 
 
 def learn_from_error(runtime: Runtime, verdict: Verdict, plan: Plan) -> None:

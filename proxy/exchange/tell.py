@@ -24,7 +24,6 @@ from proxy.wire.client import name_from
 
 log = logging.getLogger("weir.settlement")
 
-ROUTE = "/v1/chat/completions"
 PREPARED = "prepared+extract"
 CRITICAL = "critical"
 NO_POLICY = "none"
@@ -135,7 +134,7 @@ def count(metrics: Metrics, record: ExchangeRecord) -> None:
     if record.call is not None:
         metrics.called(record.call)
     add(i.REQUESTS, record.label, record.settings.name)
-    metrics.served(method="POST", route=ROUTE, status=record.status, error=failed, seconds=record.duration)
+    metrics.served(method="POST", route=record.route, status=record.status, error=failed, seconds=record.duration)
     metrics.record(i.OVERHEAD, record.overhead_ms / 1000, "true" if record.spent.seconds > 0 else "")
     if record.overflows:
         add(i.OVERFLOWS, value=record.overflows)

@@ -31,7 +31,8 @@ from proxy.http.request import (
     page_of_whole,
 )
 from proxy.store.records import CheckpointRow, ConversationRow, NoSuchVersion, RemovedRow
-from proxy.wire.messages import body_of, read_message
+from proxy.wire.codecs import view_of_stored
+from proxy.wire.messages import body_of
 from proxy.wire.raw import split_array
 
 PAGE = 64 * 1024
@@ -222,7 +223,7 @@ def _page(body: bytes, start: int, *, as_text: bool) -> ManagementAnswer:
 def _text_of(body: bytes) -> bytes:
     """The text of a message, or of each in a list of them, as UTF-8."""
     messages = split_array(body) if body.startswith(b"[") else (body,)
-    return "\n".join(body_of(read_message(raw)).text for raw in messages or ()).encode("utf-8", "surrogatepass")
+    return "\n".join(body_of(view_of_stored(raw)).text for raw in messages or ()).encode("utf-8", "surrogatepass")
 
 
 MARKDOWN = b"text/markdown; charset=utf-8"

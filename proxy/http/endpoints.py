@@ -389,9 +389,9 @@ class Api:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    async def chat(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer ``POST /v1/chat/completions``, the managed route."""
-        await ExchangeHandler(self._runtime, scope, receive, send).run()
+    async def managed(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route) -> None:
+        """Answer a request of a conversation."""
+        await ExchangeHandler(self._runtime, scope, receive, send, route).run()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -404,8 +404,8 @@ class Api:
         if route is None:
             await respond_error(send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1."))
             return
-        if route.kind == "chat":
-            await ExchangeHandler(runtime, scope, receive, send, route).run()
+        if route.kind == "managed":
+            await self.managed(scope, receive, send, route)
             return
 
         async def answer(sending: Send) -> None:

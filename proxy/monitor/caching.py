@@ -26,7 +26,7 @@ from proxy.effects.evictions import CUT
 from proxy.models.facts import ModelFacts
 from proxy.planning.values import Plan, Recognized
 from proxy.tap import ReportedUsage
-from proxy.wire.messages import TOOL_FIELDS, ChatRequest
+from proxy.wire.codec import ClientRequest
 
 DEFAULT_PRICES = "anthropic"
 CLIFFS: tuple[tuple[str, Cliff], ...] = (
@@ -102,7 +102,6 @@ def _cliff(model: str) -> Cliff | None:
 
 Cause = Literal["none", "client", "proxy"]
 CACHED_PRICE = 0.1
-TOOLS_AND_SCHEMA = (*TOOL_FIELDS, "response_format")
 DIGITS = 9
 NO_HASH = b""
 WHOLE = frozenset({CUT, str(EditKind.PRUNE_TOOLS)})
@@ -152,7 +151,7 @@ def shown(detail: Mapping[str, object]) -> dict[str, object]:
 def follow(
     plan: Plan,
     recognized: Recognized,
-    request: ChatRequest,
+    request: ClientRequest,
     usage: ReportedUsage | None,
     *,
     ttl: float,
@@ -190,9 +189,9 @@ def follow(
     )
 
 
-def _prefix(plan: Plan, recognized: Recognized, request: ChatRequest, usage: ReportedUsage | None) -> Prefix:
+def _prefix(plan: Plan, recognized: Recognized, request: ClientRequest, usage: ReportedUsage | None) -> Prefix:
     transcript = recognized.transcript
-    tools = [request.fields[name] for name in TOOLS_AND_SCHEMA if name in request.fields]
+    tools = [request.fields[name] for name in request.codec.counted if name in request.fields]
     return Prefix(
         head=b"".join([m.digest for m in transcript.messages[: transcript.head]]),
         tools=b"".join([xxhash.xxh3_64_digest(raw) for raw in tools]),

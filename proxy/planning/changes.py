@@ -11,7 +11,7 @@ from proxy.conversation.thread import Thread
 from proxy.effects.evictions import evicted_calls, figures_of
 from proxy.planning.values import PlanRequest, Recognized
 from proxy.store.records import Change, EvictionRow, Original
-from proxy.wire.messages import tool_definitions, tool_description
+from proxy.wire.codec import tool_definitions, tool_description
 from proxy.wire.raw import read_value
 
 
@@ -94,6 +94,6 @@ def _original(asked: PlanRequest, recognized: Recognized, index: int) -> Origina
         ref=message.ref,
         role=message.role,
         tokens=message.tokens,
-        body=bytes(raw),
+        body=asked.request.codec.stored(raw),
         text="\n".join(part for part in said if part),
     )

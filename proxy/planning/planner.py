@@ -47,7 +47,8 @@ from proxy.store import Store
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT
-from proxy.wire.messages import breakpoint_for, rewritten, unmarked, without_marks
+from proxy.wire.codec import rewritten, without_marks
+from proxy.wire.messages import breakpoint_for
 from proxy.wire.render import render
 from proxy.wire.transcripts import Transcripts
 
@@ -414,10 +415,10 @@ class Planner:
         if pieces is not None and decision is not None:
             same = not by_weir and _is_as_it_came(pieces, len(transcript.messages))
             role = asked.settings.summaries.role
-            messages = None if same else render(pieces, request.messages, by_weir, role=role)
+            messages = None if same else render(pieces, request.messages, by_weir, role=role, codec=request.codec)
             return marked(messages=messages, pruned=decision.pruned), decision.raw_after
         if by_weir:
-            bare = [unmarked(raw) if i in by_weir else raw for i, raw in enumerate(request.messages)]
+            bare = [request.codec.unmarked(raw) if i in by_weir else raw for i, raw in enumerate(request.messages)]
             return marked(messages=bare, pruned=()), sent
         return (marked(messages=None, pruned=()) if marker else request.body), sent
 

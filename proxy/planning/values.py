@@ -12,8 +12,8 @@ from proxy.effects.perform import Ask
 from proxy.models.limits import ModelLimits
 from proxy.store.records import Branch, EvictionRow
 from proxy.telemetry import Trace
+from proxy.wire.codec import ClientRequest
 from proxy.wire.counting import TextCounter
-from proxy.wire.messages import ChatRequest
 
 ResolveLimits = Callable[[], Awaitable[ModelLimits]]
 
@@ -48,7 +48,7 @@ class PlanRequest:
     request's.
     """
 
-    request: ChatRequest
+    request: ClientRequest
     tenant: str
     name: str | None
     settings: ContextSettings

@@ -17,7 +17,8 @@ from proxy.recall.answering import Hit, Past, Term, passages, rank, terms_of
 from proxy.store import Store
 from proxy.store.records import Original, StoreError
 from proxy.store.write_behind import WriteBehindQueue
-from proxy.wire.messages import body_of, read_message
+from proxy.wire.codecs import view_of_stored
+from proxy.wire.messages import body_of
 
 FindAlike = Callable[[str], Awaitable[Sequence[tuple[Original, float]]]]
 
@@ -213,7 +214,7 @@ class Archive:
     async def _original(self, ref: str) -> Past | None:
         waiting = self.settler.original(self.tenant, ref)
         if waiting is not None:
-            value = read_message(waiting)
+            value = view_of_stored(waiting)
             return Past(ref, _role_in_words(str(value.get("role", ""))), 0, said(body_of(value)))
         original = await self.store.original(self.tenant, ref)
         return None if original is None else _past_of(original)
@@ -226,7 +227,7 @@ def said(body: Body) -> str:
 
 
 def _text_of(raw: bytes) -> str:
-    return said(body_of(read_message(raw)))
+    return said(body_of(view_of_stored(raw)))
 
 
 def _past_of(original: Original) -> Past:

@@ -12,8 +12,8 @@ import msgspec
 
 from policies import ContextSettings, TokenCounter
 from policies.tokens import TEXT_OF
+from proxy.wire.codec import ClientRequest, tool_definitions
 from proxy.wire.counting import count_tools
-from proxy.wire.messages import ChatRequest, tool_definitions
 from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
 
 DESCRIPTION = (
@@ -56,7 +56,7 @@ def definition_tokens(name: str, counter: TokenCounter, *, model: str, alone: bo
     return one if alone else count_tools([definition, definition], None, None, counter, model=model) - one
 
 
-def offer_for(request: ChatRequest, settings: ContextSettings, counter: TokenCounter) -> Offer | None:
+def offer_for(request: ClientRequest, settings: ContextSettings, counter: TokenCounter) -> Offer | None:
     """The tool for this request; None where the policy has none or the request leaves no place for it.
 
     There is none beside a tool of the client's that has its name, beside legacy ``functions``, for several answers
@@ -100,7 +100,7 @@ def _appended(raw: Raw | None, own: Sequence[Raw] | None, more: Sequence[bytes])
     return bytes(raw).rstrip().removesuffix(b"]") + b"," + b",".join(more) + b"]"
 
 
-def _own_tools(request: ChatRequest) -> Sequence[Raw] | None:
+def _own_tools(request: ClientRequest) -> Sequence[Raw] | None:
     """The client's definitions; empty for none, None for what is no array."""
     raw = request.fields.get("tools")
     if raw is None or read_value(raw) is None:

@@ -38,8 +38,8 @@ from proxy.planning.values import PlanRequest
 from proxy.replay.script import Script
 from proxy.store import Store
 from proxy.store.write_behind import WriteBehindQueue
+from proxy.wire.codec import parse_chat
 from proxy.wire.counting import TextCounter
-from proxy.wire.messages import parse_chat
 from proxy.wire.transcripts import Transcripts
 
 UNMANAGED, SLIDING = "unmanaged", "sliding window"

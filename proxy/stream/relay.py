@@ -23,6 +23,7 @@ from proxy.tap import StreamTap, Tap
 from proxy.telemetry import AnySpan
 from proxy.upstream.client import Answer, StreamBroken
 from proxy.upstream.overflow import is_cut_short
+from proxy.wire.codec import CHAT, Codec
 from proxy.wire.raw import DONE, Decoder, Lines
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -34,7 +35,9 @@ EVENT_STREAM = b"text/event-stream"
 MAX_CAPTURED = 256 * 1024
 MAX_CHOICES = 16
 MAX_LISTENED = 4 * 1024 * 1024
-LAST_EVENT = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
+LAST_EVENT = re.compile(
+    rb"^(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))", re.MULTILINE
+)
 IN_THE_MIDDLE = "The upstream ended its answer in the middle."
 
 
@@ -78,12 +81,14 @@ class UpstreamResponse:
     rewritten: bool = False
 
 
-async def open_stream(chunks: AsyncGenerator[bytes, None], *, begun: Callable[[], None] | None = None) -> Opening:
+async def open_stream(
+    chunks: AsyncGenerator[bytes, None], *, codec: Codec = CHAT, begun: Callable[[], None] | None = None
+) -> Opening:
     """Read until the stream has said something, failed, or shown nothing of either for a moment.
 
     ``begun`` is called when its first piece has come.
     """
-    opening = Opening()
+    opening = Opening(tap=StreamTap(codec=codec))
     tap = opening.tap
     loop = asyncio.get_running_loop()
     deadline: float | None = None
@@ -131,13 +136,14 @@ async def relay_stream(
     chunks: AsyncGenerator[bytes, None],
     explain: Callable[[Exception], ProxyError] | None = None,
     begun: Callable[[], None] | None = None,
+    codec: Codec = CHAT,
 ) -> Tap:
     """Send a stream on; what was seen of it comes back. Raises Cut if it broke off, or ended in the middle.
 
     ``explain`` says what the client is told of that, as an event. Without it the stream may be anything: nothing
     is read of it, and nothing is added to it. ``begun`` is called when the first piece after ``opening`` has come.
     """
-    tap, lines = StreamTap(), Lines()
+    tap, lines = StreamTap(codec=codec), Lines()
     await send_start(send, status=status, headers=headers)
 
     async def relay(chunk: bytes) -> None:
@@ -164,7 +170,7 @@ async def relay_stream(
             await send_more(send, lines.rest)
     except (StreamBroken, UpstreamTimeout) as error:
         if explain is not None:
-            await send_more(send, explain(error).event())
+            await send_more(send, codec.error_event(explain(error)))
         raise StreamCut(str(error)) from error
     await send({"type": "http.response.body", "body": b"", "more_body": False})
     return tap.seen
@@ -207,7 +213,9 @@ async def send_more(send: Send, chunk: bytes) -> None:
     await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
-async def capture_stream(chunks: AsyncGenerator[bytes, None], span: AnySpan) -> AsyncGenerator[bytes, None]:
+async def capture_stream(
+    chunks: AsyncGenerator[bytes, None], span: AnySpan, *, codec: Codec = CHAT
+) -> AsyncGenerator[bytes, None]:
     """The same chunks; ``span`` is told what the first 256 KiB of them said, however they end."""
     held = bytearray()
     try:
@@ -217,7 +225,7 @@ async def capture_stream(chunks: AsyncGenerator[bytes, None], span: AnySpan) -> 
                     held += chunk
                 yield chunk
     finally:
-        span.said(choices_of(bytes(held)))
+        span.said(choices_of(bytes(held), codec))
 
 
 @dataclass(slots=True)
@@ -230,6 +238,7 @@ class Listener:
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]]
     ended: Callable[[], Awaitable[None]] | None = None
     held: bytearray = field(default_factory=bytearray)
+    codec: Codec = CHAT
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         """Send one piece on."""
@@ -249,29 +258,29 @@ class Listener:
     def messages(self) -> list[dict[str, Any]]:
         """What the answer's choices said, as a client that has a message of it sends it back."""
         body = bytes(self.held)
-        found = _choices_in(body) if body.lstrip().startswith(b"{") else choices_of(body)
+        found = _choices_in(body, self.codec) if body.lstrip().startswith(b"{") else choices_of(body, self.codec)
         given = [choice["message"] for choice in found if isinstance(choice.get("message"), dict)]
         return [{name: m[name] for name in ("role", "content", "tool_calls") if name in m} for m in given]
 
 
-def _choices_in(body: bytes) -> list[dict[str, Any]]:
+def _choices_in(body: bytes, codec: Codec) -> list[dict[str, Any]]:
     """The choices of a whole completion, none where it cannot be read."""
     try:
-        value = msgspec.json.decode(body)
+        value = codec.completion(msgspec.json.decode(body))
     except (ValueError, RecursionError):
         return []
     given = value.get("choices") if isinstance(value, dict) else None
     return [c for c in given if isinstance(c, dict)][:MAX_CHOICES] if isinstance(given, list) else []
 
 
-def choices_of(stream: bytes) -> list[dict[str, Any]]:
+def choices_of(stream: bytes, codec: Codec = CHAT) -> list[dict[str, Any]]:
     """The choices of a streamed completion as a whole one has them; what cannot be read is left out."""
     choices: dict[int, dict[str, Any]] = {}
     for event in Decoder().feed(stream):
         if event.data == DONE:
             continue
         try:
-            value = msgspec.json.decode(event.data)
+            value = codec.chunk(msgspec.json.decode(event.data))
         except (ValueError, RecursionError):
             continue
         given = value.get("choices") if isinstance(value, dict) else None

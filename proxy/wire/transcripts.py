@@ -8,7 +8,7 @@ its slice.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple, Protocol, Self, TypeVar
@@ -18,19 +18,18 @@ import xxhash
 from policies.limits import Summed, tokens_by_role
 from policies.messages import Body, Message, ToolDefinition, Tools, chain_of, extend_chain, head_length
 from proxy.errors import InvalidJSON, RequestTooLarge
-from proxy.wire.counting import TextCounter, count_messages, count_tools, tool_texts
-from proxy.wire.messages import (
-    TOOL_FIELDS,
-    ChatRequest,
-    MessageArray,
-    body_of,
+from proxy.wire.codec import (
+    CHAT,
+    ClientRequest,
+    Codec,
+    JoinedRun,
+    Segments,
     chosen_tools,
-    message_of,
-    named_files,
-    read_message,
     tool_definitions,
     tool_description,
 )
+from proxy.wire.counting import TextCounter, count_messages, count_tools, tool_texts
+from proxy.wire.messages import SEALED, body_of, message_of, named_files
 from proxy.wire.raw import Raw, nests_beyond, read_value
 
 K = TypeVar("K")
@@ -43,8 +42,6 @@ MAX_ARRAYS = 8_192
 ARRAYS_PER_PREFIX = 3
 MAX_FILES = 4_096
 MAX_NAMING_LEN = 64 * 1024  # bytes of a message in which a file is named: one that holds a file's content is longer
-COUNTED_FIELDS = (*TOOL_FIELDS, "response_format")
-JUDGED_LATER = frozenset({"messages", *COUNTED_FIELDS})  # where they are read, which is once
 _MEDIA = attrgetter("media")
 MIN_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
 
@@ -78,6 +75,7 @@ class _Array(NamedTuple):
 class _Counting:
     """How the messages of a request are counted; ``kind`` names all that a count depends on."""
 
+    codec: Codec
     seed: int
     kind: str
     model: str
@@ -112,7 +110,7 @@ class Transcripts:
         self._defined: _Kept[tuple[bytes, str], tuple[ToolDefinition, ...]] = _Kept(MAX_DEFINED)
         self._files: _Kept[str, dict[str, int]] = _Kept(MAX_FILES)
 
-    def learn_files(self, request: ChatRequest, *, tenant: str, tokens: int) -> None:
+    def learn_files(self, request: ClientRequest, *, tenant: str, tokens: int) -> None:
         """Take what the upstream counted beyond the estimate as the size of the request's files that are only named.
 
         Files whose size is known already are part of the estimate; ``tokens`` are shared among the others.
@@ -120,43 +118,47 @@ class Transcripts:
         files = self._files.get(tenant, {})
         self._files.keep(tenant, files)
         raws = (raw for raw in request.messages or () if len(raw) <= MAX_NAMING_LEN and b"file" in bytes(raw))
-        unknown = {name for raw in raws for name in named_files(read_message(raw))} - files.keys()
+        unknown = {name for raw in raws for name in named_files(request.codec.view(raw))} - files.keys()
         if tokens > 0 and unknown and len(files) < MAX_FILES:
             files |= dict.fromkeys(unknown, tokens // len(unknown))
 
     async def read(
-        self, request: ChatRequest, *, tenant: str, model: str, counter: TextCounter, image_tokens: int | None = None
+        self, request: ClientRequest, *, tenant: str, model: str, counter: TextCounter, image_tokens: int | None = None
     ) -> RequestTranscript:
         """The transcript of a request whose ``messages`` is an array. Raises RequestTooLarge for too many, InvalidJSON
         for one that is nested too deeply.
 
         ``image_tokens`` is what every image costs, None for the model's formula.
         """
+        codec = request.codec
+        judged_later = {codec.array, *codec.counted}  # where they are read, which is once
         for name, part in request.fields.items():
-            if name not in JUDGED_LATER:
+            if name not in judged_later:
                 self._judge_depth(part, name)
-        raws = request.messages or MessageArray(b"[]")
+        raws = request.messages or Segments(b"[]")
+        tenant = tenant if codec is CHAT else f"{tenant}/{codec.name}"
         seed = xxhash.xxh3_64_intdigest(tenant.encode())
         kind = f"{counter.name}/{model}" if image_tokens is None else f"{counter.name}/{model}/{image_tokens}"
         files = self._files.get(tenant, {})
         if files:
             kind = f"{kind} {len(files)}"  # counts made before a file's size was known no longer hold
         whole, size = raws.raw, len(raws.raw) - 1
-        places = _boundaries(whole, size, seed)
-        known, place = self._begins_with(whole, places, kind)
+        arrays = f"{kind} {xxhash.xxh3_128_hexdigest(b''.join(raws.head))}" if raws.head else kind
+        places = _boundaries(whole, size, seed) if codec.goes_on(whole) else []
+        known, place = self._begins_with(whole, places, arrays)
         new = raws.after(known.size) if known is not None else raws[:]
         if len(new) + (len(known.messages) if known is not None else 0) > self._most:
             raise RequestTooLarge(f"More than {self._most} messages are not accepted here.")
-        counting = _Counting(seed, kind, model, counter, image_tokens, files)
+        counting = _Counting(codec, seed, kind, model, counter, image_tokens, files)
         entries = await self._entries(new, counting)
         digest = b"" if place is None else place.extended(whole, size).digest
         array = _joined(known, entries, size=size, digest=digest, tenant=tenant)
-        if places:
-            self._remember(array, (places[-1].digest, kind))
+        if places and (not array.messages or codec.is_closed(array.messages[-1].role)):
+            self._remember(array, (places[-1].digest, arrays))
         return RequestTranscript(
             Summed(
                 messages=array.messages,
-                read=_Bodies(raws, new, first=len(array.messages) - len(new)).read,
+                read=_Bodies(codec, raws, new, first=len(array.messages) - len(new)).read,
                 chain=array.chain,
                 head=array.head,
                 tools=self._count_tools(request, counting),
@@ -188,18 +190,21 @@ class Transcripts:
         seed, kind, files, seen = counting.seed, counting.kind, counting.files, self._seen
         keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
         unseen = [(key, raw) for key, raw in zip(keys, raws, strict=True) if key not in seen]
-        new = [(key, read_message(raw)) for key, raw in unseen]
+        view, is_chat = counting.codec.view, counting.codec is CHAT
+        new = [(key, view(raw)) for key, raw in unseen]
         if new:
             for (_, raw), (_, value) in zip(unseen, new, strict=True):
-                self._judge_depth(raw, "messages", within=2, read=value)
+                self._judge_depth(raw, counting.codec.array, within=2, read=value if is_chat else None)
             values = [value for _, value in new]
             counts = await count_messages(
                 values, counting.counter, model=counting.model, image_tokens=counting.image_tokens
             )
             for (key, value), counted in zip(new, counts, strict=True):
                 tokens = counted + sum(files.get(name, 0) for name in named_files(value)) if files else counted
+                tokens += 0 if is_chat else value.get(SEALED, 0)
                 seen[key] = message_of(value, tokens) if value else (_unreadable(key[0], tokens), False)
         entries = [seen[key] for key in keys]
+        entries = entries if is_chat else [_joins(raw, entry) for raw, entry in zip(raws, entries, strict=True)]
         while len(seen) > MAX_MESSAGES:
             seen.popitem(last=False)
         return entries
@@ -208,9 +213,9 @@ class Transcripts:
         if nests_beyond(raw, self._depth - within, read=read):
             raise InvalidJSON(f"The request is nested more than {self._depth} levels deep (limits.depth).", param=field)
 
-    def _read_tools(self, request: ChatRequest, counting: _Counting) -> Tools:
+    def _read_tools(self, request: ClientRequest, counting: _Counting) -> Tools:
         """The definitions one by one, each with what leaving it out saves, and the names that the request asks for."""
-        parts = [request.fields[name] for name in TOOL_FIELDS if name in request.fields]
+        parts = [request.fields[name] for name in request.codec.tool_fields if name in request.fields]
         if not parts:
             return Tools()
         key = _key_of(parts, counting)
@@ -220,8 +225,8 @@ class Transcripts:
             self._defined.keep(key, defined)
         return Tools(defined, chosen_tools(request))
 
-    def _count_tools(self, request: ChatRequest, counting: _Counting) -> int:
-        parts = {name: request.fields[name] for name in COUNTED_FIELDS if name in request.fields}
+    def _count_tools(self, request: ClientRequest, counting: _Counting) -> int:
+        parts = {name: request.fields[name] for name in request.codec.counted if name in request.fields}
         if not parts:
             return 0
         key = _key_of(parts.values(), counting)
@@ -229,8 +234,9 @@ class Transcripts:
         if known is None:
             for name, part in parts.items():
                 self._judge_depth(part, name)
-            tools, functions, form = map(request.value, COUNTED_FIELDS)
-            known = count_tools(tools, functions, form, counting.counter, model=counting.model)
+            schema = request.codec.schema_of(request)
+            tools, functions = request.value("tools"), request.value("functions")
+            known = count_tools(tools, functions, schema, counting.counter, model=counting.model)
             self._tools.keep(key, known)
         return known
 
@@ -239,7 +245,7 @@ def _key_of(parts: Iterable[Raw], counting: _Counting) -> tuple[bytes, str]:
     return b"".join(xxhash.xxh3_128_digest(part, counting.seed) for part in parts), counting.kind
 
 
-def _define(request: ChatRequest, *, model: str, counter: TextCounter) -> tuple[ToolDefinition, ...]:
+def _define(request: ClientRequest, *, model: str, counter: TextCounter) -> tuple[ToolDefinition, ...]:
     """A definition for each name; what is defined twice under one name is one."""
     alone = tool_texts([{}], None, None, model=model)  # what a first definition costs beside itself
     found: list[ToolDefinition] = []
@@ -318,6 +324,10 @@ def _marks(entries: Sequence[tuple[Message, bool]], start: int) -> frozenset[int
     return frozenset([start + i for i, entry in enumerate(entries) if entry[1]])
 
 
+def _joins(raw: Raw, entry: tuple[Message, bool]) -> tuple[Message, bool]:
+    return (replace(entry[0], joined=True), entry[1]) if isinstance(raw, JoinedRun) else entry
+
+
 def _unreadable(digest: bytes, tokens: int) -> Message:
     """A message that is no JSON object to us: the upstream judges it, nothing is done to it."""
     return Message(role="", digest=digest, tokens=tokens)
@@ -326,8 +336,9 @@ def _unreadable(digest: bytes, tokens: int) -> Message:
 class _Bodies:
     """Bodies of raw messages, parsed when they are asked for and kept for the length of one request."""
 
-    def __init__(self, raws: Sequence[Raw], new: Sequence[Raw], *, first: int) -> None:
+    def __init__(self, codec: Codec, raws: Sequence[Raw], new: Sequence[Raw], *, first: int) -> None:
         """``new`` are the raw messages from ``first`` on: for them the array need not be split."""
+        self._codec = codec
         self._raws = raws
         self._new = new
         self._first = first
@@ -338,5 +349,5 @@ class _Bodies:
         body = self._read.get(index)
         if body is None:
             raw = self._new[index - self._first] if index >= self._first else self._raws[index]
-            body = self._read[index] = body_of(read_message(raw))
+            body = self._read[index] = body_of(self._codec.view(raw))
         return body

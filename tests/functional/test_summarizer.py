@@ -23,7 +23,7 @@ from proxy.simulator import Dialect, RecordedRequest, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.telemetry import OtelSettings, Telemetry
 from proxy.upstream.providers import providers_for
-from proxy.wire.messages import parse_chat
+from proxy.wire.codec import parse_chat
 from tests.functional.harness import (
     COUNTER,
     EITHER,

@@ -10,8 +10,8 @@ import pytest
 from policies.messages import ToolDefinition, Tools
 from proxy.simulator.app import serve_simulator
 from proxy.simulator.model import SimulatorSettings
+from proxy.wire.codec import chosen_tools, parse_chat, rewritten
 from proxy.wire.counting import count_tools
-from proxy.wire.messages import chosen_tools, parse_chat, rewritten
 from proxy.wire.raw import split_array, split_object
 from proxy.wire.transcripts import Transcripts
 from tests.functional.harness import COUNTER, EITHER, Deployment, answered, prose, weir

@@ -10,8 +10,8 @@ from policies.ledger import EditKind
 from policies.messages import Transcript
 from policies.settings import ContextSettings, Layer, Param
 from policies.tokens import CHARS4
+from proxy.wire.codec import parse_chat
 from proxy.wire.counting import Tokenizer
-from proxy.wire.messages import parse_chat
 from proxy.wire.raw import write_value
 from proxy.wire.transcripts import Transcripts
 from tests.policies.play import (

@@ -7,7 +7,7 @@ import pytest
 from proxy.access.destination import CHAT, Caller, Route, for_chat, for_relay, route_of
 from proxy.config import Flags, UpstreamSettings, load_config
 from proxy.errors import InvalidRequest
-from proxy.wire.messages import parse_chat
+from proxy.wire.codec import parse_chat
 
 CALLER = Caller(tenant="0" * 32)
 JSON = [(b"content-type", b"application/json")]

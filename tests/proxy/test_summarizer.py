@@ -29,7 +29,7 @@ from proxy.effects.summarizer import (
 from proxy.errors import UpstreamUnreachable
 from proxy.store import Store
 from proxy.store.records import StoreUnavailable, SummaryRow
-from proxy.wire.messages import parse_chat
+from proxy.wire.codec import parse_chat
 from proxy.wire.render import REASONING_ROOM, forces_a_call, standing_body
 
 TERMS = SummarizerTerms(tenant="a", upstream="up", model="small")

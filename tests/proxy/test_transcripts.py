@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import Transcript
+from proxy.wire.codec import parse_chat
 from proxy.wire.counting import Tokenizer
-from proxy.wire.messages import parse_chat
 from proxy.wire.transcripts import Transcripts
 
 COUNTER = Tokenizer().counter("chars4")

@@ -1,0 +1,521 @@
+"""Anthropic's Messages: ``POST /v1/messages``.
+
+Segments are: one assistant message (adjacent ones together); each ``tool_result`` block of a user message, as role
+``tool``; what else stands in such a message, as role ``user``; every other message as it is. The top-level ``system``
+stands before them. What Weir adds to a user's turn becomes a block of it, because strict hosts refuse two user messages
+after one another; results stand first in their turn, and a ``system`` message between others follows a user's and
+precedes an assistant's (platform.claude.com, "Handle tool calls", "Mid-conversation system messages").
+
+Thinking, redacted thinking, signatures and what the provider's own tools left are never changed and never read.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from policies.effects import Summarize
+from policies.ledger import EditKind
+from proxy.errors import ContextLengthExceeded, ProxyError
+from proxy.wire.codec import ERROR, ClientRequest, Codec, Segments, array_of
+from proxy.wire.messages import MARK, SEALED, THINKING_TYPES, markers_of, without_media
+from proxy.wire.raw import Raw, ServerSentEvent, read_value, replace_fields, split_array, split_object, write_value
+
+SIGNATURE_CHARS, SEALED_CHARS = 16 / 3, 4.0
+"""Characters of a signature, and of sealed data, for a token: what was thought is about three quarters as long."""
+APART = "\n\n"
+GONE = "(Earlier messages of this conversation were removed here to fit the model's context window.)"
+_FINISH = {"end_turn": "stop", "stop_sequence": "stop", "pause_turn": "stop", "tool_use": "tool_calls"}
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Types of errors by their status (docs.anthropic.com, "Errors"); ``api_error`` for every other."""
+
+
+class _Shape(msgspec.Struct):
+    """As much of a message as says which segments it makes."""
+
+    role: str = ""
+    content: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Block(msgspec.Struct):
+    type: str = ""
+
+
+_SHAPE = msgspec.json.Decoder(_Shape)
+_SHAPES = msgspec.json.Decoder(list[_Shape])
+_WALL = re.compile(rb'"compaction"')
+_BLOCKS = msgspec.json.Decoder(list[_Block])
+
+
+class TurnPart(bytes):
+    """Some blocks of a user message, as a message of its own; ``whole`` is the message that they came in.
+
+    It is part number ``place`` of ``parts``; ``whole`` is empty for what Weir adds.
+    """
+
+    whole: bytes = b""
+    place: int = 0
+    parts: int = 0
+
+    def like(self, data: bytes) -> "TurnPart":
+        """The same part with other blocks."""
+        return _part(data, self.whole, self.place, self.parts)
+
+
+def _part(data: bytes, whole: bytes = b"", place: int = 0, parts: int = 0) -> TurnPart:
+    part = TurnPart(data)
+    part.whole, part.place, part.parts = whole, place, parts
+    return part
+
+
+class Passed(bytes):
+    """A message up to a compaction: the model does not see it."""
+
+
+class SystemField(bytes):
+    """The top-level ``system`` as a message."""
+
+
+class MessagesCodec(Codec):
+    """The codec of Messages."""
+
+    name = "messages"
+    path = "/messages"
+    array = "messages"
+    system = "system"
+    limits = ("max_tokens",)
+    tool_fields = ("tools",)
+    schema = "output_config"
+    headers = ((b"anthropic-version", b"2023-06-01"),)
+    own_answer = frozenset({"stream", "max_tokens", "stop_sequences", "output_config", "diagnostics"})
+
+    def _array_of(self, raw: Raw, fields: Mapping[str, Raw]) -> Segments:
+        said = fields.get("system")
+        head = () if said is None or bytes(said) == b"null" else (SystemField(_message("system", bytes(said))),)
+        return Segments(raw, self, head)
+
+    def least_output(self, request: ClientRequest) -> int:
+        """More than the thinking may take: fewer are refused."""
+        thinking = request.value("thinking")
+        budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+        return budget + 1 if isinstance(budget, int) and thinking.get("type") == "enabled" else 0
+
+    def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the provider holds the history (``thread``), or is only to sum it up (``compaction``)."""
+        return any(bytes(fields[name]) != b"null" for name in ("thread", "compaction") if name in fields)
+
+    def schema_of(self, request: ClientRequest) -> Any:
+        """The schema for the answer, as chat's ``response_format`` holds it."""
+        asked = request.value("output_config")
+        schema = asked.get("format") if isinstance(asked, dict) else None
+        return {"json_schema": schema} if isinstance(schema, dict) else None
+
+    def segments(self, elements: Sequence[Raw]) -> Sequence[Raw]:
+        """The segments that these messages make."""
+        wall = 1 + max((n for n, raw in enumerate(elements) if _is_wall(raw)), default=-1)
+        found: list[Raw] = [Passed(raw) for raw in elements[:wall]]
+        for is_reply, group in groupby(map(_shaped, elements[wall:]), key=lambda each: each[1].role == "assistant"):
+            if is_reply:
+                found.append(b",".join(raw for raw, _ in group))
+            else:
+                for raw, shape in group:
+                    found += _parts_of(raw, shape)
+        return found
+
+    def is_closed(self, role: str) -> bool:
+        """Assistant messages that follow one another are one segment."""
+        return role != "assistant"
+
+    def goes_on(self, array: memoryview) -> bool:
+        """What stands before a compaction is read as nothing once that has come."""
+        return _WALL.search(array) is None
+
+    def view(self, raw: Raw) -> Mapping[str, Any]:
+        """A segment as a chat message."""
+        if isinstance(raw, Passed):
+            return {"role": "system", "content": None}
+        elements = read_value(b"[" + raw + b"]")
+        messages = [each for each in elements if isinstance(each, dict)] if isinstance(elements, list) else []
+        if not messages:
+            return {}
+        blocks = [block for message in messages for block in _blocks_of(message.get("content"))]
+        marks = [found for each in (*messages, *blocks) if isinstance(found := each.get(MARK), dict)]
+        mark = {MARK: marks[0]} if marks else {}
+        role = messages[0].get("role")
+        if role == "assistant":
+            return {**_reply(blocks), **mark}
+        if isinstance(raw, TurnPart) and blocks and blocks[0].get("type") == "tool_result":
+            return {**_result(blocks[0]), **mark}
+        content = messages[0].get("content")
+        return {"role": role, "content": content if isinstance(content, str) else blocks, **mark}
+
+    def edited(self, raw: Raw, kind: EditKind | None, text: str) -> Raw:
+        """A segment as an edit leaves it; calls and thinking stay as they were given, whatever is said instead."""
+        bare = self.unmarked(raw)
+        if isinstance(raw, TurnPart | SystemField) or not _is_reply(raw):
+            value = dict(_only(bare))
+            content = value.get("content")
+            first = content[0] if isinstance(content, list) and content and isinstance(content[0], dict) else {}
+            if isinstance(raw, TurnPart) and first.get("type") == "tool_result":
+                value["content"] = [_other_result(first, kind, text)]
+            elif kind is EditKind.MEDIA:
+                value = without_media(value, text.split("\n"))
+            else:
+                value["content"] = [{"type": "text", "text": text or GONE, **_last_marker(_blocks_of(content))}]
+            written = write_value(value)
+            return raw.like(written) if isinstance(raw, TurnPart) else written
+        elements = [dict(each) for each in _elements(bare)]
+        for element in elements:
+            element["content"] = _other_reply(_blocks_of(element.get("content")), kind, text)
+            text = ""
+        return b",".join(write_value(each) for each in elements if each["content"])
+
+    def unmarked(self, raw: Raw) -> Raw:
+        """A segment without Weir's own mark, on the message or on its blocks."""
+        if f'"{MARK}"'.encode() not in bytes(raw):
+            return raw
+        elements = [{k: v for k, v in each.items() if k != MARK} for each in _elements(raw)]
+        for each in elements:
+            if isinstance(each.get("content"), list):
+                blocks = each["content"]
+                each["content"] = [
+                    {k: v for k, v in b.items() if k != MARK} if isinstance(b, dict) else b for b in blocks
+                ]
+        written = b",".join(map(write_value, elements))
+        if isinstance(raw, TurnPart):
+            return raw.like(written)
+        return SystemField(written) if isinstance(raw, SystemField) else written
+
+    def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
+        """A block of Weir's own, which goes to the user's turn that it stands in."""
+        del role
+        return _part(_message("user", write_value([{"type": "text", "text": text or GONE, **markers}])))
+
+    def extended(self, raw: Raw, text: str) -> Raw:
+        """The system prompt with more text behind its own."""
+        value = dict(_only(raw))
+        value["content"] = [*_blocks_of(value.get("content")), {"type": "text", "text": text}]
+        return SystemField(write_value(value))
+
+    def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
+        """The system prompt with a cache marker on its last text."""
+        value = dict(_only(raw))
+        blocks = _blocks_of(value.get("content"))
+        if not isinstance(raw, SystemField) or not blocks or not blocks[-1].get("text"):
+            return None
+        value["content"] = [*blocks[:-1], {**blocks[-1], **marker}]
+        return SystemField(write_value(value))
+
+    def compose(self, request: ClientRequest, segments: Sequence[Raw]) -> dict[str, bytes]:
+        """The array that these segments make, each part in the turn where it stands, and the system prompt if changed.
+
+        Turns that are as they came keep their bytes.
+        """
+        new: dict[str, bytes] = {}
+        if segments and isinstance(segments[0], SystemField):
+            head = segments[0]
+            if request.messages is None or head is not request.messages.head[0]:
+                new["system"] = bytes(split_object(head)["content"])
+            segments = segments[1:]
+        places = {id(raw): n for n, raw in enumerate(request.messages or ())}
+        written: list[Raw] = []
+        for is_reply, group in groupby(segments, key=_is_reply):
+            turn = list(group)
+            if is_reply and not written and not isinstance(turn[0], Passed):
+                written.append(_message("user", write_value(GONE)))
+            written += turn if is_reply else _turn(turn, places)
+        return new | {"messages": array_of([raw for raw in written if raw])}
+
+    def stored(self, raw: Raw) -> bytes:
+        """A segment as JSON of its own, for the archive."""
+        elements = split_array(b"[" + raw + b"]") or ()
+        return bytes(raw) if len(elements) == 1 else array_of(elements)
+
+    def question(self, effect: Summarize) -> dict[str, object]:
+        """The fields of a request of Weir's own, without the model."""
+        asked: dict[str, object] = {
+            "max_tokens": effect.max_tokens,
+            "system": effect.system,
+            "messages": [{"role": "user", "content": effect.prompt}],
+        }
+        if effect.schema:
+            asked["output_config"] = {"format": {"type": "json_schema", "schema": dict(effect.schema)}}
+        return asked
+
+    def limit_in_place(self, request: ClientRequest, most: int) -> dict[str, object]:
+        """What is thought counts as part of the answer."""
+        return {"max_tokens": most + self.least_output(request)}
+
+    def completion(self, value: Any) -> Any:
+        """A whole answer as a chat completion."""
+        if not isinstance(value, dict) or value.get("type") != "message":
+            return value
+        message = {k: v for k, v in _reply(_blocks_of(value.get("content"))).items() if k != SEALED}
+        reason = value.get("stop_reason")
+        choice = {"index": 0, "message": message, "finish_reason": _FINISH.get(str(reason), reason)}
+        named = {name: value[name] for name in ("id", "model") if name in value}
+        return {**named, "choices": [choice], "usage": _usage(value.get("usage"))}
+
+    def matters(self, event: ServerSentEvent, *, said: bool) -> bool:
+        """Whether an event has to be read once something was said."""
+        return not said or event.name in (ERROR, b"message_delta")
+
+    def chunk(self, value: Any) -> Any:
+        """An event of a stream as a chunk of a chat completion."""
+        kind = value.get("type") if isinstance(value, dict) else None
+        if kind == "message_start":
+            message = value.get("message")
+            message = message if isinstance(message, dict) else {}
+            named = {name: message[name] for name in ("id", "model") if name in message}
+            return {**named, "usage": _usage(message.get("usage"))}
+        if kind == "message_delta":
+            delta = value.get("delta")
+            reason = delta.get("stop_reason") if isinstance(delta, dict) else None
+            choice = {"index": 0, "finish_reason": _FINISH.get(str(reason), reason)}
+            return {"choices": [choice], "usage": _usage(value.get("usage"))}
+        if kind == "content_block_start":
+            return _delta(_started(value))
+        if kind == "content_block_delta":
+            return _delta(_added(value))
+        return value if kind in (None, "error") else {}
+
+    def error_body(self, error: ProxyError) -> bytes:
+        """An error in Anthropic's shape; what does not fit in the words after which Claude Code compacts."""
+        message = error.message
+        if isinstance(error, ContextLengthExceeded) and error.weir is not None:
+            buckets, window, reserve = (error.weir.get(name) for name in ("buckets", "window", "reserve"))
+            if isinstance(buckets, Mapping) and isinstance(window, int) and isinstance(reserve, int):
+                message = f"prompt is too long: {sum(buckets.values())} tokens > {window - reserve} maximum. {message}"
+        return write_value(_error(error, message))
+
+    def error_event(self, error: ProxyError) -> bytes:
+        """The last event of a stream that broke off."""
+        return b"\n\nevent: error\ndata: " + write_value(_error(error, error.message)) + b"\n\n"
+
+
+def _error(error: ProxyError, message: str) -> dict[str, object]:
+    weir = {**(error.weir or {}), "code": error.code}
+    told = {"type": _ERRORS.get(error.status, "api_error"), "message": message, "weir": weir}
+    return {"type": "error", "error": told}
+
+
+def _shaped(raw: Raw) -> tuple[Raw, _Shape]:
+    try:
+        return raw, _SHAPE.decode(raw)
+    except (ValueError, RecursionError):  # what cannot be read is the upstream's to judge
+        return raw, _Shape()
+
+
+def _parts_of(raw: Raw, shape: _Shape) -> Iterator[Raw]:
+    """The segments of a message that is no assistant's."""
+    content = bytes(shape.content)
+    try:
+        kinds = [each.type for each in _BLOCKS.decode(content)] if content[:1] == b"[" and shape.role == "user" else []
+    except (ValueError, RecursionError):
+        kinds = []
+    results = sum(kind == "tool_result" for kind in kinds)
+    if not results:
+        yield raw
+        return
+    blocks, whole = split_array(content) or (), bytes(raw)
+    groups = [[block] for block, kind in zip(blocks, kinds, strict=True) if kind == "tool_result"]
+    if others := [block for block, kind in zip(blocks, kinds, strict=True) if kind != "tool_result"]:
+        groups.append(others)
+    for place, group in enumerate(groups):
+        yield _part(_message("user", array_of(group)), whole, place, len(groups))
+
+
+def _message(role: str, content: bytes) -> bytes:
+    return b'{"role":"' + role.encode() + b'","content":' + content + b"}"
+
+
+def _elements(raw: Raw) -> list[dict[str, Any]]:
+    elements = read_value(b"[" + raw + b"]")
+    return [each for each in elements if isinstance(each, dict)] if isinstance(elements, list) else []
+
+
+def _only(raw: Raw) -> Mapping[str, Any]:
+    elements = _elements(raw)
+    return elements[0] if elements else {}
+
+
+def _is_reply(raw: Raw) -> bool:
+    return not isinstance(raw, TurnPart) and _role(raw) == "assistant"
+
+
+def _role(raw: Raw) -> str:
+    """The role of a segment's first message."""
+    try:
+        return _SHAPES.decode(b"[" + raw + b"]")[0].role
+    except (ValueError, RecursionError, IndexError):
+        return ""
+
+
+def _is_wall(raw: Raw) -> bool:
+    """Whether a message holds a compaction, whose text stands for all before it."""
+    if _WALL.search(bytes(raw)) is None:
+        return False
+    return any(block.get("type") == "compaction" for block in _blocks_of(_only(raw).get("content")))
+
+
+def _blocks_of(content: object) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+
+
+def _reply(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What an assistant's blocks say, as a chat message."""
+    texts, others, calls, thoughts, sealed = [], [], [], [], 0.0
+    for block in blocks:
+        kind = block.get("type")
+        if kind == "text":
+            texts.append(block)
+        elif kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input"), ensure_ascii=False)}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind in THINKING_TYPES:
+            thought = block.get("thinking")
+            thoughts.append(thought if isinstance(thought, str) else "")
+            sealed += len(str(block.get("data") or "")) / SEALED_CHARS
+            sealed += 0 if thought else len(str(block.get("signature") or "")) / SIGNATURE_CHARS
+        else:
+            others.append(block)
+    content: object = [*texts, *others]
+    if len(texts) == 1 and not others:
+        content = texts[0].get("text")
+    message: dict[str, Any] = {"role": "assistant", "content": content or None}
+    if calls:
+        message["tool_calls"] = calls
+    if any(thoughts):
+        message["reasoning_content"] = "\n".join(filter(None, thoughts))
+    if sealed:
+        message[SEALED] = int(sealed)
+    return message
+
+
+def _result(block: Mapping[str, Any]) -> dict[str, Any]:
+    content = block.get("content")
+    message = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content or ""}
+    return message | ({"is_error": True} if block.get("is_error") else {})
+
+
+def _other_result(block: Mapping[str, Any], kind: EditKind | None, text: str) -> dict[str, Any]:
+    """A tool result that says something else; which call it answers, and whether that failed, stays."""
+    if kind is EditKind.MEDIA:
+        return without_media(block, text.split("\n"))
+    inner = _last_marker(_blocks_of(block.get("content")))
+    said = [{"type": "text", "text": text or GONE, **inner}] if inner else text or GONE
+    return {**block, "content": said}
+
+
+def _other_reply(blocks: Sequence[dict[str, Any]], kind: EditKind | None, text: str) -> list[dict[str, Any]]:
+    """An assistant's blocks without thinking, or with another text in place of the first."""
+    if kind is EditKind.REASONING:
+        return [block for block in blocks if block.get("type") not in THINKING_TYPES]
+    texts = [n for n, block in enumerate(blocks) if block.get("type") == "text"]
+    if not texts:
+        return [*blocks, {"type": "text", "text": text}] if text and not blocks else list(blocks)
+    said = {"type": "text", "text": text or GONE, **_last_marker([blocks[n] for n in texts])}
+    return [said if n == texts[0] else block for n, block in enumerate(blocks) if n == texts[0] or n not in texts]
+
+
+def _last_marker(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return next((found for block in reversed(blocks) if (found := markers_of(block))), {})
+
+
+def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
+    """The messages between two of an assistant's; ``places`` are those of the client's segments by their identity.
+
+    As they came where nothing is changed in them. Else one user message has all blocks, results first, and messages
+    of the system stand behind it.
+    """
+    if _is_as_it_came(segments, places):
+        whole = [raw.whole if isinstance(raw, TurnPart) else raw for raw in segments]
+        return [raw for n, raw in enumerate(whole) if n == 0 or raw is not whole[n - 1]]
+    systems = [raw for raw in segments if not isinstance(raw, TurnPart) and _role(raw) != "user"]
+    said = [raw for raw in segments if isinstance(raw, TurnPart) or _role(raw) == "user"]
+    if len(said) == 1 and not isinstance(said[0], TurnPart):
+        return [said[0], *systems]
+    blocks = [block for raw in said for block in _raw_blocks(raw)]
+    results = [block for block in blocks if _kind_of(block) == "tool_result"]
+    others = [block for block in blocks if _kind_of(block) != "tool_result"]
+    content = array_of([*results, *others]) if blocks else write_value(GONE)
+    client = [raw.whole if isinstance(raw, TurnPart) else bytes(raw) for raw in said]
+    first = next(filter(None, client), _message("user", b'""'))
+    return [replace_fields(first, split_object(first), {"content": content}), *systems]
+
+
+def _is_as_it_came(segments: Sequence[Raw], places: Mapping[int, int]) -> bool:
+    """Whether these are the client's, unchanged, one after another, and every message with all its parts."""
+    at = places.get(id(segments[0]))
+    if at is None or any(places.get(id(raw)) != at + n for n, raw in enumerate(segments)):
+        return False
+    first, last = segments[0], segments[-1]
+    begins = not isinstance(first, TurnPart) or first.place == 0
+    return begins and (not isinstance(last, TurnPart) or last.place == last.parts - 1)
+
+
+def _raw_blocks(raw: Raw) -> Sequence[Raw]:
+    content = split_object(bytes(raw)).get("content", b"null")
+    if bytes(content)[:1] == b"[":
+        return split_array(content) or ()
+    said = read_value(content)
+    return (write_value({"type": "text", "text": said}),) if isinstance(said, str) and said.strip() else ()
+
+
+def _kind_of(block: Raw) -> str:
+    try:
+        return msgspec.json.decode(block, type=_Block).type
+    except (ValueError, RecursionError):
+        return ""
+
+
+def _usage(said: object) -> object:
+    """A usage object whose context is that of the last call of the model, where it lists several."""
+    rounds = said.get("iterations") if isinstance(said, dict) else None
+    messages = [each for each in rounds if isinstance(each, dict) and each.get("type") == "message"] if rounds else []
+    if not isinstance(said, dict) or not messages:
+        return said
+    asked = {k: v for k, v in messages[-1].items() if "input" in k}
+    return {**said, **asked}
+
+
+def _delta(delta: Mapping[str, Any]) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta}]}
+
+
+def _started(event: Mapping[str, Any]) -> dict[str, Any]:
+    block = event.get("content_block")
+    if not isinstance(block, dict):
+        return {}
+    if block.get("type") == "tool_use":
+        function = {"name": block.get("name"), "arguments": ""}
+        return {"tool_calls": [{"index": event.get("index"), "id": block.get("id"), "function": function}]}
+    return {"content": block["text"]} if block.get("text") else {"begun": block.get("type")}
+
+
+def _added(event: Mapping[str, Any]) -> dict[str, Any]:
+    delta = event.get("delta")
+    if not isinstance(delta, dict):
+        return {}
+    if delta.get("type") == "input_json_delta":
+        return {"tool_calls": [{"index": event.get("index"), "function": {"arguments": delta.get("partial_json")}}]}
+    if delta.get("type") == "thinking_delta":
+        return {"reasoning_content": delta.get("thinking")}
+    return {"content": delta["text"]} if delta.get("type") == "text_delta" else {}
+
+
+MESSAGES = MessagesCodec()

@@ -1,0 +1,394 @@
+"""A client's request: its bytes, its fields as raw slices, its tools, and its history as segments.
+
+Planning knows one form of a message, that of chat completions. A :class:`Codec` reads the JSON of one endpoint so
+(``segments``, ``view``) and writes what was planned in the endpoint's own (``edited``, ``own``, ``compose``). A
+*segment* is what planning takes for one message: here an element of ``messages``, elsewhere a run of items or some
+blocks of a message. Its raw form is its elements as they came, with commas between them.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from policies.effects import Summarize
+from policies.ledger import EditKind
+from proxy.errors import InvalidRequest, ProxyError
+from proxy.wire.messages import (
+    MARK,
+    content_with,
+    marked_message,
+    marker_within,
+    read_message,
+    unmarked,
+    without_media,
+    without_reasoning,
+)
+from proxy.wire.raw import Raw, ServerSentEvent, read_value, replace_fields, split_array, split_object, write_value
+
+ERROR = b"error"
+_MATTERS = re.compile(rb'"usage"|"error"|"finish_reason"\s*:\s*"[^"]|"index"\s*:\s*[1-9]')
+
+
+class JoinedRun(bytes):
+    """A segment that stays or goes with the one before it."""
+
+
+class Codec:
+    """Chat completions. The codecs of other endpoints override what these say otherwise.
+
+    Attributes:
+        name: the endpoint's, ``path`` what is put after an upstream's base URL.
+        array: the field that holds the history, ``system`` one that holds a system prompt beside it.
+        limits: fields for the length of the answer, the one that counts first.
+        tool_fields: fields with definitions of tools.
+        schema: the field that may hold a schema for the answer.
+        headers: what a request of Weir's own has to be sent with.
+        own_answer: fields that are about the answer asked for, and not about the prefix that a provider has cached.
+    """
+
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    name = "chat"
+    path = "/chat/completions"
+    array = "messages"
+    system: str | None = None
+    limits: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
+    tool_fields: tuple[str, ...] = ("tools", "functions")
+    schema = "response_format"
+    own_answer = frozenset(
+        {
+            *("stream", "stream_options", "n", "response_format", "max_tokens", "max_completion_tokens", "stop"),
+            *("store", "logprobs", "top_logprobs"),
+        }
+    )
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Fields beside the history that the model reads."""
+        return (*self.tool_fields, self.schema)
+
+    def parse(self, body: bytes) -> "ClientRequest":
+        """The request in ``body``. Raises InvalidJSON or InvalidRequest."""
+        fields = split_object(body)
+        model = read_value(fields["model"]) if "model" in fields else None
+        if model is not None and not isinstance(model, str):
+            raise InvalidRequest("model must be a string.", param="model")
+        raw = fields.get(self.array)
+        limit, most = self._output_limit(fields)
+        return ClientRequest(
+            body=body,
+            fields=fields,
+            messages=self._array_of(raw, fields) if raw is not None and bytes(memoryview(raw)[:1]) == b"[" else None,
+            model=model or "",
+            stream="stream" in fields and read_value(fields["stream"]) is True,
+            max_tokens=most,
+            limit=limit,
+            codec=self,
+        )
+
+    def _output_limit(self, fields: Mapping[str, Raw]) -> tuple[str, int | None]:
+        for name in self.limits:
+            value = read_value(fields[name]) if name in fields else None
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31:
+                return name, value
+        return self.limits[-1], None
+
+    def _array_of(self, raw: Raw, fields: Mapping[str, Raw]) -> "Segments":
+        del fields
+        return Segments(raw, self)
+
+    def least_output(self, request: "ClientRequest") -> int:
+        """The shortest answer that may be asked for, tokens."""
+        del request
+        return 0
+
+    def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether what the model reads is not all in the request, or the request is none of the conversation's own."""
+        del fields
+        return False
+
+    def schema_of(self, request: "ClientRequest") -> Any:
+        """The schema for the answer, as chat's ``response_format`` holds it."""
+        return request.value(self.schema)
+
+    # From the endpoint's JSON to messages
+
+    def segments(self, elements: Sequence[Raw]) -> Sequence[Raw]:
+        """The segments that the elements of the array make."""
+        return elements
+
+    def view(self, raw: Raw) -> Mapping[str, Any]:
+        """A segment as a chat message; empty if it is none."""
+        return read_message(raw)
+
+    def goes_on(self, array: memoryview) -> bool:
+        """Whether the segments of an array stay what they are, whatever follows them."""
+        del array
+        return True
+
+    def is_closed(self, role: str) -> bool:
+        """Whether a segment at the array's end is whole, so that elements that follow make segments of their own."""
+        del role
+        return True
+
+    # From what was planned to the endpoint's JSON
+
+    def edited(self, raw: Raw, kind: EditKind | None, text: str) -> Raw:
+        """A segment as an edit leaves it."""
+        value = dict(read_message(raw))
+        value.pop(MARK, None)
+        if kind is EditKind.REASONING:
+            value = without_reasoning(value)
+        elif kind is EditKind.MEDIA:
+            value = without_media(value, text.split("\n"))
+        else:
+            value["content"] = content_with(text, marker_within(value))
+        return write_value(value)
+
+    def unmarked(self, raw: Raw) -> Raw:
+        """A segment without Weir's own mark."""
+        return unmarked(raw)
+
+    def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
+        """A segment of Weir's own."""
+        return write_value({"role": "system" if role == "system" else "user", "content": content_with(text, markers)})
+
+    def extended(self, raw: Raw, text: str) -> Raw:
+        """A segment of the system's with more text behind its own."""
+        value = dict(read_message(raw))
+        content = value.get("content")
+        if isinstance(content, list):
+            value["content"] = [*content, {"type": "text", "text": text}]
+        else:
+            value["content"] = f"{content or ''}\n\n{text}"
+        return write_value(value)
+
+    def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
+        """A segment with a cache marker on its last text; None where it has none."""
+        return marked_message(raw, marker)
+
+    def compose(self, request: "ClientRequest", segments: Sequence[Raw]) -> dict[str, bytes]:
+        """The fields that change where the request's segments are these."""
+        del request
+        return {self.array: array_of(segments)}
+
+    def stored(self, raw: Raw) -> bytes:
+        """A segment as JSON of its own, for the archive."""
+        return bytes(raw)
+
+    # Questions to a model, and its answers
+
+    def question(self, effect: Summarize) -> dict[str, object]:
+        """The fields of a request of Weir's own, without the model."""
+        raise NotImplementedError
+
+    def limit_in_place(self, request: "ClientRequest", most: int) -> dict[str, object]:
+        """The fields that say how long an answer to a question behind the client's own history may be."""
+        del request
+        return {self.limits[-1]: most}
+
+    def completion(self, value: Any) -> Any:
+        """A whole answer as a chat completion."""
+        return value
+
+    def matters(self, event: ServerSentEvent, *, said: bool) -> bool:
+        """Whether an event of a stream has to be read once something was said."""
+        return not said or event.name == ERROR or _MATTERS.search(event.data) is not None
+
+    def chunk(self, value: Any) -> Any:
+        """An event of a stream as a chunk of a chat completion; DONE for the last one."""
+        return value
+
+    def error_body(self, error: ProxyError) -> bytes:
+        """What a client is told in place of an answer."""
+        return error.body()
+
+    def error_event(self, error: ProxyError) -> bytes:
+        """The last event of a stream that broke off."""
+        return error.event()
+
+
+CHAT = Codec()
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """One request as it came: ``fields`` are raw slices of ``body``, ``messages`` the segments of its history.
+
+    ``messages`` is None where the request has no array there; such a request is relayed untouched. ``max_tokens`` is
+    the most that the answer may take, as the field ``limit`` says.
+    """
+
+    body: bytes
+    fields: Mapping[str, Raw]
+    messages: "Segments | None"
+    model: str
+    stream: bool
+    max_tokens: int | None
+    limit: str = "max_tokens"
+    codec: Codec = CHAT
+
+    def value(self, name: str) -> Any:
+        """One field as Python values, None if it is absent."""
+        raw = self.fields.get(name)
+        return None if raw is None else read_value(raw)
+
+    def view(self, index: int) -> Mapping[str, Any]:
+        """One segment as a chat message."""
+        return self.codec.view((self.messages or ())[index])
+
+
+parse_chat = CHAT.parse
+
+
+class Segments(Sequence[Raw]):
+    """The history's segments as slices, split when they are first needed: most were seen before.
+
+    ``head`` are segments that stand in fields of their own, before those of the array.
+    """
+
+    def __init__(self, raw: Raw, codec: Codec = CHAT, head: Sequence[Raw] = ()) -> None:
+        self.raw = memoryview(raw)
+        self.head = head
+        self._codec = codec
+        self._items: Sequence[Raw] | None = None
+
+    def __len__(self) -> int:
+        return len(self._split())
+
+    def __bool__(self) -> bool:
+        return len(self.raw) > len(b"[  ]") or len(self._split()) > len(self.head)
+
+    @overload
+    def __getitem__(self, index: int) -> Raw: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Raw]: ...
+    def __getitem__(self, index: int | slice) -> Raw | Sequence[Raw]:
+        return self._split()[index]
+
+    def after(self, size: int) -> Sequence[Raw]:
+        """The segments that follow the first ``size`` bytes of the array, which end with a closed one."""
+        rest = bytes(self.raw[size:]).lstrip()
+        return self._codec.segments(split_array(b"[" + rest[1:]) or ()) if rest[:1] == b"," else ()
+
+    def _split(self) -> Sequence[Raw]:
+        if self._items is None:
+            own = self._codec.segments(split_array(bytes(self.raw)) or ())
+            self._items = [*self.head, *own] if self.head else own
+        return self._items
+
+
+def rewritten(
+    request: ClientRequest,
+    *,
+    messages: Sequence[Raw] | None,
+    pruned: Collection[str],
+    head: int = 0,
+    marker: Mapping[str, Any] = {},
+) -> bytes:
+    """The body without the definitions of tools of these names; other ``messages``, unless None keeps their bytes.
+
+    A ``marker`` stands behind tools and the ``head`` messages of the system.
+    """
+    new, codec = _without_tools(request, pruned) if pruned else {}, request.codec
+    if marker:
+        whole = list(messages if messages is not None else request.messages or ())
+        if head and (marked := codec.marked(whole[head - 1], marker)) is not None:
+            messages = [*whole[: head - 1], marked, *whole[head:]]
+        elif defined := split_array(new.get("tools", request.fields.get("tools", b"[]"))):
+            last = read_value(defined[-1])
+            if isinstance(last, dict):
+                new["tools"] = array_of([*defined[:-1], write_value({**last, **marker})])
+    if messages is not None:
+        new |= codec.compose(request, messages)
+    return replace_fields(request.body, request.fields, new) if new else request.body
+
+
+def without_marks(request: ClientRequest) -> bytes:
+    """A request's body without Weir's own marks on its messages, whatever else stands in these; its own without any."""
+    raws, codec = request.messages or (), request.codec
+    marked = {i for i, raw in enumerate(raws) if MARK in codec.view(raw)}
+    bare = [codec.unmarked(raw) if i in marked else raw for i, raw in enumerate(raws)] if marked else None
+    return rewritten(request, messages=bare, pruned=())
+
+
+def without_field(request: ClientRequest, name: str) -> ClientRequest:
+    """The request without one of its fields; the values of the others keep their bytes."""
+    kept = {key: bytes(raw) for key, raw in request.fields.items() if key != name}
+    return request.codec.parse(b"{" + b",".join(write_value(key) + b":" + raw for key, raw in kept.items()) + b"}")
+
+
+def array_of(items: Sequence[Raw]) -> bytes:
+    """A JSON array of raw elements."""
+    return b"[" + b",".join(items) + b"]"
+
+
+def _without_tools(request: ClientRequest, pruned: Collection[str]) -> dict[str, bytes]:
+    """The fields with definitions, less the pruned ones; an upstream refuses an empty list, so one always stays."""
+    new: dict[str, bytes] = {}
+    for field in request.codec.tool_fields:
+        items = _definitions(request, field)
+        kept = [raw for raw in items if tool_name(read_value(raw)) not in pruned]
+        if len(kept) < len(items):
+            new[field] = array_of(kept or items[:1])
+    return new
+
+
+def _definitions(request: ClientRequest, field: str) -> Sequence[Raw]:
+    raw = request.fields.get(field)
+    return () if raw is None else split_array(raw) or ()
+
+
+def tool_name(definition: object) -> str:
+    """The name that calls of a tool use; empty for what is no definition of a function or custom tool."""
+    name = _described(definition).get("name")
+    return name if isinstance(name, str) else ""
+
+
+def tool_description(definition: object) -> str:
+    """What a definition says of its tool; empty where it says nothing."""
+    text = _described(definition).get("description")
+    return text if isinstance(text, str) else ""
+
+
+_WRITTEN_BY_THE_CLIENT = frozenset({None, "function", "custom"})
+
+
+def _described(definition: object) -> Mapping[str, Any]:
+    """What a function or custom tool is; nothing of a provider's own, which has a type of its own."""
+    if not isinstance(definition, dict):
+        return {}
+    inner = definition.get("function") or definition.get("custom")
+    if isinstance(inner, dict):
+        return inner
+    return definition if definition.get("type") in _WRITTEN_BY_THE_CLIENT else {}
+
+
+def tool_definitions(request: ClientRequest) -> dict[str, list[Raw]]:
+    """The definitions of tools and legacy functions as the client sent them, by name."""
+    found: dict[str, list[Raw]] = {}
+    for field in request.codec.tool_fields:
+        for raw in _definitions(request, field):
+            if name := tool_name(read_value(raw)):
+                found.setdefault(name, []).append(raw)
+    return found
+
+
+def chosen_tools(request: ClientRequest) -> frozenset[str]:
+    """Every name in ``tool_choice`` and ``function_call``: the one asked for, or those that are allowed."""
+    waiting: list[Any] = [request.value(field) for field in ("tool_choice", "function_call") if field in request.fields]
+    found = set[str]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.add(value)
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return frozenset(found)
+
+
+def with_fields(body: bytes, **values: object) -> bytes:
+    """``body`` with other values for some scalar fields, everything else byte for byte."""
+    return replace_fields(body, split_object(body), {k: write_value(v) for k, v in values.items()})

@@ -1,0 +1,467 @@
+"""OpenAI's Responses: ``POST /v1/responses``.
+
+Segments are: a run of what the model made (reasoning, messages, calls), as role ``assistant``; one output of a call, as
+role ``tool``; one message of the user, the system or the developer. ``instructions`` stand before them. Ids, names,
+arguments and what is encrypted are never changed. A run with ids but without reasoning, directly behind outputs of a
+run that has it, shares that reasoning: they stay or go together ("was provided without its required 'reasoning' item").
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from policies.effects import Summarize
+from policies.ledger import EditKind
+from proxy.errors import ContextLengthExceeded, ProxyError
+from proxy.wire.codec import ERROR, ClientRequest, Codec, JoinedRun, Segments, array_of
+from proxy.wire.messages import MARK, SEALED, marker_within, markers_of
+from proxy.wire.raw import Raw, ServerSentEvent, read_value, split_array, split_object, write_value
+
+SEALED_CHARS = 5.0
+"""Characters of ``encrypted_content`` for a token; a guess that the reported usage corrects."""
+GONE = "(removed to fit the model's context window)"
+_ROLES = frozenset({"user", "system", "developer"})
+_OUTPUTS = frozenset(
+    {
+        *("function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output"),
+        *("apply_patch_call_output", "computer_call_output", "tool_search_output", "program_output"),
+        "mcp_approval_response",
+    }
+)
+_CALLS = frozenset(
+    {
+        *("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call"),
+        *("tool_search_call", "program", "mcp_approval_request"),
+    }
+)
+_WALLS = frozenset({"compaction", "compaction_summary"})
+_FIXED = frozenset({"additional_tools", "configuration_update", "compaction_trigger"})
+_UNCHANGED = frozenset(
+    {"computer_call_output", "tool_search_output", "mcp_approval_response", "apply_patch_call_output"}
+)
+_PART_TYPES = {"input_text": "text", "output_text": "text"}
+_ENDS = {"max_output_tokens": "length"}
+_LAST = frozenset({b"response.completed", b"response.incomplete", b"response.failed"})
+_WALL = re.compile(rb'"compaction')
+
+
+class _Item(msgspec.Struct):
+    """As much of an item as says which segment it belongs to."""
+
+    type: str = "message"
+    role: str = ""
+    id: str = ""
+
+
+_ITEM = msgspec.json.Decoder(_Item)
+
+
+class Instructions(bytes):
+    """The field ``instructions`` as a message."""
+
+
+class Passed(bytes):
+    """An item up to a compaction: the model does not see it."""
+
+
+class Fixed(bytes):
+    """An item that declares tools or settings: it stays where it is."""
+
+
+class ResponsesCodec(Codec):
+    """The codec of Responses."""
+
+    name = "responses"
+    path = "/responses"
+    array = "input"
+    system = "instructions"
+    limits = ("max_output_tokens",)
+    tool_fields = ("tools",)
+    schema = "text"
+    own_answer = frozenset({"stream", "stream_options", "max_output_tokens", "text", "store", "background", "metadata"})
+
+    def _array_of(self, raw: Raw, fields: Mapping[str, Raw]) -> Segments:
+        said = fields.get("instructions")
+        head = () if said is None or bytes(said) == b"null" else (Instructions(_message("system", bytes(said))),)
+        return Segments(raw, self, head)
+
+    def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the provider holds a part of the history, answers later, or is only to compact."""
+        if any(bytes(fields.get(name, b"null")) != b"null" for name in ("previous_response_id", "conversation")):
+            return True
+        cache = read_value(fields.get("prompt_cache_options", b"null"))
+        warms = isinstance(cache, dict) and cache.get("prewarm") is True
+        compacts = b'"compaction_trigger"' in bytes(fields.get("input", b""))[-256:]
+        return warms or compacts or bytes(fields.get("background", b"")) == b"true"
+
+    def schema_of(self, request: ClientRequest) -> Any:
+        """The schema for the answer, as chat's ``response_format`` holds it."""
+        asked = request.value("text")
+        schema = asked.get("format") if isinstance(asked, dict) else None
+        return {"json_schema": schema} if isinstance(schema, dict) and schema.get("type") == "json_schema" else None
+
+    def segments(self, elements: Sequence[Raw]) -> Sequence[Raw]:
+        """The segments that these items make."""
+        items = [_read(raw) for raw in elements]
+        wall = 1 + max((n for n, item in enumerate(items) if item.type in _WALLS), default=-1)
+        found: list[Raw] = [Passed(raw) for raw in elements[:wall]]
+        run: list[Raw] = []
+        kinds: list[_Item] = []
+        shares = False  # whether the run before the outputs that have just come has reasoning
+
+        def end_run() -> None:
+            nonlocal shares
+            if run:
+                thought = any(item.type == "reasoning" for item in kinds)
+                joined = shares and not thought and any(item.id for item in kinds)
+                found.append(JoinedRun(b",".join(run)) if joined else b",".join(run))
+                shares = thought or joined
+                run.clear()
+                kinds.clear()
+
+        for raw, item in zip(elements[wall:], items[wall:], strict=True):
+            if item.type in _OUTPUTS or item.type in _FIXED or (item.type == "message" and item.role in _ROLES):
+                end_run()
+                shares = shares and item.type in _OUTPUTS
+                found.append(Fixed(raw) if item.type in _FIXED else raw)
+            else:
+                run.append(raw)
+                kinds.append(item)
+        end_run()
+        return found
+
+    def is_closed(self, role: str) -> bool:
+        """What the model makes next belongs to the run that it goes on."""
+        return role != "assistant"
+
+    def goes_on(self, array: memoryview) -> bool:
+        """What stands before a compaction is read as nothing once that has come."""
+        return _WALL.search(array) is None
+
+    def view(self, raw: Raw) -> Mapping[str, Any]:
+        """A segment as a chat message."""
+        if isinstance(raw, Passed | Fixed):
+            return {"role": "system", "content": None if isinstance(raw, Passed) else json.dumps(_only(raw))}
+        items = _items(raw)
+        if not items:
+            return {}
+        marks = [found for item in items if isinstance(found := item.get(MARK), dict)]
+        mark = {MARK: marks[0]} if marks else {}
+        first = items[0]
+        kind = first.get("type", "message")
+        if kind in _OUTPUTS:
+            return {**_output(first), **mark}
+        if kind == "message" and first.get("role") in _ROLES:
+            return {"role": first["role"], "content": _content(first.get("content")), **mark}
+        return {**_run(items), **mark}
+
+    def edited(self, raw: Raw, kind: EditKind | None, text: str) -> Raw:
+        """A segment as an edit leaves it; what is encrypted or has an id of its own stays as it came."""
+        items = [dict(item) for item in _items(self.unmarked(raw))]
+        first = items[0] if items else {}
+        if first.get("type") in _UNCHANGED or kind is EditKind.REASONING:
+            return self.unmarked(raw)
+        if first.get("type") in _OUTPUTS:
+            items[0] = _other_output(first, kind, text)
+        elif first.get("type", "message") == "message" and first.get("role") in _ROLES:
+            if kind is EditKind.MEDIA:
+                items[0]["content"] = _without_media(first.get("content"), text.split("\n"))
+            else:
+                marker = marker_within(first)
+                items[0]["content"] = [{"type": "input_text", "text": text, **marker}] if marker else text
+        else:
+            items = _other_run(items, text)
+        return b",".join(map(write_value, items))
+
+    def unmarked(self, raw: Raw) -> Raw:
+        """A segment without Weir's own mark."""
+        if f'"{MARK}"'.encode() not in bytes(raw):
+            return raw
+        written = b",".join(write_value({k: v for k, v in item.items() if k != MARK}) for item in _items(raw))
+        return type(raw)(written) if isinstance(raw, bytes) else written
+
+    def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
+        """A message of Weir's own."""
+        part = {"type": "input_text", "text": text, **markers}
+        speaker = "developer" if role == "system" else "user"
+        return write_value({"type": "message", "role": speaker, "content": [part]})
+
+    def extended(self, raw: Raw, text: str) -> Raw:
+        """The instructions, or a message, with more text behind its own."""
+        value = dict(_only(raw))
+        content = value.get("content")
+        if isinstance(content, list):
+            value["content"] = [*content, {"type": "input_text", "text": text}]
+        else:
+            value["content"] = f"{content or ''}\n\n{text}"
+        written = write_value(value)
+        return Instructions(written) if isinstance(raw, Instructions) else written
+
+    def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
+        """None: OpenAI's cache needs no markers."""
+        del raw, marker
+        return None
+
+    def compose(self, request: ClientRequest, segments: Sequence[Raw]) -> dict[str, bytes]:
+        """The array that these segments make, and the instructions if they changed."""
+        new: dict[str, bytes] = {}
+        if segments and isinstance(segments[0], Instructions):
+            if request.messages is None or segments[0] is not request.messages.head[0]:
+                new["instructions"] = bytes(split_object(segments[0])["content"])
+            segments = segments[1:]
+        return new | {"input": array_of(segments)}
+
+    def stored(self, raw: Raw) -> bytes:
+        """A segment as JSON of its own, for the archive."""
+        elements = split_array(b"[" + raw + b"]") or ()
+        return bytes(raw) if len(elements) == 1 else array_of(elements)
+
+    def question(self, effect: Summarize) -> dict[str, object]:
+        """The fields of a request of Weir's own, without the model."""
+        asked: dict[str, object] = {
+            "instructions": effect.system,
+            "input": effect.prompt,
+            "max_output_tokens": effect.max_tokens,
+            "store": False,
+        }
+        if effect.schema:
+            form = {"type": "json_schema", "name": "working_notes", "strict": True, "schema": dict(effect.schema)}
+            asked["text"] = {"format": form}
+        return asked
+
+    def limit_in_place(self, request: ClientRequest, most: int) -> dict[str, object]:
+        """Nothing of the question is to be stored beside the client's answers."""
+        del request
+        return {"max_output_tokens": most, "store": False}
+
+    def completion(self, value: Any) -> Any:
+        """A whole answer as a chat completion."""
+        if not isinstance(value, dict) or value.get("object") != "response":
+            return value
+        output = value.get("output")
+        items = [item for item in output if isinstance(item, dict)] if isinstance(output, list) else []
+        message = {k: v for k, v in _run(items).items() if k != SEALED}
+        choice = {"index": 0, "message": message, "finish_reason": _finish(value, calls="tool_calls" in message)}
+        named = {name: value[name] for name in ("id", "model", "service_tier") if name in value}
+        return {**named, "choices": [choice], "usage": value.get("usage"), "error": value.get("error")}
+
+    def matters(self, event: ServerSentEvent, *, said: bool) -> bool:
+        """Whether an event has to be read once something was said."""
+        return not said or event.name == ERROR or event.name in _LAST
+
+    def chunk(self, value: Any) -> Any:
+        """An event of a stream as a chunk of a chat completion."""
+        kind = value.get("type") if isinstance(value, dict) else None
+        if kind is None or kind == "error":
+            return value
+        whole = value.get("response")
+        if isinstance(whole, dict):
+            named = {name: whole[name] for name in ("id", "model", "service_tier") if name in whole}
+            if kind in ("response.completed", "response.incomplete", "response.failed"):
+                choice = {"index": 0, "finish_reason": _finish(whole, calls=False)}
+                return {**named, "choices": [choice], "usage": whole.get("usage"), "error": whole.get("error")}
+            return named
+        return {"choices": [{"index": 0, "delta": _added(kind, value)}]}
+
+    def error_body(self, error: ProxyError) -> bytes:
+        """An error in OpenAI's shape; what is too long is ``input`` here."""
+        if isinstance(error, ContextLengthExceeded) and error.param == "messages":
+            error.param = "input"
+        return error.body()
+
+    def error_event(self, error: ProxyError) -> bytes:
+        """The last event of a stream that broke off."""
+        told = {"code": "server_error", "message": f"Connection lost, premature close: {error.message}"}
+        response = {"id": "", "object": "response", "status": "failed", "error": told, "output": []}
+        event = {"type": "response.failed", "sequence_number": 0, "response": response}
+        return b"\n\nevent: response.failed\ndata: " + write_value(event) + b"\n\n"
+
+
+def _read(raw: Raw) -> _Item:
+    try:
+        item = _ITEM.decode(raw)
+    except (ValueError, RecursionError):  # an id of null, or what the upstream judges
+        value = _only(raw)
+        kind, role, identity = (value.get(name) for name in ("type", "role", "id"))
+        item = _Item(
+            kind if isinstance(kind, str) else "message",
+            role if isinstance(role, str) else "",
+            identity if isinstance(identity, str) else "",
+        )
+    return item
+
+
+def _message(role: str, content: bytes) -> bytes:
+    return b'{"role":"' + role.encode() + b'","content":' + content + b"}"
+
+
+def _items(raw: Raw) -> list[dict[str, Any]]:
+    items = read_value(b"[" + raw + b"]")
+    return [each for each in items if isinstance(each, dict)] if isinstance(items, list) else []
+
+
+def _only(raw: Raw) -> dict[str, Any]:
+    items = _items(raw)
+    return items[0] if items else {}
+
+
+def _content(content: object) -> object:
+    """Content with the names that chat has for texts; media keep theirs."""
+    if not isinstance(content, list):
+        return content
+    return [
+        {**part, "type": _PART_TYPES[part["type"]]}
+        if isinstance(part, dict) and part.get("type") in _PART_TYPES
+        else part
+        for part in content
+    ]
+
+
+def _run(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a run of the model's items says, as a chat message."""
+    texts, others, calls, thoughts, sealed = [], [], [], [], 0.0
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "message":
+            content = item.get("content")
+            texts += [content] if isinstance(content, str) else _texts_of(content)
+        elif kind == "reasoning":
+            thought = "\n".join((*_texts_of(item.get("summary")), *_texts_of(item.get("content"))))
+            thoughts.append(thought)
+            sealed += len(str(item.get("encrypted_content") or "")) / SEALED_CHARS
+        elif kind in _CALLS:
+            calls.append(_call(item))
+        elif kind == "item_reference":
+            others.append({"type": kind, "item": item.get("id")})
+        else:
+            others.append({k: v for k, v in item.items() if k != MARK})
+    content = [*({"type": "text", "text": text} for text in texts), *others] if others else "\n".join(texts) or None
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = calls
+    if any(thoughts):
+        message["reasoning_content"] = "\n".join(filter(None, thoughts))
+    if sealed:
+        message[SEALED] = int(sealed)
+    return message
+
+
+def _texts_of(parts: object) -> list[str]:
+    said = (
+        [part.get("text") or part.get("refusal") for part in parts if isinstance(part, dict)]
+        if isinstance(parts, list)
+        else []
+    )
+    return [text for text in said if isinstance(text, str)]
+
+
+def _call(item: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = item.get("arguments", item.get("input"))
+    if not isinstance(arguments, str):
+        about = {k: v for k, v in item.items() if k in ("action", "actions", "operation", "arguments", "code")}
+        arguments = json.dumps(about, ensure_ascii=False)
+    name = item.get("name") or str(item.get("type", "")).removesuffix("_call")
+    return {"id": _call_id(item), "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _call_id(item: Mapping[str, Any]) -> str:
+    """What pairs a call with its output."""
+    names = ("call_id", "id", "approval_request_id")
+    return next((found for name in names if isinstance(found := item.get(name), str)), "")
+
+
+def _output(item: Mapping[str, Any]) -> dict[str, Any]:
+    output = item.get("output", item.get("tools"))
+    if isinstance(output, list) and all(isinstance(part, dict) and "stdout" in part for part in output):
+        output = "\n".join(f"{part.get('stdout') or ''}{part.get('stderr') or ''}" for part in output)
+    elif isinstance(output, dict):
+        output = [output]
+    return {"role": "tool", "tool_call_id": _call_id(item), "content": _content(output) or ""}
+
+
+def _other_output(item: dict[str, Any], kind: EditKind | None, text: str) -> dict[str, Any]:
+    """An output that says something else."""
+    output = item.get("output")
+    if kind is EditKind.MEDIA:
+        return {**item, "output": _without_media(output, text.split("\n"))}
+    if item.get("type") == "shell_call_output" and isinstance(output, list) and output:
+        texts = [text or GONE, *([""] * (len(output) - 1))]
+        return {
+            **item,
+            "output": [{**part, "stdout": said, "stderr": ""} for part, said in zip(output, texts, strict=True)],
+        }
+    marker = marker_within({"content": output})
+    said = text or GONE
+    return {**item, "output": [{"type": "input_text", "text": said, **marker}] if marker else said}
+
+
+def _other_run(items: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """A run whose messages say something else; one with anything encrypted stays as it came."""
+    if any(item.get("encrypted_content") for item in items):
+        return items
+    found: list[dict[str, Any]] = []
+    for item in items:
+        if item.get("type", "message") != "message":
+            found.append(item)
+        elif isinstance(item.get("content"), list):
+            parts = [part for part in item["content"] if isinstance(part, dict)]
+            first = next(
+                (part for part in parts if part.get("type") == "output_text"),
+                {"type": "output_text", "annotations": []},
+            )
+            found.append({**item, "content": [{**first, "text": text or GONE, "annotations": []}]})
+            text = ""
+        else:
+            found.append({**item, "content": text or GONE})
+            text = ""
+    return found
+
+
+def _without_media(content: object, lines: Sequence[str]) -> object:
+    """Content with a text for each image or file."""
+    left = list(lines) or [""]
+    if not isinstance(content, list):
+        return content
+    return [
+        {"type": "input_text", "text": left.pop(0) if len(left) > 1 else left[0], **markers_of(part)}
+        if isinstance(part, dict) and part.get("type") not in ("input_text", "output_text")
+        else part
+        for part in content
+    ]
+
+
+def _finish(response: Mapping[str, Any], *, calls: bool) -> str | None:
+    status, details = response.get("status"), response.get("incomplete_details")
+    if status == "incomplete" and isinstance(details, dict):
+        reason = str(details.get("reason") or "incomplete")
+        return _ENDS.get(reason, reason)
+    if status == "completed":
+        output = response.get("output")
+        calls = calls or any(isinstance(i, dict) and i.get("type") in _CALLS for i in output or ())
+        return "tool_calls" if calls else "stop"
+    return str(status) if status in ("failed", "cancelled") else None
+
+
+def _added(kind: str, event: Mapping[str, Any]) -> dict[str, Any]:
+    """What an event adds to the message."""
+    place, delta = event.get("output_index"), event.get("delta")
+    if kind == "response.output_item.added":
+        item = event.get("item")
+        item = item if isinstance(item, dict) else {}
+        if item.get("type") in _CALLS:
+            function = {"name": item.get("name") or item["type"].removesuffix("_call"), "arguments": ""}
+            return {"tool_calls": [{"index": place, "id": _call_id(item), "function": function}]}
+        return {"begun": item.get("type")}
+    if kind in ("response.function_call_arguments.delta", "response.custom_tool_call_input.delta"):
+        return {"tool_calls": [{"index": place, "function": {"arguments": delta}}]}
+    if kind in ("response.output_text.delta", "response.refusal.delta"):
+        return {"content": delta}
+    if kind in ("response.reasoning_summary_text.delta", "response.reasoning_text.delta"):
+        return {"reasoning_content": delta}
+    return {}
+
+
+RESPONSES = ResponsesCodec()
