@@ -20,7 +20,7 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.codec import ERROR, ClientRequest, Codec, Segments, array_of
+from proxy.wire.codec import ERROR, ClientRequest, Codec, Passed, Segments, array_of
 from proxy.wire.messages import MARK, SEALED, THINKING_TYPES, markers_of, without_media
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, replace_fields, split_array, split_object, write_value
 
@@ -78,10 +78,6 @@ def _part(data: bytes, whole: bytes = b"", place: int = 0, parts: int = 0) -> Tu
     part = TurnPart(data)
     part.whole, part.place, part.parts = whole, place, parts
     return part
-
-
-class Passed(bytes):
-    """A message up to a compaction: the model does not see it."""
 
 
 class SystemField(bytes):

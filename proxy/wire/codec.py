@@ -30,6 +30,10 @@ ERROR = b"error"
 _MATTERS = re.compile(rb'"usage"|"error"|"finish_reason"\s*:\s*"[^"]|"index"\s*:\s*[1-9]')
 
 
+class Passed(bytes):
+    """An element up to a compaction of the provider's: the model does not see it."""
+
+
 class JoinedRun(bytes):
     """A segment that stays or goes with the one before it."""
 

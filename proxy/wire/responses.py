@@ -16,7 +16,7 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.codec import ERROR, ClientRequest, Codec, JoinedRun, Segments, array_of
+from proxy.wire.codec import ERROR, ClientRequest, Codec, JoinedRun, Passed, Segments, array_of
 from proxy.wire.messages import MARK, SEALED, marker_within, markers_of
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, split_array, split_object, write_value
 
@@ -61,10 +61,6 @@ _ITEM = msgspec.json.Decoder(_Item)
 
 class Instructions(bytes):
     """The field ``instructions`` as a message."""
-
-
-class Passed(bytes):
-    """An item up to a compaction: the model does not see it."""
 
 
 class Fixed(bytes):

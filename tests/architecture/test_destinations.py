@@ -74,7 +74,7 @@ def test_every_path_that_can_be_asked_for_is_told_by_one_function() -> None:
 
 @pytest.mark.parametrize("name", _NAMING)
 def test_a_route_is_the_same_however_it_is_spelled(name: str) -> None:
-    kind = "chat" if name == "chat/completions" else "model"
+    kind = "managed" if name in ("chat/completions", "responses", "messages") else "model"
     plain = Route(kind=kind, path=f"/{name}")
     doubled, escaped = name.replace("/", "//"), name.replace("/", "%2F").replace("s", "%73")
     spelled = [

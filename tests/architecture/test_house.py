@@ -5,8 +5,8 @@ import pytest
 from tests.architecture.house import AIMS, request_path, size
 
 REACHED = {
-    "lines": 53_540,
-    "files": 180,
+    "lines": 57_540,
+    "files": 194,
     "loose modules in policies": 12,
     "loose modules in proxy": 12,
     "longest chain of imports": 27,
@@ -17,7 +17,9 @@ REACHED = {
     "jumps of a warm request": 325,
     "files of a first batch": 70,
 }
-"""To be lowered with every room that is furnished, never raised without a word about why."""
+"""To be lowered with every room that is furnished, never raised without a word about why.
+
+Two endpoints more may take 4,000 lines beyond the 53,540 that the house had before them."""
 
 
 @pytest.fixture(scope="module")
