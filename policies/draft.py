@@ -239,7 +239,7 @@ def _message(piece: PlannedMessage, transcript: Transcript) -> Message | None:
     return None if piece.index is None else transcript.messages[piece.index]
 
 
-LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP})
+LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP, EditKind.UNBOUND})
 """Edits that may be made on a protected message, and stay on it."""
 REWRITTEN = 4  # clients rewrite, drop or ask again for their last few messages
 
@@ -384,7 +384,7 @@ def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protectio
     position = index - transcript.head
     if edit.kind is EditKind.RECALL:
         return True
-    if edit.kind not in LASTING or (edit.kind is not EditKind.CLIP and index in protection.pinned):
+    if edit.kind not in LASTING or (edit.kind is EditKind.INGEST_CAP and index in protection.pinned):
         return False
     return position >= 0 and bool(edit.chain) and transcript.chain[position] == edit.chain
 

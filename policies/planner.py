@@ -46,6 +46,7 @@ from policies.strategies import (
     cap_results,
     clip,
     is_due,
+    leave_out_unbound,
     may_recall,
     recall,
     run_asked,
@@ -127,6 +128,7 @@ def plan(
     pages: Pages | None = None,
     elsewhere: Sequence[Elsewhere] = (),
     edits: ClientEdits | None = None,
+    unbinds: bool = False,
 ) -> Flow[Decision]:
     """What to do with one request.
 
@@ -135,6 +137,7 @@ def plan(
     ``summarizer_input`` is the most that the summariser reads at once, ``readings`` what earlier compactions have read,
     ``limits`` those of these settings in this budget if they are known already, ``pages`` what was searched before,
     ``elsewhere`` what the archive has beside the client's array, ``edits`` what the client asks to have taken out.
+    ``unbinds`` says that no thinking of the array is valid any more.
     Raises BudgetUnreachable if the protected content alone does not fit, BucketExceeded if the policy refuses a full
     bucket, InvalidConversation if a layer made an array that an upstream would reject.
     """
@@ -144,7 +147,13 @@ def plan(
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
     grown = measure(transcript, limits=limits, trend=trend, at=at)
     asked = (known.resumed is not None and not known.cuts) or _is_wanted(settings, known)
-    quiet = not known.triggered and not asked and ceiling is None and not _may_edit(transcript, grown, edits, budget)
+    quiet = (
+        not known.triggered
+        and not asked
+        and not unbinds
+        and ceiling is None
+        and not _may_edit(transcript, grown, edits, budget)
+    )
     if quiet and _is_quiet(transcript, grown, limits=limits):
         return _passed(transcript, grown, limits=limits)
     bounds = bounds_for(
@@ -169,6 +178,8 @@ def plan(
         if not work.trail:
             yield Offload()
         work.take_if_changed("recall", recall(work.draft, bounds, pages=pages or Pages(), elsewhere=elsewhere))
+    if transcript.binds:
+        work.draft = leave_out_unbound(work.draft, bounds, all_of_it=unbinds)
     return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
 
 

@@ -9,9 +9,11 @@ from proxy.access.destination import Caller, Destination
 from proxy.effects.allowance import Patience
 from proxy.errors import InvalidRequest
 from proxy.exchange.replies import Replies, summarizer_input
+from proxy.models.facts import binds_reasoning
 from proxy.planning.values import PlanRequest
 from proxy.runtime import Runtime
 from proxy.telemetry import Trace
+from proxy.wire.anthropic import MESSAGES
 from proxy.wire.client import (
     EDITS,
     MEMORY_HEADER,
@@ -117,6 +119,8 @@ def request_for(
         resume=conversation_in(headers, RESUME_HEADER),
         parent=conversation_in(headers, PARENT_HEADER),
         edits=edits,
+        binds=chat.codec is MESSAGES
+        and (binds_reasoning(chat.model) or (destination.upstream.name, chat.model) in runtime.binding),
         id=request_id,
     )
     return Request(chat=chat, destination=destination, asked=asked, replies=replies)

@@ -47,6 +47,7 @@ from proxy.store import Store
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT
+from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.codec import rewritten, without_marks
 from proxy.wire.messages import breakpoint_for
 from proxy.wire.render import render
@@ -95,6 +96,7 @@ class Planner:
                 model=asked.request.model,
                 counter=asked.counter,
                 image_tokens=asked.settings.image_tokens,
+                binds=asked.binds and not asked.drops_unbound,
             )
             transcript = read.transcript
             try:
@@ -264,6 +266,7 @@ class Planner:
             pages=self.pages,
             elsewhere=beside,
             edits=asked.edits,
+            unbinds=asked.unbinds,
         )
         last: _Decided | None = None
         for _ in range(MAX_REPLANS):
@@ -391,10 +394,13 @@ class Planner:
         """The plan with its body: the client's own bytes, unless there is something to change."""
         decision = None if decided is None else decided.decision
         body, sent = self._body(asked, recognized, decision)
+        is_changed = asked.unbinds or (decision is not None and decision.pieces is not None)
+        drops = is_changed and not asked.settings.observes and asked.drops_unbound
         evictions, degraded = ((), ()) if decided is None else (decided.evictions, decided.degraded)
         return replace(
             before,
-            body=body,
+            body=with_unbound_dropped(body) if drops else body,
+            betas=(DROPS_UNBOUND,) if drops else (),
             sent=sent,
             recognized=recognized,
             decision=decision,

@@ -385,7 +385,7 @@ def _reply(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif kind in THINKING_TYPES:
             thought = block.get("thinking")
             thoughts.append(thought if isinstance(thought, str) else "")
-            sealed += len(str(block.get("data") or "")) / SEALED_CHARS
+            sealed += 1 + len(str(block.get("data") or "")) / SEALED_CHARS
             sealed += 0 if thought else len(str(block.get("signature") or "")) / SIGNATURE_CHARS
         else:
             others.append(block)
@@ -419,13 +419,14 @@ def _other_result(block: Mapping[str, Any], kind: EditKind | None, text: str) ->
 
 def _other_reply(blocks: Sequence[dict[str, Any]], kind: EditKind | None, text: str) -> list[dict[str, Any]]:
     """An assistant's blocks without thinking, or with another text in place of the first."""
-    if kind is EditKind.REASONING:
+    if kind in (EditKind.REASONING, EditKind.UNBOUND):
         return [block for block in blocks if block.get("type") not in THINKING_TYPES]
     texts = [n for n, block in enumerate(blocks) if block.get("type") == "text"]
     if not texts:
         return [*blocks, {"type": "text", "text": text}] if text and not blocks else list(blocks)
     said = {"type": "text", "text": text or GONE, **_last_marker([blocks[n] for n in texts])}
-    return [said if n == texts[0] else block for n, block in enumerate(blocks) if n == texts[0] or n not in texts]
+    kept = [said if n == texts[0] else block for n, block in enumerate(blocks) if n == texts[0] or n not in texts]
+    return [block for block in kept if block.get("type") not in THINKING_TYPES]
 
 
 def _last_marker(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -512,6 +513,17 @@ def _added(event: Mapping[str, Any]) -> dict[str, Any]:
     if delta.get("type") == "thinking_delta":
         return {"reasoning_content": delta.get("thinking")}
     return {"content": delta["text"]} if delta.get("type") == "text_delta" else {}
+
+
+DROPS_UNBOUND = b"thinking-binding-controls-2026-08-01"
+
+
+def with_unbound_dropped(body: bytes) -> bytes:
+    """The body asking that thinking be dropped that is bound to something else than what stands before it."""
+    fields = split_object(body)
+    thinking = read_value(fields["thinking"])
+    asked = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+    return replace_fields(body, fields, {"thinking": write_value({**thinking, **asked})})  # type: ignore[dict-item]
 
 
 MESSAGES = MessagesCodec()

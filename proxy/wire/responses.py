@@ -158,7 +158,7 @@ class ResponsesCodec(Codec):
         """A segment as an edit leaves it; what is encrypted or has an id of its own stays as it came."""
         items = [dict(item) for item in _items(self.unmarked(raw))]
         first = items[0] if items else {}
-        if first.get("type") in _UNCHANGED or kind is EditKind.REASONING:
+        if first.get("type") in _UNCHANGED or kind in (EditKind.REASONING, EditKind.UNBOUND):
             return self.unmarked(raw)
         if first.get("type") in _OUTPUTS:
             items[0] = _other_output(first, kind, text)
