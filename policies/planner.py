@@ -179,7 +179,10 @@ def plan(
             yield Offload()
         work.take_if_changed("recall", recall(work.draft, bounds, pages=pages or Pages(), elsewhere=elsewhere))
     if transcript.binds:
-        work.draft = leave_out_unbound(work.draft, bounds, all_of_it=unbinds)
+        valid = leave_out_unbound(work.draft, bounds, all_of_it=unbinds)
+        if valid is not work.draft and not work.trail:
+            yield Offload()
+        work.draft = valid
     return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
 
 
