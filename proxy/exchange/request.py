@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from policies import ClientEdits, ContextSettings, Mode
 from proxy.access.destination import Caller, Destination
@@ -27,6 +27,7 @@ from proxy.wire.client import (
 )
 from proxy.wire.codec import CHAT, ClientRequest, without_field
 from proxy.wire.counting import TextCounter
+from proxy.wire.raw import read_value
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -85,6 +86,10 @@ def request_for(
     is_elsewhere = chat.codec.is_held_elsewhere(chat.fields)
     if settings.mode is Mode.OFF or not chat.messages or is_elsewhere or wants_no_editing(chat.fields):
         return Request(chat=chat, destination=destination)
+    if chat.codec.name not in destination.upstream.endpoints:
+        return Request(chat=chat, destination=destination)
+    if chat.codec.is_aside(chat.fields) or _is_codex_compaction(headers):
+        settings = _aside(settings)
     if (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
         settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
     chat, edits = _client_edits(chat, destination.upstream, observes=settings.observes)
@@ -121,6 +126,20 @@ def request_for(
         id=request_id,
     )
     return Request(chat=chat, destination=destination, asked=asked, replies=replies)
+
+
+def _is_codex_compaction(headers: Headers) -> bool:
+    """Whether Codex has the model sum a conversation up, by a prompt of its own."""
+    said = next((value for name, value in headers if name == b"x-codex-turn-metadata"), None)
+    about = read_value(said) if said is not None else None
+    return isinstance(about, dict) and about.get("request_kind") == "compaction"
+
+
+@lru_cache(maxsize=64)
+def _aside(settings: ContextSettings) -> ContextSettings:
+    """The policy for a request that is no part of its conversation: known edits, and what it takes to fit."""
+    recall = replace(settings.recall, tool=False, auto=False)
+    return replace(settings, layers=(), compaction="off", recall=recall)
 
 
 def _client_edits(

@@ -110,8 +110,12 @@ class MessagesCodec(Codec):
         return budget + 1 if isinstance(budget, int) and thinking.get("type") == "enabled" else 0
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the provider holds the history (``thread``), or is only to sum it up (``compaction``)."""
-        return any(bytes(fields[name]) != b"null" for name in ("thread", "compaction") if name in fields)
+        """Whether the provider holds the history."""
+        return bytes(fields.get("thread", b"null")) != b"null"
+
+    def is_aside(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the provider is only to sum the history up."""
+        return bytes(fields.get("compaction", b"null")) != b"null"
 
     def schema_of(self, request: ClientRequest) -> Any:
         """The schema for the answer, as chat's ``response_format`` holds it."""

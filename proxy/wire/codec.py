@@ -109,7 +109,12 @@ class Codec:
         return 0
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether what the model reads is not all in the request, or the request is none of the conversation's own."""
+        """Whether what the model reads is not all in the request."""
+        del fields
+        return False
+
+    def is_aside(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the request is about the conversation and no part of it: a compaction by the provider."""
         del fields
         return False
 
