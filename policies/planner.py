@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, replay, untouched
-from policies.effects import Flow, Offload
+from policies.effects import Announce, Flow, Offload, unheard
 from policies.ledger import WINDOWS, Cut, Edit, PlannedMessage
 from policies.limits import (
     BucketExceeded,
@@ -127,6 +127,7 @@ def plan(
     pages: Pages | None = None,
     elsewhere: Sequence[Elsewhere] = (),
     edits: ClientEdits | None = None,
+    announce: Announce = unheard,
 ) -> Flow[Decision]:
     """What to do with one request.
 
@@ -134,7 +135,8 @@ def plan(
     seconds of any clock. ``ceiling`` (uncalibrated tokens) is set after an upstream refused what the budget allowed,
     ``summarizer_input`` is the most that the summariser reads at once, ``readings`` what earlier compactions have read,
     ``limits`` those of these settings in this budget if they are known already, ``pages`` what was searched before,
-    ``elsewhere`` what the archive has beside the client's array, ``edits`` what the client asks to have taken out.
+    ``elsewhere`` what the archive has beside the client's array, ``edits`` what the client asks to have taken out,
+    ``announce`` hears what was done.
     Raises BudgetUnreachable if the protected content alone does not fit, BucketExceeded if the policy refuses a full
     bucket, InvalidConversation if a layer made an array that an upstream would reject.
     """
@@ -157,10 +159,11 @@ def plan(
         summarizer_input=summarizer_input,
         readings=readings,
     )
-    work = PlanWork(replay(bounds.transcript, known, bounds.protection))
+    work = PlanWork(replay(bounds.transcript, known, bounds.protection), announce=announce)
+    announce("replay")
     # the provider may still have the conversation's prefix in its cache
     warm = trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
-    bounds = replace(bounds, standing=work.draft.pieces, warm=warm)
+    bounds = replace(bounds, standing=work.draft.pieces, warm=warm, announce=announce)
     if asked:
         yield Offload()
         yield from run_asked(work, bounds)
@@ -169,6 +172,7 @@ def plan(
         if not work.trail:
             yield Offload()
         work.take_if_changed("recall", recall(work.draft, bounds, pages=pages or Pages(), elsewhere=elsewhere))
+        announce("recall")
     return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
 
 

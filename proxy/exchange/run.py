@@ -133,7 +133,8 @@ class ExchangeHandler:
             progress.caller = caller = self._admit(progress.headers)
             with runtime.admission.enter(caller) as stay:
                 limit = runtime.config.limits.body
-                body = await read_held(self.receive, progress.headers, limit=limit, hold=stay.hold)
+                with progress.trace.root.part("receive"):
+                    body = await read_held(self.receive, progress.headers, limit=limit, hold=stay.hold)
                 self.task = asyncio.current_task()
                 await while_connected(self.scope, self.receive, self._answer(body, caller))
         except ClientGone:
@@ -211,6 +212,7 @@ class ExchangeHandler:
         if asked is None:
             return progress.plan
         with progress.trace.plan() as span:
+            asked.span = span
             recognized = await planner.recognize(asked)
             if recognized is not None:
                 degraded = recognized.degraded
@@ -276,6 +278,7 @@ class ExchangeHandler:
     ) -> Plan | None:
         """The plan to try next, None if nothing smaller can be made."""
         with self.progress.trace.plan() as span:
+            asked.span = span
             smaller = await self.runtime.planner.harder(asked, plan, attempt=attempt)
             if smaller is None:
                 return None

@@ -86,20 +86,22 @@ class Planner:
 
     async def recognize(self, asked: PlanRequest) -> Recognized | None:
         """Whose request it is and what fits; None where that failed, which is logged."""
-        degraded = ["store"] if self.settler.failing else []
+        degraded, span = ["store"] if self.settler.failing else [], asked.span
         try:
-            read = await self.transcripts.read(
-                asked.request,
-                tenant=asked.tenant,
-                model=asked.request.model,
-                counter=asked.counter,
-                image_tokens=asked.settings.image_tokens,
-            )
+            with span.part("read"):
+                read = await self.transcripts.read(
+                    asked.request,
+                    tenant=asked.tenant,
+                    model=asked.request.model,
+                    counter=asked.counter,
+                    image_tokens=asked.settings.image_tokens,
+                )
             transcript = read.transcript
             try:
-                match = await self.conversations.recognise(
-                    asked.tenant, transcript.chain, transcript.messages, name=asked.name, resumes=asked.resumes
-                )
+                with span.part("recognise"):
+                    match = await self.conversations.recognise(
+                        asked.tenant, transcript.chain, transcript.messages, name=asked.name, resumes=asked.resumes
+                    )
             except StoreError as error:
                 log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
                 degraded.append("store")
@@ -112,11 +114,13 @@ class Planner:
             again, trend = asked_again(thread.evicted, transcript, match.length), thread.trend
             for _, call in again:
                 del thread.evicted[call]
+            with span.part("limits"):
+                limits = await asked.limits()
             return Recognized(
                 transcript=transcript,
                 thread=thread,
                 length=match.length,
-                limits=await asked.limits(),
+                limits=limits,
                 trend=trend,
                 marked=read.marked,
                 has_media=read.has_media,
@@ -155,7 +159,9 @@ class Planner:
         except Exception:
             log.exception("planning failed; the request goes on without it")
             decided, degraded = _trimmed(asked, recognized), (*degraded, "plan")
-        if not await self.announce(recognized, request=asked.id, model=asked.request.model):
+        with asked.span.part("store"):
+            known = await self.announce(recognized, request=asked.id, model=asked.request.model)
+        if not known:
             degraded = (*degraded, "store")
         plan = Plan(body=b"", recognized=recognized, refused=refused, degraded=degraded)
         return self._written(asked, recognized, plan, decided)
@@ -242,9 +248,10 @@ class Planner:
     ) -> _Decided | None:
         """The decision on a request, carried out as far as the store is concerned; None where there is none."""
         thread, observed, budget = recognized.thread, asked.settings.observes, recognized.limits.budget
-        if thread.known.triggered and not thread.has_notes:
-            await self._take_notes(thread)
-        beside = await self._elsewhere(asked, recognized) if ceiling is None else ()
+        with (span := asked.span).part("store"):
+            if thread.known.triggered and not thread.has_notes:
+                await self._take_notes(thread)
+            beside = await self._elsewhere(asked, recognized) if ceiling is None else ()
         if asked.settings.summarizer == "same" and any(
             e.kind is EditKind.PRUNE_TOOLS for e in thread.known.edits.values()
         ):
@@ -263,22 +270,26 @@ class Planner:
             pages=self.pages,
             elsewhere=beside,
             edits=asked.edits,
+            announce=span.lap,
         )
         last: _Decided | None = None
         for _ in range(MAX_REPLANS):
             known = recognized.known(observed=observed)
             flow = planning(known=known, at=self.clock())
+            span.begin()
             effect = step(flow)
             if isinstance(effect, Returned):
                 thread.trend = effect.value.trend
                 return _Decided(effect.value)
+            waits = span.now()
             async with thread.lock, _Turn(self.store, thread) as turn:
+                span.since(waits, "wait", "lock")
                 decided = thread.ledger(observed=observed).edits is not known.edits
                 if decided or thread.branch.version != known.version:
                     continue  # another request of this conversation has just decided, or its state was saved
                 ask = _unpaid(asked.ask) if observed else partial(self._answer, asked, recognized, known, turn)
                 try:
-                    decision = await drive(flow, effect, ask)
+                    decision = await drive(flow, effect, ask, span)
                 except _DoneMeanwhile:
                     continue
                 thread.trend, last = decision.trend, _Decided(decision, prepared=known.prepared is not None)
@@ -309,15 +320,17 @@ class Planner:
             return await asked.ask(effect)
         thread = recognized.thread
         if effect.reason == BEFORE_MODEL:
-            if thread.preparing is not None:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(thread.preparing.wait(), asked.patience.left())
-            await turn.take(asked.patience.left())
+            with asked.span.part("wait", "summary"):
+                if thread.preparing is not None:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(thread.preparing.wait(), asked.patience.left())
+                await turn.take(asked.patience.left())
             if thread.known.prepared is not known.prepared or thread.known.edits is not known.edits:
                 raise _DoneMeanwhile
         if not asked.settings.checkpoints.enabled:
             return Failed("off")
-        version = await self.save(recognized, effect, keep=asked.settings.checkpoints.keep, request=asked.id)
+        with asked.span.part("store"):
+            version = await self.save(recognized, effect, keep=asked.settings.checkpoints.keep, request=asked.id)
         return Failed("store") if version is None else StateSaved(version)
 
     async def save(self, recognized: Recognized, effect: Save, *, keep: int, request: str = "") -> int | None:
@@ -365,7 +378,8 @@ class Planner:
         if self.settler.failing:
             return self._keep(thread, change, decided)
         try:
-            version = await self.store.commit(change)
+            with asked.span.part("store"):
+                version = await self.store.commit(change)
         except StaleVersion as stale:
             if stale.current < change.expected:
                 await self.conversations.restate(thread)
@@ -389,7 +403,8 @@ class Planner:
     def _written(self, asked: PlanRequest, recognized: Recognized, before: Plan, decided: _Decided | None) -> Plan:
         """The plan with its body: the client's own bytes, unless there is something to change."""
         decision = None if decided is None else decided.decision
-        body, sent = self._body(asked, recognized, decision)
+        with asked.span.part("render"):
+            body, sent = self._body(asked, recognized, decision)
         evictions, degraded = ((), ()) if decided is None else (decided.evictions, decided.degraded)
         return replace(
             before,

@@ -11,7 +11,7 @@ from proxy.effects.allowance import Patience, Spent
 from proxy.effects.perform import Ask
 from proxy.models.limits import ModelLimits
 from proxy.store.records import Branch, EvictionRow
-from proxy.telemetry import Trace
+from proxy.telemetry import NULL_SPAN, AnySpan, Trace
 from proxy.wire.counting import TextCounter
 from proxy.wire.messages import ChatRequest
 
@@ -45,7 +45,7 @@ class PlanRequest:
     ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
     evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the conversation's
     requests go without, for questions in place; ``edits`` is what the client asks to have taken out of it, ``id`` the
-    request's.
+    request's, ``span`` that of the plan that is being made.
     """
 
     request: ChatRequest
@@ -64,6 +64,7 @@ class PlanRequest:
     parent: str | None = None
     edits: ClientEdits | None = None
     id: str = ""
+    span: AnySpan = NULL_SPAN
 
     @property
     def resumes(self) -> str | None:

@@ -25,6 +25,7 @@ from proxy.errors import redact
 PLAN_SPAN: Final = "weir context.plan"
 LAYER_SPAN: Final = "weir context.layer"
 EVALUATE_SPAN: Final = "weir context.evaluate"
+PART_SPAN: Final = "weir context."
 PREPARE_SPAN: Final = "weir context.prepare"
 OPERATION: Final = "chat"
 OPERATIONS: Final[Mapping[str, str]] = MappingProxyType(

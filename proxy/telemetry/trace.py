@@ -4,8 +4,10 @@
 
     SERVER   POST /v1/chat/completions
     ├── INTERNAL weir context.plan
+    │   ├── INTERNAL weir context.read             what took a millisecond or more beside the layers
     │   ├── INTERNAL weir context.layer evict
-    │   └── CLIENT   chat small-model              the summariser
+    │   └── INTERNAL weir context.layer compact
+    │       └── CLIENT   chat small-model          the summariser
     ├── CLIENT   chat big-model                    Error context_length_exceeded
     └── CLIENT   chat big-model                    http.request.resend_count 1, compacted
 
@@ -33,6 +35,9 @@ MAX_CHILDREN: Final = 64
 MAX_EVENTS: Final = 32
 LAYER_APART: Final = 2_000
 """Nanoseconds: viewers that keep times as floats tell two microseconds apart, and not always one."""
+MIN_PART: Final = 1_000_000
+"""Nanoseconds: a part that took less is no span, so that a warm request has none."""
+_WITHIN_LAYERS: Final = frozenset({"state", "extract", "note"})
 _NOT_ERRORS: Final = frozenset({"client_disconnect"})
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _UNSET: Final = Status(StatusCode.UNSET)
@@ -43,8 +48,8 @@ class Span:
     """A span that ends once; what is set afterwards is ignored. As a context manager it fails by what leaves it."""
 
     __slots__ = (
-        *("after", "attributes", "ended", "error", "events", "id", "kind", "layers", "name", "parent", "started"),
-        "trace",
+        *("_lap", "_laps", "_part", "_shown", "after", "attributes", "ended", "error", "events", "id", "kind", "name"),
+        *("parent", "started", "trace"),
     )
 
     def __init__(
@@ -58,7 +63,8 @@ class Span:
         self.ended = 0
         self.id = int.from_bytes(urandom(8), "big") or 1
         self.error = False
-        self.layers = 0
+        self._lap = self._part = self._shown = started
+        self._laps: list[tuple[int, int]] = []
         self.after: Span | None = None
         self.attributes: dict[str, Value] = {}
         self.events: list[tuple[str, int, dict[str, Value]]] = []
@@ -88,6 +94,43 @@ class Span:
             self.trace.plan_open = None
         self.close()
 
+    # What it is made of
+
+    def now(self) -> int:
+        """Nanoseconds since the epoch."""
+        return self.trace.now()
+
+    def part(self, what: str, reason: str = "") -> "_Part":
+        """To be entered: what is done inside is a span of its own if it takes long enough to matter."""
+        return _Part(self, what, reason)
+
+    def since(self, started: int, what: str, reason: str = "") -> None:
+        """The same for what began at ``started`` and has just ended."""
+        now = self.trace.now()
+        if now - started >= MIN_PART:
+            child = self.trace.child(f"{names.PART_SPAN}{what}", SpanKind.INTERNAL, self, started)
+            child.set(names.REASON, reason or None)
+            child.close(now)
+
+    def begin(self) -> None:
+        """A plan's flow begins."""
+        self._laps.clear()
+        self.resume(between=True)
+
+    def resume(self, *, between: bool) -> None:
+        """It goes on after it was waited for, ``between`` two layers or within one, which goes on, too."""
+        self._part = self.trace.now()
+        if between:
+            self._lap = self._part
+
+    def lap(self, what: str) -> None:
+        """A plan's flow has just done a ``layer``, or another part."""
+        if what == "layer":
+            self._laps.append((self._lap, self.trace.now()))
+        else:
+            self.since(self._part, what)
+        self.resume(between=what not in _WITHIN_LAYERS)
+
     # A plan
 
     def layer(
@@ -102,15 +145,19 @@ class Span:
     ) -> None:
         """A layer that ran: tokens before and after, units changed, and the ``reason`` why it did less than asked.
 
-        Each begins a little after the one before it: viewers keep the order.
+        To be told in the order in which they ran; each begins a little after the one before it: viewers keep the order.
+        What was done meanwhile is below it.
         """
-        self.layers += 1
-        started = self.started + LAYER_APART * self.layers
+        started, ended = self._laps.pop(0) if self._laps else (self.started, 0)
+        started = self._shown = max(started, self._shown + LAYER_APART)
+        within = self.trace.between(self, started, ended)
         child = self.trace.child(f"{names.LAYER_SPAN} {name}", SpanKind.INTERNAL, self, started)
+        for span in within:
+            span.parent = child
         child.attributes |= {names.LAYER: name, names.BEFORE: before, names.AFTER: after, names.UNITS: units}
         child.set(names.REF, ref)
         child.set(names.REASON, clean(reason) if reason else None)
-        child.close()
+        child.close(ended or None)
 
     def decide(
         self,
@@ -249,6 +296,23 @@ class Span:
             self.close()
 
 
+class _Part:
+    """A part of what a span covers, from entering it to leaving it."""
+
+    __slots__ = ("_reason", "_span", "_started", "_what")
+
+    def __init__(self, span: Span, what: str, reason: str) -> None:
+        self._span = span
+        self._what = what
+        self._reason = reason
+
+    def __enter__(self) -> None:
+        self._started = self._span.now()
+
+    def __exit__(self, *_: object) -> None:
+        self._span.since(self._started, self._what, self._reason)
+
+
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
     """What the spans of a process share: who they are from, where they go, what time it is, what they may say.
@@ -300,6 +364,10 @@ class ExchangeTrace:
         if len(self._children) < MAX_CHILDREN:
             self._children.append(span)
         return span
+
+    def between(self, parent: Span, started: int, ended: int) -> list[Span]:
+        """The spans under ``parent`` that began and ended in this time."""
+        return [s for s in self._children if s.parent is parent and started <= s.started and 0 < s.ended <= ended]
 
     def identify(
         self,
@@ -441,19 +509,18 @@ class ExchangeTrace:
         self._recording.emit(self._build())
 
     def _build(self) -> list[ReadableSpan]:
-        """The spans, each child after its parent."""
+        """The spans."""
         trace, shared = self.parent.trace, self._recording
         state = TraceState.from_header([self.parent.state.decode("latin-1")]) if self.parent.state else None
         remote = SpanContext(trace, self.parent.span, True, _SAMPLED, state) if self.parent.span else None  # noqa: FBT003 - the SDK's order
         built: list[ReadableSpan] = []
-        contexts: dict[int, SpanContext] = {}
-        for span in (self.root, *self._children):
-            context = SpanContext(trace, span.id, False, _SAMPLED, state)  # noqa: FBT003 - the SDK's order
-            contexts[span.id] = context
+        spans = (self.root, *self._children)
+        contexts = {s.id: SpanContext(trace, s.id, False, _SAMPLED, state) for s in spans}  # noqa: FBT003 - the SDK's order
+        for span in spans:
             built.append(
                 ReadableSpan(
                     span.name,
-                    context,
+                    contexts[span.id],
                     remote if span.parent is None else contexts.get(span.parent.id, contexts[self.root.id]),
                     shared.resource,
                     {**span.attributes, **self._identity},
@@ -509,7 +576,15 @@ class NullSpan:
 
     captures: Final = False
     layer = decide = usage = told = fail = first_chunk = arrived = answered = failed = close = _ignore
-    asked = said = said_whole = _ignore
+    asked = said = said_whole = since = begin = resume = lap = _ignore
+
+    def now(self) -> int:
+        """Nobody looks at a clock."""
+        return 0
+
+    def part(self, *_: object) -> Self:
+        """Nothing to be entered."""
+        return self
 
     def propagation(self) -> tuple[Header, ...]:
         """Nothing to replace the client's own context with."""
@@ -532,6 +607,7 @@ class NullTrace:
     recorded: Final = False
     captures: Final = False
     has_children: Final = False
+    root: Final = NULL_SPAN
 
     def __init__(self, trace_id: str | None = None) -> None:
         self.trace_id = trace_id

@@ -209,15 +209,15 @@ SERVER POST /v1/chat/completions status=200 action=edit before=16000 after=3500
     INTERNAL weir context.layer dedupe before=16000 after=16000 units=0
     INTERNAL weir context.layer evict before=16000 after=16000 units=0
     INTERNAL weir context.layer compact before=16000 after=3500 units=66 ref=…
-    CLIENT chat notes status=200 summarizer=True input=5500 output_tokens=181
-    CLIENT chat notes status=200 summarizer=True input=6000 output_tokens=183
-    CLIENT chat notes status=200 summarizer=True input=4500 output_tokens=182
-    CLIENT chat notes status=200 summarizer=True input=1000 output_tokens=66
+      CLIENT chat notes status=200 summarizer=True input=5500 output_tokens=181
+      CLIENT chat notes status=200 summarizer=True input=6000 output_tokens=183
+      CLIENT chat notes status=200 summarizer=True input=4500 output_tokens=182
+      CLIENT chat notes status=200 summarizer=True input=1000 output_tokens=66
   CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3500 output_tokens=28"""
 
 
 @pytest.mark.requirement("P15", "P13")
-async def test_the_summarisers_calls_stand_under_the_plan() -> None:
+async def test_the_summarisers_calls_stand_under_the_layer_that_asked() -> None:
     async with scene(summarizer="notes", balanced=PATIENT) as started:
         await ask(started, chat(36))
         assert await started.tree(about=500) == COMPACT
@@ -258,13 +258,13 @@ SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3000
     INTERNAL weir context.layer dedupe before=11500 after=11500 units=0
     INTERNAL weir context.layer evict before=11500 after=11500 units=0
     INTERNAL weir context.layer compact before=11500 after=3000 units=46 ref=…
-    CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
-    CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
+      CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
+      CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
   CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3000 output_tokens=28"""
 
 
 @pytest.mark.requirement("P15", "P13")
-async def test_a_summariser_that_fails_is_an_error_under_the_plan_and_the_request_goes_on() -> None:
+async def test_a_summariser_that_fails_is_an_error_under_its_layer_and_the_request_goes_on() -> None:
     settings = SimulatorSettings(summary_model="notes", summarizer=Failing(SummaryMode.STATUS_500))
     async with scene(summarizer="notes", balanced=PATIENT, simulated=settings) as started:
         await ask(started, chat(26))

@@ -40,6 +40,7 @@ from tests.functional.harness import (
     tool_step,
     weir,
 )
+from tests.receiver import PART
 
 HERE = Path(__file__).parent
 EXCHANGES, METRICS = HERE / "telemetry_exchanges.txt", HERE / "telemetry_metrics.txt"
@@ -197,7 +198,7 @@ async def exchanges() -> str:
                         out.append(f"ACCEPT {accept} -> {answer.status_code} {answer.headers['content-type']}")
         await asyncio.to_thread(telemetry.flush)
         stop()
-        spans = exporter.get_finished_spans()
+        spans = [span for span in exporter.get_finished_spans() if not PART.match(span.name)]
         named = {span.context.span_id: span.name for span in spans}
         out += [span_line(span, named) for span in spans]
         out += [line("ROW", {"type": type(row).__name__} | masked(row)) for row in rows]

@@ -406,7 +406,7 @@ def test_attribute_values_and_children_are_bounded(spans: Spans) -> None:
 @pytest.mark.parametrize(("real", "null"), [(ExchangeTrace, NullTrace), (Span, NullSpan)])
 def test_a_trace_that_is_off_has_every_method_of_one_that_is_on(real: type, null: type) -> None:
     internal = {"child", "now", "parent", "plan_open", "root", "set", "attributes", "ended", "error", "events", "id"}
-    internal |= {"after", "kind", "layers", "name", "newest", "started", "trace"}
+    internal |= {"after", "between", "kind", "name", "newest", "started", "trace"}
     wanted = {name for name in dir(real) if not name.startswith("_")} - internal
     assert wanted <= set(dir(null))
 
