@@ -167,7 +167,7 @@ Effect = Offload | Save | Summarize | Together | Compare | Embed | Trim
 Reply = Done | StateSaved | Summary | Answers | Alike | Vectors | Trimmed | Failed
 
 Announce = Callable[[str], None]
-"""Told the name of what a flow has just done (``layer`` for the next one of its reports), so that the shell can time it."""
+"""Told what a flow has just done (``layer`` for the next one of its reports), so that the shell can time it."""
 
 
 def unheard(_: str) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from policies import ContextSettings, Decision
@@ -221,6 +222,7 @@ def end_trace(record: ExchangeRecord) -> None:
     if record.cache is not None:
         trace.cache(changed=record.cache.changed, is_cold=record.cache.is_cold, hit_ratio=record.cache.hit_ratio)
     _identify(record)
+    _note_refusal(record)
     if record.ending is not None:
         trace.ending(record.ending)
     for reason in record.degraded:
@@ -255,6 +257,24 @@ def _note_events(record: ExchangeRecord) -> None:
     for alert in record.checkup.opened if record.checkup is not None else ():
         kinds = {"alert": alert.kind, "level": alert.level, "category": alert.category}
         note("alert", **kinds, value=round(alert.value, 4), threshold=alert.limit)
+
+
+def _note_refusal(record: ExchangeRecord) -> None:
+    """What a request held that Weir refused, or for an observed one would have."""
+    tokens, limits, root = record.tokens, record.plan.limits, record.trace.root
+    if tokens is None or limits is None or not (record.refusal or record.plan.refused):
+        return
+    root.decide(
+        "refuse" if record.refusal else "observe",
+        before=tokens.before,
+        after=tokens.after,
+        limit=tokens.limit,
+        pressure=tokens.pressure.level,
+        zone=tokens.pressure.zone,
+        base=limits.budget.base(record.settings),
+    )
+    buckets = record.refusal.get("buckets")
+    root.buckets(buckets if isinstance(buckets, Mapping) else {})
 
 
 def _identify(record: ExchangeRecord) -> None:

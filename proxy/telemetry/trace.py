@@ -37,6 +37,7 @@ LAYER_APART: Final = 2_000
 """Nanoseconds: viewers that keep times as floats tell two microseconds apart, and not always one."""
 MIN_PART: Final = 1_000_000
 """Nanoseconds: a part that took less is no span, so that a warm request has none."""
+_CHAIN: Final[dict[str, Value]] = {names.SPAN_KIND: names.CHAIN}
 _WITHIN_LAYERS: Final = frozenset({"state", "extract", "note"})
 _NOT_ERRORS: Final = frozenset({"client_disconnect"})
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
@@ -206,6 +207,10 @@ class Span:
             root.attributes |= {names.STRATEGY: clean(strategy), names.EVICTED: evicted}
         root.set(names.BEFORE_PERCENT, before_percent)
 
+    def buckets(self, tokens: Mapping[str, int]) -> None:
+        """Note what the content takes, by bucket."""
+        self.attributes[names.BUCKETS] = tuple(f"{name}={count}" for name, count in tokens.items() if count)
+
     # A call to a model
 
     @property
@@ -216,12 +221,25 @@ class Span:
     def asked(self, body: bytes) -> None:
         """Note the messages and the tools of the request."""
         if self.captures:
-            self.attributes |= asked_in(body)
+            self._show(asked_in(body))
 
     def said(self, choices: Sequence[object]) -> None:
         """Note the messages of the answer; ``choices`` as a completion has them."""
         if self.captures:
-            self.attributes |= said_in(choices)
+            self._show(said_in(choices))
+
+    def _show(self, found: dict[str, Value]) -> None:
+        """Take the attributes that say what a call asked or was answered; in words they are the root's, too."""
+        for name in (names.INPUT_VALUE, names.OUTPUT_VALUE):
+            said = found.pop(name, None)
+            if said and self.parent is self.trace.root:
+                self.trace.root.attributes[name] = said
+        self.attributes |= found
+
+    def clamp(self, before: int, after: int) -> None:
+        """Note, on the root too, that the call asks for an answer of fewer tokens than the client does."""
+        for span in (self, self.trace.root):
+            span.attributes |= {names.CLAMPED_FROM: before, names.CLAMPED_TO: after}
 
     def said_whole(self, body: bytes) -> None:
         """Note the messages of an answer that is not streamed."""
@@ -498,6 +516,9 @@ class ExchangeTrace:
         if root.ended:
             return
         root.set(names.HTTP_STATUS, status)
+        action, model = (root.attributes.get(name) for name in (names.ACTION, names.MODEL))
+        if action and model:
+            root.name = f"weir {action} {model}"
         if error_type is not None:
             root.fail(error_type)
             root.error = root.error and not 400 <= (status or 500) < 500
@@ -513,27 +534,25 @@ class ExchangeTrace:
         trace, shared = self.parent.trace, self._recording
         state = TraceState.from_header([self.parent.state.decode("latin-1")]) if self.parent.state else None
         remote = SpanContext(trace, self.parent.span, True, _SAMPLED, state) if self.parent.span else None  # noqa: FBT003 - the SDK's order
-        built: list[ReadableSpan] = []
         spans = (self.root, *self._children)
         contexts = {s.id: SpanContext(trace, s.id, False, _SAMPLED, state) for s in spans}  # noqa: FBT003 - the SDK's order
-        for span in spans:
-            built.append(
-                ReadableSpan(
-                    span.name,
-                    contexts[span.id],
-                    remote if span.parent is None else contexts.get(span.parent.id, contexts[self.root.id]),
-                    shared.resource,
-                    {**span.attributes, **self._identity},
-                    tuple(Event(name, fields, at) for name, at, fields in span.events),
-                    _links(span, contexts),
-                    kind=span.kind,
-                    status=_ERROR if span.error else _UNSET,
-                    start_time=span.started,
-                    end_time=span.ended,
-                    instrumentation_scope=shared.scope,
-                )
+        return [
+            ReadableSpan(
+                span.name,
+                contexts[span.id],
+                remote if span.parent is None else contexts.get(span.parent.id, contexts[self.root.id]),
+                shared.resource,
+                {**span.attributes, **self._identity} | (_CHAIN if span.kind is not SpanKind.CLIENT else {}),
+                tuple(Event(name, fields, at) for name, at, fields in span.events),
+                _links(span, contexts),
+                kind=span.kind,
+                status=_ERROR if span.error else _UNSET,
+                start_time=span.started,
+                end_time=span.ended,
+                instrumentation_scope=shared.scope,
             )
-        return built
+            for span in spans
+        ]
 
 
 def _links(span: Span, contexts: Mapping[int, SpanContext]) -> tuple[Link, ...]:
@@ -575,7 +594,7 @@ class NullSpan:
         return None
 
     captures: Final = False
-    layer = decide = usage = told = fail = first_chunk = arrived = answered = failed = close = _ignore
+    layer = decide = clamp = buckets = usage = told = fail = first_chunk = arrived = answered = failed = close = _ignore
     asked = said = said_whole = since = begin = resume = lap = _ignore
 
     def now(self) -> int:
