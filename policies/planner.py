@@ -131,14 +131,11 @@ def plan(
 ) -> Flow[Decision]:
     """What to do with one request.
 
-    ``trend`` is what the conversation's earlier requests said about its growth, ``at`` the time of this one in
-    seconds of any clock. ``ceiling`` (uncalibrated tokens) is set after an upstream refused what the budget allowed,
-    ``summarizer_input`` is the most that the summariser reads at once, ``readings`` what earlier compactions have read,
-    ``limits`` those of these settings in this budget if they are known already, ``pages`` what was searched before,
-    ``elsewhere`` what the archive has beside the client's array, ``edits`` what the client asks to have taken out,
-    ``announce`` hears what was done.
-    Raises BudgetUnreachable if the protected content alone does not fit, BucketExceeded if the policy refuses a full
-    bucket, InvalidConversation if a layer made an array that an upstream would reject.
+    ``trend`` is what earlier requests said about growth, ``at`` the time of this one, s of any clock. ``ceiling`` (raw
+    tokens) is set after an upstream refused what the budget allowed; ``summarizer_input`` is what the summariser reads
+    at once, ``readings`` what earlier compactions have read, ``pages`` what was searched before, ``elsewhere`` what the
+    archive has, ``edits`` what the client asks for; ``announce`` hears what was done. Raises BudgetUnreachable if what
+    is protected does not fit, BucketExceeded where a full bucket is refused, InvalidConversation for a broken array.
     """
     limits = limits or limits_for(settings, budget)
     known = known.at(len(transcript.chain)) if known.triggered or known.checkpoint is not None else known

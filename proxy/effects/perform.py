@@ -47,7 +47,6 @@ MAX_SIZE = 8
 PATIENCE = 20.0
 MAX_EMBEDDED_LEN = 24_000  # characters: about the 8,191 tokens that models for embeddings read
 BATCH = 64
-MAX_ANSWER = 64 * 1024 * 1024
 
 Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
 Vector = Sequence[float]
@@ -126,7 +125,7 @@ async def _embed(texts: Sequence[str], model: str, send: Send) -> list[list[floa
     if status != 200:
         return Failed(f"status_{status}")
     try:
-        answer = msgspec.json.decode(content[:MAX_ANSWER], type=_Embeddings)
+        answer = msgspec.json.decode(content, type=_Embeddings)
     except (ValueError, RecursionError):
         return Failed("not_an_answer")
     rows = sorted(answer.data, key=lambda row: row.index)
@@ -290,6 +289,9 @@ class Background:
 
     def __contains__(self, key: object) -> bool:
         return key in self._tasks
+
+    def __len__(self) -> int:
+        return len(self._tasks)
 
     @property
     def has_room(self) -> bool:

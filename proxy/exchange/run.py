@@ -133,8 +133,8 @@ class ExchangeHandler:
             progress.caller = caller = self._admit(progress.headers)
             with runtime.admission.enter(caller) as stay:
                 limit = runtime.config.limits.body
-                with progress.trace.root.part("receive"):
-                    body = await read_held(self.receive, progress.headers, limit=limit, hold=stay.hold)
+                body = await read_held(self.receive, progress.headers, limit=limit, hold=stay.hold)
+                progress.trace.root.since(progress.trace.root.started, "receive")
                 self.task = asyncio.current_task()
                 await while_connected(self.scope, self.receive, self._answer(body, caller))
         except ClientGone:

@@ -133,11 +133,12 @@ def _tell_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
 def count(metrics: Metrics, record: ExchangeRecord) -> None:
     """Tell the metrics."""
     add, failed = metrics.add, "" if record.label == "ok" else record.label
+    trace = record.trace.trace_id if record.trace.recorded else None
     if record.call is not None:
         metrics.called(record.call)
     add(i.REQUESTS, record.label, record.settings.name)
-    metrics.served(method="POST", route=ROUTE, status=record.status, error=failed, seconds=record.duration)
-    metrics.record(i.OVERHEAD, record.overhead_ms / 1000, "true" if record.spent.seconds > 0 else "")
+    metrics.served(method="POST", route=ROUTE, status=record.status, error=failed, seconds=record.duration, trace=trace)
+    metrics.record(i.OVERHEAD, record.overhead_ms / 1000, "true" if record.spent.seconds > 0 else "", trace=trace)
     if record.overflows:
         add(i.OVERFLOWS, value=record.overflows)
     if record.retries:

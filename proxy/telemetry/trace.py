@@ -101,17 +101,14 @@ class Span:
         """Nanoseconds since the epoch."""
         return self.trace.now()
 
-    def part(self, what: str, reason: str = "") -> "_Part":
-        """To be entered: what is done inside is a span of its own if it takes long enough to matter."""
-        return _Part(self, what, reason)
-
-    def since(self, started: int, what: str, reason: str = "") -> None:
-        """The same for what began at ``started`` and has just ended."""
+    def since(self, started: int, what: str, reason: str = "") -> int:
+        """What began at ``started`` and has just ended is a span of its own if it took long enough; the time now."""
         now = self.trace.now()
         if now - started >= MIN_PART:
             child = self.trace.child(f"{names.PART_SPAN}{what}", SpanKind.INTERNAL, self, started)
             child.set(names.REASON, reason or None)
             child.close(now)
+        return now
 
     def begin(self) -> None:
         """A plan's flow begins."""
@@ -312,23 +309,6 @@ class Span:
             self.set(names.HTTP_STATUS, status)
             self.fail(error_type)
             self.close()
-
-
-class _Part:
-    """A part of what a span covers, from entering it to leaving it."""
-
-    __slots__ = ("_reason", "_span", "_started", "_what")
-
-    def __init__(self, span: Span, what: str, reason: str) -> None:
-        self._span = span
-        self._what = what
-        self._reason = reason
-
-    def __enter__(self) -> None:
-        self._started = self._span.now()
-
-    def __exit__(self, *_: object) -> None:
-        self._span.since(self._started, self._what, self._reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -583,69 +563,3 @@ def _request_params(request: Mapping[str, object], *, content: bool) -> dict[str
         elif field == "stop" and isinstance(value, Sequence):
             found[attribute] = tuple(clean(v) for v in value[:MAX_LIST] if isinstance(v, str))
     return found
-
-
-class NullSpan:
-    """A span that is not recorded; it takes what any span takes."""
-
-    __slots__ = ()
-
-    def _ignore(self, *_: object, **__: object) -> None:
-        return None
-
-    captures: Final = False
-    layer = decide = clamp = buckets = usage = told = fail = first_chunk = arrived = answered = failed = close = _ignore
-    asked = said = said_whole = since = begin = resume = lap = _ignore
-
-    def now(self) -> int:
-        """Nobody looks at a clock."""
-        return 0
-
-    def part(self, *_: object) -> Self:
-        """Nothing to be entered."""
-        return self
-
-    def propagation(self) -> tuple[Header, ...]:
-        """Nothing to replace the client's own context with."""
-        return ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-NULL_SPAN: Final = NullSpan()
-
-
-class NullTrace:
-    """A trace that is not recorded: telemetry is off, or the trace is not sampled (then it still has its id)."""
-
-    __slots__ = ("trace_id",)
-    recorded: Final = False
-    captures: Final = False
-    has_children: Final = False
-    root: Final = NULL_SPAN
-
-    def __init__(self, trace_id: str | None = None) -> None:
-        self.trace_id = trace_id
-
-    def _ignore(self, *_: object, **__: object) -> None:
-        return None
-
-    def _null(self, *_: object, **__: object) -> NullSpan:
-        return NULL_SPAN
-
-    def follow(self, name: str) -> "NullTrace":
-        """Nothing is recorded of what comes after, either."""
-        del name
-        return self
-
-    identify = event = cache = end = ending = evaluated = _ignore
-    plan = summarizer = attempt = relayed = _null
-
-
-NULL_TRACE: Final = NullTrace()
-Trace = ExchangeTrace | NullTrace
-AnySpan = Span | NullSpan
