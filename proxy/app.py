@@ -332,8 +332,7 @@ async def _assemble(
 
 def _begin_counting(metrics: Metrics, config: Config) -> None:
     """Have the counters that alert rules look at begin at 0: of a series that begins at 1 they miss the first event."""
-    used = (config.default_policy, *(key.policy or config.default_policy for key in config.keys))
-    for policy in dict.fromkeys(used):
+    for policy in config.policies:
         for outcome in ("ok", ContextLengthExceeded.code):
             metrics.add(REQUESTS, outcome, policy, value=0)
     for counter, values in BEGUN.items():
@@ -416,6 +415,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
                 await runtime.planner.conversations.restate_all()
             _renew_keys(runtime, await store.list_keys())
             runtime.take_policies(await store.policies())
+            _begin_counting(runtime.telemetry.metrics, runtime.config)
             await runtime.windows.save()
             if store.shared and time.monotonic() - followed >= FOLLOWED_EVERY:
                 followed = time.monotonic()
