@@ -181,6 +181,16 @@ class Admission:
         self._held = 0
         self._waiting: deque[tuple[Stay, int, asyncio.Future[None]]] = deque()
 
+    @property
+    def held(self) -> int:
+        """Bytes of bodies that are inside."""
+        return self._held
+
+    @property
+    def waiting(self) -> int:
+        """Bodies that wait for room."""
+        return len(self._waiting)
+
     def enter(self, caller: Caller) -> "Stay":
         """A request of this caller's is inside until its stay is over. Raises RateLimited for one too many."""
         inside = self._inside.setdefault(caller.tenant, _Inside())

@@ -139,6 +139,7 @@ class ExchangeHandler:
             with runtime.admission.enter(caller) as stay:
                 limit = runtime.config.limits.body
                 body = await read_held(self.receive, progress.headers, limit=limit, hold=stay.hold)
+                progress.trace.root.since(progress.trace.root.started, "receive")
                 self.task = asyncio.current_task()
                 await while_connected(self.scope, self.receive, self._answer(body, caller))
         except ClientGone:
@@ -216,6 +217,7 @@ class ExchangeHandler:
         if asked is None:
             return progress.plan
         with progress.trace.plan() as span:
+            asked.span = span
             recognized = await planner.recognize(asked)
             if recognized is not None:
                 degraded = recognized.degraded
@@ -287,6 +289,7 @@ class ExchangeHandler:
     ) -> Plan | None:
         """The plan to try next, None if nothing smaller can be made."""
         with self.progress.trace.plan() as span:
+            asked.span = span
             smaller = await self.runtime.planner.harder(asked, plan, attempt=attempt)
             if smaller is None:
                 return None

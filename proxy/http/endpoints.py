@@ -46,7 +46,8 @@ from proxy.store.records import StoreError
 from proxy.stream.receive import ClientGone, Receive, declared_length, read_held, read_part, while_connected
 from proxy.stream.relay import Send, StreamCut, relay_stream
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
-from proxy.telemetry import CONTENT_TYPE, CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
+from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
+from proxy.telemetry.exposition import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE
 from proxy.telemetry.metrics import REQUESTS
 from proxy.telemetry.names import OPERATIONS
 from proxy.upstream.client import Answer, StreamBroken, came_through
@@ -437,8 +438,9 @@ class HealthRoutes:
             await respond_error(send, error)
             return
         if scope["path"] == "/metrics":
-            page = await asyncio.to_thread(self._runtime.telemetry.metrics.render)
-            await respond(send, page, kind=CONTENT_TYPE.encode())
+            openmetrics = any(OPENMETRICS_TYPE in value for name, value in scope["headers"] if name == b"accept")
+            page = await asyncio.to_thread(self._runtime.telemetry.metrics.render, openmetrics=openmetrics)
+            await respond(send, page, kind=(OPENMETRICS if openmetrics else CONTENT_TYPE).encode())
         elif scope["path"] == "/healthz":
             await respond_json(send, {"status": "ok"})
         else:

@@ -96,6 +96,10 @@ class Store(Transactions):
         """How often another file was opened in the place of one that was deleted or replaced."""
         return self._database.opened
 
+    def load(self) -> dict[str, int]:
+        """Transactions that wait, and of a database server the connections that are busy and idle."""
+        return self._database.load()
+
     find = timed("find")(reading(conversations_.find))
     branch = timed("branch")(reading(conversations_.branch))
     named = reading(conversations_.named)

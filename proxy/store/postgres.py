@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, QueuePool
 from sqlalchemy.util import await_only
 
 from proxy.store.records import StoreError, StoreUnavailable, is_disconnect, is_retried, translate
@@ -257,6 +257,13 @@ class PostgresDatabase:
         )
         await database.ping()
         return database
+
+    def load(self) -> dict[str, int]:
+        pool = self._engine.pool
+        if not isinstance(pool, QueuePool):
+            return {}
+        busy, idle = pool.checkedout(), pool.checkedin()
+        return {"waiting": max(0, len(self._running) - busy), "busy": busy, "idle": idle}
 
     async def ping(self) -> None:
         await self.read(_one)

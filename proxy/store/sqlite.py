@@ -100,7 +100,7 @@ class ConnectionWorker:
     def __init__(self, thread: _Thread, *, begin: Begin, patience: float) -> None:
         self._thread = thread
         self._patience = patience
-        self._waiting: deque[_Job] = deque()
+        self.waiting: deque[_Job] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._closed = False
         self._at_once = READS_AT_ONCE if begin == "BEGIN" else 1
@@ -189,7 +189,7 @@ class ConnectionWorker:
         if self._closed:
             raise StoreUnavailable("the store is closed", reason="closed")
         job = _Job(work, asyncio.get_running_loop().create_future())
-        self._waiting.append(job)
+        self.waiting.append(job)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         try:
@@ -200,16 +200,16 @@ class ConnectionWorker:
             raise translate(error) from None
 
     async def _work(self) -> None:
-        while self._waiting:
+        while self.waiting:
             jobs: list[_Job] = []
-            while self._waiting and len(jobs) < self._at_once:
-                job = self._waiting.popleft()
+            while self.waiting and len(jobs) < self._at_once:
+                job = self.waiting.popleft()
                 if not job.future.done():
                     jobs.append(job)
             try:
                 await self._thread.call(jobs)
             except BaseException as error:
-                for job in (*jobs, *self._waiting):
+                for job in (*jobs, *self.waiting):
                     job.error = StoreUnavailable("the store's thread has ended", reason="closed")
                     job.settle()
                 if isinstance(error, Exception):
@@ -362,6 +362,9 @@ class SqliteDatabase:
     @property
     def writable(self) -> bool:
         return self._writer is not None
+
+    def load(self) -> dict[str, int]:
+        return {"waiting": sum(len(worker.waiting) for worker in (self._reader, self._writer) if worker is not None)}
 
     async def ping(self) -> None:
         """Return if the file is the one that was opened and can be locked for writing (a reader: read)."""

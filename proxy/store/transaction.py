@@ -51,6 +51,10 @@ class Database(Protocol):
     @property
     def writable(self) -> bool: ...
 
+    def load(self) -> dict[str, int]:
+        """How many transactions wait; where there is a pool how many of its connections are busy, and idle."""
+        ...
+
     async def ping(self) -> None:
         """Return if transactions can be begun, else raise :class:`StoreError`."""
 
