@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,12 +170,11 @@ async def scene(
     dialect = Dialect.OPENAI if endpoint == "responses" else Dialect.ANTHROPIC
     simulated = SimulatorSettings(window=WINDOW, answer=model, dialect=dialect, **settings)
     async with serve_simulator(simulated, counter=COUNTER) as upstream, AsyncExitStack() as stack:
-        policy = {"cascade": EVICTING["cascade"], "placeholder": "finding"}
         yaml = f"""
 upstreams: {{up: {{kind: openai, base_url: "{upstream.base_url}", api_key: pass}}}}
 models: [{{match: "*", upstream: up, window: {WINDOW}}}]
 auth: {{mode: open}}
-policies: {{p: {{cascade: {json.dumps(policy["cascade"])}, placeholder: finding, recall: {{auto: false, {recall}}}}}}}
+policies: {{p: {{cascade: {json.dumps(EVICTING["cascade"])}, placeholder: marker, recall: {{auto: false, {recall}}}}}}}
 default_policy: p
 """
         yield Scene(endpoint, upstream, model, folder, yaml, stack)
@@ -283,7 +282,7 @@ async def test_several_rounds_end_with_the_last_one_that_the_policy_allows(
     tmp_path: Path, endpoint: str, stream: bool
 ) -> None:
     rounds = [looks(f"Round {n}.", SimulatedCall("recall", json.dumps({"query": f"module {n}"}))) for n in range(5)]
-    async with scene(tmp_path, endpoint, *rounds[:4], recall="tool: true, rounds: 2") as on:
+    async with scene(tmp_path, endpoint, *rounds[:4], recall="tool: true, rounds: 2, max_tokens: 300") as on:
         client = await on.client()
         answer = await client.ask(stream=stream)
         assert len(on.bodies) == 4
@@ -343,10 +342,12 @@ async def raw_events(client: Client, **more: Any) -> list[tuple[str, Any]]:
         body |= {"input": client.history, "max_output_tokens": 512}
     else:
         body |= {"messages": client.history, "max_tokens": 512}
-    found = []
-    async with httpx.AsyncClient(timeout=30) as http:
-        answer = await http.post(f"{client.at.base_url}/{client.endpoint}", json=body, headers=HEADERS)
-    for part in answer.text.strip().split("\n\n"):
+    found, text, url = [], "", f"{client.at.base_url}/{client.endpoint}"
+    async with httpx.AsyncClient(timeout=30) as http, http.stream("POST", url, json=body, headers=HEADERS) as answer:
+        with suppress(httpx.RemoteProtocolError):
+            async for piece in answer.aiter_text():
+                text += piece
+    for part in text.strip().split("\n\n"):
         name, _, data = part.partition("\n")
         if name.startswith("event: "):
             found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
