@@ -252,7 +252,7 @@ def _message(piece: PlannedMessage, transcript: Transcript) -> Message | None:
     return None if piece.index is None else transcript.messages[piece.index]
 
 
-LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP})
+LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP, EditKind.UNBOUND})
 """Edits that may be made on a protected message, and stay on it."""
 REWRITTEN = 4  # clients rewrite, drop or ask again for their last few messages
 
@@ -342,6 +342,13 @@ def replay(transcript: Transcript, known: ConversationState, protection: Protect
     return draft
 
 
+def standing(transcript: Transcript, known: ConversationState) -> Draft:
+    """The client's array as the conversation's known edits leave it, with nothing new."""
+    messages = transcript.messages
+    counted = replace(transcript, occurrences=count_occurrences(messages))
+    return replay(counted, known, protect(messages, units(messages, transcript.head), known.pins))
+
+
 def _replayed(transcript: Transcript, known: ConversationState, protection: Protection, *, cut: Cut | None) -> Draft:
     draft = _with_cut(transcript, cut)
     return _without_tools(_with_edits(draft, known.edits, protection), known) if known.edits else draft
@@ -412,7 +419,7 @@ def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protectio
     position = index - transcript.head
     if edit.kind is EditKind.RECALL:
         return True
-    if edit.kind not in LASTING or (edit.kind is not EditKind.CLIP and index in protection.pinned):
+    if edit.kind not in LASTING or (edit.kind is EditKind.INGEST_CAP and index in protection.pinned):
         return False
     return position >= 0 and bool(edit.chain) and transcript.chain[position] == edit.chain
 

@@ -19,7 +19,8 @@ WINDOWS = frozenset({"rollover", "resume"})
 class EditKind(StrEnum):
     """Why a message's content was replaced, or a part of the request left out.
 
-    ``reasoning`` keeps a message's content and leaves out its thinking; ``prune_tools`` is about the definition of
+    ``reasoning`` keeps a message's content and leaves out its thinking; so does ``unbound_reasoning``, because the
+    thinking is signed for what stood before it, and that was changed; ``prune_tools`` is about the definition of
     a tool, found by the digest of its name. ``recall`` keeps the message and puts ``text`` in front of it as a message
     of its own; ``pin`` changes nothing and has the message stay from now on. ``round`` puts back what the client has
     not seen of an answer: ``text`` is the JSON of its hidden calls and what they returned, ``tokens`` are theirs.
@@ -34,6 +35,7 @@ class EditKind(StrEnum):
     CLIP = "clip"
     MEDIA = "media"
     REASONING = "reasoning"
+    UNBOUND = "unbound_reasoning"
     CUSTOM = "custom"
     PRUNE_TOOLS = "prune_tools"
     SUMMARY = "summarize_tool_result"

@@ -71,6 +71,7 @@ class Message:
         keep: True for "never remove", False for "first to go", None for unmarked.
         media: number of parts that are not text.
         joined: True for one that stays or goes with the unit before it.
+        thought: the tokens among them of thinking that its provider signed or sealed, 0 for none.
     """
 
     role: str
@@ -81,6 +82,7 @@ class Message:
     keep: bool | None = None
     media: int = 0
     joined: bool = False
+    thought: int = 0
 
     @property
     def is_head(self) -> bool:
@@ -133,6 +135,7 @@ class Transcript:
     ``head`` to ``head + j`` inclusive, so ``chain`` has ``len(messages) - head`` entries. ``tools`` is the
     tokens of tool definitions and response schema, ``priming`` the fixed overhead of a request. ``memory`` are the
     indices of messages that carry memory. ``read_tools()`` gives the definitions one by one.
+    ``binds`` says that thinking is valid only behind what stood before it when it was thought.
     """
 
     messages: tuple[Message, ...]
@@ -144,6 +147,7 @@ class Transcript:
     occurrences: tuple[int, ...] = field(default=())
     memory: frozenset[int] = frozenset()
     read_tools: Callable[[], Tools] = no_tools
+    binds: bool = False
 
     @property
     def tokens(self) -> int:

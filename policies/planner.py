@@ -46,6 +46,7 @@ from policies.strategies import (
     cap_results,
     clip,
     is_due,
+    leave_out_unbound,
     may_recall,
     recall,
     run_asked,
@@ -59,6 +60,7 @@ from policies.tokens import TokenCounter
 from policies.turns import parse_turn_boundaries, protect, units
 
 MAX_NAMED = 5
+CLEARING_RESULTS = frozenset({"evict", "prune"})
 
 
 class Action(StrEnum):
@@ -127,6 +129,7 @@ def plan(
     pages: Pages | None = None,
     elsewhere: Sequence[Elsewhere] = (),
     edits: ClientEdits | None = None,
+    unbinds: bool = False,
 ) -> Flow[Decision]:
     """What to do with one request.
 
@@ -135,16 +138,25 @@ def plan(
     ``summarizer_input`` is the most that the summariser reads at once, ``readings`` what earlier compactions have read,
     ``limits`` those of these settings in this budget if they are known already, ``pages`` what was searched before,
     ``elsewhere`` what the archive has beside the client's array, ``edits`` what the client asks to have taken out.
+    ``unbinds`` says that no thinking of the array is valid any more.
     Raises BudgetUnreachable if the protected content alone does not fit, BucketExceeded if the policy refuses a full
     bucket, InvalidConversation if a layer made an array that an upstream would reject.
     """
     limits = limits or limits_for(settings, budget)
+    if edits is not None and edits.native:
+        settings, edits = _beside_provider(settings, edits, budget.estimate(limits.trigger)), None
     known = known.at(len(transcript.chain)) if known.triggered or known.checkpoint is not None else known
     if settings.memory.is_declared:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
     grown = measure(transcript, limits=limits, trend=trend, at=at)
     asked = (known.resumed is not None and not known.cuts) or _is_wanted(settings, known)
-    quiet = not known.triggered and not asked and ceiling is None and not _may_edit(transcript, grown, edits, budget)
+    quiet = (
+        not known.triggered
+        and not asked
+        and not unbinds
+        and ceiling is None
+        and not _may_edit(transcript, grown, edits, budget)
+    )
     if quiet and _is_quiet(transcript, grown, limits=limits):
         return _passed(transcript, grown, limits=limits)
     bounds = bounds_for(
@@ -169,6 +181,11 @@ def plan(
         if not work.trail:
             yield Offload()
         work.take_if_changed("recall", recall(work.draft, bounds, pages=pages or Pages(), elsewhere=elsewhere))
+    if transcript.binds:
+        valid = leave_out_unbound(work.draft, bounds, all_of_it=unbinds)
+        if valid is not work.draft and not work.trail:
+            yield Offload()
+        work.draft = valid
     return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
 
 
@@ -247,6 +264,16 @@ def _candidates(seen: PressureReport, transcript: Transcript, draft: Draft | Non
             "largest": ", ".join(f"{i}: {m.ref} {m.tokens}" for i, m in largest),
         },
     )
+
+
+def _beside_provider(settings: ContextSettings, edits: ClientEdits, trigger: int) -> ContextSettings:
+    """The policy without what the provider itself does for this client before Weir would, at ``trigger`` tokens."""
+    if edits.compact_at is not None and edits.compact_at <= trigger:
+        settings = replace(settings, compaction="off")
+    if edits.results_over is not None or (edits.results_at is not None and edits.results_at <= trigger):
+        layers = tuple(layer for layer in settings.layers if layer.strategy not in CLEARING_RESULTS)
+        settings = replace(settings, layers=layers)
+    return settings
 
 
 def _is_wanted(settings: ContextSettings, known: ConversationState) -> bool:

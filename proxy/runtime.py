@@ -32,7 +32,8 @@ from proxy.wire.counting import Tokenizer
 class Runtime:
     """The parts of a running Weir. ``config`` and ``keyring`` are replaced as a whole on reload.
 
-    ``without_tools`` are the scopes (origin, model, credential) whose upstream was seen to take no tools.
+    ``without_tools`` are the scopes (origin, model, credential) whose upstream was seen to take no tools, ``binding``
+    the (upstream, model) that were seen to sign what they think for what stands before it.
     """
 
     config: Config
@@ -59,6 +60,7 @@ class Runtime:
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("weir"))
     set_policies: dict[str, SetPolicy] = field(default_factory=dict)
     without_tools: set[str] = field(default_factory=set)
+    binding: set[tuple[str, str]] = field(default_factory=set)
     _policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)
 
     def admit(self, scope: MutableMapping[str, Any]) -> Caller:

@@ -4,6 +4,7 @@ A strategy takes a draft and the bounds of the request, and gives the next draft
 """
 
 from policies.strategies.base import Strategy
+from policies.strategies.clear import leave_out_unbound
 from policies.strategies.compact import Compact, known_summary, may_summarize, summarize
 from policies.strategies.drop import DropOldest
 from policies.strategies.layers import (
@@ -32,6 +33,7 @@ __all__ = [
     "clip",
     "is_due",
     "known_summary",
+    "leave_out_unbound",
     "may_recall",
     "may_summarize",
     "recall",

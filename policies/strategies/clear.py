@@ -349,6 +349,27 @@ class Reasoning(Strategy):
         return draft.with_edits(edits)
 
 
+def leave_out_unbound(draft: Draft, bounds: Bounds, *, all_of_it: bool = False) -> Draft:
+    """The draft without the thinking that stands behind the first thing that is new in it, or without any.
+
+    The newest Claude models sign a thought for what stood before it, and refuse it behind anything else
+    (platform.claude.com, "Preserved thinking"). What they think from now on is valid as long as the edits hold.
+    """
+    same = 0
+    if not all_of_it and not draft.tool_edits:
+        pairs = zip(draft.pieces, bounds.standing, strict=False)
+        same = next((n for n, (new, old) in enumerate(pairs) if new != old), len(bounds.standing))
+    edits: dict[int, Edit] = {}
+    for piece in draft.pieces[same:]:
+        if piece.index is None or piece.text is not None:
+            continue
+        message = draft.transcript.messages[piece.index]
+        if message.thought:
+            left = max(MESSAGE_OVERHEAD, piece.tokens - message.thought)
+            edits[piece.index] = replace(edited(bounds, piece.index, "", EditKind.UNBOUND), tokens=left)
+    return draft.with_edits(edits)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneTools(Strategy):
     """The definitions that are used least go, as few as the layer's target takes.

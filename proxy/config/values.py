@@ -41,6 +41,7 @@ Count = Annotated[int, Field(gt=0)]
 Tokens = Annotated[int, Field(gt=0)]
 Price = Annotated[float, Field(ge=0)]
 Word = Annotated[str, Field(min_length=1)]
+Endpoint = Literal["chat", "responses", "messages"]
 Permission = Literal["policy", "mode", "relay"]
 Credential = Literal["bearer", "x-api-key", "api-key"]
 
@@ -90,7 +91,9 @@ class UpstreamSettings:
         base_url: for ``openai``: what stands before ``/chat/completions``, without a slash at the end.
         api_key: the operator's key, or ``pass`` for the client's own.
         auth: the header that a key goes up in; None for the one that the host is known to want, else ``bearer``.
-        provider: for ``litellm``: its name of the provider, put before the model (``anthropic/…``).
+        provider: for ``litellm``: its name of the provider, put before the model (``anthropic/…``); else who stands
+            behind the address, where that does not say it.
+        speaks: the endpoints that it has, ``chat``, ``responses``, ``messages``; requests to others are relayed.
         api_base: for ``litellm``: another address than the provider's usual one.
         forward_trace: whether ``traceparent`` and ``tracestate`` go upstream; baggage never does.
     """
@@ -102,8 +105,14 @@ class UpstreamSettings:
     auth: Credential | None = None
     timeout: Timeouts = Timeouts()
     provider: Word | None = None
+    speaks: tuple[Endpoint, ...] = ("chat", "responses", "messages")
     api_base: str | None = None
     forward_trace: bool = True
+
+    @cached_property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Those of its endpoints where a conversation can be managed."""
+        return self.speaks if self.kind == "openai" else ("chat",)
 
     @cached_property
     def passes_key(self) -> bool:

@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
-from policies import ContextSettings, Mode
+from policies import ClientEdits, ContextSettings, Mode
 from proxy.access.destination import Caller, Destination
+from proxy.config.values import UpstreamSettings
 from proxy.effects.allowance import Patience
 from proxy.errors import InvalidRequest
-from proxy.exchange.replies import Replies, summarizer_input
+from proxy.exchange.replies import Replies, provider_of, summarizer_input
+from proxy.models.facts import binds_reasoning
 from proxy.planning.values import PlanRequest
 from proxy.runtime import Runtime
 from proxy.telemetry import Trace
+from proxy.wire.anthropic import MESSAGES
 from proxy.wire.client import (
     EDITS,
     MEMORY_HEADER,
@@ -22,8 +25,9 @@ from proxy.wire.client import (
     name_from,
     wants_no_editing,
 )
-from proxy.wire.codec import ClientRequest, without_field
+from proxy.wire.codec import CHAT, ClientRequest, without_field
 from proxy.wire.counting import TextCounter
+from proxy.wire.raw import read_value
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -82,13 +86,13 @@ def request_for(
     is_elsewhere = chat.codec.is_held_elsewhere(chat.fields)
     if settings.mode is Mode.OFF or not chat.messages or is_elsewhere or wants_no_editing(chat.fields):
         return Request(chat=chat, destination=destination)
+    if chat.codec.name not in destination.upstream.endpoints:
+        return Request(chat=chat, destination=destination)
+    if chat.codec.is_aside(chat.fields) or _is_codex_compaction(headers):
+        settings = _aside(settings)
     if (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
         settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
-    edits = client_edits(chat.fields)
-    if edits is not None and destination.upstream.kind == "openai" and not settings.observes:
-        chat = without_field(chat, EDITS)
-    else:  # litellm translates it for a provider that may do it itself
-        edits = None
+    chat, edits = _client_edits(chat, destination.upstream, observes=settings.observes)
     counter = _counter(runtime, settings, chat.model)
     pruned, patience = set[str](), Patience(settings.summaries.wait)
     said = [header for header in headers if header[0].startswith(b"anthropic-")] or chat.codec.headers
@@ -117,9 +121,42 @@ def request_for(
         resume=conversation_in(headers, RESUME_HEADER),
         parent=conversation_in(headers, PARENT_HEADER),
         edits=edits,
+        binds=chat.codec is MESSAGES
+        and (binds_reasoning(chat.model) or (destination.upstream.name, chat.model) in runtime.binding),
         id=request_id,
     )
     return Request(chat=chat, destination=destination, asked=asked, replies=replies)
+
+
+def _is_codex_compaction(headers: Headers) -> bool:
+    """Whether Codex has the model sum a conversation up, by a prompt of its own."""
+    said = next((value for name, value in headers if name == b"x-codex-turn-metadata"), None)
+    about = read_value(said) if said is not None else None
+    return isinstance(about, dict) and about.get("request_kind") == "compaction"
+
+
+@lru_cache(maxsize=64)
+def _aside(settings: ContextSettings) -> ContextSettings:
+    """The policy for a request that is no part of its conversation: known edits, and what it takes to fit."""
+    recall = replace(settings.recall, tool=False, auto=False)
+    return replace(settings, layers=(), compaction="off", recall=recall)
+
+
+def _client_edits(
+    chat: ClientRequest, upstream: UpstreamSettings, *, observes: bool
+) -> tuple[ClientRequest, ClientEdits | None]:
+    """What the client asks to have taken out, and the request without that where it is Weir that does it."""
+    edits = client_edits(chat.fields)
+    if edits is None or observes:
+        return chat, None
+    if provider_of(upstream) in chat.codec.providers:
+        return chat, replace(edits, native=True)
+    nothing = (
+        edits == ClientEdits() and chat.codec is not CHAT
+    )  # Claude Code asks on every request to keep all thinking
+    if nothing or upstream.kind != "openai":  # litellm translates it for a provider that may do it itself
+        return chat, None
+    return without_field(chat, EDITS), edits
 
 
 def _counter(runtime: Runtime, settings: ContextSettings, model: str) -> TextCounter:

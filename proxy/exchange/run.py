@@ -44,12 +44,13 @@ from proxy.stream.relay import Listener, Send, StreamCut, UpstreamResponse, is_r
 from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan, RequestContext
 from proxy.upstream.client import Answer, came_through
-from proxy.upstream.overflow import Verdict
+from proxy.upstream.overflow import Kind, Verdict
 from proxy.wire.codec import Codec
 from proxy.wire.codecs import codec_of
 
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 MAX_RETRIES = 2
+MAX_BINDING = 1_000
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -255,6 +256,12 @@ class ExchangeHandler:
         body = attempts.within_window(plan)
         while True:
             received, verdict = await make(body, plan)
+            if verdict.kind is Kind.BINDING and (valid := await self._without_unbound(request, plan)) is not None:
+                received.answer.close()
+                attempts.retries += 1
+                plan = self.progress.plan = valid if recalling is None else recalling.consider(valid)
+                body = attempts.within_window(plan)
+                continue
             if not verdict.is_overflow or asked is None:
                 return received, body
             self._tell_overflow(Overflow(source="upstream", tokens=verdict.prompt, limit=verdict.limit))
@@ -284,6 +291,20 @@ class ExchangeHandler:
                 return None
             self._note_plan(span, smaller)
             return smaller if recalling is None else recalling.consider(smaller)
+
+    async def _without_unbound(self, request: Request, plan: Plan) -> Plan | None:
+        """The plan without any thinking, after the upstream refused it behind what it was not signed for.
+
+        The model is known from now on to do so. None where that was tried, or is not for Weir to do.
+        """
+        asked, recognized, known = request.asked, plan.recognized, self.runtime.binding
+        if asked is None or recognized is None or asked.unbinds or asked.settings.observes:
+            return None
+        if len(known) < MAX_BINDING:
+            known.add((request.destination.upstream.name, asked.request.model))
+        asked.unbinds = True
+        recognized = replace(recognized, transcript=replace(recognized.transcript, binds=not asked.drops_unbound))
+        return await self.runtime.planner.first(asked, recognized)
 
     async def _announce(self, recognized: Recognized) -> None:
         """Have other processes know the conversation by the answer that its client is about to have."""

@@ -39,6 +39,7 @@ from proxy.wire.codec import ClientRequest, with_fields
 
 MIN_OUTPUT = 16
 CLAMP_MARGIN = 8
+BETA = b"anthropic-beta"
 DROPPED = frozenset({b"accept-encoding"})
 DROPPED_WITH_CONTEXT = DROPPED | CONTEXT_HEADERS
 OUTPUT_TYPES = {"text": "text", "json_object": "json", "json_schema": "json"}
@@ -97,7 +98,7 @@ class Attempts:
                 self.destination,
                 method="POST",
                 query=self.query,
-                headers=[*[h for h in self.headers if h[0] not in drop], *context],
+                headers=[*_with_betas([h for h in self.headers if h[0] not in drop], plan.betas), *context],
                 body=body,
                 attempt=self.made - 1,
             )
@@ -257,6 +258,14 @@ class Attempts:
             return None
         self.room = room
         return with_fields(body, **{self.request.limit: room})
+
+
+def _with_betas(headers: list[tuple[bytes, bytes]], betas: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """The headers naming these features of Anthropic's too."""
+    if not betas:
+        return headers
+    named = [value for name, value in headers if name == BETA]
+    return [*(header for header in headers if header[0] != BETA), (BETA, b",".join((*named, *betas)))]
 
 
 def learn_from_error(runtime: Runtime, verdict: Verdict, plan: Plan) -> None:

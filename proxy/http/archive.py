@@ -56,6 +56,7 @@ WHY: Mapping[str, str] = MappingProxyType(
         EditKind.CLIP: "nothing else was left to shorten",
         EditKind.MEDIA: "it was an old image, sound or file",
         EditKind.REASONING: "it was thinking of an earlier turn",
+        EditKind.UNBOUND: "it was thinking that is only valid behind what was removed before it",
         EditKind.CUSTOM: "the policy's own function chose it",
         EditKind.PRUNE_TOOLS: "the tool was not used",
         EditKind.SUMMARY: "a summary of the result stands for it",

@@ -281,6 +281,21 @@ def _per_token(dollars_per_million: float | None) -> float | None:
     return None if dollars_per_million is None else dollars_per_million / 1_000_000
 
 
+_BINDING = re.compile(r"claude-(fable|mythos|opus|sonnet|haiku)-(\d{1,2})[-.](\d{1,2})(?!\d)")
+
+
+def binds_reasoning(model: str) -> bool:
+    """Whether a model signs what it thinks for all that stands before it (platform.claude.com, "Preserved thinking").
+
+    Fable and Mythos do from 5.1 on, Opus, Sonnet and Haiku from 5.5 on.
+    """
+    found = _BINDING.search(model.lower())
+    if found is None:
+        return False
+    version = int(found.group(2)), int(found.group(3))
+    return version >= ((5, 1) if found.group(1) in ("fable", "mythos") else (5, 5))
+
+
 def spellings(model: str) -> tuple[str, ...]:
     """Names under which a table may list the model, most exact first, lower case.
 

@@ -30,6 +30,7 @@ from policies import (
     Summarize,
     TokenBudget,
     plan,
+    standing,
     trim,
 )
 from policies.effects import BEFORE_MODEL, Compare, Save, StateSaved, Together
@@ -48,6 +49,7 @@ from proxy.store import Store
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import LOG_CONTEXT
+from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.codec import rewritten, without_marks
 from proxy.wire.messages import breakpoint_for
 from proxy.wire.render import render
@@ -96,6 +98,7 @@ class Planner:
                 model=asked.request.model,
                 counter=asked.counter,
                 image_tokens=asked.settings.image_tokens,
+                binds=asked.binds and not asked.drops_unbound,
             )
             transcript = read.transcript
             try:
@@ -131,6 +134,28 @@ class Planner:
         except Exception:
             log.exception("planning failed; the request goes on without it")
             return None
+
+    async def replayed(self, asked: PlanRequest) -> tuple[bytes, int]:
+        """The request with the edits that are known of its conversation and no others, and its calibrated tokens.
+
+        Nothing is stored, and no model is asked. Raises StoreError.
+        """
+        request, settings, budget = asked.request, asked.settings, (await asked.limits()).budget
+        read = await self.transcripts.read(
+            request,
+            tenant=asked.tenant,
+            model=request.model,
+            counter=asked.counter,
+            image_tokens=settings.image_tokens,
+        )
+        transcript = read.transcript
+        match = await self.conversations.find(asked.tenant, transcript.chain, transcript.messages)
+        known = ConversationState() if match is None or settings.observes else match.thread.known_at(match.length)
+        draft = standing(transcript, known)
+        same = not read.marked and not draft.changed
+        raws = None if same else render(draft.pieces, request.messages or (), read.marked, codec=request.codec)
+        pruned = tuple(definition.name for definition in draft.pruned)
+        return rewritten(request, messages=raws, pruned=pruned), budget.estimate(draft.tokens)
 
     async def first(self, asked: PlanRequest, recognized: Recognized | None) -> Plan:
         """The plan of a request as it came.
@@ -265,6 +290,7 @@ class Planner:
             pages=self.pages,
             elsewhere=beside,
             edits=asked.edits,
+            unbinds=asked.unbinds,
         )
         last: _Decided | None = None
         for _ in range(MAX_REPLANS):
@@ -402,10 +428,13 @@ class Planner:
         """The plan with its body: the client's own bytes, unless there is something to change."""
         decision = None if decided is None else decided.decision
         body, sent = self._body(asked, recognized, decision)
+        is_changed = asked.unbinds or (decision is not None and decision.pieces is not None)
+        drops = is_changed and not asked.settings.observes and asked.drops_unbound
         evictions, degraded = ((), ()) if decided is None else (decided.evictions, decided.degraded)
         return replace(
             before,
-            body=body,
+            body=with_unbound_dropped(body) if drops else body,
+            betas=(DROPS_UNBOUND,) if drops else (),
             sent=sent,
             recognized=recognized,
             decision=decision,

@@ -45,7 +45,8 @@ class PlanRequest:
     ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
     evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the conversation's
     requests go without, for questions in place; ``edits`` is what the client asks to have taken out of it, ``id`` the
-    request's.
+    request's. ``binds`` says that the model signs what it thinks for what stands before it, ``unbinds`` that no such
+    thinking is valid any more.
     """
 
     request: ClientRequest
@@ -63,7 +64,18 @@ class PlanRequest:
     resume: str | None = None
     parent: str | None = None
     edits: ClientEdits | None = None
+    binds: bool = False
+    unbinds: bool = False
     id: str = ""
+
+    @property
+    def drops_unbound(self) -> bool:
+        """Whether the provider itself has to leave out thinking that is not valid any more.
+
+        Where thinking is ``enabled`` an open loop of tools has to begin with it, so that it cannot be taken out here.
+        """
+        thinking = self.request.value("thinking") if self.binds or self.unbinds else None
+        return isinstance(thinking, dict) and thinking.get("type") == "enabled"
 
     @property
     def resumes(self) -> str | None:
@@ -127,6 +139,7 @@ class Plan:
         evictions: what was newly taken out, or for an observed request would have been.
         refused: why an observed request would have been refused.
         degraded: what was done with less than there should be, and why.
+        betas: features of Anthropic's that the body needs beyond those that the client names.
     """
 
     body: bytes
@@ -137,6 +150,7 @@ class Plan:
     evictions: tuple[EvictionRow, ...] = ()
     refused: str | None = None
     degraded: Sequence[str] = ()
+    betas: tuple[bytes, ...] = ()
 
     @property
     def branch(self) -> Branch | None:

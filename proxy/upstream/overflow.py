@@ -29,13 +29,15 @@ class Kind(StrEnum):
 
     CONTEXT: the prompt itself is too large. COMPLETION: the prompt fits, prompt plus ``max_tokens`` does not, so
     that a smaller ``max_tokens`` is the first cure. OUTPUT_CAP: ``max_tokens`` is above what the model may write,
-    which is no overflow. RATE: tokens a minute, quota, credit. PAYLOAD: bytes, characters, items.
+    which is no overflow. BINDING: thinking stands behind something else than what it was signed for. RATE: tokens a
+    minute, quota, credit. PAYLOAD: bytes, characters, items.
     """
 
     NONE = "none"
     CONTEXT = "context"
     COMPLETION = "completion"
     OUTPUT_CAP = "output_cap"
+    BINDING = "binding"
     RATE = "rate"
     PAYLOAD = "payload"
 
@@ -267,6 +269,8 @@ def _judge(status: int, report: ErrorReport) -> Verdict:
     rated = rated or (not coded and any(rule.search(text) for text in report.texts for rule in rules.RATE))
     if rated or status in (429, 529) or (status == 503 and not coded and explicit is None):
         return _rate(report)
+    if any(rules.BOUND in text for text in report.texts):
+        return Verdict(Kind.BINDING)
     if status in (401, 402, 403) or report.codes & rules.OTHER_CODES:
         return NONE
     if report.codes & rules.PAYLOAD_CODES and explicit is None:

@@ -15,6 +15,7 @@ from itertools import islice
 HEAD = 1024
 """Characters of a message in which a wording that is not in the tables is looked for."""
 
+BOUND = "bound to a different conversation"  # Anthropic, of thinking behind an array that was changed
 OVERFLOW_CODES = frozenset(
     {
         "context_length_exceeded",  # OpenAI, Azure, Groq, Cerebras

@@ -91,6 +91,7 @@ class MessagesCodec(Codec):
     name = "messages"
     path = "/messages"
     array = "messages"
+    providers = frozenset({"anthropic"})
     system = "system"
     limits = ("max_tokens",)
     tool_fields = ("tools",)
@@ -110,8 +111,12 @@ class MessagesCodec(Codec):
         return budget + 1 if isinstance(budget, int) and thinking.get("type") == "enabled" else 0
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the provider holds the history (``thread``), or is only to sum it up (``compaction``)."""
-        return any(bytes(fields[name]) != b"null" for name in ("thread", "compaction") if name in fields)
+        """Whether the provider holds the history."""
+        return bytes(fields.get("thread", b"null")) != b"null"
+
+    def is_aside(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the provider is only to sum the history up."""
+        return bytes(fields.get("compaction", b"null")) != b"null"
 
     def schema_of(self, request: ClientRequest) -> Any:
         """The schema for the answer, as chat's ``response_format`` holds it."""
@@ -394,7 +399,7 @@ def _reply(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif kind in THINKING_TYPES:
             thought = block.get("thinking")
             thoughts.append(thought if isinstance(thought, str) else "")
-            sealed += len(str(block.get("data") or "")) / SEALED_CHARS
+            sealed += 1 + len(str(block.get("data") or "")) / SEALED_CHARS
             sealed += 0 if thought else len(str(block.get("signature") or "")) / SIGNATURE_CHARS
         else:
             others.append(block)
@@ -428,13 +433,14 @@ def _other_result(block: Mapping[str, Any], kind: EditKind | None, text: str) ->
 
 def _other_reply(blocks: Sequence[dict[str, Any]], kind: EditKind | None, text: str) -> list[dict[str, Any]]:
     """An assistant's blocks without thinking, or with another text in place of the first."""
-    if kind is EditKind.REASONING:
+    if kind in (EditKind.REASONING, EditKind.UNBOUND):
         return [block for block in blocks if block.get("type") not in THINKING_TYPES]
     texts = [n for n, block in enumerate(blocks) if block.get("type") == "text"]
     if not texts:
         return [*blocks, {"type": "text", "text": text}] if text and not blocks else list(blocks)
     said = {"type": "text", "text": text or GONE, **_last_marker([blocks[n] for n in texts])}
-    return [said if n == texts[0] else block for n, block in enumerate(blocks) if n == texts[0] or n not in texts]
+    kept = [said if n == texts[0] else block for n, block in enumerate(blocks) if n == texts[0] or n not in texts]
+    return [block for block in kept if block.get("type") not in THINKING_TYPES]
 
 
 def _last_marker(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -455,12 +461,16 @@ def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
     if len(said) == 1 and not isinstance(said[0], TurnPart):
         return [said[0], *systems]
     blocks = [block for raw in said for block in _raw_blocks(raw)]
-    results = [block for block in blocks if _kind_of(block) == "tool_result"]
-    others = [block for block in blocks if _kind_of(block) != "tool_result"]
+    results, others = blocks, []
+    if len(blocks) > 1:
+        is_result = [_kind_of(block) == "tool_result" for block in blocks]
+        results = [block for block, first in zip(blocks, is_result, strict=True) if first]
+        others = [block for block, first in zip(blocks, is_result, strict=True) if not first]
     content = array_of([*results, *others]) if blocks else write_value(GONE)
     client = [raw.whole if isinstance(raw, TurnPart) else bytes(raw) for raw in said]
     first = next(filter(None, client), _message("user", b'""'))
-    return [replace_fields(first, split_object(first), {"content": content}), *systems]
+    fields = {name: bytes(raw) for name, raw in split_object(first).items()} | {"content": content}
+    return [b"{" + b",".join(write_value(name) + b":" + raw for name, raw in fields.items()) + b"}", *systems]
 
 
 def _is_as_it_came(segments: Sequence[Raw], places: Mapping[int, int]) -> bool:
@@ -521,6 +531,17 @@ def _added(event: Mapping[str, Any]) -> dict[str, Any]:
     if delta.get("type") == "thinking_delta":
         return {"reasoning_content": delta.get("thinking")}
     return {"content": delta["text"]} if delta.get("type") == "text_delta" else {}
+
+
+DROPS_UNBOUND = b"thinking-binding-controls-2026-08-01"
+
+
+def with_unbound_dropped(body: bytes) -> bytes:
+    """The body asking that thinking be dropped that is bound to something else than what stands before it."""
+    fields = split_object(body)
+    thinking = read_value(fields["thinking"])
+    asked = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+    return replace_fields(body, fields, {"thinking": write_value({**thinking, **asked})})  # type: ignore[dict-item]
 
 
 MESSAGES = MessagesCodec()

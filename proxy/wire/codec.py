@@ -43,6 +43,7 @@ class Codec:
 
     Attributes:
         name: the endpoint's, ``path`` what is put after an upstream's base URL.
+        providers: those that carry out ``context_management`` themselves.
         array: the field that holds the history, ``system`` one that holds a system prompt beside it.
         limits: fields for the length of the answer, the one that counts first.
         tool_fields: fields with definitions of tools.
@@ -55,6 +56,7 @@ class Codec:
     name = "chat"
     path = "/chat/completions"
     array = "messages"
+    providers: frozenset[str] = frozenset()
     system: str | None = None
     limits: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
     tool_fields: tuple[str, ...] = ("tools", "functions")
@@ -107,7 +109,12 @@ class Codec:
         return 0
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether what the model reads is not all in the request, or the request is none of the conversation's own."""
+        """Whether what the model reads is not all in the request."""
+        del fields
+        return False
+
+    def is_aside(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the request is about the conversation and no part of it: a compaction by the provider."""
         del fields
         return False
 

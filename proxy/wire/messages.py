@@ -169,8 +169,14 @@ def message_of(value: Mapping[str, Any], tokens: int) -> tuple[Message, bool]:
         answers=answers if isinstance(answers := value.get("tool_call_id"), str) else None,
         keep=_keep(value, role, content),
         media=sum(not _is_text(p) for p in content) if isinstance(content, list) else 0,
+        thought=_thought(value, tokens) if SEALED in value else 0,
     )
     return message, MARK in value
+
+
+def _thought(value: Mapping[str, Any], tokens: int) -> int:
+    """About how many of a message's tokens are thinking that its provider signed or sealed."""
+    return max(1, min(tokens - 1, int(value[SEALED]) + len(str(value.get("reasoning_content") or "")) // 4))
 
 
 def _call_ids(value: Mapping[str, Any]) -> list[str]:

@@ -75,6 +75,7 @@ class ResponsesCodec(Codec):
     name = "responses"
     path = "/responses"
     array = "input"
+    providers = frozenset({"openai", "azure.ai.openai", "azure.ai.inference"})
     system = "instructions"
     limits = ("max_output_tokens",)
     tool_fields = ("tools",)
@@ -87,13 +88,16 @@ class ResponsesCodec(Codec):
         return Segments(raw, self, head)
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the provider holds a part of the history, answers later, or is only to compact."""
+        """Whether the provider holds a part of the history, answers later, or answers nothing."""
         if any(bytes(fields.get(name, b"null")) != b"null" for name in ("previous_response_id", "conversation")):
             return True
         cache = read_value(fields.get("prompt_cache_options", b"null"))
         warms = isinstance(cache, dict) and cache.get("prewarm") is True
-        compacts = b'"compaction_trigger"' in bytes(fields.get("input", b""))[-256:]
-        return warms or compacts or bytes(fields.get("background", b"")) == b"true"
+        return warms or bytes(fields.get("background", b"")) == b"true"
+
+    def is_aside(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the provider is only to compact the history."""
+        return b'"compaction_trigger"' in bytes(memoryview(fields.get("input", b""))[-256:])
 
     def schema_of(self, request: ClientRequest) -> Any:
         """The schema for the answer, as chat's ``response_format`` holds it."""
@@ -160,7 +164,7 @@ class ResponsesCodec(Codec):
         """A segment as an edit leaves it; what is encrypted or has an id of its own stays as it came."""
         items = [dict(item) for item in _items(self.unmarked(raw))]
         first = items[0] if items else {}
-        if first.get("type") in _UNCHANGED or kind is EditKind.REASONING:
+        if first.get("type") in _UNCHANGED or kind in (EditKind.REASONING, EditKind.UNBOUND):
             return self.unmarked(raw)
         if first.get("type") in _OUTPUTS:
             items[0] = _other_output(first, kind, text)

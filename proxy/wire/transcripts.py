@@ -123,12 +123,20 @@ class Transcripts:
             files |= dict.fromkeys(unknown, tokens // len(unknown))
 
     async def read(
-        self, request: ClientRequest, *, tenant: str, model: str, counter: TextCounter, image_tokens: int | None = None
+        self,
+        request: ClientRequest,
+        *,
+        tenant: str,
+        model: str,
+        counter: TextCounter,
+        image_tokens: int | None = None,
+        binds: bool = False,
     ) -> RequestTranscript:
         """The transcript of a request whose ``messages`` is an array. Raises RequestTooLarge for too many, InvalidJSON
         for one that is nested too deeply.
 
-        ``image_tokens`` is what every image costs, None for the model's formula.
+        ``image_tokens`` is what every image costs, None for the model's formula; ``binds`` whether the model signs
+        what it thinks for what stands before it.
         """
         codec = request.codec
         judged_later = {codec.array, *codec.counted}  # where they are read, which is once
@@ -164,6 +172,7 @@ class Transcripts:
                 tools=self._count_tools(request, counting),
                 read_tools=partial(self._read_tools, request, counting),
                 by_role=array.by_role,
+                binds=binds,
             ),
             array.marked,
             array.has_media,
