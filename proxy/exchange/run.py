@@ -45,7 +45,6 @@ from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan, RequestContext
 from proxy.upstream.client import Answer, came_through
 from proxy.upstream.overflow import Kind, Verdict
-from proxy.wire.codec import CHAT as CHAT_CODEC
 from proxy.wire.codec import Codec
 from proxy.wire.codecs import codec_of
 
@@ -243,7 +242,7 @@ class ExchangeHandler:
             progress.trace,
             request.managed_by,
         )
-        if asked is None or not asked.settings.recall.tool or self.codec is not CHAT_CODEC:
+        if asked is None or not asked.settings.recall.tool:
             return attempts, None
         return attempts, Recalling(self.runtime, asked, attempts)
 
@@ -333,8 +332,8 @@ class ExchangeHandler:
 
         try:
             if received.chunks is None:
-                joins = "response_format" not in recalling.asked.request.fields
-                received = await follow_whole(received, rounds, ask, recalling.note_round, joins=joins)
+                received = await follow_whole(received, rounds, ask, recalling.note_round)
+                await recalling.keep(rounds, progress.plan)
             if received.chunks is not None:
                 relaying = Relaying(
                     rounds=rounds,
@@ -343,6 +342,7 @@ class ExchangeHandler:
                     headers=self._stream_headers,
                     explain=self._explain,
                     ended=recalling.note_round,
+                    whole=partial(recalling.keep, rounds, progress.plan),
                 )
                 result = await relaying.run(received)
                 if isinstance(result, Tap):

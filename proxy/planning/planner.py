@@ -19,6 +19,7 @@ from policies import (
     ContextSettings,
     ConversationState,
     Decision,
+    Edit,
     EditKind,
     Effect,
     Elsewhere,
@@ -410,35 +411,45 @@ class Planner:
     ) -> _Decided | None:
         """Store a batch of edits before it is forwarded, planned with what was ``known``; None if another process was
         first."""
-        thread, at = recognized.thread, asked.span.now()
+        at = asked.span.now()
         change = replace(
             change_of(asked, recognized, decided.decision, decided.evictions, self.clock()), prepared=known.prepared
         )
-        if self.settler.failing:
-            return self._keep(thread, change, decided)
-        try:
-            version = await self.store.commit(change)
-        except StaleVersion as stale:
-            if stale.current < change.expected:
-                await self.conversations.restate(thread)
-            else:
-                await self.conversations.reload(thread)
+        stored = await self._store(recognized.thread, change)
+        asked.span.since(at, "store")
+        if stored is None:
             return None
-        except StoreError as error:
-            log.error("a batch of edits could not be stored, it holds in memory: %s", error)
-            return self._keep(thread, change, decided)
-        finally:
-            asked.span.since(at, "store")
-        if change.checkpoint is not None:
+        if stored and change.checkpoint is not None:
             self.saved("batch")
-        thread.apply(change, version)
-        return decided
+        return decided if stored else decided._replace(degraded=("store",))
 
-    def _keep(self, thread: Thread, change: Change, decided: _Decided) -> _Decided:
-        """Have a change hold in memory that cannot be stored now."""
+    async def _store(self, thread: Thread, change: Change) -> bool | None:
+        """Have a change hold from now on: stored, or (False) in memory only; None if another process was first."""
+        if not self.settler.failing:
+            try:
+                thread.apply(change, await self.store.commit(change))
+            except StaleVersion as stale:
+                if stale.current < change.expected:
+                    await self.conversations.restate(thread)
+                else:
+                    await self.conversations.reload(thread)
+                return None
+            except StoreError as error:
+                log.error("a batch of edits could not be stored, it holds in memory: %s", error)
+            else:
+                return True
         self.settler.keep(change)
         thread.apply(change, change.expected + 1)
-        return decided._replace(degraded=("store",))
+        return False
+
+    async def remember(self, recognized: Recognized, edit: Edit, *, request: str) -> None:
+        """Have the next request of a conversation know an edit that its answer has made."""
+        thread = recognized.thread
+        async with thread.lock:
+            for _ in range(MAX_REPLANS):
+                change = replace(empty_change(recognized, self.clock()), edits=(edit,), request=request)
+                if await self._store(thread, change) is not None:
+                    return
 
     def _written(self, asked: PlanRequest, recognized: Recognized, before: Plan, decided: _Decided | None) -> Plan:
         """The plan with its body: the client's own bytes, unless there is something to change."""
@@ -562,4 +573,6 @@ def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:
 
 def _is_as_it_came(pieces: Sequence[PlannedMessage], length: int) -> bool:
     """Whether an array is the client's own, so that only its tools are to be changed."""
-    return len(pieces) == length and all(p.index == i and p.kind is None for i, p in enumerate(pieces))
+    return len(pieces) == length and all(
+        p.index == i and p.kind is None and p.rounds is None for i, p in enumerate(pieces)
+    )

@@ -23,6 +23,7 @@ from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.codec import ERROR, ClientRequest, Codec, Passed, Segments, array_of
 from proxy.wire.messages import MARK, SEALED, THINKING_TYPES, markers_of, without_media
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, replace_fields, split_array, split_object, write_value
+from proxy.wire.rounds import in_messages
 
 SIGNATURE_CHARS, SEALED_CHARS = 16 / 3, 4.0
 """Characters of a signature, and of sealed data, for a token: what was thought is about three quarters as long."""
@@ -244,6 +245,14 @@ class MessagesCodec(Codec):
         elements = split_array(b"[" + raw + b"]") or ()
         return bytes(raw) if len(elements) == 1 else array_of(elements)
 
+    def with_rounds(self, raw: Raw, text: str) -> Raw:
+        """An answer cut in two at each hidden round, with its call behind the one half and its result between them."""
+        return in_messages(raw, text, THINKING_TYPES)
+
+    def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
+        """The definition of a tool of Weir's own."""
+        return {"name": name, "description": description, "input_schema": parameters}
+
     def question(self, effect: Summarize) -> dict[str, object]:
         """The fields of a request of Weir's own, without the model."""
         asked: dict[str, object] = {
@@ -383,7 +392,7 @@ def _reply(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for block in blocks:
         kind = block.get("type")
         if kind == "text":
-            texts.append(block)
+            texts.append({k: v for k, v in block.items() if v is not None})  # SDKs send ``"citations": null`` or not
         elif kind == "tool_use":
             function = {"name": block.get("name"), "arguments": json.dumps(block.get("input"), ensure_ascii=False)}
             calls.append({"id": block.get("id"), "type": "function", "function": function})

@@ -187,6 +187,15 @@ class Codec:
         """A segment as JSON of its own, for the archive."""
         return bytes(raw)
 
+    def with_rounds(self, raw: Raw, text: str) -> Raw:
+        """An answer with the rounds in it that its client has not seen, as :mod:`proxy.wire.rounds` writes them."""
+        del text
+        return raw
+
+    def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
+        """The definition of a tool of Weir's own."""
+        return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
     # Questions to a model, and its answers
 
     def question(self, effect: Summarize) -> dict[str, object]:

@@ -19,9 +19,11 @@ from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.codec import ERROR, ClientRequest, Codec, JoinedRun, Passed, Segments, array_of
 from proxy.wire.messages import MARK, SEALED, marker_within, markers_of
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, split_array, split_object, write_value
+from proxy.wire.rounds import in_items
 
 SEALED_CHARS = 5.0
 """Characters of ``encrypted_content`` for a token; a guess that the reported usage corrects."""
+THOUGHTS = frozenset({"reasoning"})
 GONE = "(removed to fit the model's context window)"
 _ROLES = frozenset({"user", "system", "developer"})
 _OUTPUTS = frozenset(
@@ -31,7 +33,7 @@ _OUTPUTS = frozenset(
         "mcp_approval_response",
     }
 )
-_CALLS = frozenset(
+CALLS = frozenset(
     {
         *("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call"),
         *("tool_search_call", "program", "mcp_approval_request"),
@@ -219,6 +221,20 @@ class ResponsesCodec(Codec):
         elements = split_array(b"[" + raw + b"]") or ()
         return bytes(raw) if len(elements) == 1 else array_of(elements)
 
+    def with_rounds(self, raw: Raw, text: str) -> Raw:
+        """A run with the hidden calls of its rounds and their outputs where they were made."""
+        return in_items(raw, text, THOUGHTS)
+
+    def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
+        """The definition of a tool of Weir's own."""
+        return {
+            "type": "function",
+            "name": name,
+            "description": description,
+            "parameters": parameters,
+            "strict": False,
+        }
+
     def question(self, effect: Summarize) -> dict[str, object]:
         """The fields of a request of Weir's own, without the model."""
         asked: dict[str, object] = {
@@ -332,12 +348,12 @@ def _run(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             thought = "\n".join((*_texts_of(item.get("summary")), *_texts_of(item.get("content"))))
             thoughts.append(thought)
             sealed += len(str(item.get("encrypted_content") or "")) / SEALED_CHARS
-        elif kind in _CALLS:
+        elif kind in CALLS:
             calls.append(_call(item))
         elif kind == "item_reference":
             others.append({"type": kind, "item": item.get("id")})
         else:
-            others.append({k: v for k, v in item.items() if k != MARK})
+            others.append({k: v for k, v in item.items() if k != MARK and v is not None})
     content = [*({"type": "text", "text": text} for text in texts), *others] if others else "\n".join(texts) or None
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
@@ -440,7 +456,7 @@ def _finish(response: Mapping[str, Any], *, calls: bool) -> str | None:
         return _ENDS.get(reason, reason)
     if status == "completed":
         output = response.get("output")
-        calls = calls or any(isinstance(i, dict) and i.get("type") in _CALLS for i in output or ())
+        calls = calls or any(isinstance(i, dict) and i.get("type") in CALLS for i in output or ())
         return "tool_calls" if calls else "stop"
     return str(status) if status in ("failed", "cancelled") else None
 
@@ -451,7 +467,7 @@ def _added(kind: str, event: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "response.output_item.added":
         item = event.get("item")
         item = item if isinstance(item, dict) else {}
-        if item.get("type") in _CALLS:
+        if item.get("type") in CALLS:
             function = {"name": item.get("name") or item["type"].removesuffix("_call"), "arguments": ""}
             return {"tool_calls": [{"index": place, "id": _call_id(item), "function": function}]}
         return {"begun": item.get("type")}
