@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from proxy.simulator import Problem, Rejected, Request, SimulatedAnswer, SimulatedCall
 from proxy.simulator.delivery import FAULTS, FaultRule, InjectedFault, Scene, Transmission, as_json
-from proxy.simulator.model import SummaryWriter, instruction_of, read_material, schema_of
+from proxy.simulator.summaries import SummaryWriter, instruction_of, read_material, schema_of
 from proxy.simulator.window import Count, Dialect, status_problem
 
 _FIRST_TEXT = re.compile(rb'"(?:content|text)":"(?=[^"])')
@@ -24,7 +24,7 @@ def _no_done(sent: Transmission, _: InjectedFault, __: Scene) -> Transmission:
 def _error_after_content(sent: Transmission, fault: InjectedFault, scene: Scene) -> Transmission:
     if not sent.streamed:
         return as_json(scene.overflow)
-    return replace(sent, chunks=(*sent.chunks[: int(fault.number(2))], scene.error_event))
+    return replace(sent, chunks=(*sent.chunks[: int(fault.number(2))], scene.error_after(int(fault.number(2)))))
 
 
 def _empty_200(sent: Transmission, _: InjectedFault, __: Scene) -> Transmission:

@@ -31,8 +31,10 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.simulator.delivery import FAULT_HEADER, deliver
-from proxy.simulator.dialects import CHAT, MESSAGES
-from proxy.simulator.model import Model, SimulatorSettings, Surface
+from proxy.simulator.dialects import SimulatedChat
+from proxy.simulator.messages import SimulatedMessages
+from proxy.simulator.model import Model, Sender, SimulatorSettings, Surface
+from proxy.simulator.responses import SimulatedCompaction, SimulatedResponses
 from proxy.simulator.window import Count, Dialect, Request, missing_problem, problem_body
 
 OWN_ROUTES = "/sim/"
@@ -256,7 +258,7 @@ class _Answering:
         delivery, noted = self._simulator.model.exchange(
             self._surface,
             await request.body(),
-            credential=_credential_of(request),
+            sender=_sender_of(request),
             header=request.headers.get(FAULT_HEADER),
         )
         for name in noted.__slots__:
@@ -264,10 +266,20 @@ class _Answering:
         await deliver(delivery, visit)
 
 
-def _credential_of(request: HTTPRequest) -> str:
-    """The bearer token or API key of a request: the owner of its prefixes in the cache."""
-    bearer = request.headers.get("authorization", "")
-    return bearer.removeprefix("Bearer ") or request.headers.get("x-api-key") or request.headers.get("api-key") or ""
+class _Counting(_Answering):
+    """What a request would cost, without an answer."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = HTTPRequest(scope, receive, send)
+        counted = self._simulator.model.measure(self._surface, await request.body(), sender=_sender_of(request))
+        await deliver(counted, scope[VISIT])
+
+
+def _sender_of(request: HTTPRequest) -> Sender:
+    """The bearer token or API key of a request: the owner of what is kept of it."""
+    headers = request.headers
+    bearer = headers.get("authorization", "").removeprefix("Bearer ")
+    return Sender(bearer or headers.get("x-api-key") or headers.get("api-key") or "", headers.get("anthropic-beta", ""))
 
 
 def create_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> Starlette:
@@ -289,24 +301,24 @@ def create_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> St
 
 
 def _answering_routes(simulator: Simulator) -> list[BaseRoute]:
-    if simulator.settings.dialect is Dialect.ANTHROPIC:
-        counted = _counting(simulator, MESSAGES)
-        return [
-            Route("/v1/messages/count_tokens", counted, methods=["POST"]),
-            Route("/v1/messages", _Answering(simulator, MESSAGES), methods=["POST"]),
-        ]
-    counted = _counting(simulator, CHAT)
-    return [
-        Route("/v1/chat/completions", _Answering(simulator, CHAT), methods=["POST"]),
-        Route("/v1/chat/completions/input_tokens", counted, methods=["POST"]),
-    ]
+    """OpenAI has chat and responses, Anthropic messages, vLLM and llama.cpp all three."""
+    settings, counter = simulator.settings, simulator.model.counter
+    routes: list[BaseRoute] = []
 
+    def add(path: str, surface: Surface, counting: str) -> None:
+        routes.append(Route(f"/v1/{path}/{counting}", _Counting(simulator, surface), methods=["POST"]))
+        routes.append(Route(f"/v1/{path}", _Answering(simulator, surface), methods=["POST"]))
 
-def _counting(simulator: Simulator, surface: Surface) -> Callable[[HTTPRequest], Any]:
-    async def counted(request: HTTPRequest) -> Response:
-        return JSONResponse({"input_tokens": simulator.model.measure(surface, await request.body()).total})
-
-    return counted
+    if settings.dialect is not Dialect.ANTHROPIC:
+        add("chat/completions", SimulatedChat(settings, counter), "input_tokens")
+        responses = SimulatedResponses(settings, counter)
+        add("responses", responses, "input_tokens")
+        routes.append(
+            Route("/v1/responses/compact", _Answering(simulator, SimulatedCompaction(responses)), methods=["POST"])
+        )
+    if settings.dialect is not Dialect.OPENAI:
+        add("messages", SimulatedMessages(settings, counter), "count_tokens")
+    return routes
 
 
 def _plain_routes(simulator: Simulator) -> list[BaseRoute]:
@@ -455,7 +467,7 @@ class RunningSimulator:
 
     def answered(self) -> list[RecordedRequest]:
         """The entries of requests for an answer in words."""
-        return [seen for seen in self.ledger if seen.path in {"/v1/chat/completions", "/v1/messages"}]
+        return [seen for seen in self.ledger if seen.path in {"/v1/chat/completions", "/v1/responses", "/v1/messages"}]
 
 
 class _QuietServer(uvicorn.Server):

@@ -7,6 +7,7 @@ results are paired by position: the results of an assistant message follow it at
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from proxy.simulator.model import SimulatorSettings
@@ -81,20 +82,46 @@ def reject(message: str, param: str | None = None, code: str | None = None) -> R
     return Rejected(Problem(message=message, param=param, code=code))
 
 
-def _missing(path: str) -> Rejected:
+def missing(path: str) -> Rejected:
+    """A parameter that is not there."""
     return reject(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
 
 
-def _not_one_of(values: Sequence[str], value: object, path: str) -> Rejected:
+def unknown(path: str) -> Rejected:
+    """A parameter that OpenAI does not have."""
+    return reject(f"Unknown parameter: '{path}'.", path, "unknown_parameter")
+
+
+def not_one_of(values: Sequence[str], value: object, path: str) -> Rejected:
+    """A value that is none of those there are."""
     names = [f"'{name}'" for name in values]
-    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
+    listed = f"{', '.join(names[:-1])}, and {names[-1]}" if len(names) > 2 else " and ".join(names)
     return reject(f"Invalid value: '{value}'. Supported values are: {listed}.", path, "invalid_value")
 
 
-def check_shapes(request: Request) -> None:
+def check_shapes(request: Request, shapes: Mapping[str, Shape] = REQUEST, path: str = "") -> None:
     """Raise :class:`Rejected` for the first value whose JSON type is wrong, in OpenAI's words."""
-    for name, shape in REQUEST.items():
-        _check_shape(request.get(name), shape, name)
+    for name, shape in shapes.items():
+        _check_shape(request.get(name), shape, f"{path}{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of a kind of object: those that it must have, and all that it may have."""
+
+    needed: tuple[str, ...]
+    known: frozenset[str]
+
+
+def keys_of(table: str) -> Mapping[str, Keys]:
+    """``kind: needed … | optional …`` line by line."""
+    kinds: dict[str, Keys] = {}
+    for line in table.strip().splitlines():
+        names, _, rest = line.partition(":")
+        needed, _, optional = rest.partition("|")
+        keys = Keys(tuple(needed.split()), frozenset([*needed.split(), *optional.split(), "type"]))
+        kinds.update(dict.fromkeys(names.split(), keys))
+    return kinds
 
 
 def _check_shape(value: Any, shape: Shape, path: str, *, item: bool = False) -> None:
@@ -150,15 +177,16 @@ def _check_envelope(request: Request) -> None:
         raise reject("you must provide a model parameter")
     messages = request.get("messages")
     if messages is None:
-        raise _missing("messages")
+        raise missing("messages")
     if not messages:
-        raise _empty_array("messages")
+        raise empty_array("messages")
     if request.get("stream_options") is not None and not request.get("stream"):
         text = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
         raise reject(text, "stream_options")
 
 
-def _empty_array(path: str) -> Rejected:
+def empty_array(path: str) -> Rejected:
+    """An array that must hold something."""
     text = f"Invalid '{path}': empty array. Expected an array with minimum length 1, but got an empty array instead."
     return reject(text, path, "empty_array")
 
@@ -188,7 +216,7 @@ def _check_tools(request: Request) -> None:
                 raise reject(text, name)
         return
     if not tools:
-        raise _empty_array("tools")
+        raise empty_array("tools")
     if len(tools) > MAX_TOOLS:
         text = (
             f"Invalid 'tools': array too long. Expected an array with maximum length {MAX_TOOLS}, but got an array "
@@ -207,10 +235,10 @@ def _check_tools(request: Request) -> None:
 def _tool_name(index: int, tool: Any) -> str:
     kind = tool.get("type")
     if kind not in TOOL_KINDS:
-        raise _not_one_of(TOOL_KINDS, kind, f"tools[{index}].type")
+        raise not_one_of(TOOL_KINDS, kind, f"tools[{index}].type")
     name = (tool.get(kind) or {}).get("name")
     if not name:
-        raise _missing(f"tools[{index}].{kind}.name")
+        raise missing(f"tools[{index}].{kind}.name")
     return str(name)
 
 
@@ -218,11 +246,11 @@ def _check_message(index: int, message: Request) -> None:
     path = f"messages[{index}]"
     role = message.get("role")
     if role is None:
-        raise _missing(f"{path}.role")
+        raise missing(f"{path}.role")
     if role not in ROLES:
-        raise _not_one_of(ROLES, role, f"{path}.role")
+        raise not_one_of(ROLES, role, f"{path}.role")
     if "weir" in message:
-        raise reject(f"Unknown parameter: '{path}.weir'.", f"{path}.weir", "unknown_parameter")
+        raise unknown(f"{path}.weir")
     if role == "assistant":
         _check_calls(path, message)
     _check_content(index, role, message)
@@ -249,7 +277,7 @@ def _check_content(index: int, role: str, message: Request) -> None:
             raise _empty_string(path)
         return
     if not content and not speaks:
-        raise _empty_array(path)
+        raise empty_array(path)
     for at, part in enumerate(content):
         _check_part(f"{path}[{at}]", index, role, part)
 
@@ -269,9 +297,9 @@ def _check_part(path: str, index: int, role: str, part: Any) -> None:
         )
         raise reject(text, f"messages[{index}]", "invalid_value")
     if kind not in allowed:
-        raise _not_one_of(allowed, kind, f"{path}.type")
+        raise not_one_of(allowed, kind, f"{path}.type")
     if kind == "text" and not isinstance(part.get("text"), str):
-        raise _missing(f"{path}.text")
+        raise missing(f"{path}.text")
     if kind == "text" and not part["text"] and role not in {"tool", "function"}:
         raise _empty_string(f"{path}.text")
 
@@ -281,19 +309,19 @@ def _check_calls(path: str, message: Request) -> None:
     if calls is None:
         return
     if not calls:
-        raise _empty_array(f"{path}.tool_calls")
+        raise empty_array(f"{path}.tool_calls")
     for at, call in enumerate(calls):
         where = f"{path}.tool_calls[{at}]"
         if not isinstance(call.get("id"), str) or not call["id"]:
-            raise _missing(f"{where}.id")
+            raise missing(f"{where}.id")
         kind = call.get("type", "function")
         if kind not in TOOL_KINDS:
-            raise _not_one_of(TOOL_KINDS, kind, f"{where}.type")
+            raise not_one_of(TOOL_KINDS, kind, f"{where}.type")
         fields = ("name", "arguments") if kind == "function" else ("name", "input")
         for name in fields:
             value = (call.get(kind) or {}).get(name)
             if not isinstance(value, str):
-                raise _missing(f"{where}.{kind}.{name}")
+                raise missing(f"{where}.{kind}.{name}")
 
 
 def _check_pairs(messages: Sequence[Request]) -> None:

@@ -125,17 +125,19 @@ class InjectedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What a fault may look at: ``overflow`` is the error body of a request that is too long."""
+    """What a fault may look at: ``overflow`` is the error body of a request that is too long.
+
+    ``event`` writes a body as an event of a stream behind that many others.
+    """
 
     dialect: Dialect
     model: str
     overflow: bytes
+    event: Callable[[bytes, int], bytes]
 
-    @property
-    def error_event(self) -> bytes:
+    def error_after(self, events: int) -> bytes:
         """The overflow as an event of a stream."""
-        event = b"event: error\n" if self.dialect is Dialect.ANTHROPIC else b""
-        return event + b"data: " + self.overflow + b"\n\n"
+        return self.event(self.overflow, events)
 
 
 Change = Callable[[Transmission, InjectedFault, Scene], Transmission]
@@ -177,8 +179,12 @@ def halved(delivery: Transmission) -> Transmission:
     return replace(delivery, chunks=(body[: len(body) // 2], body[len(body) // 2 :]))
 
 
-def _error_in_stream(delivery: Transmission, _: InjectedFault, scene: Scene) -> Transmission:
-    return replace(delivery, chunks=(scene.error_event,)) if delivery.streamed else as_json(scene.overflow)
+def _error_in_stream(delivery: Transmission, fault: InjectedFault, scene: Scene) -> Transmission:
+    """An error in the place of the stream, or behind as many of its events as the argument says."""
+    if not delivery.streamed:
+        return as_json(scene.overflow)
+    said = delivery.chunks[: int(fault.number(0))]
+    return replace(delivery, chunks=(*said, scene.error_after(len(said))))
 
 
 FAULTS: Mapping[str, FaultRule] = {
@@ -232,6 +238,7 @@ class Spoken:
     reasoning: str
     finish: str
     tokens: int
+    thought: int = 0
 
     @property
     def text(self) -> str:
@@ -249,8 +256,8 @@ def default_answer(request: Request, seed: int) -> SimulatedAnswer:
 
 
 def asked_tokens(request: Request) -> int | None:
-    """``max_completion_tokens``, else ``max_tokens``, else None."""
-    for name in ("max_completion_tokens", "max_tokens"):
+    """What the request asks for at most, None where it does not say."""
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         value = request.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
@@ -262,7 +269,8 @@ def speak(answer: SimulatedAnswer, *, limit: int | None, count: Count) -> Spoken
     limit = None if answer.endless else limit
     calls, finish = answer.calls, answer.finish
     spent = sum(count(call.name) + count(call.arguments) + PER_CALL for call in calls)
-    spent += count(answer.reasoning) if answer.reasoning else 0
+    thought = count(answer.reasoning) if answer.reasoning else 0
+    spent += thought
     if limit is not None and spent > limit:
         calls, spent, finish = (), limit, finish or "length"
     pieces = tuple(match.group() for match in _PIECE.finditer(answer.text))
@@ -272,7 +280,7 @@ def speak(answer: SimulatedAnswer, *, limit: int | None, count: Count) -> Spoken
         finish = finish or "length"
     text = "".join(pieces[:kept])
     spent += count(text) if text else 0
-    return Spoken(pieces[:kept], calls, answer.reasoning, finish or ("tool_calls" if calls else "stop"), spent)
+    return Spoken(pieces[:kept], calls, answer.reasoning, finish or ("tool_calls" if calls else "stop"), spent, thought)
 
 
 def _fitting(pieces: tuple[str, ...], room: int, count: Count) -> int:
@@ -332,7 +340,7 @@ def _default_text(request: Request, seed: int) -> str:
     if isinstance(form, dict) and form.get("type") == "json_schema":
         return json.dumps(_sample((form.get("json_schema") or {}).get("schema"), seed=seed))
     messages = request["messages"]
-    said = json.dumps(messages[-1], sort_keys=True).encode()
+    said = json.dumps(messages[-1] if messages else None, sort_keys=True).encode()
     mark = blake2b(said, digest_size=4, key=str(seed).encode()).hexdigest()
     if isinstance(form, dict) and form.get("type") == "json_object":
         return json.dumps({"answer": mark, "messages": len(messages)})

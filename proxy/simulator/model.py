@@ -1,13 +1,12 @@
 """One request for an answer, from its bytes to the delivery: check, count, remember, answer, misbehave.
 
-:class:`SimulatorSettings` are all that a simulator does. Summaries are plausible ones, made of the transcript.
+:class:`SimulatorSettings` are all that a simulator does, and a :class:`Surface` is an endpoint of it.
 """
 
 import json
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
@@ -31,6 +30,7 @@ from proxy.simulator.delivery import (
     parse_fault,
     speak,
 )
+from proxy.simulator.summaries import SummaryWriter, summarize, text_of, wants_summary
 from proxy.simulator.window import (
     Count,
     CountedPrompt,
@@ -47,197 +47,6 @@ from proxy.simulator.window import (
     problem_body,
     status_problem,
 )
-
-_ASKS = re.compile(r"summar(?:y|i[sz])|compact(?:ion| the)|condense|working notes|take notes|checkpoint", re.IGNORECASE)
-_ASKS_IN_PLACE = re.compile(
-    r"\s{0,9}(?:Now stop and take notes|Write (?:the working )?notes|Summari[sz]e the conversation above)\b"
-)
-_ASKS_FOR_LIST = re.compile(r"category \| importance", re.IGNORECASE)
-_WORDS = re.compile(r"at most (\d{1,6}) words")
-_END_OF_DATA = re.compile(r"^</[\w-]{2,40}>[ \t]*$", re.MULTILINE)
-_TAG = re.compile(r"</?[a-z][\w-]{1,40}>(?: (?:transcript|notes so far|earlier notes))?")
-_ORIGIN = re.compile(r"\A\[[a-z][^\]\n]{0,80}\]\s?")
-_IDENTIFIER = re.compile(r"[\w./:@#-]{0,30}(?:\d|/|_)[\w./:@#-]{1,40}")
-MAX_MESSAGES = 3  # of a request that is no conversation
-LINE = 90
-SHORT = 64
-WORDS_PER_TOKEN = 0.7
-FILLED = 0.8
-MIN_TOKENS = 48
-NEXT = "next_step"
-
-
-def text_of(content: Any) -> str:
-    """The text of a content value, parts joined by newlines."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return ""
-
-
-def wants_summary(request: Request, summary_model: str | None) -> bool:
-    """Whether this is a summariser's request: by its model, else by what it asks for.
-
-    That is a short tool-less array whose system prompt asks for a summary, or a conversation of any kind that ends
-    with the instruction to write notes on it.
-    """
-    if summary_model is not None and request.get("model") == summary_model:
-        return True
-    messages = request["messages"]
-    if _is_in_place(request):
-        return True
-    if request.get("tools") or len(messages) > MAX_MESSAGES:
-        return False
-    heads = [text_of(message.get("content")) for message in messages if message.get("role") in {"system", "developer"}]
-    heads.append(text_of(request.get("system")))
-    return any(_ASKS.search(head) for head in heads)
-
-
-def _is_in_place(request: Request) -> bool:
-    last = request["messages"][-1] if request["messages"] else {}
-    return last.get("role") == "user" and _ASKS_IN_PLACE.match(text_of(last.get("content"))) is not None
-
-
-class SummaryWriter:
-    """A summariser that does its work; one that fails is made by overriding what it does."""
-
-    def check(self, request: Request) -> None:
-        """Raise :class:`Rejected` where it refuses whatever it is asked, or the form in which it is asked."""
-
-    def answer(self, request: Request, *, max_output: int | None, count: Count) -> SimulatedAnswer:
-        """The summary, in words or by the schema that was asked for."""
-        material, instruction = read_material(request), instruction_of(request)
-        limit = asked_tokens(request) or max_output or 400
-        room = min([limit, *(int(int(words) / WORDS_PER_TOKEN) for words in _WORDS.findall(instruction))])
-        data = _before_the_end(material) or material
-        lines, schema = self.lines(data), schema_of(request)
-        if schema is not None:
-            return SimulatedAnswer(text=_by_schema(schema, lines or ["nothing was said"], limit=room, count=count))
-        if _ASKS_FOR_LIST.search(instruction):
-            picked = lines[:: max(1, len(lines) // 8)]
-            return SimulatedAnswer(
-                text="\n".join(_fit([f"learnings | normal | {_cut(line)}" for line in picked], room, count))
-            )
-        return SimulatedAnswer(text=_notes(lines, data, limit=room, count=count))
-
-    def lines(self, data: str) -> list[str]:
-        """The lines of the material, which the summary is made of."""
-        return [line for raw in data.splitlines() if (line := _ORIGIN.sub("", _TAG.sub("", raw).strip(), count=1))]
-
-    def deliver(self, delivery: Transmission) -> Transmission:
-        """The answer as it is sent."""
-        return delivery
-
-
-def summarize(material: str, *, limit: int, count: Count) -> str:
-    """Notes on ``material`` in plain words."""
-    data = _before_the_end(material) or material
-    return _notes(SummaryWriter().lines(data), data, limit=limit, count=count)
-
-
-def schema_of(request: Request) -> Mapping[str, Any] | None:
-    """The JSON schema that the answer is to follow."""
-    form = request.get("response_format")
-    described = form.get("json_schema") if isinstance(form, dict) else None
-    schema = described.get("schema") if isinstance(described, dict) else None
-    return schema if isinstance(schema, dict) else None
-
-
-def read_material(request: Request) -> str:
-    """What is to be summarised: all that is not a system message; of a conversation each message under its role."""
-    said = [message for message in request["messages"] if message.get("role") not in {"system", "developer"}]
-    if not _is_in_place(request):
-        return "\n".join(text_of(message.get("content")) for message in said)
-    return "\n".join(f"[{message.get('role')}] {text_of(message.get('content'))}" for message in said[:-1])
-
-
-def instruction_of(request: Request) -> str:
-    """What the last message says behind the material."""
-    asked = text_of(request["messages"][-1].get("content"))
-    return asked[len(_before_the_end(asked)) :]
-
-
-def _before_the_end(material: str) -> str:
-    """``material`` up to its last closing fence, so without the instruction behind it; all of it without a fence."""
-    ends = [match.start() for match in _END_OF_DATA.finditer(material)]
-    return material[: ends[-1]] if ends else ""
-
-
-def _notes(lines: list[str], data: str, *, limit: int, count: Count) -> str:
-    """Notes under plain headings, under ``limit`` tokens and about a third of the material: first and last lines,
-    evenly picked ones between, and the identifiers in order of appearance.
-    """
-    if not lines:
-        return (
-            "Goal: nothing was said in the part of the conversation that was given, so there is nothing to note here."
-        )
-    if limit < SHORT:
-        return " ".join(_fit(lines[0].split(), limit, count))
-    room = min(int(limit * FILLED), max(MIN_TOKENS, count(data) // 3))
-    names = list(dict.fromkeys(_IDENTIFIER.findall("\n".join(lines))))
-    between = lines[1:-1][:: max(1, len(lines) // 12)]
-    sections = [f"Goal: {_cut(lines[0])}", f"Next step: go on from {_cut(lines[-1])}", "Done so far:"]
-    sections += [f"- {_cut(line)}" for line in between]
-    text = "\n".join(_fit(sections, room * 2 // 3, count))
-    listed = _fit([f"{name}," for name in names], max(8, room - count(text) - 6), count)
-    return f"{text}\nNames and numbers: {' '.join(listed)[:-1]}." if listed else text
-
-
-def _by_schema(schema: Mapping[str, Any], lines: list[str], *, limit: int, count: Count) -> str:
-    """JSON that follows a plain schema and says what the material says, in as many items as ``limit`` tokens hold."""
-    for items in (3, 2, 1, 0):
-        text = json.dumps(_fill(schema, _around(lines), items), ensure_ascii=False)
-        if count(text) <= limit:
-            break
-    return text
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= LINE else line[:LINE].rpartition(" ")[0] or line[:LINE]
-
-
-def _around(lines: list[str]) -> Iterator[str]:
-    while True:
-        for line in lines:
-            yield _cut(line)
-
-
-def _fill(schema: Any, lines: Iterator[str], items: int) -> Any:
-    if not isinstance(schema, Mapping):
-        return next(lines)
-    if schema.get("enum"):
-        return schema["enum"][0]
-    kind = schema.get("type")
-    match kind[0] if isinstance(kind, list) and kind else kind:
-        case "object":
-            properties = schema.get("properties") or {}
-            filled = {name: _fill(inner, lines, items) for name, inner in properties.items()}
-            if isinstance(filled.get(NEXT), str):
-                filled[NEXT] = f"go on from {filled[NEXT]}"
-            return filled
-        case "array":
-            return [_fill(schema.get("items"), lines, items) for _ in range(items)]
-        case "integer" | "number":
-            return schema.get("minimum", 1)
-        case "boolean":
-            return False
-        case "null":
-            return None
-        case _:
-            return next(lines)
-
-
-def _fit(items: list[str], room: int, count: Count) -> list[str]:
-    kept: list[str] = []
-    used = 0
-    for item in items:
-        used += count(item) + 1
-        if used > room and kept:
-            break
-        kept.append(item)
-    return kept
-
 
 Wording = tuple[int, Callable[[OversizedPrompt], Any]]
 
@@ -262,6 +71,12 @@ class SimulatorSettings:
             dialect's own.
         fault: a fault for every chat request, as in the header ``x-sim-fault``; ``faults`` are all that there are.
         api_keys: accepted credentials; empty accepts any, and none.
+        stateful: keep answers, items and threads for later requests; None for what the dialect's servers do.
+        bound: reasoning is good only behind what it was made behind.
+        foreign: take reasoning, references and chains that this server did not make as if it had made them.
+        thread_seconds: how long a thread is kept after its last turn.
+        overflow_in_stream: tell a streamed request that it is too long inside a 200: ``error`` or ``failed``.
+        stops_at_window: answer up to the window where prompt and ``max_tokens`` together are over it.
         cache_entries: prefixes that the cache remembers; ``cache_minimum`` the least tokens that count as a hit.
         ledger_bytes: bodies kept in the ledger, in bytes; the oldest entries go first.
     """
@@ -286,6 +101,12 @@ class SimulatorSettings:
     fault: str | None = None
     faults: Mapping[str, FaultRule] = field(default_factory=lambda: FAULTS)
     api_keys: tuple[str, ...] = ()
+    stateful: bool | None = None
+    bound: bool = False
+    foreign: bool = False
+    thread_seconds: float = 300.0
+    overflow_in_stream: str | None = None
+    stops_at_window: bool = False
     cache_entries: int = 100_000
     cache_minimum: int = 0
     ledger_bytes: int = 256 * 1024 * 1024
@@ -294,12 +115,43 @@ class SimulatorSettings:
         """Tokens that ``model`` holds."""
         return self.windows.get(model, self.window)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept from one request to the next."""
+        return self.dialect in {Dialect.OPENAI, Dialect.ANTHROPIC} if self.stateful is None else self.stateful
+
 
 NOT_JSON = (
     "We could not parse the JSON body of your request. (HINT: This likely means you aren't using your HTTP library "
     "correctly. The OpenAI API expects a JSON payload, but what was sent was not valid JSON.)"
 )
 NO_FAULT = InjectedFault()
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who asks: a credential, and the beta features that are asked for."""
+
+    credential: str = ""
+    beta: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmittedRequest:
+    """A request that was accepted, as the model gets to see it.
+
+    ``notes`` are the fields of the answer that say what was done to it; ``compacts`` where the answer is a summary of
+    it that only the server can read. ``given`` came with it, ``history`` is all that it is about, and ``place`` what
+    reasoning of the answer is bound to.
+    """
+
+    request: Request
+    sender: Sender = Sender()
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    compacts: bool = False
+    given: Sequence[Mapping[str, Any]] = ()
+    history: tuple[Mapping[str, Any], ...] = ()
+    place: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,21 +165,74 @@ class Completion:
     created: int
     model: str
     dialect: Dialect
-    request: Request
+    admitted: AdmittedRequest
     spoken: Spoken
     prompt: int
     cached: int
     written: int
 
+    @property
+    def request(self) -> Request:
+        """What was answered."""
+        return self.admitted.request
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
 class Surface:
     """One endpoint: how it judges a request, counts it, and writes an answer."""
 
-    check: Callable[[Request, SimulatorSettings], None]
-    pieces: Callable[[Request], list[PromptPart]]
-    body: Callable[[Completion], Mapping[str, Any]]
-    events: Callable[[Completion], tuple[bytes, ...]]
+    prefix = ""
+
+    def __init__(self, settings: "SimulatorSettings", counter: PromptCounter) -> None:
+        self.settings = settings
+        self.counter = counter
+
+    @property
+    def shape(self) -> Dialect:
+        """Whose shape its errors have."""
+        return self.settings.dialect
+
+    def admit(self, request: Request, sender: Sender) -> AdmittedRequest:
+        """The request as the model sees it; raises :class:`Rejected` for the first thing that is wrong with it."""
+        raise NotImplementedError
+
+    def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
+        """What is told of a request that is to be counted only."""
+        del sender
+        return {"input_tokens": self.counter.measure(self.pieces(request)).total}
+
+    def view(self, request: Request) -> Request:
+        """The request with its history as chat messages, for scripts and summarisers."""
+        return request
+
+    def pieces(self, request: Request) -> list[PromptPart]:
+        """What is counted and cached, in the order in which it is read."""
+        raise NotImplementedError
+
+    def body(self, outcome: Completion) -> Mapping[str, Any]:
+        """The whole answer."""
+        raise NotImplementedError
+
+    def events(self, outcome: Completion) -> tuple[bytes, ...]:
+        """The answer as a stream."""
+        raise NotImplementedError
+
+    def remember(self, outcome: Completion) -> None:
+        """Keep what a later request may name."""
+
+    def too_long(self, overflow: OversizedPrompt, dialect: Dialect, *, numbers: bool) -> Problem:
+        """The refusal of a request that does not fit, in the words of ``dialect``."""
+        del numbers
+        return overflow_problem(overflow, dialect)
+
+    def error_event(self, error: bytes, sequence: int) -> bytes:
+        """An error as an event of a stream, which ``sequence`` events came before."""
+        del sequence
+        return b"data: " + error + b"\n\n"
+
+    def told(self, error: bytes, how: str) -> tuple[bytes, ...]:
+        """A stream that says nothing but that the request is too long."""
+        del how
+        return (self.error_event(error, 0),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,26 +257,32 @@ class Model:
         self._serial = 0
 
     def exchange(
-        self, surface: Surface, body: bytes, *, credential: str, header: str | None
+        self, surface: Surface, body: bytes, *, sender: Sender, header: str | None
     ) -> tuple[Transmission, Noted]:
         """The delivery for one request body, and what was found out about it; ``header`` names a fault."""
         settings, noted = self.settings, Noted()
         try:
-            request = self._parse(body, credential)
+            request = self._parse(body, sender.credential)
             fault = self._meet(request, header)
             noted = Noted(model=str(request.get("model") or ""), fault=fault.name)
-            surface.check(request, settings)
-            if self._is_summary(request):
-                settings.summarizer.check(request)
-            return self._answer(surface, request, fault, noted, credential)
+            admitted = surface.admit(request, sender)
+            if self._is_summary(surface.view(admitted.request)):
+                settings.summarizer.check(surface.view(admitted.request))
+            return self._answer(surface, admitted, fault, noted)
         except Rejected as rejected:
-            problem = rejected.problem
-            body = json.dumps(problem_body(problem, settings.dialect)).encode()
-            return as_json(body, status=problem.status, headers=self._headers()), noted
+            return self.refusal(surface, rejected.problem), noted
 
-    def measure(self, surface: Surface, body: bytes) -> CountedPrompt:
-        """The counted pieces of a request, without judging it."""
-        return self.counter.measure(surface.pieces(json.loads(body)))
+    def refusal(self, surface: Surface, problem: Problem) -> Transmission:
+        """The answer to a request that is not accepted."""
+        body = json.dumps(problem_body(problem, surface.shape)).encode()
+        return as_json(body, status=problem.status, headers=self._headers())
+
+    def measure(self, surface: Surface, body: bytes, *, sender: Sender) -> Transmission:
+        """The answer to a request that is to be counted only."""
+        try:
+            return as_json(compact(surface.counted(self._parse(body, sender.credential), sender)))
+        except Rejected as rejected:
+            return self.refusal(surface, rejected.problem)
 
     def _is_summary(self, request: Request) -> bool:
         return wants_summary(request, self.settings.summary_model)
@@ -404,23 +315,25 @@ class Model:
         return fault if fault.times is None or self._met[spelling] <= fault.times else NO_FAULT
 
     def _answer(
-        self, surface: Surface, request: Request, fault: InjectedFault, noted: Noted, credential: str
+        self, surface: Surface, admitted: AdmittedRequest, fault: InjectedFault, noted: Noted
     ) -> tuple[Transmission, Noted]:
-        model, asked = str(request["model"]), asked_tokens(request)
+        settings, request = self.settings, admitted.request
+        model, asked, credential = str(request["model"]), asked_tokens(request), admitted.sender.credential
         prompt = self.counter.measure(surface.pieces(request))
-        window = int(fault.number(0)) if fault.name == "window" else self.settings.window_of(model)
+        window = int(fault.number(0)) if fault.name == "window" else settings.window_of(model)
         noted = replace(noted, prompt_tokens=prompt.total)
-        status, error = self._error(fault, prompt, window, asked)
-        scene = Scene(dialect=self.settings.dialect, model=model, overflow=error)
+        status, error = self._error(surface, fault, prompt, window, asked)
+        scene = Scene(dialect=surface.shape, model=model, overflow=error, event=surface.error_event)
         # llama.cpp reserves nothing for the answer, it stops where the window ends
-        reserved = None if self.settings.dialect is Dialect.LLAMACPP else asked
-        if overflows(prompt, window=window, asked=reserved):
+        stops = settings.dialect is Dialect.LLAMACPP or settings.stops_at_window
+        if overflows(prompt, window=window, asked=None if stops else asked):
             refused = as_json(error, status=status, headers=self._headers())
-            return self._refuse(fault, refused, scene, streamed=bool(request.get("stream"))), noted
-        outcome = self._outcome(request, prompt, window, credential)
+            return self._refuse(surface, fault, refused, scene, streamed=bool(request.get("stream"))), noted
+        outcome = self._outcome(surface, admitted, prompt, window)
         delivery = self._apply(fault, self._render(surface, outcome), scene)
         if delivery.completes:
             self.cache.remember(prompt, credential=credential, model=model)
+            surface.remember(outcome)
         return delivery, replace(noted, cached_tokens=outcome.cached, completion_tokens=outcome.spoken.tokens)
 
     def _apply(self, fault: InjectedFault, delivery: Transmission, scene: Scene) -> Transmission:
@@ -428,48 +341,62 @@ class Model:
             return answer_with_status(fault, scene)
         return self.settings.faults.get(fault.name, FaultRule()).change(delivery, fault, scene)
 
-    def _refuse(self, fault: InjectedFault, refused: Transmission, scene: Scene, *, streamed: bool) -> Transmission:
+    def _refuse(
+        self, surface: Surface, fault: InjectedFault, refused: Transmission, scene: Scene, *, streamed: bool
+    ) -> Transmission:
         """The refusal of a request that is too long, or what a fault that comes before or around it makes of it."""
-        if fault.name in {"overflow_in_stream", "error_in_stream"}:
-            return as_stream((scene.error_event,)) if streamed else as_json(scene.overflow)
+        if fault.name in {"overflow_in_stream", "error_in_stream"} and not streamed:
+            return as_json(scene.overflow)
+        how = fault.argument if fault.name == "overflow_in_stream" else self.settings.overflow_in_stream
+        if fault.name in {"overflow_in_stream", "error_in_stream"} or (how and streamed):
+            return as_stream(surface.told(scene.overflow, how or "error"), headers=self._headers())
         wins = fault.is_status or self.settings.faults.get(fault.name, FaultRule()).wins
         return self._apply(fault, refused, scene) if wins else refused
 
-    def _error(self, fault: InjectedFault, prompt: CountedPrompt, window: int, asked: int | None) -> tuple[int, bytes]:
+    def _error(
+        self, surface: Surface, fault: InjectedFault, prompt: CountedPrompt, window: int, asked: int | None
+    ) -> tuple[int, bytes]:
         stated = int(fault.number(window // 2)) if fault.name == "wrong_window" else window
         size = max(prompt.total, stated + 1) if fault.name.startswith("error_in_stream") else prompt.total
         overflow = OversizedPrompt(stated, size, prompt.tools, asked)
         asked_for = fault.argument if fault.name == "wording" else ""
-        wording = asked_for or self.settings.wording or self.settings.dialect
+        wording = asked_for or self.settings.wording or ""
         if wording in self.settings.wordings:
             status, body = self.settings.wordings[wording]
             return status, json.dumps(body(overflow)).encode()
-        if wording not in [*Dialect]:
+        if wording and wording not in [*Dialect]:
             raise Rejected(Problem(message=f"unknown wording {wording!r}; known are {', '.join(Dialect)}"))
-        dialect = Dialect(wording)
-        return 400, json.dumps(problem_body(overflow_problem(overflow, dialect), dialect)).encode()
+        dialect = Dialect(wording or self.settings.dialect)
+        problem = surface.too_long(overflow, dialect, numbers=bool(wording))
+        return 400, json.dumps(problem_body(problem, dialect if wording else surface.shape)).encode()
 
-    def _outcome(self, request: Request, prompt: CountedPrompt, window: int, credential: str) -> Completion:
-        settings, model, count = self.settings, str(request["model"]), self.counter.count
-        limits = [size for size in (asked_tokens(request), settings.max_output) if size is not None]
+    def _outcome(self, surface: Surface, admitted: AdmittedRequest, prompt: CountedPrompt, window: int) -> Completion:
+        settings, request, count = self.settings, admitted.request, self.counter.count
+        model, room, asked = str(request["model"]), window - prompt.total, asked_tokens(request)
+        limits = [size for size in (asked, settings.max_output) if size is not None]
         self._serial += 1
         mark = blake2b(f"{settings.seed}:{self._serial}".encode(), digest_size=12).hexdigest()
-        prefix = "msg_" if settings.dialect is Dialect.ANTHROPIC else "chatcmpl-"
+        spoken = speak(self._choose(surface, admitted), limit=min([room, *limits]), count=count)
+        if spoken.finish == "length" and settings.stops_at_window and room < min([room + 1, *limits]):
+            spoken = replace(spoken, finish="window")
         return Completion(
-            id=prefix + mark,
+            id=surface.prefix + mark,
             created=int(time.time()),
             model=model,
             dialect=settings.dialect,
-            request=request,
-            spoken=speak(self._choose(request), limit=min([window - prompt.total, *limits]), count=count),
+            admitted=admitted,
+            spoken=spoken,
             prompt=prompt.total,
-            cached=self.cache.cached_tokens(prompt, credential=credential, model=model),
+            cached=self.cache.cached_tokens(prompt, credential=admitted.sender.credential, model=model),
             written=sum(prompt.tokens[: prompt.breakpoint]),
         )
 
-    def _choose(self, request: Request) -> SimulatedAnswer:
+    def _choose(self, surface: Surface, admitted: AdmittedRequest) -> SimulatedAnswer:
         """The answer that the settings have for this request, before any limit on its length."""
-        settings = self.settings
+        settings, request = self.settings, surface.view(admitted.request)
+        if admitted.compacts:
+            said = "\n".join(text_of(message.get("content")) for message in request["messages"])
+            return SimulatedAnswer(text=summarize(said, limit=settings.max_output or 400, count=self.counter.count))
         if self._is_summary(request):
             return settings.summarizer.answer(request, max_output=settings.max_output, count=self.counter.count)
         turn = sum(1 for message in request["messages"] if message.get("role") == "assistant")
@@ -489,7 +416,7 @@ class Model:
         else:
             delivery = as_json(compact(surface.body(outcome)), headers=headers)
         delivery = replace(delivery, before=settings.latency, between=settings.chunk_delay)
-        if not self._is_summary(request):
+        if not self._is_summary(surface.view(request)):
             return delivery
         if settings.summary_seconds is not None:
             delivery = replace(delivery, before=settings.summary_seconds)

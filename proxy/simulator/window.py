@@ -288,13 +288,15 @@ _VLLM_KINDS = {404: "NotFoundError", 401: "AuthenticationError", 429: "TooManyRe
 def problem_body(problem: Problem, dialect: Dialect) -> Body:
     """The JSON body that a server of ``dialect`` sends for ``problem``."""
     server, status, message = problem.status >= 500, problem.status, problem.message
+    shown: Body
     match dialect:
         case Dialect.ANTHROPIC:
             kind = _ANTHROPIC_KINDS.get(status, "api_error" if server else "invalid_request_error")
-            return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_simulated"}
+            shown = {"type": kind, "message": message, **problem.extra}
+            return {"type": "error", "error": shown, "request_id": "req_simulated"}
         case Dialect.VLLM:
             kind = _VLLM_KINDS.get(status, "InternalServerError" if server else "BadRequestError")
-            shown: Body = {"message": message, "type": kind, "param": problem.param, "code": status}
+            shown = {"message": message, "type": kind, "param": problem.param, "code": status}
         case Dialect.LLAMACPP:
             shown = {"code": status, "message": message, "type": "server_error" if server else problem.kind}
         case _:

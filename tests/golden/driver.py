@@ -46,7 +46,7 @@ from policies.pressure import Trend
 from policies.text.segments import Readings
 from policies.tokens import CHARS4
 from proxy.replay.script import Script
-from proxy.simulator.model import summarize
+from proxy.simulator.summaries import summarize
 
 T = TypeVar("T")
 SECONDS, COLD = 40.0, 2_000.0

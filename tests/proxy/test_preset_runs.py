@@ -15,7 +15,7 @@ from policies.pressure import Trend
 from policies.text.segments import Readings
 from policies.tokens import CHARS4
 from proxy.config.presets import preset_policies
-from proxy.simulator.model import summarize
+from proxy.simulator.summaries import summarize
 from tests.functional.harness import prose
 from tests.policies.play import Said, assistant, remember, step, system, talk, user, words
 

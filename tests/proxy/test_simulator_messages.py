@@ -126,8 +126,12 @@ REFUSED = {
     "a system role": ([{"role": "system", "content": "x"}], 'Unexpected role "system"'),
     "empty content": ([{"role": "user", "content": ""}], "all messages must have non-empty content"),
     "an empty text block": (
-        [{"role": "user", "content": [{"type": "text", "text": " "}]}],
+        [{"role": "user", "content": [{"type": "text", "text": ""}]}],
         "text content blocks must be non-empty",
+    ),
+    "a blank text block": (
+        [{"role": "user", "content": [{"type": "text", "text": " "}]}],
+        "text content blocks must contain non-whitespace text",
     ),
     "an unknown block": ([{"role": "user", "content": [{"type": "x"}]}], "Input tag 'x' found using 'type'"),
     "a blank at the end of a prefill": (

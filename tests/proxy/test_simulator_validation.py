@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from proxy.simulator import Dialect, Rejected, SimulatorSettings, run_simulator
 from proxy.simulator.checks import check_chat
-from proxy.simulator.dialects import CHAT, MESSAGES
-from proxy.simulator.model import Model
+from proxy.simulator.dialects import SimulatedChat
+from proxy.simulator.messages import SimulatedMessages
+from proxy.simulator.model import Model, Sender
+from proxy.simulator.responses import SimulatedResponses
 
 
 def call(name: str, at: str = "f") -> dict[str, Any]:
@@ -240,9 +242,17 @@ class Words:
 
 
 MODELS = [
-    (Model(SimulatorSettings(strict=strict, dialect=dialect), count=Words().count), surface)
+    (
+        model := Model(SimulatorSettings(strict=strict, dialect=dialect), count=Words().count),
+        kind(model.settings, model.counter),
+    )
     for strict in (True, False)
-    for dialect, surface in ((Dialect.OPENAI, CHAT), (Dialect.ANTHROPIC, MESSAGES))
+    for dialect, kind in (
+        (Dialect.OPENAI, SimulatedChat),
+        (Dialect.ANTHROPIC, SimulatedMessages),
+        (Dialect.OPENAI, SimulatedResponses),
+        (Dialect.VLLM, SimulatedResponses),
+    )
 ]
 
 
@@ -252,10 +262,10 @@ MODELS = [
 )
 @settings(max_examples=200, deadline=None)
 def test_no_request_makes_the_simulator_fall_over(messages, more):
-    body = json.dumps({"model": "sim", "messages": messages, **more}).encode()
+    body = json.dumps({"model": "sim", "messages": messages, "input": messages, **more}).encode()
     for model, surface in MODELS:
-        delivery, _ = model.exchange(surface, body, credential="", header=None)
-        assert delivery.status in {200, 400}
+        delivery, _ = model.exchange(surface, body, sender=Sender(), header=None)
+        assert delivery.status in {200, 400, 404}
 
 
 @given(st.lists(st.sampled_from(sorted(LEGAL)), min_size=1, max_size=5), st.data())

@@ -1,0 +1,99 @@
+"""What the simulated server keeps or hands out sealed: answers, items, conversations, threads, reasoning.
+
+A seal is a keyed hash (HMAC-SHA256) over what is sealed, so that an altered one, and one moved elsewhere, is noticed.
+The key follows from the seed: simulators with the same seed take one another's.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.simulator.delivery import compact
+
+MAC = 16
+ANSWERS_KEPT = 5_000
+
+
+class Sealer:
+    """Writes and reads what only the server can have written."""
+
+    def __init__(self, seed: int) -> None:
+        self._key = hashlib.sha256(f"simulator {seed}".encode()).digest()
+
+    def _mac(self, data: bytes) -> bytes:
+        return hmac.new(self._key, data, hashlib.sha256).digest()[:MAC]
+
+    def close(self, prefix: str, value: Mapping[str, Any]) -> str:
+        """``value`` as an opaque text."""
+        data = compact(value)
+        return prefix + base64.urlsafe_b64encode(self._mac(data) + data).decode()
+
+    def read(self, prefix: str, text: str) -> Mapping[str, Any] | None:
+        """What was sealed as ``text``; None where this server did not seal it, or not so."""
+        if not text.startswith(prefix):
+            return None
+        try:
+            raw = base64.b64decode(text[len(prefix) :], altchars=b"-_", validate=True)
+        except ValueError:
+            return None
+        if not hmac.compare_digest(raw[:MAC], self._mac(raw[MAC:])):
+            return None
+        value: Mapping[str, Any] = json.loads(raw[MAC:])
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAnswer:
+    """An answer that may be fetched and gone on from; ``items`` are the whole context up to its end."""
+
+    body: Mapping[str, Any]
+    given: Sequence[Mapping[str, Any]]
+    items: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerThread:
+    """A conversation that the server holds behind the id of its last answer."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    fields: Mapping[str, Any]
+    at: float = field(default_factory=time.monotonic)
+    continued: bool = False
+
+
+@dataclass(slots=True)
+class TenantMemory:
+    """What is kept of one credential's requests; ``reasons`` names the reasoning that an item was made with."""
+
+    answers: OrderedDict[str, StoredAnswer] = field(default_factory=OrderedDict)
+    items: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    conversations: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
+    threads: dict[str, ServerThread] = field(default_factory=dict)
+
+    def store(self, name: str, answer: StoredAnswer) -> None:
+        """Keep an answer; the oldest goes first."""
+        self.answers[name] = answer
+        while len(self.answers) > ANSWERS_KEPT:
+            self.answers.popitem(last=False)
+
+
+class ServerMemory:
+    """What is kept, by credential: what is another's is unknown."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, TenantMemory] = {}
+
+    def of(self, credential: str) -> TenantMemory:
+        """One credential's part."""
+        return self._kept.setdefault(credential, TenantMemory())
+
+    def clear(self) -> None:
+        """Lose everything."""
+        self._kept.clear()

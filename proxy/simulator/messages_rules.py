@@ -1,0 +1,441 @@
+"""What ``POST /v1/messages`` refuses, in Anthropic's words: functions of the request alone.
+
+:func:`violations` says all that is wrong. What takes the server's memory (signatures, threads) is judged by the
+endpoint. Positions are those of the array as it was sent; messages of one role that follow one another are one turn.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.simulator.checks import check_shapes, keys_of, reject
+from proxy.simulator.window import Problem, Rejected, Request
+
+Block = Mapping[str, Any]
+
+FIELDS = keys_of("""
+request: model max_tokens messages | billing_policy cache_control compaction container context_management diagnostics \
+fallback_credit_token fallbacks inference_geo mcp_servers metadata output_config output_format service_tier speed \
+stop_sequences stream system temperature thinking thread tool_choice tools top_k top_p user_profile_id workspace_id
+""")["request"]
+"""What a request may say, of anthropic 2.12's ``message_create_params``."""
+
+BLOCKS = keys_of("""
+text: text | cache_control citations
+image: source | cache_control transformations
+document: source | cache_control citations context title
+search_result: content source title | cache_control citations
+thinking: signature thinking |
+redacted_thinking: data |
+tool_use: id input name | cache_control caller toolset_name
+tool_result: tool_use_id | cache_control content is_error toolset_name
+server_tool_use: id input name | cache_control caller
+web_search_tool_result web_fetch_tool_result: content tool_use_id | cache_control caller
+advisor_tool_result code_execution_tool_result bash_code_execution_tool_result text_editor_code_execution_tool_result \
+tool_search_tool_result: content tool_use_id | cache_control
+mcp_tool_use: id input name server_name | cache_control
+mcp_tool_result: tool_use_id | cache_control content is_error
+container_upload: file_id | cache_control
+compaction: | cache_control content encrypted_content signature tool_changes
+tool_addition tool_removal: tool | cache_control
+mcp_tool_listing: mcp_server_name tools |
+fallback: from to | trigger
+""")
+INSIDE = ("text", "image", "search_result", "document", "tool_reference", "browser_state")
+MESSAGE = keys_of("user assistant: role content |\nsystem: role | content clear_at output_config")
+TOOL = keys_of(
+    "custom: name input_schema | allowed_callers cache_control defer_loading description \
+eager_input_streaming input_examples strict"
+)["custom"]
+USERS = frozenset({"image", "document", "search_result", "tool_result", "container_upload"})
+SYSTEMS = frozenset({"text", "tool_addition", "tool_removal"})
+SHARED = frozenset({"text", "compaction", "tool_addition", "tool_removal"})
+THINKING = frozenset({"thinking", "redacted_thinking"})
+SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
+EDITS = ("clear_tool_uses_20250919", "clear_thinking_20251015", "compact_20260112")
+MAX_MARKERS = 4
+LEAST_BUDGET = 1024
+LEAST_TRIGGER = 50_000
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+
+REQUEST = {
+    "model": str,
+    "messages": [{"role": str, "content": (str, [{"type": str, "text": str, "id": str, "tool_use_id": str}])}],
+    "system": (str, [{"type": str, "text": str}]),
+    "max_tokens": int,
+    "stream": bool,
+    "tools": [{"type": str, "name": str, "input_schema": {}}],
+    "tool_choice": {"type": str, "name": str},
+    "thinking": {"type": str, "budget_tokens": int},
+    "cache_control": {"type": str, "ttl": str},
+    "context_management": {"edits": [{"type": str}]},
+    "compaction": {"type": str, "instructions": str},
+    "thread": {"type": str, "previous_message_id": str},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedBlock:
+    """A block where it stands; ``path`` as errors spell it."""
+
+    message: int
+    index: int
+    block: Block
+
+    @property
+    def path(self) -> str:
+        """``messages.N.content.M``."""
+        return f"messages.{self.message}.content.{self.index}"
+
+    @property
+    def kind(self) -> str:
+        """Its type."""
+        return str(self.block.get("type"))
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """Messages of one role that follow one another, as the model sees them."""
+
+    role: str
+    first: int
+    blocks: tuple[PlacedBlock, ...]
+
+    def of(self, *kinds: str) -> list[PlacedBlock]:
+        """Its blocks of these kinds."""
+        return [placed for placed in self.blocks if placed.kind in kinds]
+
+
+def violations(body: Request, *, counting: bool = False) -> list[Problem]:
+    """All that Anthropic would refuse in a request, as far as the request itself shows it; empty for a legal one."""
+    found = list(form(body, counting=counting))
+    if found:
+        return found
+    return list(sequence(body, body["messages"], goes_on=(body.get("thread") or {}).get("type") == "continue"))
+
+
+def blocks_of(content: Any) -> list[Block]:
+    """The blocks of a content value; a string is one text."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return list(content or ())
+
+
+def sides(messages: Sequence[Request]) -> list[Speech]:
+    """The turns of a conversation."""
+    found: list[Speech] = []
+    for index, message in enumerate(messages):
+        blocks = tuple(PlacedBlock(index, at, block) for at, block in enumerate(blocks_of(message.get("content"))))
+        if found and found[-1].role == message["role"]:
+            found[-1] = Speech(found[-1].role, found[-1].first, found[-1].blocks + blocks)
+        else:
+            found.append(Speech(message["role"], index, blocks))
+    return found
+
+
+def thinks(body: Request) -> str | None:
+    """The kind of thinking that is on, None where it is off."""
+    kind = (body.get("thinking") or {}).get("type")
+    return None if kind == "disabled" else kind
+
+
+def refuse(text: str) -> Problem:
+    """A 400 in these words."""
+    return reject(text).problem
+
+
+def form(body: Request, *, counting: bool = False) -> Iterator[Problem]:
+    """What is wrong with single values: types, names, roles, blocks, tools, settings."""
+    try:
+        check_shapes(body, REQUEST)
+    except Rejected as rejected:
+        yield rejected.problem
+        return
+    yield from (refuse(f"{name}: Extra inputs are not permitted") for name in body if name not in FIELDS.known)
+    needed = [name for name in FIELDS.needed if body.get(name) is None and not (counting and name == "max_tokens")]
+    if needed:
+        yield from (refuse(f"{name}: Field required") for name in needed)
+        return
+    if not body["messages"]:
+        yield refuse("messages: at least one message is required")
+    for index, message in enumerate(body["messages"]):
+        yield from _message(message, f"messages.{index}", last=index == len(body["messages"]) - 1)
+    for at, block in enumerate(blocks_of(body.get("system"))):
+        yield from _block(block, f"system.{at}", frozenset({"text"}))
+    yield from _tools(body)
+    yield from _settings(body, counting=counting)
+    yield from _markers(body)
+
+
+def _message(message: Request, path: str, *, last: bool) -> Iterator[Problem]:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in MESSAGE:
+        yield refuse(f'messages: Unexpected role "{role}". Allowed roles are "user" or "assistant".')
+        return
+    known = MESSAGE[role].known - {"type"}
+    yield from (refuse(f"{path}.{name}: Extra inputs are not permitted") for name in message if name not in known)
+    content = message.get("content")
+    if not content:
+        if not last or role == "user":
+            text = "all messages must have non-empty content except for the optional final assistant message"
+            yield refuse(f"{path}: {text}")
+        return
+    allowed = {"user": USERS | SHARED, "system": SYSTEMS}.get(role, BLOCKS.keys() - USERS)
+    for at, block in enumerate(blocks_of(content)):
+        yield from _block(block, f"{path}.content.{at}", allowed, final=last and role == "assistant")
+
+
+def _block(block: Block, path: str, allowed: frozenset[str] | set[str], *, final: bool = False) -> Iterator[Problem]:
+    kind = str(block.get("type"))
+    if kind not in BLOCKS and kind not in allowed:
+        tags = ", ".join(f"'{name}'" for name in sorted(BLOCKS))
+        yield refuse(f"{path}: Input tag '{kind}' found using 'type' does not match any of the expected tags: {tags}")
+        return
+    if kind not in allowed:
+        role = "user" if kind in USERS else "assistant"
+        yield refuse(f"{path}: `{kind}` blocks can only be in `{role}` messages")
+        return
+    if kind in BLOCKS:
+        keys = BLOCKS[kind]
+        yield from (refuse(f"{path}.{kind}.{name}: Field required") for name in keys.needed if block.get(name) is None)
+        yield from (
+            refuse(f"{path}.{kind}.{name}: Extra inputs are not permitted") for name in block if name not in keys.known
+        )
+    text = block.get("text")
+    if kind == "text" and isinstance(text, str) and not text.strip():
+        if block.get("cache_control"):
+            yield refuse(f"{path}.text: cache_control cannot be set for empty text blocks")
+        if not final:
+            asks = "contain non-whitespace text" if text else "be non-empty"
+            yield refuse(f"messages: text content blocks must {asks}")
+    if kind in {"tool_use", "server_tool_use"} and not _NAME.fullmatch(str(block.get("id"))):
+        yield refuse(f"{path}.{kind}.id: String should match pattern '^[a-zA-Z0-9_-]+$'")
+    if kind == "tool_result" and isinstance(block.get("content"), list):
+        for at, inner in enumerate(block["content"]):
+            yield from _block(inner, f"{path}.tool_result.content.{at}", frozenset(INSIDE))
+
+
+def _tools(body: Request) -> Iterator[Problem]:
+    tools, names = body.get("tools") or [], list[str]()
+    for at, tool in enumerate(tools):
+        names += [str(tool["name"])] if tool.get("name") else []
+        if tool.get("type") in (None, "custom"):
+            path = f"tools.{at}.custom"
+            yield from (refuse(f"{path}.{name}: Field required") for name in TOOL.needed if tool.get(name) is None)
+            yield from (
+                refuse(f"{path}.{name}: Extra inputs are not permitted") for name in tool if name not in TOOL.known
+            )
+            if tool.get("name") is not None and not _NAME.fullmatch(tool["name"]):
+                yield refuse(f"{path}.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
+    if len(names) != len(set(names)):
+        yield refuse("tools: Tool names must be unique.")
+    choice = body.get("tool_choice") or {}
+    if choice.get("type") in {"any", "tool"} and thinks(body) == "enabled":
+        yield refuse("Thinking may not be enabled when tool_choice forces tool use.")
+    if choice.get("type") == "tool" and choice.get("name") not in names:
+        yield refuse(f"Tool '{choice.get('name')}' not found in provided tools")
+    if choice.get("type") in {"any", "tool"} and not tools:
+        yield refuse("tool_choice: tool_choice may only be specified while providing tools.")
+
+
+def _settings(body: Request, *, counting: bool) -> Iterator[Problem]:
+    asked, thinking = body.get("max_tokens"), body.get("thinking") or {}
+    if asked is not None and asked < 1:
+        yield refuse("max_tokens: Input should be greater than or equal to 1")
+    if thinking.get("type") == "enabled":
+        budget = thinking.get("budget_tokens")
+        if budget is None:
+            yield refuse("thinking.enabled.budget_tokens: Field required")
+        elif budget < LEAST_BUDGET:
+            yield refuse("thinking.enabled.budget_tokens: Input should be greater than or equal to 1024")
+        elif asked is not None and budget >= asked and not counting:
+            yield refuse("`max_tokens` must be greater than `thinking.budget_tokens`.")
+    edits = (body.get("context_management") or {}).get("edits") or ()
+    if body.get("compaction") and body.get("context_management"):
+        yield refuse("`compaction` cannot be used together with `context_management`.")  # words: unknown
+    for at, edit in enumerate(edits):
+        kind, path = edit.get("type"), f"context_management.edits.{at}"
+        if kind not in EDITS:
+            tags = ", ".join(f"'{name}'" for name in EDITS)
+            yield refuse(
+                f"{path}: Input tag '{kind}' found using 'type' does not match any of the expected tags: {tags}"
+            )
+        elif kind == "clear_thinking_20251015" and not thinks(body):
+            yield refuse("`clear_thinking_20251015` strategy requires `thinking` to be enabled")
+        elif kind == "compact_20260112" and (edit.get("trigger") or {}).get("value", LEAST_TRIGGER) < LEAST_TRIGGER:
+            text = f"Input should be greater than or equal to {LEAST_TRIGGER}"
+            yield refuse(f"{path}.compact_20260112.trigger.value: {text}")
+
+
+def _markers(body: Request) -> Iterator[Problem]:
+    """At most four, and none with the longer life behind one with the shorter."""
+    found: list[tuple[str, Any]] = []
+
+    def walk(path: str, value: Any) -> None:
+        if isinstance(value, dict):
+            if value.get("cache_control"):
+                found.append((path, value["cache_control"]))
+            for key in ("content",):
+                walk(f"{path}.{key}", value.get(key))
+        elif isinstance(value, list):
+            for at, one in enumerate(value):
+                walk(f"{path}.{at}", one)
+
+    for name in ("tools", "system", "messages"):
+        walk(name, body.get(name))
+    if body.get("cache_control"):
+        found.append(("cache_control", body["cache_control"]))
+    if len(found) > MAX_MARKERS:
+        text = f"A maximum of {MAX_MARKERS} blocks with cache_control may be provided. Found {len(found)}."
+        yield refuse(text)
+    short = False
+    for path, marker in found:
+        if marker.get("ttl") == "1h" and short:
+            text = "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that blocks"
+            yield refuse(
+                f"{path}.cache_control.ttl: {text} are processed in the following order: `tools`, `system`, `messages`."
+            )
+        short = short or marker.get("ttl", "5m") == "5m"
+
+
+def sequence(body: Request, messages: Sequence[Request], *, goes_on: bool = False) -> Iterator[Problem]:
+    """What is wrong with the order of turns; ``goes_on`` where turns stand before them that nobody can see."""
+    turns = sides(messages)
+    first = turns[0]
+    if first.role == "system":
+        text = 'messages: Unexpected role "system". The Messages API accepts a top-level `system` parameter, '
+        yield refuse(text + 'not "system" as an input message role.')
+    elif first.role != "user" and not goes_on and not (first.blocks and first.blocks[0].kind == "compaction"):
+        yield refuse('messages: first message must use the "user" role')
+    yield from _systems(turns)
+    yield from _results(turns, goes_on=goes_on)
+    yield from _server_results(turns)
+    yield from _ending(body, turns)
+    yield from _compactions(turns)
+
+
+def _systems(turns: Sequence[Speech]) -> Iterator[Problem]:
+    for at, turn in enumerate(turns[1:], start=1):
+        if turn.role != "system":
+            continue
+        if turns[at - 1].role != "user" or (at + 1 < len(turns) and turns[at + 1].role != "assistant"):
+            text = "`system` messages must follow a `user` message and come before an `assistant` message or the end."
+            yield refuse(f"messages.{turn.first}: {text}")  # words: unknown
+
+
+def _results(turns: Sequence[Speech], *, goes_on: bool) -> Iterator[Problem]:
+    seen: set[str] = set()
+    asked: list[str] = []
+    before: Speech | None = None
+    for at, turn in enumerate(turns):
+        if turn.role == "system":
+            continue
+        leading = 0
+        while leading < len(turn.blocks) and turn.blocks[leading].kind == "tool_result":
+            leading += 1
+        given = [str(placed.block.get("tool_use_id")) for placed in turn.blocks[:leading]]
+        if before is not None:
+            absent = [name for name in asked if name not in given]
+            if absent:
+                yield _unanswered(before, absent)
+        yield from _strays(turn, asked, known=not (goes_on and at == 0))
+        asked, before = [], turn
+        for placed in turn.of("tool_use"):
+            name = str(placed.block.get("id"))
+            if name in seen:
+                yield refuse(f"{placed.path}: `tool_use` ids must be unique")
+            seen.add(name)
+            asked.append(name)
+    if asked and before is not None:
+        yield _unanswered(before, asked)
+
+
+def _strays(turn: Speech, asked: Sequence[str], *, known: bool) -> Iterator[Problem]:
+    answered: set[str] = set()
+    for placed in turn.of("tool_result"):
+        name = str(placed.block.get("tool_use_id"))
+        if name in answered:
+            text = f"each tool_use must have a single result. Found multiple `tool_result` blocks with id: {name}"
+            yield refuse(f"{placed.path}: {text}")
+        elif name not in asked and known:
+            yield refuse(
+                f"{placed.path}: unexpected `tool_use_id` found in `tool_result` blocks: {name}. Each `tool_result` "
+                "block must have a corresponding `tool_use` block in the previous message."
+            )
+        answered.add(name)
+
+
+def _unanswered(turn: Speech, names: Sequence[str]) -> Problem:
+    index = next((placed.message for placed in turn.blocks if placed.block.get("id") == names[0]), turn.first)
+    return refuse(
+        f"messages.{index}: `tool_use` ids were found without `tool_result` blocks immediately after: "
+        f"{', '.join(names)}. Each `tool_use` block must have a corresponding `tool_result` block in the next message."
+    )
+
+
+def _server_results(turns: Sequence[Speech]) -> Iterator[Problem]:
+    """A server's tool is answered in the turn that calls it, or goes on where a client's tool came between."""
+    speaking = [turn for turn in turns if turn.role == "assistant"]
+    called: set[str] = set()
+    for turn in speaking:
+        open_calls: dict[str, PlacedBlock] = {}
+        for placed in turn.blocks:
+            if placed.kind in SERVER_CALLS:
+                open_calls[str(placed.block.get("id"))] = placed
+            elif placed.kind.endswith("_tool_result"):
+                name = str(placed.block.get("tool_use_id"))
+                if open_calls.pop(name, None) is None and name not in called:
+                    yield refuse(
+                        f"{placed.path}: unexpected `tool_use_id` found in `{placed.kind}` blocks: {name}. Each "
+                        f"`{placed.kind}` block must have a corresponding `server_tool_use` block before it."
+                    )
+        called.update(open_calls)
+        if turn is not speaking[-1] and not turn.of("tool_use"):
+            for name, placed in open_calls.items():
+                tool = placed.block.get("name")
+                yield refuse(
+                    f"{placed.path}: `{tool}` tool use with id `{name}` was found without a corresponding "
+                    f"`{tool}_tool_result` block"
+                )
+
+
+def _ending(body: Request, turns: Sequence[Speech]) -> Iterator[Problem]:
+    last = turns[-1]
+    if last.role == "assistant" and not body.get("compaction"):
+        if thinks(body) and not last.of(*SERVER_CALLS):
+            text = (
+                "This model does not support assistant message prefill. The conversation must end with a user message."
+            )
+            yield refuse(text)
+        text = last.blocks[-1].block.get("text", "") if last.blocks else ""
+        if text != text.rstrip():
+            yield refuse("messages: final assistant content cannot end with trailing whitespace")
+    asking = next((turn for turn in reversed(turns) if turn.role == "assistant"), None)
+    if thinks(body) != "enabled" or asking is None or not asking.of("tool_use") or last is asking:
+        return
+    final = [placed for placed in asking.blocks if placed.message == asking.blocks[-1].message]
+    if final[0].kind not in THINKING:
+        yield refuse(
+            f"{final[0].path}.type: Expected `thinking` or `redacted_thinking`, but found `{final[0].kind}`. When "
+            "`thinking` is enabled, a final `assistant` message must start with a thinking block (preceeding the "
+            "lastmost set of `tool_use` and `tool_result` blocks). We recommend you include thinking blocks from "
+            "previous turns. To avoid this requirement, disable `thinking`."
+        )
+
+
+def _compactions(turns: Sequence[Speech]) -> Iterator[Problem]:
+    """A signed summary stands first and alone; one that the server wrote on its own stands where it was written."""
+    signed = [p for turn in turns for p in turn.of("compaction") if p.block.get("signature") and p.block.get("content")]
+    if len(signed) > 1:
+        text = "`messages` holds more than one `compaction` block with content."
+        yield coded(text, "compaction_block_ambiguous")
+    for placed in signed:
+        if (placed.message, placed.index) != (0, 0):
+            text = f"{placed.path}: the `compaction` block must be the first block of the conversation."
+            yield coded(text, "compaction_block_misplaced")
+
+
+def coded(text: str, code: str, *, status: int = 400, **more: Any) -> Problem:
+    """A refusal whose details name it."""
+    return Problem(message=text, status=status, extra={"details": {"error_code": code, **more}})

@@ -1,0 +1,490 @@
+"""``POST /v1/responses``, whole and as a stream, with what it keeps and what it seals."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any
+
+from proxy.simulator.checks import check_shapes, missing, reject
+from proxy.simulator.delivery import SimulatedCall, asked_tokens, compact
+from proxy.simulator.memory import Sealer, ServerMemory, StoredAnswer, TenantMemory
+from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
+from proxy.simulator.responses_rules import (
+    CALLS,
+    ITEM,
+    REQUEST,
+    Item,
+    form,
+    is_model,
+    is_reasoning,
+    items_of,
+    kind_of,
+    not_found,
+    sequence,
+    tool_names,
+)
+from proxy.simulator.summaries import text_of
+from proxy.simulator.window import (
+    Dialect,
+    OversizedPrompt,
+    Problem,
+    PromptCounter,
+    PromptPart,
+    Rejected,
+    Request,
+    overflow_problem,
+    overflows,
+    tool_pieces,
+)
+
+SEALED = "gAAAAA"
+TEXTS = frozenset({"input_text", "output_text", "refusal", "text", "summary_text", "reasoning_text"})
+
+
+def as_chat(item: Item) -> dict[str, Any]:
+    """An item as a chat message, equal for equal meaning: without ids, states, and the two ways to write a text."""
+    kind = kind_of(item)
+    if kind == "message":
+        return {"role": item["role"], "content": _plain(item.get("content"))}
+    if kind == "reasoning":
+        return {"role": "assistant", "name": str(item.get("id")), "content": _plain(item.get("summary"))}
+    if kind in CALLS:
+        said = item.get("arguments") or item.get("input") or json.dumps(item.get("action") or item.get("operation"))
+        call = {"id": item.get("call_id"), "function": {"name": item.get("name") or kind, "arguments": said}}
+        return {"role": "assistant", "tool_calls": [call]}
+    if kind.endswith("_output"):
+        output = item.get("output") or item.get("tools") or item.get("result") or ""
+        output = output if isinstance(output, str | list) and kind != "shell_call_output" else json.dumps(output)
+        return {"role": "tool", "tool_call_id": item.get("call_id") or item.get("id"), "content": _plain(output)}
+    return {"role": "assistant" if is_model(item) else "system", "content": json.dumps({**item, "id": None})}
+
+
+def _plain(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    if all(isinstance(part, dict) and part.get("type") in TEXTS for part in content):
+        return "\n".join(str(part.get("text") or part.get("refusal") or "") for part in content)
+    return [_part(part) for part in content]
+
+
+def _part(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return {"type": "text", "text": str(part)}
+    if part.get("type") in TEXTS:
+        return {"type": "text", "text": str(part.get("text") or part.get("refusal") or "")}
+    if part.get("type") == "input_image":
+        image = {"url": part.get("image_url") or part.get("file_id"), "detail": part.get("detail") or "auto"}
+        return {"type": "image_url", "image_url": image}
+    return part
+
+
+class SimulatedResponses(Surface):
+    """The endpoint."""
+
+    prefix = "resp_"
+
+    def __init__(self, settings: SimulatorSettings, counter: PromptCounter) -> None:
+        super().__init__(settings, counter)
+        self.sealer = Sealer(settings.seed)
+        self.memory = ServerMemory()
+        self.is_open = settings.dialect is not Dialect.OPENAI
+
+    def admit(self, request: Request, sender: Sender) -> AdmittedRequest:
+        """The whole context: what is stored before it, references as what they stand for."""
+        self._judge(request)
+        kept = self.memory.of(sender.credential)
+        before = self._before(request, kept)
+        given = [self._known(item, kept, sender) for item in items_of(request)]
+        history = (*(before or ()), *given)
+        if self.settings.strict:
+            for problem in (*sequence(history, known=before is not None), *_apart(history, kept)):
+                raise Rejected(problem)
+        compacts = bool(history) and kind_of(history[-1]) == "compaction_trigger"
+        shown, notes = self._bound(request, history[:-1] if compacts else history)
+        model = request.get("model") or self.settings.models[0]
+        whole: dict[str, Any] = {**request, "model": model, "input": shown}
+        if request.get("truncation") == "auto":
+            whole["input"] = self._shortened(whole)
+        place = {"before": self._places(request, history)[-1], "by": _owner(sender), "model": model}
+        return AdmittedRequest(
+            request=whole,
+            sender=sender,
+            notes=notes,
+            compacts=compacts,
+            given=items_of(request),
+            history=history,
+            place=place,
+        )
+
+    def _judge(self, request: Request) -> None:
+        settings = self.settings
+        if settings.strict:
+            for problem in form(request, open_server=self.is_open):
+                raise Rejected(problem)
+        check_shapes(request, REQUEST)
+        for at, item in enumerate(items_of(request)):
+            check_shapes(item, ITEM, f"input[{at}].")
+            if kind_of(item) == "message" and not isinstance(item.get("role"), str):
+                raise missing(f"input[{at}].role")
+        if not request.get("model") and not request.get("prompt"):
+            raise missing("model")
+        asked = asked_tokens(request)
+        if settings.max_output is not None and asked is not None and asked > settings.max_output:
+            text = f"max_output_tokens is too large: {asked}. This model supports at most {settings.max_output} output"
+            raise reject(f"{text} tokens, whereas you provided {asked}.", "max_output_tokens", "invalid_value")
+
+    def _before(self, request: Request, kept: TenantMemory) -> Sequence[Item] | None:
+        """What the server holds of the conversation; None where it held it and does not any more."""
+        chain, conversation = request.get("previous_response_id"), request.get("conversation")
+        if not self.settings.keeps:  # vLLM takes the field and reads nothing of it
+            return None if chain else ()
+        if chain:
+            answer = kept.answers.get(chain)
+            if answer is None and not self.settings.foreign:
+                text = f"Previous response with id '{chain}' not found."
+                raise reject(text, "previous_response_id", "previous_response_not_found")
+            return answer.items if answer is not None else None
+        if conversation:
+            name = conversation if isinstance(conversation, str) else conversation.get("id")
+            if name not in kept.conversations and not self.settings.foreign:
+                raise Rejected(Problem(status=404, message=f"Conversation with id '{name}' not found."))
+            return kept.conversations.get(str(name))
+        return ()
+
+    def _known(self, item: Item, kept: TenantMemory, sender: Sender) -> Item:
+        """The item that is meant; raises :class:`Rejected` where this server cannot know it, or did not write it so."""
+        kind, name, sealed = kind_of(item), item.get("id"), item.get("encrypted_content")
+        refuses = self.settings.strict and not self.settings.foreign and not self.is_open
+        if kind == "item_reference":
+            if name not in kept.items and refuses:
+                raise Rejected(not_found(name))
+            return kept.items.get(str(name), item)
+        if kind not in {"reasoning", "compaction", "compaction_summary"}:
+            return item
+        if not sealed:
+            if name not in kept.items and refuses:
+                raise Rejected(not_found(name))
+            return kept.items.get(str(name), item)
+        value = self.sealer.read(SEALED, sealed)
+        if value is None or value["by"] != _owner(sender):
+            if refuses:
+                raise _unverified(sealed, "Encrypted content could not be decrypted or parsed.")
+            return item
+        if name is not None and value["id"] != name:
+            raise _unverified(sealed, "Encrypted content item_id did not match the target item id.")
+        if kind == "reasoning":
+            return {**item, "id": value["id"], "summary": [{"type": "summary_text", "text": value["text"]}]}
+        return {**item, "id": value["id"], "text": value["text"]}
+
+    def _places(self, request: Request, items: Sequence[Item]) -> list[str]:
+        """What stands before each item, and behind them all, as digests that a change of any of it changes."""
+        form = (request.get("text") or {}).get("format")
+        head = [PromptPart("tools", value) for value in (request.get("tools"), form) if value]
+        measured = self.counter.measure([*head, *(PromptPart("message", as_chat(item)) for item in items)])
+        digest, places = b"", list[str]()
+        for at, one in enumerate((*measured.digests, b"")):
+            if at >= len(head):
+                places.append(digest.hex())
+            digest = blake2b(digest + one, digest_size=12).digest()
+        return places
+
+    def _bound(self, request: Request, items: Sequence[Item]) -> tuple[list[Item], Mapping[str, Any]]:
+        """The items that are shown, and what is said of those that are not."""
+        if not self.settings.bound:
+            return list(items), {}
+        stale = []
+        for item, place in zip(items, self._places(request, items), strict=False):
+            value = self.sealer.read(SEALED, str(item.get("encrypted_content"))) if is_reasoning(item) else None
+            if value is not None and value["before"] != place:
+                stale.append(item["id"])
+        told = [{"id": name, "type": "reasoning", "action": "removed", "reason": "prefix_mismatch"} for name in stale]
+        return [item for item in items if item.get("id") not in stale], {"input_transformations": told}
+
+    def _shortened(self, request: Request) -> list[Item]:
+        """``truncation: auto``: the first items go until the rest fits, each call with its output."""
+        items, window = list(request["input"]), self.settings.window_of(str(request["model"]))
+        while len(items) > 1:
+            measured = self.counter.measure(self.pieces({**request, "input": items}))
+            if not overflows(measured, window=window, asked=asked_tokens(request)):
+                break
+            gone = items.pop(0)
+            items = [item for item in items if not gone.get("call_id") or item.get("call_id") != gone["call_id"]]
+            while items and is_reasoning(gone) and is_model(items[0]):
+                gone = items.pop(0)
+                items = [item for item in items if not gone.get("call_id") or item.get("call_id") != gone["call_id"]]
+        return items
+
+    def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
+        """The whole context, stored items too."""
+        tokens = self.counter.measure(self.pieces(self.admit(request, sender).request)).total
+        return {"object": "response.input_tokens", "input_tokens": tokens}
+
+    def view(self, request: Request) -> Request:
+        """The same with ``messages``, in which what the model wrote in one go is one message."""
+        messages: list[dict[str, Any]] = []
+        if request.get("instructions"):
+            messages.append({"role": "system", "content": request["instructions"]})
+        for item in items_of(request):
+            said = as_chat(item)
+            if is_reasoning(item):
+                said["content"] = ""
+            if messages and is_model(item) and messages[-1]["role"] == "assistant":
+                joined = [text for text in (messages[-1].get("content"), said.get("content")) if text]
+                calls = [*messages[-1].get("tool_calls", ()), *said.get("tool_calls", ())]
+                messages[-1] = {"role": "assistant", "content": "\n".join(map(text_of, joined)), "tool_calls": calls}
+            else:
+                messages.append(said)
+        form = (request.get("text") or {}).get("format") or {}
+        schema = {"type": form.get("type"), "json_schema": form} if form else None
+        return {**request, "messages": messages, "response_format": schema}
+
+    def pieces(self, request: Request) -> list[PromptPart]:
+        """Tools, the schema, instructions, items; of what stands before a compaction only what others said."""
+        form = (request.get("text") or {}).get("format")
+        pieces = tool_pieces({"tools": request.get("tools"), "response_format": {"json_schema": form}})
+        if request.get("instructions"):
+            pieces.append(PromptPart("system", request["instructions"]))
+        items = items_of(request)
+        wall = max((at for at, item in enumerate(items) if kind_of(item) == "compaction"), default=0)
+        shown = [
+            item for at, item in enumerate(items) if at >= wall or (kind_of(item) == "message" and not is_model(item))
+        ]
+        return [*pieces, *(PromptPart("message", as_chat(item)) for item in shown)]
+
+    def too_long(self, overflow: OversizedPrompt, dialect: Dialect, *, numbers: bool) -> Problem:
+        """OpenAI says it without a number."""
+        if dialect is not Dialect.OPENAI:
+            return overflow_problem(overflow, dialect)
+        text = "Your input exceeds the context window of this model. Please adjust your input and try again."
+        text = overflow_problem(overflow, dialect).message if numbers else text
+        return Problem(message=text, param="input", code="context_length_exceeded")
+
+    def output(self, outcome: Completion) -> list[dict[str, Any]]:
+        """What was said, item by item."""
+        spoken, admitted, mark = outcome.spoken, outcome.admitted, outcome.id.removeprefix(self.prefix)
+        if admitted.compacts:
+            return [self._sealed("compaction", f"cmp_{mark}", spoken.text, admitted)]
+        items: list[dict[str, Any]] = []
+        if spoken.reasoning:
+            items.append(self._sealed("reasoning", f"rs_{mark}", spoken.reasoning, admitted))
+        if spoken.text or not spoken.calls:
+            part = {"type": "output_text", "text": spoken.text, "annotations": [], "logprobs": []}
+            phase = "commentary" if spoken.calls else "final_answer"
+            said = {"type": "message", "id": f"msg_{mark}", "role": "assistant", "phase": phase, "content": [part]}
+            items.append({**said, "status": "completed"})
+        items += [_call(outcome.request, call, mark, at) for at, call in enumerate(spoken.calls)]
+        if spoken.finish == "length" and items:
+            items[-1]["status"] = "incomplete"
+        return items
+
+    def _sealed(self, kind: str, name: str, text: str, admitted: AdmittedRequest) -> dict[str, Any]:
+        sealed = self.sealer.close(SEALED, {**admitted.place, "id": name, "text": text})
+        if kind == "compaction":
+            return {"type": kind, "id": name, "encrypted_content": sealed}
+        if self.is_open:
+            part = {"type": "reasoning_text", "text": text}
+            return {"type": kind, "id": name, "summary": [], "content": [part], "status": "completed"}
+        part = {"type": "summary_text", "text": text}
+        return {"type": kind, "id": name, "summary": [part], "encrypted_content": sealed}
+
+    def remember(self, outcome: Completion) -> None:
+        """Keep the answer, unless nothing is to be stored; which item belongs to which reasoning, always."""
+        admitted, items = outcome.admitted, self.output(outcome)
+        request, kept = admitted.request, self.memory.of(admitted.sender.credential)
+        if items and is_reasoning(items[0]):
+            kept.reasons.update((item["id"], items[0]["id"]) for item in items[1:])
+        if not self.settings.keeps or request.get("store") is False:
+            return
+        kept.items.update((item["id"], item) for item in items)
+        whole = (*admitted.history, *items)
+        kept.store(outcome.id, StoredAnswer(body=self.body(outcome), given=admitted.given, items=whole))
+        conversation = request.get("conversation")
+        if conversation:
+            name = conversation if isinstance(conversation, str) else conversation["id"]
+            kept.conversations[name] = list(whole)
+
+    def body(self, outcome: Completion) -> Mapping[str, Any]:
+        """The response."""
+        request, finish = outcome.request, outcome.spoken.finish
+        reason = {"length": "max_output_tokens", "window": "max_output_tokens"}.get(finish)
+        reason = "content_filter" if finish == "content_filter" else reason
+        hidden = "reasoning.encrypted_content" not in (request.get("include") or ())
+        items = self.output(outcome)
+        if hidden:
+            items = [{k: v for k, v in i.items() if k != "encrypted_content" or not is_reasoning(i)} for i in items]
+        conversation = request.get("conversation")
+        return {
+            **_shell(outcome.id, outcome.model, outcome.created),
+            "status": "incomplete" if reason else "completed",
+            "incomplete_details": {"reason": reason} if reason else None,
+            "instructions": request.get("instructions"),
+            "max_output_tokens": request.get("max_output_tokens"),
+            "metadata": request.get("metadata") or {},
+            "output": items,
+            "parallel_tool_calls": request.get("parallel_tool_calls", True),
+            "previous_response_id": request.get("previous_response_id"),
+            "conversation": {"id": conversation} if isinstance(conversation, str) else conversation,
+            "prompt_cache_key": request.get("prompt_cache_key"),
+            "reasoning": {"effort": None, "summary": None, **(request.get("reasoning") or {})},
+            "store": request.get("store") is not False,
+            "temperature": request.get("temperature", 1.0),
+            "text": request.get("text") or {"format": {"type": "text"}},
+            "tool_choice": request.get("tool_choice") or "auto",
+            "tools": request.get("tools") or [],
+            "top_p": request.get("top_p", 1.0),
+            "truncation": request.get("truncation") or "disabled",
+            "usage": _usage(outcome),
+            **outcome.admitted.notes,
+        }
+
+    def events(self, outcome: Completion) -> tuple[bytes, ...]:
+        """The events, numbered from 0."""
+        return tuple(_event(at, event) for at, event in enumerate(_events(self.body(outcome), outcome)))
+
+    def error_event(self, error: bytes, sequence: int) -> bytes:
+        """``error``, which may come at any time."""
+        return _event(sequence, {"type": "error", **_fields(error)})
+
+    def told(self, error: bytes, how: str) -> tuple[bytes, ...]:
+        """Begun, and then an ``error``, or ``failed``."""
+        begun = _shell("resp_refused", "", int(time.time()))
+        opening = [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
+        fields = _fields(error)
+        failed = {**begun, "status": "failed", "error": {"code": fields["code"], "message": fields["message"]}}
+        end = {"type": "response.failed", "response": failed} if how == "failed" else {"type": "error", **fields}
+        return tuple(_event(at, event) for at, event in enumerate([*opening, end]))
+
+
+class SimulatedCompaction(SimulatedResponses):
+    """``POST /v1/responses/compact``: what users said, and a compaction of all of it."""
+
+    def __init__(self, responses: SimulatedResponses) -> None:
+        super().__init__(responses.settings, responses.counter)
+        self.memory = responses.memory
+
+    def admit(self, request: Request, sender: Sender) -> AdmittedRequest:
+        """The whole context, to be compacted."""
+        return replace(super().admit(request, sender), compacts=True)
+
+    def body(self, outcome: Completion) -> Mapping[str, Any]:
+        """The ``response.compaction``."""
+        said = [item for item in outcome.admitted.history if item.get("role") == "user"]
+        head = {"id": outcome.id, "object": "response.compaction", "created_at": outcome.created}
+        return {**head, "output": [*map(_as_sent, said), *self.output(outcome)], "usage": _usage(outcome)}
+
+
+def _as_sent(item: Item) -> Item:
+    """A user's message as the API writes it."""
+    content = item["content"]
+    parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+    return {"status": "completed", **item, "type": "message", "content": parts}
+
+
+def _apart(items: Sequence[Item], kept: TenantMemory) -> Iterator[Problem]:
+    """Items that were made with reasoning, without it, and reasoning before what it was not made with."""
+    seen: set[str] = set()
+    for at, item in enumerate(items):
+        name = str(item.get("id"))
+        reason = kept.reasons.get(name)
+        if reason is not None and reason not in seen:
+            text = f"Item '{name}' of type '{kind_of(item)}' was provided without its required 'reasoning' item:"
+            yield reject(f"{text} '{reason}'.", "input").problem
+        following = str(items[at + 1].get("id")) if at + 1 < len(items) else ""
+        if is_reasoning(item) and kept.reasons.get(following, name) != name:
+            text = f"Item '{name}' of type 'reasoning' was provided without its required following item."
+            yield reject(text, "input").problem
+        seen.add(name)
+
+
+def _owner(sender: Sender) -> str:
+    return blake2b(sender.credential.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+
+
+def _unverified(sealed: str, reason: str) -> Rejected:
+    text = f"The encrypted content {sealed[:8]}... could not be verified. Reason: {reason}"
+    return reject(text, "input", "invalid_encrypted_content")
+
+
+def _call(request: Request, call: SimulatedCall, mark: str, at: int) -> dict[str, Any]:
+    tool: Item = next((tool for tool in request.get("tools") or () if call.name in tool_names(tool)), {})
+    name = {"call_id": call.id or f"call_{mark}{at}", "name": call.name, "status": "completed"}
+    if tool.get("type") == "custom":
+        return {"type": "custom_tool_call", "id": f"ctc_{mark}{at}", **name, "input": call.arguments}
+    space = {"namespace": tool["name"]} if tool.get("type") == "namespace" else {}
+    return {"type": "function_call", "id": f"fc_{mark}{at}", **name, **space, "arguments": call.arguments}
+
+
+def _shell(name: str, model: str, created: int) -> dict[str, Any]:
+    begun = {"id": name, "object": "response", "created_at": created, "model": model, "status": "in_progress"}
+    empty: dict[str, Any] = {"background": False, "error": None, "incomplete_details": None, "usage": None}
+    return {**begun, **empty, "output": [], "tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
+
+
+def _usage(outcome: Completion) -> Mapping[str, Any]:
+    written = max(0, outcome.written - outcome.cached) if outcome.written else 0
+    return {
+        "input_tokens": outcome.prompt,
+        "input_tokens_details": {"cached_tokens": outcome.cached, "cache_write_tokens": written},
+        "output_tokens": outcome.spoken.tokens,
+        "output_tokens_details": {"reasoning_tokens": outcome.spoken.thought},
+        "total_tokens": outcome.prompt + outcome.spoken.tokens,
+    }
+
+
+def _fields(error: bytes) -> dict[str, Any]:
+    told = json.loads(error)
+    told = told.get("error", told) if isinstance(told, dict) else told
+    told = told if isinstance(told, dict) else {"message": str(told)}
+    return {name: told.get(name) for name in ("code", "message", "param")}
+
+
+def _event(at: int, event: Mapping[str, Any]) -> bytes:
+    numbered = {"type": event["type"], "sequence_number": at, **event}
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), compact(numbered))
+
+
+def _events(whole: Mapping[str, Any], outcome: Completion) -> Iterator[Mapping[str, Any]]:
+    begun = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    for index, item in enumerate(whole["output"]):
+        opened = {key: [] if key in {"content", "summary"} else value for key, value in item.items()}
+        opened |= {key: "" for key in ("arguments", "input") if key in item}
+        opened |= {"status": "in_progress"} if "status" in item else {}
+        yield {"type": "response.output_item.added", "output_index": index, "item": opened}
+        for event in _item_events(item, outcome.spoken.pieces):
+            yield {"item_id": item["id"], "output_index": index, **event}
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    yield {"type": f"response.{whole['status']}", "response": whole}
+
+
+def _item_events(item: Mapping[str, Any], pieces: Sequence[str]) -> Iterator[dict[str, Any]]:
+    match item["type"]:
+        case "reasoning" if item.get("content"):
+            yield from _texts("reasoning_text", item["content"][0]["text"], {"content_index": 0})
+        case "reasoning":
+            part, at = item["summary"][0], {"summary_index": 0}
+            yield {"type": "response.reasoning_summary_part.added", **at, "part": {**part, "text": ""}}
+            yield from _texts("reasoning_summary_text", part["text"], at)
+            yield {"type": "response.reasoning_summary_part.done", **at, "part": part}
+        case "message":
+            part, at = item["content"][0], {"content_index": 0}
+            yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
+            for piece in pieces:
+                yield {"type": "response.output_text.delta", **at, "delta": piece, "logprobs": []}
+            yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
+            yield {"type": "response.content_part.done", **at, "part": part}
+        case "function_call":
+            yield from _texts("function_call_arguments", item["arguments"], {}, "arguments")
+        case "custom_tool_call":
+            yield from _texts("custom_tool_call_input", item["input"], {}, "input")
+
+
+def _texts(kind: str, text: str, at: Mapping[str, Any], name: str = "text") -> Iterator[dict[str, Any]]:
+    middle = len(text) // 2
+    for delta in (text[:middle], text[middle:]):
+        if delta:
+            yield {"type": f"response.{kind}.delta", **at, "delta": delta}
+    yield {"type": f"response.{kind}.done", **at, name: text}
