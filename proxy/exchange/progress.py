@@ -175,6 +175,8 @@ class ExchangeProgress:
             parts += [f"{name}={count}" for name, count in sorted(decision.applied.items())]
         if self.attempts is not None and self.attempts.room is not None:
             parts.append("clamp=1")
+        if self.plan.restarted:
+            parts.append("restart=1")
         if self.retries:
             parts.append(f"retry={self.retries}")
         if self.recalls:

@@ -8,6 +8,7 @@ from policies import ContextSettings, Mode
 from proxy.access.destination import Caller, Destination
 from proxy.effects.allowance import Patience
 from proxy.errors import InvalidRequest
+from proxy.exchange.held import NOTHING_HELD, HeldState
 from proxy.exchange.replies import Replies, summarizer_input
 from proxy.planning.values import PlanRequest
 from proxy.runtime import Runtime
@@ -32,11 +33,14 @@ Headers = Sequence[tuple[bytes, bytes]]
 class Request:
     """What is asked, of whom, and what is to be planned of it; ``asked`` is None for a request that is not managed.
 
-    ``replies`` answer what planning it asks for, and know what that has cost.
+    ``client`` is what came, ``chat`` the whole that it stands for, ``held`` the provider's part in it. ``replies``
+    answer what planning it asks for, and know what that has cost.
     """
 
+    client: ClientRequest
     chat: ClientRequest
     destination: Destination
+    held: HeldState
     asked: PlanRequest | None = None
     replies: Replies | None = None
 
@@ -76,21 +80,21 @@ def request_for(
     headers: Headers,
     request_id: str,
     trace: Trace,
+    held: HeldState,
 ) -> Request:
     """The request under its policy, with what planning it may ask for and cost."""
     caller = destination.caller
-    is_elsewhere = chat.codec.is_held_elsewhere(chat.fields)
-    if settings.mode is Mode.OFF or not chat.messages or is_elsewhere or wants_no_editing(chat.fields):
-        return Request(chat=chat, destination=destination)
+    client, chat = chat, chat if held is NOTHING_HELD else held.whole(chat)
+    if settings.mode is Mode.OFF or not chat.messages or held.elsewhere or wants_no_editing(chat.fields):
+        return Request(client=client, chat=client, destination=destination, held=held)
     if (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
         settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
     edits = client_edits(chat.fields)
     if edits is not None and destination.upstream.kind == "openai" and not settings.observes:
-        chat = without_field(chat, EDITS)
+        client, chat = without_field(client, EDITS), without_field(chat, EDITS)
     else:  # litellm translates it for a provider that may do it itself
         edits = None
-    counter = _counter(runtime, settings, chat.model)
-    pruned, patience = set[str](), Patience(settings.summaries.wait)
+    counter, pruned, patience = _counter(runtime, settings, chat.model), set[str](), Patience(settings.summaries.wait)
     said = [header for header in headers if header[0].startswith(b"anthropic-")] or chat.codec.headers
     replies = Replies(runtime, chat, caller, settings, trace, pruned, patience, said=said)
     asked = PlanRequest(
@@ -119,7 +123,7 @@ def request_for(
         edits=edits,
         id=request_id,
     )
-    return Request(chat=chat, destination=destination, asked=asked, replies=replies)
+    return Request(client=client, chat=chat, destination=destination, held=held, asked=asked, replies=replies)
 
 
 def _counter(runtime: Runtime, settings: ContextSettings, model: str) -> TextCounter:

@@ -127,6 +127,7 @@ class Plan:
         evictions: what was newly taken out, or for an observed request would have been.
         refused: why an observed request would have been refused.
         degraded: what was done with less than there should be, and why.
+        restarted: whether it begins anew what the provider holds.
     """
 
     body: bytes
@@ -137,6 +138,7 @@ class Plan:
     evictions: tuple[EvictionRow, ...] = ()
     refused: str | None = None
     degraded: Sequence[str] = ()
+    restarted: bool = False
 
     @property
     def branch(self) -> Branch | None:
