@@ -18,6 +18,7 @@ from proxy.access.admission import Admission, Guesses, Keyring
 from proxy.access.destination import MANAGED, Caller
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
 from proxy.config.values import Config, UpstreamSettings
+from proxy.conversation.answers import AnswerBook
 from proxy.conversation.book import Conversations
 from proxy.custom.functions import Hooks, Plugin
 from proxy.effects.summarizer import Summarizer
@@ -285,8 +286,7 @@ async def _assemble(
     secret = await store.secret()
     instance = blake2b(secret, digest_size=6, person=b"weir-via").hexdigest()
     client = Client(instance=instance)
-    upstreams = Upstreams(client, providers)
-    registry = ModelRegistry(config.models)
+    upstreams, registry = Upstreams(client, providers), ModelRegistry(config.models)
     await asyncio.to_thread(registry.load)
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
     alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock)
@@ -324,6 +324,7 @@ async def _assemble(
         upstreams=upstreams,
         store=store,
         settler=settler,
+        answers=AnswerBook(store, settler),
         telemetry=telemetry,
         alerts=alerts,
         instance=instance,

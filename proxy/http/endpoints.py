@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from proxy.access.admission import without_grants
 from proxy.access.destination import (
@@ -63,6 +64,7 @@ ROUTES = frozenset({*OPERATIONS, "/v1/models", "/v1/files", "/v1/batches", "/v1/
 OTHER_ROUTE = "/v1/{rest}"
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 RELAYED = (b"x-weir-actions", b"relayed")
+_ANSWER = re.compile(r"/+responses/+([^/]+)/*")
 
 
 @dataclass(slots=True)
@@ -107,6 +109,8 @@ class RelayedRequest:
         config = runtime.config
         self.caller = caller = runtime.admit(self.scope)
         admit(caller, route)
+        if self.scope["method"] == "DELETE" and (answer := _ANSWER.fullmatch(route.path)):
+            await runtime.answers.forget(caller.tenant, unquote(answer[1]))
         with runtime.admission.enter(caller) as stay:
             length = declared_length(headers)
             has_body = bool(length) or any(name == b"transfer-encoding" for name, _ in headers)

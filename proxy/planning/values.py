@@ -141,6 +141,7 @@ class Plan:
         refused: why an observed request would have been refused.
         degraded: what was done with less than there should be, and why.
         betas: features of Anthropic's that the body needs beyond those that the client names.
+        restarted: whether it begins anew what the provider holds.
     """
 
     body: bytes
@@ -152,6 +153,7 @@ class Plan:
     refused: str | None = None
     degraded: Sequence[str] = ()
     betas: tuple[bytes, ...] = ()
+    restarted: bool = False
 
     @property
     def branch(self) -> Branch | None:

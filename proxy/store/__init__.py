@@ -13,9 +13,11 @@ from typing import Self
 
 import sqlalchemy as sa
 
+from proxy.store import answers as answers_
 from proxy.store import archive, configuration, exchanges, maintenance, memory
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
+from proxy.store.answers import AnswerRow
 from proxy.store.records import ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
 from proxy.store.schema import HEAD
 from proxy.store.sqlite import Mode, SqliteDatabase
@@ -139,6 +141,11 @@ class Store(Transactions):
     evictions = reading(archive.listed)
     eviction_sums = reading(archive.sums)
 
+    answers = timed("answers")(reading(answers_.line))
+    known_answers = timed("known_answers")(reading(answers_.known))
+    answers_with = timed("answers_with")(reading(answers_.with_items))
+    forget_answer = writing(answers_.forget)
+
     arrive = timed("arrive")(writing(exchanges.arrive))
     timeline = reading(exchanges.timeline)
     annotate = writing(exchanges.annotate)
@@ -172,7 +179,7 @@ class Store(Transactions):
         return self._secret
 
     @timed("record")
-    async def record(self, rows: Sequence[ExchangeRow | RelayedRow]) -> Sequence[ExchangeRow]:
+    async def record(self, rows: Sequence[ExchangeRow | RelayedRow | AnswerRow]) -> Sequence[ExchangeRow]:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
 
         Those that are new come back; in a shared store their health is that which all servers together have seen.
