@@ -118,7 +118,9 @@ def init(*, out: Path, yes: bool, **given: object) -> None:
 def _answered(given: dict[str, object], *, asking: bool) -> _Answers:
     """What the options say, then what is answered, then the defaults."""
 
-    def answer(name: str, question: str, default: object, kind: click.ParamType | None = None) -> object:
+    def answer(
+        name: str, question: str, default: object, kind: click.Choice[str] | click.types.IntParamType | None = None
+    ) -> object:
         if given[name] is not None or not asking:
             return given[name] if given[name] is not None else default
         return click.prompt(question, default=default, type=kind, err=True)
