@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 MAX_BODY = 8 << 20
 SECONDS = 5.0
+HEALTH_SECONDS = 2.0
 
 
 class Unreached(Exception):
@@ -33,14 +34,14 @@ class Reached:
             return None
 
 
-def get(url: str, headers: Mapping[str, str] = {}, *, seconds: float = SECONDS) -> Reached:
-    """What is answered to a GET, without a proxy and without following redirects. Raises Unreached."""
+def get(url: str, headers: Mapping[str, str] = {}, *, body: bytes | None = None, seconds: float = SECONDS) -> Reached:
+    """What is answered to a GET, or with a body to a POST; no proxy is used, no redirect followed. Raises Unreached."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     with closing(kind(parts.hostname or "", parts.port, timeout=seconds)) as connection:
         try:
-            connection.request("GET", path, headers=dict(headers))
+            connection.request("GET" if body is None else "POST", path, body, dict(headers))
             answer = connection.getresponse()
             said = {name.lower(): value for name, value in answer.getheaders()}
             return Reached(answer.status, said, answer.read(MAX_BODY))
@@ -59,5 +60,5 @@ def bearer(key: str) -> dict[str, str]:
 
 def is_weir(root: str) -> bool:
     """Whether a Weir answers at ``http://host:port``. Raises Unreached where nobody does."""
-    answer = get(f"{root}/healthz")
+    answer = get(f"{root}/healthz", seconds=HEALTH_SECONDS)
     return answer.status == 200 and answer.json() == {"status": "ok"}
