@@ -15,6 +15,7 @@ import click
 
 from proxy.cli import EXIT_FAILED, Failure
 from proxy.cli.reach import Reached, Unreached, get, is_weir
+from proxy.cli.run import weir_address
 from proxy.cli.shared import config_option, json_option, loaded, print_json, reading, writing
 from proxy.config import Config, environment
 from proxy.config.values import UpstreamSettings
@@ -224,7 +225,7 @@ def _port(config: Config) -> Diagnosis:
         if fault.errno != errno.EADDRINUSE:
             return Diagnosis("port", "fail", f"{where}: {fault.strerror or fault}", "choose another address (listen)")
         try:
-            if is_weir(f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"):  # noqa: S104 - not bound
+            if is_weir(weir_address(None, config)):
                 return Diagnosis("port", "ok", f"a Weir answers on {where}")
         except Unreached:
             pass

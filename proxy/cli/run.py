@@ -44,7 +44,7 @@ def run(command: tuple[str, ...], path: Path | None, url: str | None, key: str |
       weir run --serve --config weir.yaml -- codex exec "fix the tests"
     """
     config = loaded(path)
-    root = (url or _address(config)).rstrip("/").removesuffix("/v1")
+    root = weir_address(url, config)
     with _weir_at(root, path, serves=serves) as started:
         changes = _changes(root, command[0], key, environment())
         arguments = [command[0], *_arguments(root, command[0]), *command[1:]]
@@ -59,9 +59,10 @@ def run(command: tuple[str, ...], path: Path | None, url: str | None, key: str |
         return _supervised(arguments, env)
 
 
-def _address(config: Config) -> str:
-    host = config.listen.host
-    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{config.listen.port}"  # noqa: S104 - not bound
+def weir_address(url: str | None, config: Config) -> str:
+    """``http://host:port`` of Weir as it was given, with or without ``/v1``, else as the configuration has it."""
+    host = "127.0.0.1" if config.listen.host in ("0.0.0.0", "::") else config.listen.host  # noqa: S104 - not bound
+    return (url or f"http://{host}:{config.listen.port}").rstrip("/").removesuffix("/v1")
 
 
 def _changes(root: str, program: str, key: str | None, env: Mapping[str, str]) -> dict[str, str]:
