@@ -1,4 +1,4 @@
-"""``weir audit``: whether the audit is what was written, what it says, what was evicted; ``weir db``: the schema."""
+"""``weir audit``: whether the audit is what was written, what it says, what was evicted."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import click
 from proxy.access.destination import TENANT_SHOWN
 from proxy.cli import Failure
 from proxy.cli.output import print_line, print_table, progress
-from proxy.cli.shared import json_option, key_names, moment, named, print_json, reading, stored, writing
+from proxy.cli.shared import json_option, key_names, moment, named, print_json, reading, stored
 from proxy.config import Config
 from proxy.store import Store
 from proxy.store.chain import AuditRow, AuditType, Verified, VerifiedChains
@@ -311,37 +311,3 @@ def _show_asked_again(rows: Iterable[EvictionRow]) -> None:
 
 def _share(value: object) -> str:
     return f"{value:.1%}" if isinstance(value, float) else "-"
-
-
-@click.group()
-def db() -> None:
-    """Migrate the database.
-
-    \b
-    Example:
-      weir db upgrade
-    """
-
-
-@db.command()
-@stored
-@json_option
-def upgrade(config: Config, *, as_json: bool) -> None:
-    """Migrate the database to the latest schema, or create it; `weir serve` does the same when it starts.
-
-    A database written by a newer version of Weir is refused.
-
-    \b
-    Example:
-      weir db upgrade --store sqlite+aiosqlite:///weir.db
-    """
-
-    async def state(store: Store) -> tuple[str, str, tuple[str, ...]]:
-        return store.schema, store.journal, store.notices
-
-    schema, journal, notices = writing(config, state, create=True)
-    if as_json:
-        return print_json({"schema": schema, "journal": journal, "notices": list(notices)})
-    for notice in notices:
-        click.echo(f"Note: {notice}", err=True)
-    return click.echo(f"Schema {schema}, up to date (journal: {journal}).")

@@ -6,6 +6,7 @@ import shlex
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -34,32 +35,6 @@ CLIENTS = {
     "aider": "aider",
     "other": "COMMAND",
 }
-TEXT = """\
-# Weir's configuration, written by `weir init`. Flags and environment variables stand above this file.
-# `weir config example` prints every key there is, `weir config check --config {name}` finds mistakes.
-
-upstreams:
-  main:                           # where requests go; the first one takes every model that no rule sends elsewhere
-    base_url: {base_url}
-    api_key: {api_key}            # out of the environment; pass: every client's own key goes up
-
-{models}
-auth:
-  mode: {mode}                      # auto: any program on this machine, until there is a key | keys: known keys only
-  admin_token: ${{WEIR_ADMIN_TOKEN:-}} # shows every conversation to an operator; empty: to nobody
-
-policies:                         # `weir policy list` names the presets; docs/cookbook.md has one for each situation
-  mine:
-    preset: balanced              # what the keys below override; `weir policy show balanced` prints all of them
-    # summarizer: gpt-5-mini      # a model's notes beside the quotes; left out: no model is asked
-
-default_policy: mine              # off forwards everything unchanged
-
-store:
-  url: sqlite+aiosqlite:///weir.db   # in the folder that Weir is started in; postgresql://… for several hosts
-  retention: 30d                  # how long a conversation is kept after its last request
-  max_size: 10GB                  # above it the oldest conversations go
-"""
 RULE = """\
 models:                           # what you know better than Weir's tables; the first match wins
   - match: {match}
@@ -146,7 +121,8 @@ def _text(answers: _Answers, name: str) -> str:
     key = PASS if answers.key_variable == PASS else f"${{{answers.key_variable}:-{PASS}}}"
     rule = RULE.format(match=json.dumps(answers.model), window=answers.window) if answers.window else NO_RULE
     mode = "keys" if answers.access == "keys" else "auto"
-    return TEXT.format(name=name, base_url=json.dumps(answers.upstream), api_key=key, models=rule, mode=mode)
+    text = files("proxy").joinpath("defaults", "init.yaml").read_text(encoding="utf-8")
+    return text.format(name=name, base_url=json.dumps(answers.upstream), api_key=key, models=rule, mode=mode)
 
 
 def _check(text: str, name: str) -> None:
