@@ -1,4 +1,4 @@
-"""An agent's loop: the whole history is sent each time, and Weir keeps it inside the window, however long it becomes."""
+"""An agent's loop: the whole history is sent each time, and Weir keeps it inside the window."""
 
 import json
 import os
