@@ -9,6 +9,7 @@ import importlib
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Self
 
 import sqlalchemy as sa
@@ -160,6 +161,7 @@ class Store(Transactions):
     add_key = writing(configuration.add_key)
     list_keys = reading(configuration.list_keys)
     revoke_key = writing(configuration.revoke_key)
+    rotate_key = writing(configuration.rotate_key)
     save_policy = writing(configuration.save_policy)
     delete_policy = writing(configuration.delete_policy)
     policies = reading(configuration.all_policies)
@@ -242,6 +244,15 @@ class Store(Transactions):
         if total:
             await self._shrink()
         return total
+
+    async def counts(self, *, before: float) -> dict[str, float | None]:
+        """Conversations, of these ``due`` last used before ``before``, requests, originals, bytes, and the first and
+        last moment of use."""
+        return await self._read(partial(maintenance.counts, before=before))
+
+    async def backup(self, path: Path) -> None:
+        """Write a whole copy to a new file, of one moment, while others go on; a file that is there stays."""
+        await self._database.backup(path)
 
     async def fit(self, most: int, *, before: float, at: float) -> int:
         """Delete conversations last used before ``before`` if the database takes more than ``most`` bytes; how many.

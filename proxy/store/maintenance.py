@@ -133,6 +133,25 @@ def requests(tx: Transaction) -> int:
     return int(tx.scalar(sa.select(sa.func.sum(conversations.c.requests))) or 0)
 
 
+def counts(tx: Transaction, *, before: float) -> dict[str, float | None]:
+    """How much there is, how much of it was last used before ``before``, and when it was used."""
+    updated = conversations.c.updated
+    found = tx.execute(
+        sa.select(sa.func.count(), sa.func.min(updated), sa.func.max(updated)).select_from(conversations)
+    )
+    number, oldest, newest = found.one()
+    old = sa.select(sa.func.count()).select_from(conversations).where(updated < before)
+    return {
+        "conversations": number,
+        "due": tx.scalar(old),
+        "requests": requests(tx),
+        "originals": tx.scalar(sa.select(sa.func.count()).select_from(originals)),
+        "bytes": size(tx),
+        "oldest": oldest,
+        "newest": newest,
+    }
+
+
 def size(tx: Transaction) -> int:
     """Bytes that are in use: of the file without its free pages, of PostgreSQL what the large columns and rows take."""
     if tx.dialect == "sqlite":

@@ -283,6 +283,11 @@ class PostgresDatabase:
     async def tend(self, *, force: bool = False) -> bool:  # noqa: ARG002 - the server looks after itself
         return False
 
+    async def backup(self, path: Path) -> None:
+        """Refused: the server has tools of its own."""
+        dump = f"pg_dump --format=custom --file={path} DATABASE"
+        raise StoreError(f"PostgreSQL is backed up by its own tools, also while Weir runs: {dump}", reason="backup")
+
     async def shrink(self) -> bool:
         return False
 

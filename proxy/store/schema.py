@@ -367,7 +367,7 @@ audit = _table(
 keys = _table(
     "keys",
     "name",
-    _fields(records.KeyRow, policy=PlainText(), models=sa.Text(), allow=sa.Text()),
+    _fields(records.KeyRow, without="tenant", policy=PlainText(), models=sa.Text(), allow=sa.Text()),
     [sa.Index("keys_digest", "digest", unique=True)],
 )
 

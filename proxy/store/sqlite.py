@@ -18,6 +18,7 @@ because a deferred one that turns into a writer fails at once, whatever the busy
 """
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -409,6 +410,13 @@ class SqliteDatabase:
             return False
         return await self._writer.raw(_shrink)
 
+    async def backup(self, path: Path) -> None:
+        """Write a copy to a new file, by SQLite's online backup, which waits for no writer of a WAL."""
+        worker = self._reader or self._writer
+        if worker is None:
+            raise StoreUnavailable("the store is closed", reason="closed")
+        await worker.raw(partial(_back_up, path=path))
+
     async def close(self) -> None:
         """Finish what has begun and close both connections; the locks go last."""
         self._is_lost = False
@@ -582,6 +590,24 @@ def _inode(path: Path) -> tuple[int, int]:
 
 def _pragma(driver: sqlite3.Connection, pragma: str) -> str:
     return str(driver.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+
+def _back_up(driver: sqlite3.Connection, *, path: Path) -> None:
+    unfinished = path.with_name(f"{path.name}.part")
+    try:
+        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise StoreUnavailable(f"{unfinished} cannot be made ({error.strerror})", reason="backup") from None
+    try:
+        with contextlib.closing(sqlite3.connect(unfinished)) as copy:
+            driver.backup(copy)
+            if (said := _pragma(copy, "quick_check")) != "ok":
+                raise CorruptStore(f"the copy is not whole, so the database is damaged: {said}", reason="damaged")
+        os.link(unfinished, path)  # unlike a rename it replaces nothing
+    except OSError as error:
+        raise StoreUnavailable(f"{path} cannot be made ({error.strerror})", reason="backup") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _shrink(driver: sqlite3.Connection) -> bool:
