@@ -13,7 +13,7 @@ from typing import Self
 
 import sqlalchemy as sa
 
-from proxy.store import archive, configuration, exchanges, maintenance, memory
+from proxy.store import archive, configuration, exchanges, maintenance, memory, overview
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
 from proxy.store.records import ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
@@ -111,6 +111,12 @@ class Store(Transactions):
 
     conversations = reading(conversations_.listed)
     conversation = reading(conversations_.one)
+    figures = reading(overview.figures)
+    overheads = reading(overview.overheads)
+    beside = reading(overview.beside)
+    fullest = reading(overview.fullest)
+    dearest = reading(overview.dearest)
+    passed = reading(overview.passed)
     close_conversation = writing(conversations_.close_conversation)
     export = reading(maintenance.export)
 
@@ -137,6 +143,7 @@ class Store(Transactions):
 
     arrive = timed("arrive")(writing(exchanges.arrive))
     timeline = reading(exchanges.timeline)
+    inspection = reading(exchanges.inspection)
     annotate = writing(exchanges.annotate)
     evaluated = writing(exchanges.evaluated)
     snapshots = reading(memory.snapshots)
