@@ -142,6 +142,15 @@ ROUTES = (
     _R("GET", _POLICY, policies.one, policies.WholePolicy),
     _R("PUT", _POLICY, policies.put, policies.WholePolicy, takes="yaml", statuses=(200, 201), asker="operator"),
     _R("DELETE", _POLICY, policies.delete, policies.DeletedPolicy, asker="operator"),
+    _R("GET", "windows", policies.windows, Page[policies.LearnedWindow], _LIST, asker="operator"),
+    _R(
+        "POST",
+        "windows/forget",
+        policies.forget_window,
+        policies.ForgottenWindow,
+        takes=policies.Scope,
+        asker="operator",
+    ),
     _R("GET", "config", policies.config, policies.Configuration, asker="operator"),
     _R("GET", "openapi.json", None, dict, asker="anyone"),
 )

@@ -229,7 +229,7 @@ class ReplayReport:
 
 def render_report(report: ReplayReport) -> str:
     """The page."""
-    body = "\n".join((*_header(report), *_table(report), *_sections(report)))
+    body = "\n".join((*_header(report), *_table(report), *sections(report)))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
@@ -303,7 +303,8 @@ def table_row(name: str, tally: Tally, prices: PriceList) -> tuple[str, ...]:
     )
 
 
-def _sections(report: ReplayReport) -> Iterator[str]:
+def sections(report: ReplayReport) -> Iterator[str]:
+    """The pictures of each policy."""
     yield _legend()
     for name in report.totals:
         if name in (UNMANAGED, SLIDING):

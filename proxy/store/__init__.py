@@ -163,6 +163,8 @@ class Store(Transactions):
     limits = reading(configuration.all_limits)
     calibrations = reading(configuration.all_calibrations)
     learn = writing(configuration.learn)
+    forget_limit = writing(configuration.forget_limit)
+    size = reading(maintenance.size)
     kept_time = reading(configuration.kept_time)
     keep_time = writing(configuration.keep_time)
 
