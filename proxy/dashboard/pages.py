@@ -14,7 +14,6 @@ from proxy.dashboard import charts
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, Sessions, View
 from proxy.http import archive, inspect, reports
 from proxy.http import conversations as talks
-from proxy.http import series as figures
 from proxy.http.request import JSON, ManagementAnswer
 from proxy.store.overview import Beside, Figures
 from proxy.store.records import ConversationRow
@@ -91,7 +90,7 @@ def _fallbacks(rows: Sequence[Figures], *, since: float, until: float, step: int
     """The series as pictures that need no script: title, the data's address, and the picture."""
     found = []
     for title, name, metric in (("Tokens forwarded", "tokens", "tokens_after"), ("Requests", "requests", "requests")):
-        _, points = figures.values_of(rows, metric, since=since, until=until, step=step)  # type: ignore[arg-type]
+        _, points = reports.values_of(rows, metric, since=since, until=until, step=step)  # type: ignore[arg-type]
         picture = charts.bars([point.value or 0.0 for point in points], title)
         found.append((title, name, Markup(picture)))  # noqa: S704 - drawn of numbers
     return found
@@ -99,7 +98,7 @@ def _fallbacks(rows: Sequence[Figures], *, since: float, until: float, step: int
 
 async def series(visit: PageVisit) -> ManagementAnswer:
     """The lines of a chart as JSON: moments, and the values of each line."""
-    drawn: Mapping[str, tuple[tuple[figures.Metric, str], ...]] = {
+    drawn: Mapping[str, tuple[tuple[reports.Metric, str], ...]] = {
         "tokens": (("tokens_before", "sent by clients"), ("tokens_after", "forwarded")),
         "requests": (("requests", "requests"), ("failed", "failed")),
         "dollars": (("cost", "with Weir"),),
@@ -108,7 +107,7 @@ async def series(visit: PageVisit) -> ManagementAnswer:
     lines = drawn.get(visit.query.get("of", ""), drawn["tokens"])
     since = visit.now - length
     rows = await visit.runtime.store.figures(visit.session.reads_as, since=since, step=float(step))
-    told = [figures.values_of(rows, metric, since=since, until=visit.now, step=step)[1] for metric, _ in lines]
+    told = [reports.values_of(rows, metric, since=since, until=visit.now, step=step)[1] for metric, _ in lines]
     body = {
         "at": [point.at for point in told[0]],
         "lines": [
@@ -121,7 +120,7 @@ async def series(visit: PageVisit) -> ManagementAnswer:
 
 async def live(visit: PageVisit) -> ManagementAnswer:
     """Requests as they are stored, for a page that looks on."""
-    return await figures.live(visit.asked())
+    return await reports.live(visit.asked())
 
 
 async def conversations(visit: PageVisit) -> View:

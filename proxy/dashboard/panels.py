@@ -4,6 +4,7 @@ import asyncio
 import csv
 import io
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ import yaml
 from markupsafe import Markup
 
 from policies import ContextSettings
+from proxy.config.file import ConfigError, dotted, parse_document
 from proxy.config.presets import DEFAULT_PRESET, policy_values
 from proxy.config.values import masked_url
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
@@ -43,7 +45,7 @@ MAX_DRAWN = 3
 DEFAULT_ENCODING = "o200k_base"
 BYS: tuple[By, ...] = get_args(By)
 SINCE = ("24h", "7d", "30d")
-DAY = 86_400.0
+LAST_PART = re.compile(r"(\.[^.\[]+|\[\d+\])$")
 
 
 async def policies(visit: PageVisit) -> View:
@@ -84,10 +86,10 @@ def _edited(
 ) -> View:
     """The page of a policy with a text in its form, and what is wrong with that beside its lines."""
     beside: dict[int, list[str]] = {}
+    places = _places(name, text) if problems else {}
     for problem in problems:
         where, _, said = problem.partition(": ")
-        number = where.rpartition(":")[2]
-        beside.setdefault(int(number) if number.isdigit() else 0, []).append(said or problem)
+        beside.setdefault(_line_of(where.removeprefix(f"policies.{name}."), places), []).append(said or problem)
     rows = [] if one is None else list(_differences(one.policy, _values(visit, DEFAULT_PRESET)))
     values: dict[str, Any] = {
         "name": name,
@@ -100,6 +102,25 @@ def _edited(
         "keys": keys,
     }
     return View("policy.html", values, status)
+
+
+def _places(name: str, text: str) -> dict[str, int]:
+    """The line of each value of a policy's YAML by its path; none where it cannot be read."""
+    with suppress(ConfigError):
+        places = parse_document(text, name=name, env={}).places
+        lines = ((dotted(at), where.rpartition(":")[2]) for at, where in places.items())
+        return {path: int(line) for path, line in lines if line.isdigit()}
+    return {}
+
+
+def _line_of(where: str, places: Mapping[str, int]) -> int:
+    """The line that a problem is about: of its path or of what holds it, or that it names itself; 0 for none."""
+    number = where.rpartition(":")[2]
+    if number.isdigit():
+        return int(number)
+    while where and where not in places:
+        where = LAST_PART.sub("", where) if LAST_PART.search(where) else ""
+    return places.get(where, 0)
 
 
 def _values(visit: PageVisit, name: str) -> Mapping[str, object]:

@@ -202,7 +202,7 @@ class Site:
 
 def _signed_in(session: Session, scope: Scope) -> bool:
     """Whether somebody has shown a key or the admin token."""
-    return bool(cookie_in(scope)) and session.who != "nobody"
+    return bool(cookie_in(scope)) and session.who in ("caller", "operator")
 
 
 def _route(method: str, path: str) -> tuple[Handler, dict[str, str]]:

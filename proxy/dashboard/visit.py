@@ -30,12 +30,16 @@ PATH = "/weir/ui"
 HOURS = 12
 LIFETIME = HOURS * 3600.0
 MAX_COOKIE_LEN = 1_024
-Who = Literal["nobody", "caller", "operator"]
+Who = Literal["nobody", "guest", "caller", "operator"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One visitor: ``nobody`` before signing in, a ``caller`` with its own conversations, or the ``operator``."""
+    """One visitor.
+
+    ``nobody`` before signing in, a ``guest`` who sends no key where none is needed, a ``caller`` with a key, or the
+    ``operator``. A guest's cookie proves nothing: a name that leads here is given one too (DNS rebinding).
+    """
 
     who: Who
     tenant: str = ""
@@ -72,13 +76,13 @@ class Sessions:
         is_ours = hmac.compare_digest(signature.encode(), self._sign(body, session.who).encode())
         if not is_ours or session.until < self.runtime.planner.clock():
             return None
-        if session.who == "caller" and self.caller(session) is None:
+        if session.who in ("guest", "caller") and self.caller(session) is None:
             return None
         return session
 
     def caller(self, session: Session) -> Caller | None:
         """The owner of the key that a session was opened with."""
-        return self.runtime.keyring.again(session.tenant) if session.who == "caller" else None
+        return self.runtime.keyring.again(session.tenant) if session.who in ("guest", "caller") else None
 
     def cookie(self, session: Session, scope: Mapping[str, Any]) -> bytes:
         """The header that has a browser keep a session."""
@@ -92,7 +96,7 @@ class Sessions:
         """The session of who has not signed in: where no key is needed, that of who sends none."""
         now = self.runtime.planner.clock()
         try:
-            return Session.begun("caller", now=now, tenant=self.runtime.keyring.identify({}).tenant)
+            return Session.begun("guest", now=now, tenant=self.runtime.keyring.identify({}).tenant)
         except InvalidAPIKey:
             return Session.begun("nobody", now=now)
 

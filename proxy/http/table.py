@@ -25,7 +25,7 @@ from policies.quality.health import KEPT
 from proxy.access.admission import credentials_in, presented, refuse_foreign_pages, same_secret
 from proxy.access.destination import Caller
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
-from proxy.http import archive, conversations, keys, policies, reports, series
+from proxy.http import archive, conversations, keys, policies, reports
 from proxy.http import inspect as inspect_
 from proxy.http.request import (
     MAX_BODY,
@@ -131,8 +131,8 @@ ROUTES = (
     _R("GET", "search", archive.search, Page[archive.Found], ("q", "conversation", *_LIST), rows=20, asker="caller"),
     _R("GET", "health", reports.health, reports.OpenAlerts, _LIST),
     _R("GET", "usage", reports.usage, reports.Usage, ("since", "by", *_LIST)),
-    _R("GET", "series", series.series, series.MetricSeries, ("metric", "step", "since")),
-    _R("GET", "live", series.live, kind="events"),
+    _R("GET", "series", reports.series, reports.MetricSeries, ("metric", "step", "since")),
+    _R("GET", "live", reports.live, kind="events"),
     _R("GET", "keys", keys.listing, Page[keys.Key], _LIST, asker="operator"),
     _R("POST", "keys", keys.create, keys.MadeKey, takes=keys.NewKey, statuses=(201,), asker="operator"),
     _R("POST", "keys/{key}/rotate", keys.rotate, keys.MadeKey, statuses=(201,), asker="operator"),
@@ -179,8 +179,8 @@ PARAMETERS: Mapping[str, tuple[Schema, str]] = MappingProxyType(
         "policy": ({"type": "string", "maxLength": 256}, "Only conversations whose newest request had this policy."),
         "zone": ({"type": "string", "enum": list(conversations.ZONES)}, "Only conversations in this zone."),
         "key": ({"type": "string", "maxLength": 256}, "Only conversations of this key, by its name or tenant."),
-        "metric": ({"type": "string", "enum": list(series.METRICS)}, "What to tell."),
-        "step": ({"type": "string", "enum": list(series.STEPS), "default": "1h"}, "How long each step is."),
+        "metric": ({"type": "string", "enum": list(reports.METRICS)}, "What to tell."),
+        "step": ({"type": "string", "enum": list(reports.STEPS), "default": "1h"}, "How long each step is."),
         "type": ({"type": "string", "enum": [str(each) for each in AuditType]}, "Only this kind of row."),
         "q": ({"type": "string", "minLength": 1, "maxLength": 1000}, "The words to search for."),
         "conversation": ({"type": "string", "maxLength": 256}, "Only what was removed from this conversation."),
