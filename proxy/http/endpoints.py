@@ -478,12 +478,13 @@ class HealthRoutes:
         known = self._reachable.get(base)
         if known is not None and known[0] > time.monotonic():
             return known[1]
-        up = await _connects(base)
+        up = await connects(base)
         self._reachable[base] = (time.monotonic() + GOOD_FOR, up)
         return up
 
 
-async def _connects(base: str) -> bool:
+async def connects(base: str) -> bool:
+    """Whether somebody listens there."""
     parts = urlsplit(base)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
