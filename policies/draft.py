@@ -328,6 +328,13 @@ def replay(transcript: Transcript, known: ConversationState, protection: Protect
     return draft
 
 
+def standing(transcript: Transcript, known: ConversationState) -> Draft:
+    """The client's array as the conversation's known edits leave it, with nothing new."""
+    messages = transcript.messages
+    counted = replace(transcript, occurrences=count_occurrences(messages))
+    return replay(counted, known, protect(messages, units(messages, transcript.head), known.pins))
+
+
 def _replayed(transcript: Transcript, known: ConversationState, protection: Protection, *, cut: Cut | None) -> Draft:
     draft = _with_cut(transcript, cut)
     return _without_tools(_with_edits(draft, known.edits, protection), known) if known.edits else draft

@@ -60,6 +60,7 @@ from policies.tokens import TokenCounter
 from policies.turns import parse_turn_boundaries, protect, units
 
 MAX_NAMED = 5
+CLEARING_RESULTS = frozenset({"evict", "prune"})
 
 
 class Action(StrEnum):
@@ -142,6 +143,8 @@ def plan(
     bucket, InvalidConversation if a layer made an array that an upstream would reject.
     """
     limits = limits or limits_for(settings, budget)
+    if edits is not None and edits.native:
+        settings, edits = _beside_provider(settings, edits, budget.estimate(limits.trigger)), None
     known = known.at(len(transcript.chain)) if known.triggered or known.checkpoint is not None else known
     if settings.memory.is_declared:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
@@ -261,6 +264,16 @@ def _candidates(seen: PressureReport, transcript: Transcript, draft: Draft | Non
             "largest": ", ".join(f"{i}: {m.ref} {m.tokens}" for i, m in largest),
         },
     )
+
+
+def _beside_provider(settings: ContextSettings, edits: ClientEdits, trigger: int) -> ContextSettings:
+    """The policy without what the provider itself does for this client before Weir would, at ``trigger`` tokens."""
+    if edits.compact_at is not None and edits.compact_at <= trigger:
+        settings = replace(settings, compaction="off")
+    if edits.results_over is not None or (edits.results_at is not None and edits.results_at <= trigger):
+        layers = tuple(layer for layer in settings.layers if layer.strategy not in CLEARING_RESULTS)
+        settings = replace(settings, layers=layers)
+    return settings
 
 
 def _is_wanted(settings: ContextSettings, known: ConversationState) -> bool:

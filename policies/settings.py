@@ -370,6 +370,7 @@ class ClientEdits:
         exclude: tools whose results stay.
         thinking: newest steps of earlier turns whose thinking stays; None for all.
         compact_at: size of a request above which its history is summarised; None never.
+        native: whether the upstream does it itself, so that Weir leaves to it what comes first there.
     """
 
     results_at: int | None = None
@@ -379,6 +380,7 @@ class ClientEdits:
     exclude: frozenset[str] = frozenset()
     thinking: int | None = None
     compact_at: int | None = None
+    native: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from proxy.custom.functions import Hooks, Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, NotFound, UpgradeRequired
 from proxy.http.endpoints import Api, HealthRoutes
-from proxy.http.request import counted, respond_error
+from proxy.http.request import counted, respond, respond_error
 from proxy.http.table import Management
 from proxy.models.facts import Fetch, ModelRegistry, Probe
 from proxy.models.limits import LearnedLimits, ModelLimitsResolver
@@ -193,6 +193,9 @@ class _Nothing:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         del receive
+        if scope["method"] == "HEAD" and scope["path"] == "/":  # Claude Code asks so whether anybody is there
+            await respond(send, b"")
+            return
         await respond_error(
             send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1, Weir's own under /weir.")
         )

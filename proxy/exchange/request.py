@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from policies import ContextSettings, Mode
+from policies import ClientEdits, ContextSettings, Mode
 from proxy.access.destination import Caller, Destination
+from proxy.config.values import UpstreamSettings
 from proxy.effects.allowance import Patience
 from proxy.errors import InvalidRequest
-from proxy.exchange.replies import Replies, summarizer_input
+from proxy.exchange.replies import Replies, provider_of, summarizer_input
 from proxy.models.facts import binds_reasoning
 from proxy.planning.values import PlanRequest
 from proxy.runtime import Runtime
@@ -24,7 +25,7 @@ from proxy.wire.client import (
     name_from,
     wants_no_editing,
 )
-from proxy.wire.codec import ClientRequest, without_field
+from proxy.wire.codec import CHAT, ClientRequest, without_field
 from proxy.wire.counting import TextCounter
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -86,11 +87,7 @@ def request_for(
         return Request(chat=chat, destination=destination)
     if (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
         settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
-    edits = client_edits(chat.fields)
-    if edits is not None and destination.upstream.kind == "openai" and not settings.observes:
-        chat = without_field(chat, EDITS)
-    else:  # litellm translates it for a provider that may do it itself
-        edits = None
+    chat, edits = _client_edits(chat, destination.upstream, observes=settings.observes)
     counter = _counter(runtime, settings, chat.model)
     pruned, patience = set[str](), Patience(settings.summaries.wait)
     said = [header for header in headers if header[0].startswith(b"anthropic-")] or chat.codec.headers
@@ -124,6 +121,23 @@ def request_for(
         id=request_id,
     )
     return Request(chat=chat, destination=destination, asked=asked, replies=replies)
+
+
+def _client_edits(
+    chat: ClientRequest, upstream: UpstreamSettings, *, observes: bool
+) -> tuple[ClientRequest, ClientEdits | None]:
+    """What the client asks to have taken out, and the request without that where it is Weir that does it."""
+    edits = client_edits(chat.fields)
+    if edits is None or observes:
+        return chat, None
+    if provider_of(upstream) in chat.codec.providers:
+        return chat, replace(edits, native=True)
+    nothing = (
+        edits == ClientEdits() and chat.codec is not CHAT
+    )  # Claude Code asks on every request to keep all thinking
+    if nothing or upstream.kind != "openai":  # litellm translates it for a provider that may do it itself
+        return chat, None
+    return without_field(chat, EDITS), edits
 
 
 def _counter(runtime: Runtime, settings: ContextSettings, model: str) -> TextCounter:

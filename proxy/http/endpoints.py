@@ -35,6 +35,7 @@ from proxy.access.destination import (
 )
 from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
+from proxy.exchange.count import CountHandler
 from proxy.exchange.progress import CLIENT_CLOSED
 from proxy.exchange.replies import address_of, provider_of
 from proxy.exchange.run import ExchangeHandler
@@ -391,7 +392,8 @@ class Api:
 
     async def managed(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route) -> None:
         """Answer a request of a conversation."""
-        await ExchangeHandler(self._runtime, scope, receive, send, route).run()
+        handler = CountHandler if route.kind == "counted" else ExchangeHandler
+        await handler(self._runtime, scope, receive, send, route).run()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -404,7 +406,7 @@ class Api:
         if route is None:
             await respond_error(send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1."))
             return
-        if route.kind == "managed":
+        if route.kind in ("managed", "counted"):
             await self.managed(scope, receive, send, route)
             return
 

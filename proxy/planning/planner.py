@@ -29,6 +29,7 @@ from policies import (
     Summarize,
     TokenBudget,
     plan,
+    standing,
     trim,
 )
 from policies.effects import BEFORE_MODEL, Compare, Save, StateSaved, Together
@@ -132,6 +133,28 @@ class Planner:
         except Exception:
             log.exception("planning failed; the request goes on without it")
             return None
+
+    async def replayed(self, asked: PlanRequest) -> tuple[bytes, int]:
+        """The request with the edits that are known of its conversation and no others, and its calibrated tokens.
+
+        Nothing is stored, and no model is asked. Raises StoreError.
+        """
+        request, settings, budget = asked.request, asked.settings, (await asked.limits()).budget
+        read = await self.transcripts.read(
+            request,
+            tenant=asked.tenant,
+            model=request.model,
+            counter=asked.counter,
+            image_tokens=settings.image_tokens,
+        )
+        transcript = read.transcript
+        match = await self.conversations.find(asked.tenant, transcript.chain, transcript.messages)
+        known = ConversationState() if match is None or settings.observes else match.thread.known_at(match.length)
+        draft = standing(transcript, known)
+        same = not read.marked and not draft.changed
+        raws = None if same else render(draft.pieces, request.messages or (), read.marked, codec=request.codec)
+        pruned = tuple(definition.name for definition in draft.pruned)
+        return rewritten(request, messages=raws, pruned=pruned), budget.estimate(draft.tokens)
 
     async def first(self, asked: PlanRequest, recognized: Recognized | None) -> Plan:
         """The plan of a request as it came.

@@ -90,6 +90,7 @@ class MessagesCodec(Codec):
     name = "messages"
     path = "/messages"
     array = "messages"
+    providers = frozenset({"anthropic"})
     system = "system"
     limits = ("max_tokens",)
     tool_fields = ("tools",)

@@ -43,6 +43,7 @@ class Codec:
 
     Attributes:
         name: the endpoint's, ``path`` what is put after an upstream's base URL.
+        providers: those that carry out ``context_management`` themselves.
         array: the field that holds the history, ``system`` one that holds a system prompt beside it.
         limits: fields for the length of the answer, the one that counts first.
         tool_fields: fields with definitions of tools.
@@ -55,6 +56,7 @@ class Codec:
     name = "chat"
     path = "/chat/completions"
     array = "messages"
+    providers: frozenset[str] = frozenset()
     system: str | None = None
     limits: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
     tool_fields: tuple[str, ...] = ("tools", "functions")

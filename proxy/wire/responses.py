@@ -73,6 +73,7 @@ class ResponsesCodec(Codec):
     name = "responses"
     path = "/responses"
     array = "input"
+    providers = frozenset({"openai", "azure.ai.openai", "azure.ai.inference"})
     system = "instructions"
     limits = ("max_output_tokens",)
     tool_fields = ("tools",)
