@@ -448,12 +448,16 @@ def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
     if len(said) == 1 and not isinstance(said[0], TurnPart):
         return [said[0], *systems]
     blocks = [block for raw in said for block in _raw_blocks(raw)]
-    results = [block for block in blocks if _kind_of(block) == "tool_result"]
-    others = [block for block in blocks if _kind_of(block) != "tool_result"]
+    results, others = blocks, []
+    if len(blocks) > 1:
+        is_result = [_kind_of(block) == "tool_result" for block in blocks]
+        results = [block for block, first in zip(blocks, is_result, strict=True) if first]
+        others = [block for block, first in zip(blocks, is_result, strict=True) if not first]
     content = array_of([*results, *others]) if blocks else write_value(GONE)
     client = [raw.whole if isinstance(raw, TurnPart) else bytes(raw) for raw in said]
     first = next(filter(None, client), _message("user", b'""'))
-    return [replace_fields(first, split_object(first), {"content": content}), *systems]
+    fields = {name: bytes(raw) for name, raw in split_object(first).items()} | {"content": content}
+    return [b"{" + b",".join(write_value(name) + b":" + raw for name, raw in fields.items()) + b"}", *systems]
 
 
 def _is_as_it_came(segments: Sequence[Raw], places: Mapping[int, int]) -> bool:
