@@ -28,7 +28,8 @@ QUICK_START = re.compile(r"<!-- quick start: ([\w -]+) -->\n```(\w+)\n(.*?)```",
 class Client:
     """A program on an endpoint, run in one way.
 
-    ``start`` is the quick start in docs/clients.md. ``python`` or ``npm`` names what is installed.
+    ``start`` is the quick start in docs/clients.md. ``python`` or ``npm`` names what is installed. A library is run by
+    a ``driver``; a ``program`` of npm's is run with ``ask`` before a prompt, with ``again`` to go on.
     """
 
     name: str
@@ -38,6 +39,9 @@ class Client:
     python: str = ""
     npm: str = ""
     driver: str = ""
+    program: str = ""
+    ask: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
     steps: int = 30
     window: int = 8_192
     streams: bool = False
@@ -121,7 +125,7 @@ class Place:
             return [str(self.installed / "bin" / "python"), self.client.driver, *self.client.arguments]
         if self.client.driver:
             return ["node", self.client.driver, *self.client.arguments]
-        return [str(self.installed / "node_modules" / ".bin" / self.client.npm), *prompt]
+        return [str(self.installed / "node_modules" / self.client.program), *prompt]
 
     async def run(self, *prompt: str, timeout: float = 200) -> str:
         """What it printed; AssertionError where it failed."""
@@ -172,7 +176,7 @@ async def before(client: Client, folder: Path, script: Script, *, window: int) -
     """The client's place, with a Weir that takes the window to be ``window`` tokens."""
     async with scripted(script) as upstream:
         store = f"sqlite+aiosqlite:///{folder / 'weir.db'}"
-        arguments = ["--upstream", upstream, "--window", str(window), "--store", store]
+        arguments = ["--upstream", upstream, "--window", str(window), "--store", store, "--summarizer", "same"]
         async with WeirProcess(arguments, free_port()) as weir:
             yield Setting(Place(folder / "home", weir.root, client), script, weir)
 

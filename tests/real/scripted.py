@@ -21,6 +21,9 @@ HELLO = "Hello from the model, in a few words."
 TASK = "Run all steps, one after the other. The code word is PLUM-77. [[run]]"
 STEP = re.compile(r"\[\[(?:step (\d+)b?|run|say)\]\]")
 SECOND = "1b"
+SIDE = re.compile(r"\A\s*(?:Now stop and take notes|Write (?:the working )?notes)|TEXT ONLY")
+"""What a request ends with that asks for notes on it: Weir's question behind the client's history, and Claude Code's."""
+NOTES = "The user has all steps run, one after the other; the code word is PLUM-77. " * 8
 
 Json = dict[str, Any]
 
@@ -45,7 +48,7 @@ class TooLong(Refused):
 class Turn:
     """What the model does next: calls of a tool with these arguments, or a text."""
 
-    thought: str
+    thought: str = ""
     text: str = ""
     calls: Sequence[tuple[str, Json]] = ()
 
@@ -102,10 +105,10 @@ class Script:
         """The next turn after texts and results in their order; ``tools`` are what may be called."""
         found = _argument(tools)
         if not called or found is None:
-            return Turn(thought="", text=HELLO)
+            return Turn(text=HELLO)
         marks = [match for text in said for match in STEP.finditer(text)]
         if not marks:
-            return Turn(thought="", text=HELLO)
+            return Turn(text=HELLO)
         if marks[-1][0] == "[[say]]":
             return Turn(thought="A word is enough.", text=HELLO)
         newest = int(marks[-1][1] or 0)
@@ -154,13 +157,12 @@ def by_schema(schema: Any) -> Any:
         return schema["enum"][0]
     kind = schema.get("type")
     kind = kind[0] if isinstance(kind, list) else kind
+    fixed = {"integer": 1, "number": 1, "boolean": True, "null": None}
     if kind == "object":
         return {name: by_schema(each) for name, each in schema.get("properties", {}).items()}
     if kind == "array":
         return [by_schema(schema.get("items"))]
-    return {"integer": 1, "number": 1, "boolean": True, "null": None}.get(
-        str(kind), "The user has all steps run; the code word is PLUM-77."
-    )
+    return fixed.get(str(kind), "The user has all steps run; the code word is PLUM-77.")
 
 
 Grammar = Callable[[Asked], Awaitable[tuple[int, Json | list[bytes]]]]

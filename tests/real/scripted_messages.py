@@ -6,10 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.real.scripted import Asked, Json, Refused, Script, TooLong, Turn, by_schema, event, pieces_of, tokens_of
+from tests.real.scripted import (
+    NOTES,
+    SIDE,
+    Asked,
+    Json,
+    Refused,
+    Script,
+    TooLong,
+    Turn,
+    by_schema,
+    event,
+    pieces_of,
+    tokens_of,
+)
 
 THINKING = ("thinking", "redacted_thinking")
-ONLY_TEXT = "TEXT ONLY"
 KEYS = {
     "text": {"type", "text", "cache_control", "citations"},
     "tool_use": {"type", "id", "name", "input", "cache_control", "caller"},
@@ -40,8 +52,8 @@ class Messages:
             self._judge(body, messages)
             tools = [tool for tool in body.get("tools") or () if isinstance(tool, dict)]
             choice = (body.get("tool_choice") or {}).get("type")
-            last = "\n".join(_texts(messages[-1:]))
-            asked.main = bool(tools) and choice != "none" and ONLY_TEXT not in last
+            said = _texts(messages)
+            asked.main = bool(tools) and choice != "none" and SIDE.search(said[-1]) is None
             asked.tokens = _size(body, messages)
             if asked.tokens > self.script.window:
                 raise TooLong(
@@ -50,12 +62,11 @@ class Messages:
                 )
         except Refused as refused:
             return self._refuse(asked, refused)
-        turn = self.script.turn(_texts(messages), tools, called=asked.main)
+        turn = self.script.turn(said, tools, called=asked.main)
         asked.step = self.script.done
         if not asked.main:
             schema = ((body.get("output_config") or {}).get("format") or {}).get("schema")
-            notes = "The user has all steps run; the code word is PLUM-77. " * 8
-            turn = Turn(thought="", text=json.dumps(by_schema(schema)) if schema else notes)
+            turn = Turn(text=json.dumps(by_schema(schema)) if schema else NOTES)
         answer = self._made(asked, body, turn)
         return 200, _stream(answer) if body.get("stream") else answer
 

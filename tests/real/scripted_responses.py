@@ -8,7 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.real.scripted import Asked, Json, Refused, Script, TooLong, Turn, by_schema, event, pieces_of, tokens_of
+from tests.real.scripted import (
+    NOTES,
+    SIDE,
+    Asked,
+    Json,
+    Refused,
+    Script,
+    TooLong,
+    Turn,
+    by_schema,
+    event,
+    pieces_of,
+    tokens_of,
+)
 
 PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
 CALLS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
@@ -53,7 +66,8 @@ class Responses:
             history = self._history(body)
             self._judge(history, stored=body.get("store") is not False)
             tools = [tool for tool in body.get("tools") or () if isinstance(tool, dict)]
-            asked.main = bool(tools) and body.get("tool_choice") != "none"
+            said = _texts(history)
+            asked.main = bool(tools) and body.get("tool_choice") != "none" and SIDE.search(said[-1]) is None
             asked.tokens = tokens_of([body.get("instructions"), tools, history, body.get("text")])
             if asked.tokens > self.script.window:
                 raise TooLong(
@@ -63,12 +77,11 @@ class Responses:
                 )
         except Refused as refused:
             return self._refuse(asked, refused)
-        turn = self.script.turn(_texts(history), tools, called=asked.main)
+        turn = self.script.turn(said, tools, called=asked.main)
         asked.step = self.script.done
         schema = (body.get("text") or {}).get("format") or {}
         if not asked.main:
-            text = json.dumps(by_schema(schema["schema"])) if schema.get("type") == "json_schema" else turn.text
-            turn = Turn(thought="", text=text if schema else "The user has all steps run; the code word is PLUM-77. " * 8)
+            turn = Turn(text=json.dumps(by_schema(schema["schema"])) if "schema" in schema else NOTES)
         answer = self._made(asked, turn, history)
         return 200, _stream(answer) if body.get("stream") else answer
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.real.clients import Client, Setting, before, reported
 from tests.real.environments import Unavailable
-from tests.real.scripted import DONE, HELLO, Script
+from tests.real.scripted import DONE, HELLO, TASK, Script
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -40,11 +40,31 @@ SDKS = [
 ]
 
 
+AGENTS = [
+    Client(
+        "Codex", "responses", "codex", npm="codex", program=".bin/codex", steps=70, window=32_768, streams=True,
+        ask=("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+        again=("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "resume", "--last"),
+    ),
+    Client(
+        "Claude Code", "messages", "claude-code", npm="claude-code", program="@anthropic-ai/claude-code-linux-x64/claude",
+        steps=70, window=49_152, streams=True,
+        ask=("--allowedTools", "Bash", "-p"),
+        again=("--allowedTools", "Bash", "-c", "-p"),
+    ),
+]
+
 async def drive(setting: Setting) -> dict:
-    return reported(await setting.place.run())
+    client, place = setting.place.client, setting.place
+    if client.driver:
+        return reported(await place.run())
+    greeting = await place.run(*client.ask, "Say hello. [[say]]")
+    said = await place.run(*client.ask, TASK, timeout=500)
+    again = await place.run(*client.again, "And now say hello once more. [[say]]")
+    return {"greeting": greeting.strip(), "said": said.strip(), "again": again.strip()}
 
 
-@pytest.mark.parametrize("client", SDKS, ids=lambda c: f"{c.name}-{'-'.join(c.arguments)}")
+@pytest.mark.parametrize("client", [*SDKS, *AGENTS], ids=lambda c: f"{c.name}-{'-'.join(c.arguments)}")
 async def test_loop(client: Client, tmp_path: Path) -> None:
     script = Script(window=client.window, steps=client.steps)
     try:
@@ -56,7 +76,8 @@ async def test_loop(client: Client, tmp_path: Path) -> None:
                 restart.cancel()
                 for a in script.asked[-3:]:
                     print(a.path, a.status, a.tokens, a.overflow, a.refused, a.step, len(a.elements))
-                print(setting.weir.log[-5:])
+                for a in script.asked:
+                    if not a.main: print("SIDE", a.path, a.status, a.tokens, list(a.body), a.body.get("tool_choice"), str(a.elements[-1])[-300:])
                 print("refused", script.refused, "overflows", script.overflowed, "asked", len(script.asked), "main", len(script.main))
         print(told)
         assert (told["greeting"], told["said"], told["again"]) == (HELLO, DONE, HELLO)
