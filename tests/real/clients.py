@@ -6,15 +6,16 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.functional.harness import ROOT, WeirProcess, free_port
+from tests.real.drivers.common import AGAIN, GREETING, TASK
 from tests.real.environments import HERE, environment, packages
-from tests.real.scripted import Asked, Script, scripted
+from tests.real.scripted import Script
 
 DRIVERS = HERE / "drivers"
 DOCS = ROOT / "docs" / "clients.md"
@@ -49,7 +50,7 @@ class Client:
     @property
     def id(self) -> str:
         """What a test calls it."""
-        return "-".join((self.start, *self.arguments))
+        return " ".join((self.name, *self.arguments))
 
 
 def quick_start(name: str) -> tuple[Mapping[str, str], str]:
@@ -150,13 +151,12 @@ class Place:
 
 @dataclass(slots=True)
 class Setting:
-    """A client in front of Weir in front of the scripted model."""
+    """A client in front of Weir in front of a model."""
 
     place: Place
     script: Script
     weir: WeirProcess
     restarts: int = 0
-    before: list[Asked] = field(default_factory=list)
 
     async def restart_at(self, step: int) -> None:
         """Stop Weir and start it again while step ``step`` runs."""
@@ -165,23 +165,32 @@ class Setting:
         while not (self.place.work / "paused").exists():
             await asyncio.sleep(0.05)
         await self.weir.stop()
-        self.before = self.script.main
         await self.weir.start()
         self.restarts += 1
         pause.unlink()
 
+    async def drive(self) -> dict[str, Any]:
+        """What the client was told: a greeting, the end of the loop, and a word after it."""
+        client, place = self.place.client, self.place
+        if client.driver:
+            found: dict[str, Any] = json.loads((await place.run()).strip().splitlines()[-1])
+            return found
+        greeting = await place.run(*client.ask, GREETING)
+        said = await place.run(*client.ask, TASK, timeout=500)
+        again = await place.run(*client.again, AGAIN)
+        return {"greeting": greeting.strip(), "said": said.strip(), "again": again.strip()}
+
+
+Model = Callable[[Script, str], AbstractAsyncContextManager[str]]
+
 
 @asynccontextmanager
-async def before(client: Client, folder: Path, script: Script, *, window: int) -> AsyncIterator[Setting]:
-    """The client's place, with a Weir that takes the window to be ``window`` tokens."""
-    async with scripted(script) as upstream:
+async def through_weir(
+    client: Client, folder: Path, model: Model, script: Script, *, window: int
+) -> AsyncIterator[Setting]:
+    """The client before a Weir that takes the model's window to be ``window`` tokens."""
+    async with model(script, client.endpoint) as upstream:
         store = f"sqlite+aiosqlite:///{folder / 'weir.db'}"
         arguments = ["--upstream", upstream, "--window", str(window), "--store", store, "--summarizer", "same"]
         async with WeirProcess(arguments, free_port()) as weir:
             yield Setting(Place(folder / "home", weir.root, client), script, weir)
-
-
-def reported(printed: str) -> dict[str, Any]:
-    """What a driver reports in the last line."""
-    found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
-    return found

@@ -15,12 +15,11 @@ from typing import Any
 
 from proxy.server import serve
 from tests.functional.harness import COUNTER
+from tests.real.drivers.step import SECOND
 
 DONE = "All steps are done. The code word was PLUM-77."
 HELLO = "Hello from the model, in a few words."
-TASK = "Run all steps, one after the other. The code word is PLUM-77. [[run]]"
 STEP = re.compile(r"\[\[(?:step (\d+)b?|run|say)\]\]")
-SECOND = "1b"
 SIDE = re.compile(r"\A\s*(?:Now stop and take notes|Write (?:the working )?notes)|TEXT ONLY")
 """What a request ends with that asks for notes on it: Weir's question behind the client's history, and Claude Code's."""
 NOTES = "The user has all steps run, one after the other; the code word is PLUM-77. " * 8
@@ -208,8 +207,8 @@ class Upstream:
 
 
 @asynccontextmanager
-async def scripted(script: Script) -> AsyncIterator[str]:
-    """A server of the script's on both endpoints; gives its base URL."""
+async def scripted(script: Script, endpoint: str) -> AsyncIterator[str]:
+    """A server of the script's; gives its base URL. ``endpoint`` is for the likes of it: this one serves both."""
     from tests.real.scripted_messages import Messages
     from tests.real.scripted_responses import Responses
 

@@ -161,7 +161,9 @@ class Responses:
         if item.get("content"):
             raise Refused(f"Invalid 'input[{n}].content': array too long.")
         if not rest or rest[0].get("type", "message") not in ("message", *CALLS) or rest[0].get("role") == "user":
-            raise Refused(f"Item '{item.get('id')}' of type 'reasoning' was provided without its required following item.")
+            raise Refused(
+                f"Item '{item.get('id')}' of type 'reasoning' was provided without its required following item."
+            )
         if (given := item.get("encrypted_content")) is not None:
             if self.sealed.get(str(given)) != item.get("id", self.sealed.get(str(given))):
                 raise Refused("The encrypted content could not be verified.", code="invalid_encrypted_content")
@@ -225,7 +227,9 @@ def _judge_message(n: int, item: Json) -> None:
 
 
 def _response(body: Json) -> Json:
-    asked = {name: body.get(name) for name in ("instructions", "metadata", "previous_response_id", "temperature", "top_p")}
+    asked = {
+        name: body.get(name) for name in ("instructions", "metadata", "previous_response_id", "temperature", "top_p")
+    }
     return {
         **asked,
         "id": f"resp_{secrets.token_hex(12)}",

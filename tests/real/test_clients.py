@@ -1,89 +1,137 @@
-"""The real clients of Responses and Messages through Weir, before a model with a small window and strict rules."""
+"""The real clients of Responses and Messages through Weir, before models with a small window and strict rules."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 
-from tests.real.clients import Client, Setting, before, reported
+from tests.functional.harness import COUNTER
+from tests.profile import soak
+from tests.real.clients import Client, Model, Setting, through_weir
+from tests.real.drivers import step
 from tests.real.environments import Unavailable
-from tests.real.scripted import DONE, HELLO, TASK, Script
+from tests.real.scripted import DONE, HELLO, Script, scripted
+from tests.real.simulated import simulated
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
-
-OPENAI, ANTHROPIC = "openai", "anthropic"
-SDKS = [
-    *(
-        Client("openai (PyPI)", "responses", "openai", (how,), python="openai", driver="openai_responses.py", streams=how == "stream")
-        for how in ("whole", "stream", "async")
-    ),
-    *(
-        Client("anthropic (PyPI)", "messages", "anthropic", (how,), python="anthropic", driver="anthropic_messages.py", streams=how == "stream")
-        for how in ("whole", "stream", "async", "runner")
-    ),
-    *(
-        Client("openai-agents", "responses", "openai-agents", (how,), python="openai-agents", driver="openai_agents.py", streams=how == "stream")
-        for how in ("session", "sealed", "stream", "chain")
-    ),
-    *(
-        Client("pydantic-ai", endpoint, start, (endpoint, *how), python="pydantic-ai", driver="pydantic_ai_agent.py", streams=bool(how))
-        for endpoint, start in (("responses", "openai"), ("messages", "anthropic")) for how in ((), ("stream",))
-    ),
-    *(
-        Client("langchain-anthropic", "messages", "anthropic", (how,), python="langchain-anthropic", driver="langchain_messages.py", streams=how == "stream")
-        for how in ("whole", "stream")
-    ),
-    *(
-        Client("ai", endpoint, "ai-sdk", (kind, *how), npm="ai-sdk", driver="ai_sdk.mjs", streams=bool(how))
-        for endpoint, kind in (("responses", "responses"), ("responses", "sealed"), ("messages", "messages")) for how in ((), ("stream",))
-    ),
-]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 
+def sdk(name: str, endpoint: str, start: str, installed: str, driver: str, *ways: str) -> list[Client]:
+    """A library, used in these ways; ``arguments`` of its driver are the words of a way."""
+    return [
+        Client(
+            name,
+            endpoint,
+            start,
+            tuple(way.split()),
+            driver=driver,
+            streams="stream" in way,
+            **{"npm" if driver.endswith(".mjs") else "python": installed},
+        )
+        for way in ways
+    ]
+
+
+CODEX = ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+CLAUDE = ("--allowedTools", "Bash", "-p")
 AGENTS = [
     Client(
-        "Codex", "responses", "codex", npm="codex", program=".bin/codex", steps=70, window=32_768, streams=True,
-        ask=("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
-        again=("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "resume", "--last"),
+        "Codex",
+        "responses",
+        "codex",
+        npm="codex",
+        program=".bin/codex",
+        ask=CODEX,
+        again=(*CODEX, "resume", "--last"),
+        steps=70,
+        window=32_768,
+        streams=True,
     ),
     Client(
-        "Claude Code", "messages", "claude-code", npm="claude-code", program="@anthropic-ai/claude-code-linux-x64/claude",
-        steps=70, window=49_152, streams=True,
-        ask=("--allowedTools", "Bash", "-p"),
-        again=("--allowedTools", "Bash", "-c", "-p"),
+        "Claude Code",
+        "messages",
+        "claude-code",
+        npm="claude-code",
+        program="@anthropic-ai/claude-code-linux-x64/claude",
+        ask=CLAUDE,
+        again=("-c", *CLAUDE),
+        steps=70,
+        window=49_152,
+        streams=True,
     ),
 ]
+CLIENTS = [
+    *sdk("openai", "responses", "openai", "openai", "openai_responses.py", "stream", "whole", "async"),
+    *sdk("anthropic", "messages", "anthropic", "anthropic", "anthropic_messages.py", "stream", "whole", "async"),
+    *sdk("anthropic", "messages", "anthropic", "anthropic", "anthropic_messages.py", "runner"),
+    *sdk("openai-agents", "responses", "openai-agents", "openai-agents", "openai_agents.py", "session", "sealed"),
+    *sdk("openai-agents", "responses", "openai-agents", "openai-agents", "openai_agents.py", "stream", "chain"),
+    *sdk("pydantic-ai", "responses", "openai", "pydantic-ai", "pydantic_ai_agent.py", "responses", "responses stream"),
+    *sdk("pydantic-ai", "messages", "anthropic", "pydantic-ai", "pydantic_ai_agent.py", "messages", "messages stream"),
+    *sdk("langchain-anthropic", "messages", "anthropic", "langchain-anthropic", "langchain_messages.py", "whole"),
+    *sdk("langchain-anthropic", "messages", "anthropic", "langchain-anthropic", "langchain_messages.py", "stream"),
+    *sdk("ai", "responses", "ai-sdk", "ai-sdk", "ai_sdk.mjs", "responses", "responses stream", "sealed"),
+    *sdk("ai", "responses", "ai-sdk", "ai-sdk", "ai_sdk.mjs", "sealed stream"),
+    *sdk("ai", "messages", "ai-sdk", "ai-sdk", "ai_sdk.mjs", "messages", "messages stream"),
+    *AGENTS,
+]
+IN_EVERY_RUN = ("openai stream", "anthropic stream")
+HELD_BY_THE_PROVIDER = ("anthropic runner", "openai-agents chain")
+"""Who sends only what is new: Weir relays it."""
 
-async def drive(setting: Setting) -> dict:
-    client, place = setting.place.client, setting.place
-    if client.driver:
-        return reported(await place.run())
-    greeting = await place.run(*client.ask, "Say hello. [[say]]")
-    said = await place.run(*client.ask, TASK, timeout=500)
-    again = await place.run(*client.again, "And now say hello once more. [[say]]")
-    return {"greeting": greeting.strip(), "said": said.strip(), "again": again.strip()}
+
+def among(clients: list[Client], *quick: str) -> list[object]:
+    """Clients as parameters; those not ``quick`` only where there is time."""
+    return [pytest.param(each, id=each.id, marks=() if each.id in quick else soak) for each in clients]
 
 
-@pytest.mark.parametrize("client", [*SDKS, *AGENTS], ids=lambda c: f"{c.name}-{'-'.join(c.arguments)}")
-async def test_loop(client: Client, tmp_path: Path) -> None:
-    script = Script(window=client.window, steps=client.steps)
+@pytest.fixture(params=[pytest.param(scripted, id="scripted"), pytest.param(simulated, id="simulated", marks=soak)])
+def model(request: pytest.FixtureRequest) -> Model:
+    """A model to stand before."""
+    found: Model = request.param
+    return found
+
+
+async def run(client: Client, folder: Path, model: Model, script: Script, *, window: int, restart: bool) -> Setting:
+    """A whole run of a client, with Weir restarted in the middle of its loop."""
     try:
-        async with before(client, tmp_path, script, window=client.window) as setting:
-            restart = asyncio.create_task(setting.restart_at(client.steps // 2))
+        async with through_weir(client, folder, model, script, window=window) as setting:
+            restarting = asyncio.create_task(setting.restart_at(client.steps // 2)) if restart else None
             try:
-                told = await drive(setting)
+                told = await setting.drive()
             finally:
-                restart.cancel()
-                for a in script.asked[-3:]:
-                    print(a.path, a.status, a.tokens, a.overflow, a.refused, a.step, len(a.elements))
-                for a in script.asked:
-                    if not a.main: print("SIDE", a.path, a.status, a.tokens, list(a.body), a.body.get("tool_choice"), str(a.elements[-1])[-300:])
-                print("refused", script.refused, "overflows", script.overflowed, "asked", len(script.asked), "main", len(script.main))
-        print(told)
-        assert (told["greeting"], told["said"], told["again"]) == (HELLO, DONE, HELLO)
-        assert sorted(setting.place.steps) == sorted(["1b", *map(str, range(1, client.steps + 1))])
-        assert script.refused == []
-        assert script.overflowed == 0
-        assert setting.restarts == 1
+                if restarting is not None:
+                    restarting.cancel()
     except Unavailable as reason:
         pytest.skip(str(reason))
+    finally:
+        print(f"{len(script.main)} of {len(script.asked)} answered, {script.overflowed} too long, {script.refused}")
+    assert (told["greeting"], told["said"], told["again"]) == (HELLO, DONE, HELLO)
+    assert sorted(setting.place.steps) == sorted([step.SECOND, *map(str, range(1, client.steps + 1))])
+    assert script.refused == []
+    assert not client.streams or not client.driver or told["deltas"] > client.steps
+    return setting
+
+
+@pytest.mark.requirement("A0.3", "A0.8", "P5", "P9")
+@pytest.mark.parametrize("client", among([c for c in CLIENTS if c.id not in HELD_BY_THE_PROVIDER], *IN_EVERY_RUN))
+async def test_a_client_works_on_past_its_window_and_over_a_restart(
+    client: Client, model: Model, tmp_path: Path
+) -> None:
+    script = Script(window=client.window, steps=client.steps)
+    setting = await run(client, tmp_path, model, script, window=client.window, restart=True)
+    results = sum(COUNTER.count(step.result(str(n))) for n in range(1, client.steps + 1))
+    assert results > client.window
+    assert script.overflowed == 0
+    assert setting.restarts == 1
+
+
+@soak
+@pytest.mark.requirement("A0.3", "P16")
+@pytest.mark.parametrize("client", among(CLIENTS))
+async def test_a_client_does_not_see_that_the_window_is_half_of_what_it_was_said_to_be(
+    client: Client, tmp_path: Path
+) -> None:
+    script = Script(window=client.window, steps=client.steps)
+    await run(client, tmp_path, scripted, script, window=2 * client.window, restart=False)
+    assert script.overflowed > 0

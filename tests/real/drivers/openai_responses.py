@@ -9,7 +9,13 @@ import openai
 from common import AGAIN, DESCRIPTION, GREETING, PARAMETERS, SYSTEM, TASK, report
 from step import run
 
-TOOL: Any = {"type": "function", "name": "run_step", "description": DESCRIPTION, "parameters": PARAMETERS, "strict": False}
+TOOL: Any = {
+    "type": "function",
+    "name": "run_step",
+    "description": DESCRIPTION,
+    "parameters": PARAMETERS,
+    "strict": False,
+}
 SEALED: Any = {"store": False, "include": ["reasoning.encrypted_content"]}
 GIVEN: Any = {"model": "gpt-5", "instructions": SYSTEM, "tools": [TOOL], "max_output_tokens": 512}
 KINDS = {"whole": SEALED, "stream": SEALED, "async": {}}
@@ -19,7 +25,11 @@ def outputs(response: Any) -> list[Any]:
     """The results of the calls in an answer."""
     calls = [item for item in response.output if item.type == "function_call"]
     return [
-        {"type": "function_call_output", "call_id": call.call_id, "output": run(str(json.loads(call.arguments)["step"]))}
+        {
+            "type": "function_call_output",
+            "call_id": call.call_id,
+            "output": run(str(json.loads(call.arguments)["step"])),
+        }
         for call in calls
     ]
 

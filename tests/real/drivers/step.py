@@ -5,8 +5,26 @@ import sys
 import time
 from pathlib import Path
 
+SECOND = "1b"
+"""The second call of the first answer."""
 HERE = Path(__file__).parent
-WORDS = "server request file module path value index error result class function import token buffer stream".split()
+WORDS = [
+    "server",
+    "request",
+    "file",
+    "module",
+    "path",
+    "value",
+    "index",
+    "error",
+    "result",
+    "class",
+    "function",
+    "import",
+    "token",
+    "buffer",
+    "stream",
+]
 
 
 def run(step: str) -> str:
@@ -19,6 +37,11 @@ def run(step: str) -> str:
         until = time.monotonic() + 60
         while pause.exists() and time.monotonic() < until:
             time.sleep(0.05)
+    return result(step)
+
+
+def result(step: str) -> str:
+    """What a step finds."""
     draw = random.Random(step)
     lines = [
         f"src/{draw.choice(WORDS)}_{step}.py:{draw.randint(1, 900)}: {' '.join(draw.choices(WORDS, k=8))}"
