@@ -67,6 +67,10 @@ def quick_start(name: str) -> tuple[Mapping[str, str], str]:
     return exported, config
 
 
+class Failed(Exception):
+    """A client ended with an error; what it printed."""
+
+
 @dataclass(slots=True)
 class Place:
     """A folder of the client's own, with the tool in it."""
@@ -74,6 +78,7 @@ class Place:
     folder: Path
     base: str
     client: Client
+    system: str = ""
 
     def __post_init__(self) -> None:
         self.work.mkdir(parents=True)
@@ -111,6 +116,8 @@ class Place:
             **{f"{scheme}_proxy": NOWHERE for scheme in ("http", "https", "HTTP", "HTTPS")},
             "no_proxy": "127.0.0.1",
             "NO_PROXY": "127.0.0.1",
+            "TASK": TASK,
+            "SYSTEM": self.system,
             "HOME": str(self.folder),
             "CODEX_HOME": str(self.folder / ".codex"),
             "TMPDIR": str(self.folder),
@@ -129,7 +136,7 @@ class Place:
         return [str(self.installed / "node_modules" / self.client.program), *prompt]
 
     async def run(self, *prompt: str, timeout: float = 200) -> str:
-        """What it printed; AssertionError where it failed."""
+        """What it printed; raises Failed where it ended with an error."""
         process = await asyncio.create_subprocess_exec(
             *self.command(prompt),
             cwd=self.work,
@@ -145,8 +152,20 @@ class Place:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-        assert process.returncode == 0, f"{out.decode()[-1500:]}\n{err.decode()[-3000:]}"
+        if process.returncode:
+            raise Failed(f"{out.decode()[-1500:]}\n{err.decode()[-3000:]}")
         return out.decode()
+
+    async def drive(self) -> dict[str, Any]:
+        """What the client was told: a greeting, the end of the loop, and a word after it."""
+        client = self.client
+        if client.driver:
+            found: dict[str, Any] = json.loads((await self.run()).strip().splitlines()[-1])
+            return found
+        greeting = await self.run(*client.ask, GREETING)
+        said = await self.run(*client.ask, TASK, timeout=500)
+        again = await self.run(*client.again, AGAIN)
+        return {"greeting": greeting.strip(), "said": said.strip(), "again": again.strip()}
 
 
 @dataclass(slots=True)
@@ -169,28 +188,17 @@ class Setting:
         self.restarts += 1
         pause.unlink()
 
-    async def drive(self) -> dict[str, Any]:
-        """What the client was told: a greeting, the end of the loop, and a word after it."""
-        client, place = self.place.client, self.place
-        if client.driver:
-            found: dict[str, Any] = json.loads((await place.run()).strip().splitlines()[-1])
-            return found
-        greeting = await place.run(*client.ask, GREETING)
-        said = await place.run(*client.ask, TASK, timeout=500)
-        again = await place.run(*client.again, AGAIN)
-        return {"greeting": greeting.strip(), "said": said.strip(), "again": again.strip()}
-
 
 Model = Callable[[Script, str], AbstractAsyncContextManager[str]]
 
 
 @asynccontextmanager
 async def through_weir(
-    client: Client, folder: Path, model: Model, script: Script, *, window: int
+    client: Client, folder: Path, model: Model, script: Script, *, window: int, system: str = ""
 ) -> AsyncIterator[Setting]:
     """The client before a Weir that takes the model's window to be ``window`` tokens."""
     async with model(script, client.endpoint) as upstream:
         store = f"sqlite+aiosqlite:///{folder / 'weir.db'}"
         arguments = ["--upstream", upstream, "--window", str(window), "--store", store, "--summarizer", "same"]
         async with WeirProcess(arguments, free_port()) as weir:
-            yield Setting(Place(folder / "home", weir.root, client), script, weir)
+            yield Setting(Place(folder / "home", weir.root, client, system), script, weir)

@@ -46,9 +46,7 @@ class Messages:
         """An answer, whole or as a stream, or an error."""
         try:
             body = self._whole(asked.body)
-            messages = body.get("messages")
-            if not isinstance(messages, list) or not messages:
-                raise Refused("messages: at least one message is required")
+            messages = body["messages"]
             self._judge(body, messages)
             tools = [tool for tool in body.get("tools") or () if isinstance(tool, dict)]
             choice = (body.get("tool_choice") or {}).get("type")
@@ -92,7 +90,7 @@ class Messages:
         return {**before, **body, "messages": [*before["messages"], *body["messages"]]}
 
     def _judge(self, body: Json, messages: Sequence[Json]) -> None:
-        if messages[0].get("role") != "user":
+        if not messages or messages[0].get("role") != "user":
             raise Refused('messages: first message must use the "user" role')
         if any(message.get("weir") is not None for message in messages):
             raise Refused("messages.0.weir: Extra inputs are not permitted")
@@ -113,9 +111,9 @@ class Messages:
             raise Refused(f"`tool_use` ids were found without `tool_result` blocks immediately after: {open_calls}")
         replies = [blocks for role, blocks in turns if role == "assistant"]
         last = turns[-1][1]
-        if thinks == "enabled" and replies and any(block["type"] == "tool_result" for block in last):
-            if replies[-1][0]["type"] not in THINKING:
-                raise Refused(f"Expected `thinking` or `redacted_thinking`, but found `{replies[-1][0]['type']}`.")
+        is_open = replies and any(block["type"] == "tool_result" for block in last)
+        if thinks == "enabled" and is_open and replies[-1][0]["type"] not in THINKING:
+            raise Refused(f"Expected `thinking` or `redacted_thinking`, but found `{replies[-1][0]['type']}`.")
 
     def _judge_blocks(self, n: int, role: str, blocks: Sequence[Json]) -> None:
         if not blocks:

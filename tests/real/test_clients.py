@@ -1,13 +1,15 @@
 """The real clients of Responses and Messages through Weir, before models with a small window and strict rules."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.functional.harness import COUNTER
 from tests.profile import soak
-from tests.real.clients import Client, Model, Setting, through_weir
+from tests.real.clients import Client, Failed, Model, Place, Setting, through_weir
 from tests.real.drivers import step
 from tests.real.environments import Unavailable
 from tests.real.scripted import DONE, HELLO, Script, scripted
@@ -92,20 +94,26 @@ def model(request: pytest.FixtureRequest) -> Model:
     return found
 
 
+@contextmanager
+def unavailable_skips() -> Iterator[None]:
+    """Skip with the reason where a client cannot be installed."""
+    try:
+        yield
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
 async def run(client: Client, folder: Path, model: Model, script: Script, *, window: int, restart: bool) -> Setting:
     """A whole run of a client, with Weir restarted in the middle of its loop."""
-    try:
+    with unavailable_skips():
         async with through_weir(client, folder, model, script, window=window) as setting:
             restarting = asyncio.create_task(setting.restart_at(client.steps // 2)) if restart else None
             try:
-                told = await setting.drive()
+                told = await setting.place.drive()
             finally:
                 if restarting is not None:
                     restarting.cancel()
-    except Unavailable as reason:
-        pytest.skip(str(reason))
-    finally:
-        print(f"{len(script.main)} of {len(script.asked)} answered, {script.overflowed} too long, {script.refused}")
+    print(f"{len(script.main)} of {len(script.asked)} answered, {script.overflowed} too long, {script.refused}")
     assert (told["greeting"], told["said"], told["again"]) == (HELLO, DONE, HELLO)
     assert sorted(setting.place.steps) == sorted([step.SECOND, *map(str, range(1, client.steps + 1))])
     assert script.refused == []
@@ -135,3 +143,41 @@ async def test_a_client_does_not_see_that_the_window_is_half_of_what_it_was_said
     script = Script(window=client.window, steps=client.steps)
     await run(client, tmp_path, scripted, script, window=2 * client.window, restart=False)
     assert script.overflowed > 0
+
+
+@soak
+@pytest.mark.requirement("A0.3")
+@pytest.mark.parametrize("client", among([each for each in CLIENTS if each.name != "Claude Code"]))
+async def test_without_weir_the_same_loop_ends_at_the_window(client: Client, tmp_path: Path) -> None:
+    script = Script(window=client.window, steps=client.steps)
+    async with scripted(script, client.endpoint) as upstream:
+        with unavailable_skips(), pytest.raises(Failed):
+            await Place(tmp_path / "home", upstream.removesuffix("/v1"), client).drive()
+    assert script.overflowed > 0
+    assert 0 < script.done < client.steps
+
+
+REFUSED = {
+    "openai": "BadRequestError",
+    "anthropic": "BadRequestError",
+    "openai-agents": "BadRequestError",
+    "pydantic-ai": "ModelContextWindowExceededError",
+    "langchain-anthropic": "AnthropicContextOverflowError",
+    "ai": "APICallError",
+    "Codex": "ran out of room",
+    "Claude Code": "Prompt is too long",
+}
+"""What the user of a client is told where what nothing may be taken from is longer than the window."""
+
+
+@soak
+@pytest.mark.requirement("A0.3")
+@pytest.mark.parametrize("client", among(CLIENTS))
+async def test_a_client_knows_what_weir_refuses_as_too_long(client: Client, tmp_path: Path) -> None:
+    window, script = 4_096, Script(window=100_000, steps=client.steps)
+    system = "This is a rule. " * window
+    with unavailable_skips():
+        async with through_weir(client, tmp_path, scripted, script, window=window, system=system) as setting:
+            with pytest.raises(Failed, match=REFUSED[client.name]):
+                await setting.place.drive()
+    assert setting.place.steps == []

@@ -6,8 +6,7 @@ import { openai } from '@ai-sdk/openai';
 import { anthropic } from '@ai-sdk/anthropic';
 
 const [endpoint, how] = process.argv.slice(2);
-const system = 'You are a careful agent. Use the tool for every step.';
-const task = 'Run all steps, one after the other. The code word is PLUM-77. [[run]]';
+const system = process.env.SYSTEM || 'You are a careful agent. Use the tool for every step.';
 const properties = { step: { type: 'string' } };
 const run_step = {
   description: 'Run one step.',
@@ -36,7 +35,7 @@ async function ask(text, history = []) {
 }
 
 const [greeting] = await ask('Say hello. [[say]]');
-const [said, history] = await ask(task);
+const [said, history] = await ask(process.env.TASK ?? 'Run all steps. [[run]]');
 const [again] = await ask('And now say hello once more. [[say]]', history);
 const { version } = JSON.parse(readFileSync('node_modules/ai/package.json', 'utf8'));
 console.log(JSON.stringify({ greeting, said, again, deltas, version }));

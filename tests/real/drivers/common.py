@@ -1,10 +1,11 @@
 """What the drivers share: the task, the tool's schema, and how they report."""
 
 import json
+import os
 from typing import Any
 
-SYSTEM = "You are a careful agent. Use the tool for every step."
-TASK = "Run all steps, one after the other. The code word is PLUM-77. [[run]]"
+SYSTEM = os.environ.get("SYSTEM") or "You are a careful agent. Use the tool for every step."
+TASK = os.environ.get("TASK") or "Run all steps, one after the other. The code word is PLUM-77. [[run]]"
 GREETING = "Say hello. [[say]]"
 AGAIN = "And now say hello once more. [[say]]"
 PARAMETERS: Any = {"type": "object", "properties": {"step": {"type": "string"}}, "required": ["step"]}
