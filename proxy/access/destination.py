@@ -277,7 +277,7 @@ _NAMING = (
 )
 """What is asked of the one model that the body names; a longer path stands before what it ends with."""
 _MANAGED = frozenset({"chat/completions", "responses", "messages"})
-_COUNTED = frozenset({"responses/input_tokens", "messages/count_tokens"})
+_COUNTED = frozenset({"responses/input_tokens", "responses/compact", "messages/count_tokens"})
 _IN_PATH = frozenset({"deployments", "engines"})
 _PREFIX = re.compile(r"(?:/+v1)+(?=/)|/+openai(?=/+deployments/)")
 
@@ -290,9 +290,9 @@ class Route:
     """What a request asks for, by its method and path.
 
     Attributes:
-        kind: ``managed`` is a conversation, ``counted`` one that is only to be measured; ``model`` is asked of one
-            model; ``models`` lists them; ``other`` is the rest: files, batches, stored answers, all that can have
-            models ask or tell about other keys' requests.
+        kind: ``managed`` is a conversation, ``counted`` one that is only to be measured or summed up; ``model`` is
+            asked of one model; ``models`` lists them; ``other`` is the rest: files, batches, stored answers, all that
+            can have models ask or tell about other keys' requests.
         path: what is put after an upstream's base URL.
         model: the one that stands in the path.
     """

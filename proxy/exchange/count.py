@@ -1,4 +1,4 @@
-"""A request that is only measured: what it would take if it were sent.
+"""A request that is only measured, or summed up by the provider: as it would be sent.
 
 A client that sizes its window by the raw number compacts although the request that is sent is small. So what is
 counted is the request with the known edits of its conversation, and nothing is decided, stored or asked for it.
@@ -15,15 +15,16 @@ from proxy.wire.raw import write_value
 
 log = logging.getLogger("weir.counting")
 
+SUMMED_UP = frozenset({"/responses/compact"})
 NO_SUCH_ROUTE = frozenset({404, 405})
 
 
 class CountHandler(ExchangeHandler):
-    """One request to ``/v1/messages/count_tokens`` or ``/v1/responses/input_tokens``."""
+    """One request to ``/v1/messages/count_tokens``, ``/v1/responses/input_tokens`` or ``/v1/responses/compact``."""
 
     async def _answer(self, body: bytes, caller: Caller) -> None:
         progress = self.progress
-        request = self.read(body, caller)
+        request = await self.read(body, caller)
         sent, tokens = request.chat.body, None
         if request.asked is not None:
             try:
@@ -34,7 +35,7 @@ class CountHandler(ExchangeHandler):
         progress.ready = time.perf_counter()
         attempts, _ = self.attempts_of(request)
         received, _ = await attempts.make(sent, plan)
-        if received.answer.status in NO_SUCH_ROUTE and tokens is not None:
+        if received.answer.status in NO_SUCH_ROUTE and tokens is not None and self.route.path not in SUMMED_UP:
             received.answer.close()
             await self._estimate(self.send, received, tokens)
         else:

@@ -9,7 +9,9 @@ from proxy.wire.codec import CHAT, Codec
 from proxy.wire.raw import Raw, read_value, split_array
 from proxy.wire.responses import RESPONSES
 
-_BY_PATH: Mapping[str, Codec] = MappingProxyType({codec.path: codec for codec in (CHAT, RESPONSES, MESSAGES)})
+_BY_PATH: Mapping[str, Codec] = MappingProxyType(
+    {path: codec for codec in (CHAT, RESPONSES, MESSAGES) for path in (codec.path, f"/{codec.name}")}
+)
 _OF_MESSAGES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
 
 
