@@ -15,6 +15,8 @@ from tests.real.scripted import SIDE, STEP, Asked, Script
 
 DIALECTS = {"responses": Dialect.OPENAI, "messages": Dialect.ANTHROPIC}
 TOO_LONG = ("context_length_exceeded", "prompt is too long")
+NO_ROOM = "`max_tokens` exceed context limit"
+"""Said of a request that asks for a longer answer than fits: Weir asks again for a shorter one."""
 
 
 @asynccontextmanager
@@ -48,7 +50,7 @@ async def _asked(client: httpx.AsyncClient, seen: RecordedRequest) -> Asked:
         headers = {name: value for name, value in seen.headers if name not in ("content-length", "host")}
         told = (await client.post(seen.path, content=seen.body, headers=headers)).text
         found.overflow = any(words in told for words in TOO_LONG)
-        found.refused = "" if found.overflow else told
+        found.refused = "" if found.overflow or NO_ROOM in told else told
     return found
 
 

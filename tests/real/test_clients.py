@@ -78,8 +78,6 @@ CLIENTS = [
     *AGENTS,
 ]
 IN_EVERY_RUN = ("openai stream", "anthropic stream")
-HELD_BY_THE_PROVIDER = ("anthropic runner", "openai-agents chain")
-"""Who sends only what is new: Weir relays it."""
 
 
 def among(clients: list[Client], *quick: str) -> list[object]:
@@ -122,7 +120,7 @@ async def run(client: Client, folder: Path, model: Model, script: Script, *, win
 
 
 @pytest.mark.requirement("A0.3", "A0.8", "P5", "P9")
-@pytest.mark.parametrize("client", among([c for c in CLIENTS if c.id not in HELD_BY_THE_PROVIDER], *IN_EVERY_RUN))
+@pytest.mark.parametrize("client", among(CLIENTS, *IN_EVERY_RUN))
 async def test_a_client_works_on_past_its_window_and_over_a_restart(
     client: Client, model: Model, tmp_path: Path
 ) -> None:
