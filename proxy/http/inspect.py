@@ -18,7 +18,8 @@ from proxy.http.archive import BLOBS, WHY
 from proxy.http.conversations import Exchange, exchange_of
 from proxy.http.request import ManagementRequest, Shape, Tokens
 from proxy.store.packing import Inspected
-from proxy.wire.messages import body_of, read_message
+from proxy.wire.codecs import view_of_stored
+from proxy.wire.messages import body_of
 
 MAX_ID_LEN = 100
 SUMMARY = "a summary of what was removed before it"
@@ -144,7 +145,7 @@ def _sides(found: Inspected, *, with_text: bool) -> tuple[list[SideRow], list[Si
     return client, model
 
 
-_KEEPING = frozenset({str(EditKind.REASONING), str(EditKind.MEDIA)})
+_KEEPING = frozenset({str(EditKind.REASONING), str(EditKind.UNBOUND), str(EditKind.MEDIA)})
 """Edits whose text is not the whole of what the message says then."""
 
 
@@ -155,7 +156,7 @@ def _text(found: Inspected, ref: str | None) -> str | None:
 
 def _message(raw: bytes | None) -> str | None:
     """What a message says, with the calls that it makes and what is attached to it; None where it is not kept."""
-    return None if raw is None else said_in(body_of(read_message(raw)))
+    return None if raw is None else said_in(body_of(view_of_stored(raw)))
 
 
 def said_in(body: Body) -> str:
