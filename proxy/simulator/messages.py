@@ -78,11 +78,12 @@ class SimulatedMessages(Surface):
             raise reject(f"{text} for {request['model']}")
 
     def _read(self, request: Request, sender: Sender) -> AdmittedRequest:
-        whole = self._continued(request, self.memory.of(sender.credential))
-        if self.settings.strict:
-            for problem in sequence(whole, whole["messages"]):
-                raise Rejected(problem)
         self._serial += 1
+        if not self.settings.strict:
+            return AdmittedRequest(request=request, sender=sender, place={"n": self._serial})
+        whole = self._continued(request, self.memory.of(sender.credential))
+        for problem in sequence(whole, whole["messages"]):
+            raise Rejected(problem)
         messages, dropped, place = self._verified(whole, sender)
         edited, notes = self._edited({**whole, "messages": messages})
         if BINDING in sender.beta:
@@ -193,7 +194,7 @@ class SimulatedMessages(Surface):
         if value is None:
             text = "The `compaction` block's `signature` does not verify."
             raise Rejected(coded(text, "compaction_signature_invalid"))
-        if value["text"] != _hash(block["content"]):
+        if value["text"] != _hash(str(block["content"])):
             text = "The `compaction` block's `content` differs from the text its `signature` recorded."
             raise Rejected(coded(text, "compaction_content_mismatch"))
         return int(value["n"])
@@ -230,7 +231,8 @@ class SimulatedMessages(Surface):
             if walls:
                 messages = [{**message, "content": blocks[walls[-1] :]}, *messages[index + 1 :]]
                 break
-        return [*pieces, *(PromptPart("message", message) for message in messages)]
+        said = ({"role": message.get("role"), "content": message.get("content")} for message in messages)
+        return [*pieces, *(PromptPart("message", message) for message in said)]
 
     def body(self, outcome: Completion) -> Mapping[str, Any]:
         """The message."""
@@ -318,20 +320,20 @@ def _bare(block: Block) -> Block:
 
 def _without_thinking(messages: Sequence[Request], edit: Request, _: int) -> tuple[list[Request], int]:
     keep = edit.get("keep") or {"type": "thinking_turns", "value": 1}
-    if keep == "all" or keep["type"] == "all":
+    if isinstance(keep, str) or keep.get("type") == "all":
         return list(messages), 0
     turns = [turn for turn in sides(messages) if turn.of(*THINKING)]
-    stale = turns[: max(0, len(turns) - keep["value"])]
+    stale = turns[: max(0, len(turns) - (keep.get("value") or 1))]
     gone = {(placed.message, placed.index) for turn in stale for placed in turn.of(*THINKING)}
     return _replaced(messages, lambda index, at, block: None if (index, at) in gone else block), len(stale)
 
 
 def _without_results(messages: Sequence[Request], edit: Request, tokens: int) -> tuple[list[Request], int]:
     calls = [placed.block for turn in sides(messages) for placed in turn.of("tool_use")]
-    trigger = edit.get("trigger") or {"type": "input_tokens", "value": TRIGGER}
-    if (len(calls) if trigger["type"] == "tool_uses" else tokens) <= trigger["value"]:
+    trigger = edit.get("trigger") or {}
+    if (len(calls) if trigger.get("type") == "tool_uses" else tokens) <= trigger.get("value", TRIGGER):
         return list(messages), 0
-    keep = (edit.get("keep") or {}).get("value", KEEP)
+    keep = dict(edit.get("keep") or {}).get("value", KEEP)
     spared = edit.get("exclude_tools") or ()
     stale = {call["id"] for call in calls[: len(calls) - keep] if call["name"] not in spared}
 

@@ -49,7 +49,7 @@ REQUEST = {
     "input": (str, [{}]),
     "instructions": str,
     "tools": [{"type": str, "name": str, "tools": [{"type": str, "name": str}]}],
-    "tool_choice": (str, {"type": str, "name": str}),
+    "tool_choice": (str, {"type": str, "name": str, "tools": [{}]}),
     "text": {"format": {"type": str, "name": str, "schema": {}}},
     "max_output_tokens": int,
     "previous_response_id": str,
@@ -72,6 +72,7 @@ ITEM = {
     "namespace": str,
     "encrypted_content": str,
     "content": (str, [PART]),
+    "output": (str, [PART], {}),
     "summary": [PART],
 }
 STRINGS = {"function_call": "arguments", "mcp_call": "arguments", "custom_tool_call": "input"}
