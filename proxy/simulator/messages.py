@@ -126,10 +126,10 @@ class SimulatedMessages(Surface):
         """The messages without thinking that is bound elsewhere, what was dropped, and what new thinking is bound to.
 
         Thinking is bound to tools, system prompt and all that was said before, and to the thinking before it, of
-        which the first blocks may be missing; a summary that the API made frees what is older than it.
+        which the first blocks may be missing; a summary that the API made frees what is older and hides all before it.
         """
         tools = [tool for tool in request.get("tools") or () if not tool.get("defer_loading")]
-        before = _digest("", [blocks_of(request.get("system")), tools])
+        before = head = _digest("", [blocks_of(request.get("system")), tools])
         last = max((at for at, one in enumerate(request["messages"]) if one["role"] == "assistant"), default=-1)
         chain, dropped, messages, since = list[str](), list[Any](), list[Request](), 0
         for index, message in enumerate(request["messages"]):
@@ -137,8 +137,8 @@ class SimulatedMessages(Surface):
             kept = list[Block]()
             for at, block in enumerate(blocks):
                 path = f"messages.{index}.content.{at}"
-                if block["type"] == "compaction":
-                    since = self._summary(block, since)
+                if block["type"] == "compaction" and block.get("content"):
+                    since, before, chain = self._summary(block, since), head, []
                 if block["type"] not in THINKING:
                     before = _digest(before, [message["role"], _bare(block)])
                     kept.append(block)
@@ -188,9 +188,9 @@ class SimulatedMessages(Surface):
     def _summary(self, block: Block, since: int) -> int:
         """When a summary of the server's was made; raises :class:`Rejected` for one that it did not make so."""
         sealed = block.get("signature") or block.get("encrypted_content")
-        if not block.get("content") or (self._trusts and self.sealer.read(SIGNATURE, str(sealed)) is None):
-            return since
         value = self.sealer.read(SIGNATURE, str(sealed))
+        if value is None and self._trusts:
+            return since
         if value is None:
             text = "The `compaction` block's `signature` does not verify."
             raise Rejected(coded(text, "compaction_signature_invalid"))

@@ -229,8 +229,14 @@ def test_a_threshold_makes_the_server_compact_but_not_on_calls_alone(server):
         "reasoning",
         "function_call",
     ]
-    shorter = [long, *(item.model_dump(exclude_none=True) for item in first.output), *answered(first.output)]
-    assert client.responses.create(input=shorter, **SEALED).output
+    said = [*(item.model_dump(exclude_none=True) for item in first.output), *answered(first.output)]
+    with run_simulator(SimulatorSettings(answers=STEPS, bound=True), counter=Words()) as bound:
+        whose = responses_at(bound)
+        for items in ([long, *said], said):  # what stands before a compaction may go
+            answer = whose.responses.create(input=items, **SEALED).model_dump()
+            assert answer["input_transformations"] == []
+            assert answer["usage"]["input_tokens"] < 1700
+        whose.close()
 
 
 # Anthropic
@@ -399,6 +405,8 @@ def test_a_summary_is_made_signed_and_bound_thinking_outlives_it():
         first = {"role": "assistant", "content": [block]}
         after = [first, ASK, *history[3:]]
         assert client.beta.messages.create(messages=after, **THINK).content
+        history = loop(client, 1, after)
+        assert client.beta.messages.create(messages=history, **THINK).content
         for change, code in (
             ({"content": "another"}, "compaction_content_mismatch"),
             ({"signature": "EqoBx"}, "compaction_signature_invalid"),
