@@ -160,11 +160,7 @@ class SimulatedResponses(Surface):
         """The item that is meant; raises :class:`Rejected` where this server cannot know it, or did not write it so."""
         kind, name, sealed = kind_of(item), item.get("id"), item.get("encrypted_content")
         refuses = self.settings.strict and not self.settings.foreign and not self.is_open
-        if kind == "item_reference":
-            if name not in kept.items and refuses:
-                raise Rejected(not_found(name))
-            return kept.items.get(str(name), item)
-        if kind not in {"reasoning", "compaction", "compaction_summary"}:
+        if kind not in {"item_reference", "reasoning", "compaction", "compaction_summary"}:
             return item
         if not sealed:
             if name not in kept.items and refuses:
