@@ -176,7 +176,7 @@ class SimulatedMessages(Surface):
             if self._trusts:
                 return None
             raise reject(f"{path}: Invalid `signature` in `{block['type']}` block")
-        if at is not None and (value["text"] != _hash(block["thinking"]) or at != 0):
+        if at is not None and (value["text"] != _hash(block["thinking"]) or at != value["at"]):
             raise reject(
                 f"{path}: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified. "
                 "These blocks must remain as they were in the original response."
@@ -231,7 +231,9 @@ class SimulatedMessages(Surface):
             if walls:
                 messages = [{**message, "content": blocks[walls[-1] :]}, *messages[index + 1 :]]
                 break
-        said = ({"role": message.get("role"), "content": message.get("content")} for message in messages)
+        said = [{"role": message.get("role"), "content": message.get("content")} for message in messages]
+        if request.get("cache_control") and said:  # stands for a marker on the last block
+            said[-1]["cache_control"] = request["cache_control"]
         return [*pieces, *(PromptPart("message", message) for message in said)]
 
     def body(self, outcome: Completion) -> Mapping[str, Any]:
@@ -266,7 +268,7 @@ class SimulatedMessages(Surface):
             if edit.get("pause_after_compaction"):
                 return blocks
         if spoken.reasoning:
-            value = {**admitted.place, "id": mark, "text": _hash(spoken.reasoning)}
+            value = {**admitted.place, "id": mark, "text": _hash(spoken.reasoning), "at": len(blocks)}
             sealed = self.sealer.close(SIGNATURE, value)
             blocks.append({"type": "thinking", "thinking": spoken.reasoning, "signature": sealed})
         if spoken.text or not spoken.calls:

@@ -129,7 +129,7 @@ def form(body: Request, *, counting: bool = False) -> Iterator[Problem]:
     except Rejected as rejected:
         yield rejected.problem
         return
-    yield from _keys({"max_tokens": 1, **body} if counting else body, KEYS["request"], "")
+    yield from _keys(body, KEYS["count" if counting else "request"], "")
     if not body.get("messages"):
         yield refuse("messages: at least one message is required")
         return

@@ -324,6 +324,12 @@ def test_a_legal_message_request_has_no_violation(name):
     assert messages_rules.violations(ACCEPTED_MESSAGES[name]) == []
 
 
+def test_what_is_only_counted_needs_no_limit_and_may_have_none():
+    assert messages_rules.violations({"model": "m", "messages": [HELLO]}, counting=True) == []
+    (problem,) = messages_rules.violations(message(HELLO), counting=True)
+    assert problem.message == "max_tokens: Extra inputs are not permitted"
+
+
 @pytest.mark.parametrize("name", REFUSED_MESSAGES)
 def test_a_broken_rule_of_messages_is_named_in_anthropics_words(name):
     body, words = REFUSED_MESSAGES[name]

@@ -417,17 +417,20 @@ def test_a_summary_is_made_signed_and_bound_thinking_outlives_it():
 
 
 def test_a_conversation_past_its_trigger_is_compacted_in_the_answer():
-    settings = SimulatorSettings(dialect=Dialect.ANTHROPIC, window=80_000)
+    answer = SimulatedAnswer(reasoning="Hm.", text="Well.")
+    settings = SimulatorSettings(dialect=Dialect.ANTHROPIC, window=80_000, bound=True, answers=(answer,) * 4)
     edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50_000}}
     with run_simulator(settings, counter=Words()) as running, messages_at(running) as client:
         ask: dict[str, Any] = {"model": "m", "max_tokens": 100, "betas": ["compact-2026-01-12"]}
         long = [{"role": "user", "content": "w " * 50_000}]
         answer = client.beta.messages.create(messages=long, context_management={"edits": [edit]}, **ask)
-        assert [block.type for block in answer.content] == ["compaction", "text"]
+        assert [block.type for block in answer.content] == ["compaction", "thinking", "text"]
         assert [one.type for one in answer.usage.iterations] == ["compaction", "message"]
         told = [block.model_dump(exclude_none=True) for block in answer.content]
         later = client.beta.messages.create(messages=[*long, {"role": "assistant", "content": told}, ASK], **ask)
         assert later.usage.input_tokens < 1000
+        dropped = client.beta.messages.create(messages=[{"role": "assistant", "content": told}, ASK], **ask)
+        assert dropped.usage.input_tokens == later.usage.input_tokens
         paused = client.beta.messages.create(
             messages=long, context_management={"edits": [{**edit, "pause_after_compaction": True}]}, **ask
         )
