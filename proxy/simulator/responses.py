@@ -16,6 +16,7 @@ from proxy.simulator.responses_rules import (
     ITEM,
     REQUEST,
     Item,
+    apart,
     form,
     is_model,
     is_reasoning,
@@ -102,7 +103,7 @@ class SimulatedResponses(Surface):
         given = [self._known(item, kept, sender) for item in items_of(request)]
         history = (*(before or ()), *given)
         if self.settings.strict:
-            for problem in (*sequence(history, known=before is not None), *_apart(history, kept)):
+            for problem in (*sequence(history, known=before is not None), *apart(history, kept.reasons)):
                 raise Rejected(problem)
         compacts = bool(history) and kind_of(history[-1]) == "compaction_trigger"
         shown, notes = self._bound(request, history[:-1] if compacts else history)
@@ -375,22 +376,6 @@ def _as_sent(item: Item) -> Item:
     content = item["content"]
     parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
     return {"status": "completed", **item, "type": "message", "content": parts}
-
-
-def _apart(items: Sequence[Item], kept: TenantMemory) -> Iterator[Problem]:
-    """Items that were made with reasoning, without it, and reasoning before what it was not made with."""
-    seen: set[str] = set()
-    for at, item in enumerate(items):
-        name = str(item.get("id"))
-        reason = kept.reasons.get(name)
-        if reason is not None and reason != name and reason not in seen:
-            text = f"Item '{name}' of type '{kind_of(item)}' was provided without its required 'reasoning' item:"
-            yield reject(f"{text} '{reason}'.", "input").problem
-        following = str(items[at + 1].get("id")) if at + 1 < len(items) else ""
-        if is_reasoning(item) and kept.reasons.get(following, name) != name:
-            text = f"Item '{name}' of type 'reasoning' was provided without its required following item."
-            yield reject(text, "input").problem
-        seen.add(name)
 
 
 def _unverified(sealed: str, reason: str) -> Rejected:
