@@ -6,6 +6,7 @@ over the shared bytes finds it. A single message that was seen before, wherever 
 its slice.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import xxhash
 from policies.limits import Summed, tokens_by_role
 from policies.messages import Body, Message, ToolDefinition, Tools, chain_of, extend_chain, head_length
 from proxy.errors import InvalidJSON, RequestTooLarge
-from proxy.wire.counting import TextCounter, count_messages, count_tools, tool_texts
+from proxy.wire.counting import INLINE_CHARS, TextCounter, count_messages, count_tools, tool_texts
 from proxy.wire.messages import (
     TOOL_FIELDS,
     ChatRequest,
@@ -159,7 +160,7 @@ class Transcripts:
                 read=_Bodies(raws, new, first=len(array.messages) - len(new)).read,
                 chain=array.chain,
                 head=array.head,
-                tools=self._count_tools(request, counting),
+                tools=await self._count_tools(request, counting),
                 read_tools=partial(self._read_tools, request, counting),
                 by_role=array.by_role,
             ),
@@ -220,19 +221,23 @@ class Transcripts:
             self._defined.keep(key, defined)
         return Tools(defined, chosen_tools(request))
 
-    def _count_tools(self, request: ChatRequest, counting: _Counting) -> int:
+    async def _count_tools(self, request: ChatRequest, counting: _Counting) -> int:
         parts = {name: request.fields[name] for name in COUNTED_FIELDS if name in request.fields}
         if not parts:
             return 0
         key = _key_of(parts.values(), counting)
         known = self._tools.get(key)
         if known is None:
-            for name, part in parts.items():
-                self._judge_depth(part, name)
-            tools, functions, form = map(request.value, COUNTED_FIELDS)
-            known = count_tools(tools, functions, form, counting.counter, model=counting.model)
+            count = partial(self._count_definitions, request, parts, counting)
+            known = await asyncio.to_thread(count) if sum(map(len, parts.values())) > INLINE_CHARS else count()
             self._tools.keep(key, known)
         return known
+
+    def _count_definitions(self, request: ChatRequest, parts: Mapping[str, Raw], counting: _Counting) -> int:
+        for name, part in parts.items():
+            self._judge_depth(part, name)
+        tools, functions, form = map(request.value, COUNTED_FIELDS)
+        return count_tools(tools, functions, form, counting.counter, model=counting.model)
 
 
 def _key_of(parts: Iterable[Raw], counting: _Counting) -> tuple[bytes, str]:
