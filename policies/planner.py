@@ -162,7 +162,6 @@ def plan(
     # the provider may still have the conversation's prefix in its cache
     warm = trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
     bounds = replace(bounds, standing=work.draft.pieces, warm=warm, announce=announce)
-    _refuse_hopeless(work.draft, bounds)
     if asked:
         yield Offload()
         yield from run_asked(work, bounds)
@@ -180,6 +179,7 @@ def _manage(
 ) -> Flow[Bounds]:
     """Do what a request of this size needs: cap results, the client's own edits, layers, rungs; the bounds of it."""
     settings = bounds.settings
+    _refuse_hopeless(work.draft, bounds)
     if (bounds.known.triggered or settings.ingest.from_start) and _has_large_new_result(bounds):
         yield Offload()
         work.draft = cap_results(work.draft, bounds, new_only=True)

@@ -12,10 +12,12 @@ import contextlib
 import json
 import logging
 import secrets
+import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -472,19 +474,36 @@ class HealthRoutes:
         known = self._reachable.get(base)
         if known is not None and known[0] > time.monotonic():
             return known[1]
-        up = await _connects(base)
+        up = await _answers(base)
         self._reachable[base] = (time.monotonic() + GOOD_FOR, up)
         return up
 
 
-async def _connects(base: str) -> bool:
+async def _answers(base: str) -> bool:
+    """Whether an upstream answers anything at all: one that is frozen still has its connections accepted for it."""
     parts = urlsplit(base)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    secure = parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(parts.hostname, port), PROBE_PATIENCE)
+        async with asyncio.timeout(PROBE_PATIENCE):
+            reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=_handshake() if secure else None)
+            try:
+                if secure:
+                    return True
+                writer.write(
+                    f"HEAD {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n".encode()
+                )
+                writer.write(b"Connection: close\r\n\r\n")
+                return bool(await reader.read(1))
+            finally:
+                writer.transport.abort()
     except (OSError, TimeoutError):
         return False
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return True
+
+
+@cache
+def _handshake() -> ssl.SSLContext:
+    """Who it is does not matter to whether it lives."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
