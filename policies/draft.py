@@ -198,13 +198,16 @@ def replace_content(transcript: Transcript, index: int, text: str, *, kind: Edit
     message = transcript.messages[index]
     occurrences = transcript.occurrences or count_occurrences(transcript.messages)
     position = index - transcript.head
+    tokens = MESSAGE_OVERHEAD + counter.count(text)
+    if message.call_ids:  # they stay, and so does what they take
+        tokens = message.tokens - counter.count(transcript.read(index).text) + counter.count(text)
     return Edit(
         digest=message.digest,
         occurrence=occurrences[index],
         kind=kind,
         text=text,
         ref=message.ref,
-        tokens=MESSAGE_OVERHEAD + counter.count(text),
+        tokens=tokens,
         chain=transcript.chain[position] if 0 <= position < len(transcript.chain) else b"",
     )
 

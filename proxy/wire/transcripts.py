@@ -6,6 +6,7 @@ over the shared bytes finds it. A single message that was seen before, wherever 
 its slice.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from proxy.wire.codec import (
     tool_definitions,
     tool_description,
 )
-from proxy.wire.counting import TextCounter, count_messages, count_tools, tool_texts
+from proxy.wire.counting import INLINE_CHARS, TextCounter, count_messages, count_tools, tool_texts
 from proxy.wire.messages import SEALED, body_of, message_of, named_files
 from proxy.wire.raw import Raw, nests_beyond, read_value
 
@@ -173,7 +174,7 @@ class Transcripts:
                 read=_Bodies(codec, raws, new, first=len(array.messages) - len(new)).read,
                 chain=array.chain,
                 head=array.head,
-                tools=self._count_tools(request, counting),
+                tools=await self._count_tools(request, counting),
                 read_tools=partial(self._read_tools, request, counting),
                 by_role=array.by_role,
                 binds=binds,
@@ -239,20 +240,23 @@ class Transcripts:
             self._defined.keep(key, defined)
         return Tools(defined, chosen_tools(request))
 
-    def _count_tools(self, request: ClientRequest, counting: _Counting) -> int:
+    async def _count_tools(self, request: ClientRequest, counting: _Counting) -> int:
         parts = {name: request.fields[name] for name in request.codec.counted if name in request.fields}
         if not parts:
             return 0
         key = _key_of(parts.values(), counting)
         known = self._tools.get(key)
         if known is None:
-            for name, part in parts.items():
-                self._judge_depth(part, name)
-            schema = request.codec.schema_of(request)
-            tools, functions = request.value("tools"), request.value("functions")
-            known = count_tools(tools, functions, schema, counting.counter, model=counting.model)
+            count = partial(self._count_definitions, request, parts, counting)
+            known = await asyncio.to_thread(count) if sum(map(len, parts.values())) > INLINE_CHARS else count()
             self._tools.keep(key, known)
         return known
+
+    def _count_definitions(self, request: ClientRequest, parts: Mapping[str, Raw], counting: _Counting) -> int:
+        for name, part in parts.items():
+            self._judge_depth(part, name)
+        tools, functions, schema = request.value("tools"), request.value("functions"), request.codec.schema_of(request)
+        return count_tools(tools, functions, schema, counting.counter, model=counting.model)
 
 
 def _key_of(parts: Iterable[Raw], counting: _Counting) -> tuple[bytes, str]:

@@ -13,11 +13,11 @@ from policies.draft import (
     tokens_kept_verbatim,
 )
 from policies.ledger import Cut, Edit, EditKind
-from policies.messages import Transcript
+from policies.messages import ToolCall, Transcript
 from policies.settings import ContextSettings
 from policies.tokens import CHARS4
 from policies.turns import protect, units
-from tests.policies.play import Said, assistant, step, system, talk, user, window, words
+from tests.policies.play import Said, assistant, result, step, system, talk, user, window, words
 
 OLD = (system("s"), user("task"), *step(words(300)), assistant("read"), *step(words(200, "other")), assistant("ok"))
 GROWN = (*OLD, user("and now?"))
@@ -179,3 +179,12 @@ def test_a_cut_that_would_hide_something_protected_does_not_apply() -> None:
     protection = protect(transcript.messages, units(transcript.messages, transcript.head))
     assert applicable_cut(transcript, (cut_of(transcript, 3),), protection) is None
     assert applicable_cut(transcript, (cut_of(transcript, 1, before=()),), protection) is None
+
+
+@pytest.mark.requirement("A0.18")
+def test_the_calls_of_a_message_whose_content_is_replaced_are_still_counted() -> None:
+    call = ToolCall("call_0", "look", '{"path": "' + words(200) + '"}')
+    transcript = talk(user("task"), assistant(words(500), call), result("done"), user("and now?"))
+    before = transcript.messages[1].tokens
+    edit = edit_of(transcript, 1, EditKind.SUMMARY)
+    assert edit.tokens == before - CHARS4.count(words(500)) + CHARS4.count("gone") > 200
