@@ -18,7 +18,6 @@ because a deferred one that turns into a writer fails at once, whatever the busy
 """
 
 import asyncio
-import contextlib
 import fcntl
 import logging
 import os
@@ -38,6 +37,7 @@ from sqlalchemy.pool import StaticPool
 
 from proxy.store.records import CorruptStore, StoreError, StoreUnavailable, translate
 from proxy.store.schema import check, ensure
+from proxy.store.transaction import back_up
 
 Begin = Literal["BEGIN", "BEGIN IMMEDIATE"]
 T = TypeVar("T")
@@ -338,9 +338,7 @@ class SqliteDatabase:
         self._inode = self._wal_inode = (0, 0)
         self._is_lost = False
         self._moved_since: float | None = None
-        self._counted = 0
-        self._commits = 0
-        self._checkpointed = 0
+        self._counted = self._commits = self._checkpointed = 0
 
     @classmethod
     async def open(cls, name: str | None, *, mode: Mode, patience: float) -> "SqliteDatabase":
@@ -374,10 +372,7 @@ class SqliteDatabase:
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """The result of ``work`` on one consistent view; never waits for a writer in WAL mode."""
-        worker = self._reader or self._writer
-        if worker is None:
-            raise StoreUnavailable("the store is closed", reason="closed")
-        return await worker.transaction(work)
+        return await self._reading().transaction(work)
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
         """The result of ``work`` once it is committed and, as far as the disk tells the truth, durable."""
@@ -408,11 +403,8 @@ class SqliteDatabase:
         return await self._writer.raw(_shrink)
 
     async def backup(self, path: Path) -> None:
-        """Write a copy to a new file, by SQLite's online backup, which waits for no writer of a WAL."""
-        worker = self._reader or self._writer
-        if worker is None:
-            raise StoreUnavailable("the store is closed", reason="closed")
-        await worker.raw(partial(_back_up, path=path))
+        """Write a copy to a new file by SQLite's online backup; in WAL mode it waits for no writer."""
+        await self._reading().raw(partial(back_up, path=path))
 
     async def close(self) -> None:
         """Finish what has begun and close both connections; the locks go last."""
@@ -428,6 +420,12 @@ class SqliteDatabase:
             if lock is not None:
                 lock.close()
         self._lock = self._owner = None
+
+    def _reading(self) -> ConnectionWorker:
+        worker = self._reader or self._writer
+        if worker is None:
+            raise StoreUnavailable("the store is closed", reason="closed")
+        return worker
 
     async def _writing(self) -> ConnectionWorker:
         """The connection that writes to the file which stands at the path now."""
@@ -587,24 +585,6 @@ def _inode(path: Path) -> tuple[int, int]:
 
 def _pragma(driver: sqlite3.Connection, pragma: str) -> str:
     return str(driver.execute(f"PRAGMA {pragma}").fetchone()[0])
-
-
-def _back_up(driver: sqlite3.Connection, *, path: Path) -> None:
-    unfinished = path.with_name(f"{path.name}.part")
-    try:
-        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    except OSError as error:
-        raise StoreUnavailable(f"{unfinished} cannot be made ({error.strerror})", reason="backup") from None
-    try:
-        with contextlib.closing(sqlite3.connect(unfinished)) as copy:
-            driver.backup(copy)
-            if (said := _pragma(copy, "quick_check")) != "ok":
-                raise CorruptStore(f"the copy is not whole, so the database is damaged: {said}", reason="damaged")
-        os.link(unfinished, path)  # unlike a rename it replaces nothing
-    except OSError as error:
-        raise StoreUnavailable(f"{path} cannot be made ({error.strerror})", reason="backup") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _shrink(driver: sqlite3.Connection) -> bool:

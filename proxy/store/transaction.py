@@ -4,9 +4,11 @@ A function of the store takes a :class:`Transaction` first. :func:`reading` and 
 of such functions; they call each other within one transaction.
 """
 
+import os
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import lru_cache, wraps
 from itertools import islice
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from proxy.store.records import StoreError
+from proxy.store.records import CorruptStore, StoreError, StoreUnavailable
 from proxy.store.schema import Upsert, of, originals
 
 P = ParamSpec("P")
@@ -76,6 +78,25 @@ class Database(Protocol):
 
     async def close(self) -> None:
         """Finish what has begun and give everything back."""
+
+
+def back_up(driver: sqlite3.Connection, *, path: Path) -> None:
+    """Write a copy of one moment to a new file that only its owner can read; it is there whole or not at all."""
+    unfinished = path.with_name(f"{path.name}.part")
+    try:
+        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise StoreUnavailable(f"{unfinished} cannot be made ({error.strerror})", reason="backup") from None
+    try:
+        with closing(sqlite3.connect(unfinished)) as copy:
+            driver.backup(copy)
+            if (said := copy.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
+                raise CorruptStore(f"the copy is not whole, so the database is damaged: {said}", reason="damaged")
+        os.link(unfinished, path)  # unlike a rename it replaces nothing
+    except OSError as error:
+        raise StoreUnavailable(f"{path} cannot be made ({error.strerror})", reason="backup") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 class Transaction:

@@ -160,7 +160,7 @@ async def following(folder: Path) -> AsyncIterator[Place]:
             yield place
 
 
-@pytest.mark.timeout(240)  # some sixty commands
+@pytest.mark.timeout(600)  # some sixty commands
 async def test_a_newcomer_types_what_is_printed(tmp_path: Path) -> None:
     async with following(tmp_path) as place:
         (doctor,) = lines("README.md", "weir doctor")
@@ -204,7 +204,9 @@ async def archive(place: Place) -> None:
     there = {"74e67f258338": ref, "checkpoints/1": f"checkpoints/{version}", "rollback/3": "rollback/0", "=65536": "=0"}
     typed = lines("api.md", "curl")
     assert len(typed) > 25
-    for line in sorted(typed, key=lambda each: ("-X POST" in each) + ("/rollback/" in each) + 3 * ("-X DELETE" in each)):
+    for line in sorted(
+        typed, key=lambda each: ("-X POST" in each) + ("/rollback/" in each) + 3 * ("-X DELETE" in each)
+    ):
         own = line
         for printed, mine in there.items():
             own = own.replace(printed, mine)
