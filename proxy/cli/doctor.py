@@ -213,20 +213,13 @@ def _vocabulary(model: str | None) -> Diagnosis:
 
 def _port(config: Config) -> Diagnosis:
     host, port = config.listen.host, config.listen.port
-    where = f"{host}:{port}"
+    where, family = f"{host}:{port}", socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server(
-            (host.strip("[]"), port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        ).close()
+        socket.create_server((host.strip("[]"), port), family=family).close()
     except OSError as fault:
         if fault.errno != errno.EADDRINUSE:
             return Diagnosis("port", "fail", f"{where}: {fault.strerror or fault}", "choose another address (listen)")
-        try:
-            if is_weir(weir_address(None, config)):
-                return Diagnosis("port", "ok", f"a Weir answers on {where}")
-        except Unreached:
-            pass
-        return Diagnosis(
-            "port", "fail", f"another program has {where}", "end it, or choose another (weir serve --port)"
-        )
+        if is_weir(weir_address(None, config)):
+            return Diagnosis("port", "ok", f"a Weir answers on {where}")
+        return Diagnosis("port", "fail", f"another program has {where}", "end it, or choose another: --port")
     return Diagnosis("port", "ok", f"{where} is free")
