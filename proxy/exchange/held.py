@@ -58,13 +58,16 @@ class HeldState:
 
     async def followed(self, planner: Planner, asked: PlanRequest, client: ClientRequest, plan: Plan) -> Plan:
         """The plan with the client's own bytes wherever the provider's copy, or the client's, is what was planned."""
-        body = client.body if plan.recognized is None or not plan.recognized.marked else without_marks(client)
-        own, recognized, decision = replace(plan, body=body), plan.recognized, plan.decision
+        if self.chain is None:
+            return replace(plan, body=client.body) if plan.body is asked.request.body else plan
+        recognized, decision = plan.recognized, plan.decision
+        marked = recognized is None or recognized.marked
+        own = replace(plan, body=without_marks(client) if marked else client.body)
         if recognized is None or decision is None or asked.settings.observes:
             return own
         if decision.is_new:
-            return replace(plan, restarted=self.chain is not None)
-        if self.chain is None or not self.chain.last.tokens:
+            return replace(plan, restarted=True)
+        if not self.chain.last.tokens:
             return own
         last, budget = self.chain.last, recognized.limits.budget
         new = [m.tokens for m in recognized.transcript.messages[last.length :] if m.role != "assistant"]
