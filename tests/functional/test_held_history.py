@@ -209,7 +209,7 @@ async def test_what_the_client_deletes_is_known_no_more(tmp_path: Path) -> None:
         assert await running.runtime.store.known_answers(tenant, [first.id]) == 1
         await client.responses.delete(first.id)
         assert await running.runtime.store.known_answers(tenant, [first.id]) == 0
-        assert await running.runtime.answers.behind(tenant, agent.last.id) is None
+        assert await running.runtime.answers.behind(tenant, agent.last.id) == ()
         await agent.ask(instead(agent.last, "And on."))
         assert bodies(simulator)[-1] == agent.sent[-1]
         assert "x-weir-conversation" not in agent.headers[-1]
@@ -227,7 +227,7 @@ async def test_a_deleted_conversation_takes_its_answers_with_it(tmp_path: Path) 
         async with httpx.AsyncClient(headers=headers) as client:
             gone = await client.delete(f"{running.root}/weir/conversations/{row.id}")
         assert gone.status_code == 200
-        assert await running.runtime.answers.behind(row.tenant, agent.last.id) is None
+        assert await running.runtime.answers.behind(row.tenant, agent.last.id) == ()
 
 
 @pytest.mark.requirement("S.1")
@@ -283,7 +283,7 @@ async def test_whichever_process_is_asked_knows_the_chain(deployment: Deployment
         if deployment.count > 1:
             await agent.clients[0].responses.delete(agent.last.id)
             tenant = next(iter(weirs.weirs[0].runtime.answers._rows))[0]
-            assert await weirs.weirs[1].runtime.answers.behind(tenant, agent.last.id) is None
+            assert await weirs.weirs[1].runtime.answers.behind(tenant, agent.last.id) == ()
 
 
 class Naming:
