@@ -182,7 +182,8 @@ def plan(
             yield Offload()
         work.take_if_changed("recall", recall(work.draft, bounds, pages=pages or Pages(), elsewhere=elsewhere))
     if transcript.binds:
-        valid = leave_out_unbound(work.draft, bounds, all_of_it=unbinds)
+        brings_tool = settings.recall.tool and not known.has_removed  # which changes the prefix at its beginning
+        valid = leave_out_unbound(work.draft, bounds, all_of_it=unbinds or (brings_tool and work.draft.has_removed))
         if valid is not work.draft and not work.trail:
             yield Offload()
         work.draft = valid

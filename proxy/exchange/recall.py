@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from policies.ledger import ADDING
 from proxy.exchange.send import Attempts
 from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.archive import Archive
@@ -139,8 +138,7 @@ def is_due(plan: Plan) -> bool:
     """
     if plan.recognized is None or plan.decision is None:
         return False
-    known = plan.recognized.thread.known.at(len(plan.recognized.transcript.chain))
-    return bool(known.cuts) or any(edit.kind not in ADDING for edit in known.edits.values())
+    return plan.recognized.thread.known.at(len(plan.recognized.transcript.chain)).has_removed
 
 
 def refuses_tools(received: UpstreamResponse) -> bool:

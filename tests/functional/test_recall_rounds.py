@@ -421,3 +421,53 @@ async def test_a_client_that_leaves_in_a_later_round_ends_it_and_nothing_of_it_s
         await client.ask()
         assert begins_alike(on.arrays[-1], on.arrays[0])
         assert "zx-4471" not in json.dumps(on.arrays[-1])
+
+
+@both
+@either_way
+@pytest.mark.requirement("A4.25", "P5")
+async def test_a_long_run_on_bound_reasoning_is_never_refused_for_what_weir_has_recalled_in_it(
+    tmp_path: Path, endpoint: str, stream: bool
+) -> None:
+    def step(n: int) -> SimulatedAnswer:
+        call = SimulatedCall("read_file", json.dumps({"path": f"src/{n}.py"}))
+        return SimulatedAnswer(reasoning=f"Module {n} is next.", text=f"Step {n}.", calls=(call,))
+
+    script: list[Said] = [step(n) for n in range(STEPS)]
+    for place in (13, 11, 10):
+        script.insert(place, looks("", SimulatedCall("recall", json.dumps({"query": f"module {place % 3}"}))))
+    async with scene(tmp_path, endpoint, *script, recall="tool: true, max_tokens: 400", bound=True) as on:
+        client = Client(endpoint, await on.start(), options={"model": BINDING})
+        client.history.append({"role": "user", "content": f"Migrate the project. {prose(60, seed=2)}"})
+        made: list[tuple[int, list[str], list[Any]]] = []
+        for n in range(STEPS):
+            if n == 12:
+                client.at = await on.start()
+            answer = await client.ask(stream=stream)
+            assert calls(answer) == ["read_file"]
+            [own] = [each for each in elements(answer) if each.type in ("function_call", "tool_use")]
+            client.answer(getattr(own, "call_id", own.id), prose(560, seed=100 + n))
+            thoughts = [each.id for each in elements(answer) if each.type == "reasoning"]
+            made.append((len(asked(on)), thoughts, getattr(answer, "input_transformations", None) or []))
+        seen = asked(on)
+        assert [each.status for each in seen] == [200] * (STEPS + 3)
+        changes = [n for n in range(1, len(seen)) if not begins_alike(array(seen[n]), array(seen[n - 1]))]
+        assert 0 < len(changes) <= 3
+        valid = {name for number, thoughts, _ in made for name in thoughts if number > changes[-1]}
+        assert valid or endpoint == "messages"
+        assert valid.isdisjoint(each["id"] for each in made[-1][2])
+
+
+STEPS = 16
+BINDING = "claude-opus-5-5"
+
+
+def asked(on: Scene) -> list[Any]:
+    """What was asked of the endpoint, and how that went."""
+    return [each for each in on.upstream.ledger if each.method == "POST" and each.path.endswith(on.endpoint)]
+
+
+def array(seen: Any) -> list[Any]:
+    """The history of a request."""
+    body = seen.json()
+    return list(body.get("input") or body["messages"])
