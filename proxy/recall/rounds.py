@@ -121,10 +121,16 @@ class Rounds:
         self._keep()
         self.over = True
 
-    def end(self, shown: Sequence[Mapping[str, Any]]) -> None:
-        """The answer is whole: this is what the client has of all rounds."""
+    def end(self, shown: Sequence[Mapping[str, Any]], dropped: RecallTurn | None = None) -> None:
+        """The answer is whole: this is what the client has of all rounds.
+
+        Reasoning has to be followed by what it led to: a call that was ``dropped`` behind it is kept as refused.
+        """
         self.finish()
         self.shown, self.whole = [*shown], True
+        if dropped is not None and shown and self.surface.is_thought(shown[-1]):
+            told = [self._refusal() for _ in dropped.calls]
+            self._hide(replace(dropped, shown=()), told)
 
     def forget(self) -> None:
         """The answer is not made behind what was recalled."""
@@ -173,7 +179,7 @@ class Rounds:
     def _tell_one(self, call: RecallCall, found: SearchResult | Past | None, room: int) -> RecallAnswer:
         """The answer to one call, in at most ``room`` tokens as far as it has text in it."""
         if self.number > self.most:
-            return RecallAnswer(REFUSED, self.counter.count(REFUSED))
+            return self._refusal()
         last = f"\n{LAST}" if self.number == self.most else ""
         room -= self.counter.count(last) + 4 if last else 4
         if call.problem:
@@ -187,6 +193,9 @@ class Rounds:
         text = told.text + last
         return RecallAnswer(text, self.counter.count(text), told.hits)
 
+    def _refusal(self) -> RecallAnswer:
+        return RecallAnswer(REFUSED, self.counter.count(REFUSED))
+
     def _messages(self) -> list[bytes]:
         assert self._turn is not None  # noqa: S101 - the caller has set it
         return [write_value(each) for each in self.surface.sent(self._turn, [told.text for told in self._told])]
@@ -198,23 +207,23 @@ class Rounds:
         messages = self._messages()
         self._sent += messages
         overhead = self.surface.overhead(self._turn, self.counter, model=self.model)
-        answered = sum(told.tokens + 4 for told in self._told)
-        self.room -= overhead + answered
+        self.room -= overhead + sum(told.tokens + 4 for told in self._told)
         if self.surface.restores:
-            self._hide(self._turn, answered)
+            self._hide(self._turn, self._told)
         self.recalled += (
             Recalled(self.number, _hash(call), told.hits, told.tokens)
             for call, told in zip(self._turn.calls, self._told, strict=True)
         )
         self._turn = None
 
-    def _hide(self, turn: RecallTurn, answered: int) -> None:
+    def _hide(self, turn: RecallTurn, answers: Sequence[RecallAnswer]) -> None:
         self.shown += turn.shown
         said = sum(not self.surface.is_thought(element) for element in self.shown)
-        outputs = self.surface.outputs(turn, [told.text for told in self._told])
+        outputs = self.surface.outputs(turn, [told.text for told in answers])
         self.hidden.append(HiddenRound(len(self.shown), said, turn.hidden, outputs))
         calls = replace(turn, shown=())
-        self._hidden_tokens += answered + self.surface.overhead(calls, self.counter, model=self.model)
+        self._hidden_tokens += sum(told.tokens + 4 for told in answers)
+        self._hidden_tokens += self.surface.overhead(calls, self.counter, model=self.model)
 
 
 def _hash(call: RecallCall) -> str:
@@ -258,7 +267,7 @@ async def follow_whole(received: UpstreamResponse, rounds: Rounds, ask: AskAgain
     if value is None or not (before or turn):
         return received
     final = surface.final([*before, value], turns, name)
-    rounds.end(surface.elements(final))
+    rounds.end(surface.elements(final), turn)
     written = write_value(final)
     seen = read_completion(written, surface.codec)
     return replace(received, body=written, seen=seen, rewritten=True)

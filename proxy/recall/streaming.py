@@ -153,7 +153,7 @@ class Relaying:
 
     async def _show(self, gate: Gate, view: RoundView, data: bytes) -> None:
         if view.complete and not self.rounds.whole:
-            self.rounds.end(view.shown)
+            self.rounds.end(view.shown, view.turn())
             await self.whole()
         await gate.write(data)
 

@@ -297,6 +297,23 @@ async def test_several_rounds_end_with_the_last_one_that_the_policy_allows(
 
 @both
 @either_way
+@pytest.mark.requirement("A4.25", "P5")
+async def test_reasoning_that_led_to_a_call_that_is_not_answered_any_more_is_not_left_without_it(
+    tmp_path: Path, endpoint: str, stream: bool
+) -> None:
+    silent = [looks("", CALL) for _ in range(3)]
+    async with scene(tmp_path, endpoint, *silent, recall="tool: true, rounds: 1, max_tokens: 300") as on:
+        client = await on.client()
+        answer = await client.ask(stream=stream)
+        assert kinds(answer) == ["thought"] * 3
+        later = await client.ask("Go on.", stream=stream)
+        assert texts(later) == ["Understood."]
+        assert begins_alike(on.arrays[-1], on.arrays[-2])
+        assert json.dumps(on.arrays[-1]).count("no further call") == 2
+
+
+@both
+@either_way
 @pytest.mark.requirement("P5")
 async def test_usage_has_the_prompt_of_the_last_round_and_the_words_of_all(
     tmp_path: Path, endpoint: str, stream: bool
