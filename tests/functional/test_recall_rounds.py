@@ -312,6 +312,17 @@ async def test_reasoning_that_led_to_a_call_that_is_not_answered_any_more_is_not
         assert json.dumps(on.arrays[-1]).count("no further call") == 2
 
 
+@either_way
+@pytest.mark.requirement("A4.25", "P5")
+async def test_a_stored_answer_is_gone_on_from_with_all_of_its_rounds(tmp_path: Path, stream: bool) -> None:
+    async with scene(tmp_path, "responses", looks(), ENDS) as on:
+        client = await on.client()
+        answer = await client.ask(stream=stream, store=True)
+        client.history = []
+        later = await client.ask("And which gateway?", stream=stream, store=True, previous_response_id=answer.id)
+        assert texts(later) == ["Understood."]
+
+
 @both
 @either_way
 @pytest.mark.requirement("P5")
@@ -356,7 +367,7 @@ async def raw_events(client: Client, **more: Any) -> list[tuple[str, Any]]:
     """The events of a stream as they came, by name."""
     body = {"model": "sim", "stream": True, **more}
     if client.endpoint == "responses":
-        body |= {"input": client.history, "max_output_tokens": 512}
+        body |= {"input": client.history, "max_output_tokens": 512, "store": False}
     else:
         body |= {"messages": client.history, "max_tokens": 512}
     found, text, url = [], "", f"{client.at.base_url}/{client.endpoint}"
