@@ -6,10 +6,10 @@ from proxy.exchange.send import Attempts
 from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.archive import Archive
 from proxy.recall.chat import ChatRecall
+from proxy.recall.elements import ListRecall
 from proxy.recall.messages import MessagesRecall
 from proxy.recall.responses import ResponsesRecall
-from proxy.recall.rounds import Rounds
-from proxy.recall.surface import RecallSurface
+from proxy.recall.rounds import RecallSurface, Rounds, Unseen
 from proxy.recall.tool import Offer, offer_for, with_tool
 from proxy.runtime import Runtime
 from proxy.stream.relay import UpstreamResponse
@@ -71,8 +71,9 @@ class Recalling:
     async def keep(self, rounds: Rounds, plan: Plan) -> None:
         """Have the hidden rounds of an answer go up again with it, before its client can send it back."""
         recognized = plan.recognized
-        edit = None if recognized is None else rounds.edit(recognized.transcript)
-        if recognized is not None and edit is not None:
+        if recognized is None or rounds.unseen is None:
+            return
+        if (edit := rounds.unseen.edit(recognized.transcript)) is not None:
             await self.runtime.planner.remember(recognized, edit, request=self.asked.id)
 
     def _carrying(self, body: bytes) -> bytes:
@@ -107,8 +108,10 @@ class Recalling:
             model=asked.settings.embeddings,
             embeddings=asked.settings.recall.embeddings,
         )
+        surface = surface_of(asked.request)
         return Rounds(
-            surface=surface_of(asked.request),
+            surface=surface,
+            unseen=Unseen(surface, asked.counter, asked.request.model) if isinstance(surface, ListRecall) else None,
             offer=offer,
             archive=archive,
             counter=asked.counter,
