@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from policies.effects import Announce, unheard
 from policies.ledger import (
     ADDING,
     Condensed,
@@ -444,7 +445,7 @@ class Bounds:
     one at work and ``aim`` the total tokens that it should end at. ``early`` is the share of its trigger from which
     on a layer is due on this request; ``free_only`` leaves out layers that may ask a model. ``readings`` keep what was
     read in single messages from one compaction to the next. ``standing`` is the array as known edits
-    leave it, which the provider has cached if the conversation is ``warm``.
+    leave it, which the provider has cached if the conversation is ``warm``. ``announce`` hears what was done.
     """
 
     transcript: Transcript
@@ -466,6 +467,7 @@ class Bounds:
     readings: Readings | None = None
     warm: bool = False
     standing: tuple[PlannedMessage, ...] = ()
+    announce: Announce = unheard
 
     @property
     def target(self) -> int:

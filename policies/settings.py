@@ -417,6 +417,9 @@ class ContextSettings:
             then changes nothing), or ``off``: only layers that neither summarise nor begin a new window.
         resume: how a new conversation goes on from a checkpoint: only where the header ``x-weir-resume`` names one
             (``header``), also where it has the name of one that was (``auto``), or never (``off``).
+        server_state: what becomes of requests that go on from what their provider holds: ``follow`` them, and begin
+            anew with the whole history where it grows too long; ``refuse`` them, so that clients send everything; or
+            ``relay`` them without management.
         cache_breakpoint: have the provider keep tools and system prompt for so long, by a marker behind them, in
             requests whose client sets none (``off`` adds nothing).
     """
@@ -463,6 +466,7 @@ class ContextSettings:
     evaluate: Evaluation = Evaluation()
     compaction: Literal["proxy", "provider", "off"] = "proxy"
     resume: Literal["header", "auto", "off"] = "header"
+    server_state: Literal["follow", "refuse", "relay"] = "follow"
     cache_breakpoint: Literal["off", "5m", "1h"] = "off"
 
     @property

@@ -24,7 +24,7 @@ class CountHandler(ExchangeHandler):
 
     async def _answer(self, body: bytes, caller: Caller) -> None:
         progress = self.progress
-        request = self.read(body, caller)
+        request = await self.read(body, caller)
         sent, tokens = request.chat.body, None
         if request.asked is not None:
             try:

@@ -12,6 +12,7 @@ Thinking, redacted thinking, signatures and what the provider's own tools left a
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -20,7 +21,8 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.codec import ERROR, ClientRequest, Codec, Passed, Segments, array_of
+from proxy.wire.answers import GivenAnswer, message_in
+from proxy.wire.codec import ERROR, ClientRequest, Codec, Passed, Segments, array_of, object_of
 from proxy.wire.messages import MARK, SEALED, THINKING_TYPES, markers_of, without_media
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, replace_fields, split_array, split_object, write_value
 from proxy.wire.rounds import in_messages
@@ -28,6 +30,7 @@ from proxy.wire.rounds import in_messages
 SIGNATURE_CHARS, SEALED_CHARS = 16 / 3, 4.0
 """Characters of a signature, and of sealed data, for a token: what was thought is about three quarters as long."""
 APART = "\n\n"
+CREATED_WITH = ("system", "tools")
 GONE = "(Earlier messages of this conversation were removed here to fit the model's context window.)"
 _FINISH = {"end_turn": "stop", "stop_sequence": "stop", "pause_turn": "stop", "tool_use": "tool_calls"}
 _ERRORS = {
@@ -93,6 +96,7 @@ class MessagesCodec(Codec):
     array = "messages"
     providers = frozenset({"anthropic"})
     system = "system"
+    link = "thread"
     limits = ("max_tokens",)
     tool_fields = ("tools",)
     schema = "output_config"
@@ -110,13 +114,32 @@ class MessagesCodec(Codec):
         budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
         return budget + 1 if isinstance(budget, int) and thinking.get("type") == "enabled" else 0
 
-    def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the provider holds the history."""
-        return bytes(fields.get("thread", b"null")) != b"null"
-
     def is_aside(self, fields: Mapping[str, Raw]) -> bool:
         """Whether the provider is only to sum the history up."""
         return bytes(fields.get("compaction", b"null")) != b"null"
+
+    def parent(self, fields: Mapping[str, Raw]) -> str | None:
+        """The message that a thread goes on from."""
+        thread = read_value(fields.get("thread", b"null"))
+        value = thread.get("previous_message_id") if isinstance(thread, dict) else None
+        return value if isinstance(value, str) and value else None
+
+    def is_kept(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the request is one of a thread."""
+        return bytes(fields.get("thread", b"null")) != b"null"
+
+    def opening(self, fields: Mapping[str, Raw]) -> bytes:
+        """What a thread is created with, and no later request may have."""
+        return object_of({name: fields[name] for name in CREATED_WITH if name in fields})
+
+    def begun_anew(self, fields: Mapping[str, Raw], opening: Mapping[str, Raw]) -> dict[str, Raw]:
+        """The fields of a request that creates a thread."""
+        return {**opening, **fields, "thread": b'{"type":"create"}'}
+
+    def answer(self, body: bytes) -> GivenAnswer | None:
+        """The message that a body holds, or the events of a stream make."""
+        given = message_in(body)
+        return None if given is None else replace(given, usage=_usage(given.usage))
 
     def schema_of(self, request: ClientRequest) -> Any:
         """The schema for the answer, as chat's ``response_format`` holds it."""
@@ -318,6 +341,8 @@ class MessagesCodec(Codec):
 def _error(error: ProxyError, message: str) -> dict[str, object]:
     weir = {**(error.weir or {}), "code": error.code}
     told = {"type": _ERRORS.get(error.status, "api_error"), "message": message, "weir": weir}
+    if error.param == "thread":  # at this the SDKs send the whole history, from then on
+        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": told}
 
 

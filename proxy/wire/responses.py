@@ -8,7 +8,7 @@ run that has it, shares that reasoning: they stay or go together ("was provided 
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,8 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.codec import ERROR, ClientRequest, Codec, JoinedRun, Passed, Segments, array_of
+from proxy.wire.answers import GivenAnswer, response_in
+from proxy.wire.codec import ERROR, ClientRequest, Codec, JoinedRun, NamingRun, Passed, Segments, array_of
 from proxy.wire.messages import MARK, SEALED, marker_within, markers_of
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, split_array, split_object, write_value
 from proxy.wire.rounds import in_items
@@ -77,6 +78,7 @@ class ResponsesCodec(Codec):
     array = "input"
     providers = frozenset({"openai", "azure.ai.openai", "azure.ai.inference"})
     system = "instructions"
+    link = "previous_response_id"
     limits = ("max_output_tokens",)
     tool_fields = ("tools",)
     schema = "text"
@@ -88,8 +90,8 @@ class ResponsesCodec(Codec):
         return Segments(raw, self, head)
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the provider holds a part of the history, answers later, or answers nothing."""
-        if any(bytes(fields.get(name, b"null")) != b"null" for name in ("previous_response_id", "conversation")):
+        """Whether the provider holds the history without a trace, answers later, or answers nothing."""
+        if bytes(fields.get("conversation", b"null")) != b"null":
             return True
         cache = read_value(fields.get("prompt_cache_options", b"null"))
         warms = isinstance(cache, dict) and cache.get("prewarm") is True
@@ -98,6 +100,55 @@ class ResponsesCodec(Codec):
     def is_aside(self, fields: Mapping[str, Raw]) -> bool:
         """Whether the provider is only to compact the history."""
         return b'"compaction_trigger"' in bytes(memoryview(fields.get("input", b""))[-256:])
+
+    def parent(self, fields: Mapping[str, Raw]) -> str | None:
+        """The answer that the request goes on from."""
+        value = read_value(fields.get("previous_response_id", b"null"))
+        return value if isinstance(value, str) and value else None
+
+    def is_kept(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the provider stores the answer, which it does unless it is told not to."""
+        return bytes(fields.get("store", b"")) != b"false"
+
+    def added(self, fields: Mapping[str, Raw]) -> bytes:
+        """The items of ``input``; a string is a message of the user's."""
+        said = bytes(fields.get("input", b"[]")).strip()
+        return _message("user", said) if said[:1] == b'"' else said[1:-1].strip()
+
+    def begun_anew(self, fields: Mapping[str, Raw], opening: Mapping[str, Raw]) -> dict[str, Raw]:
+        """All fields but the link: instructions and tools are the request's own."""
+        del opening
+        return {name: raw for name, raw in fields.items() if name != "previous_response_id"}
+
+    def answer(self, body: bytes) -> GivenAnswer | None:
+        """The response that a body holds, or the last event of a stream."""
+        return response_in(body)
+
+    def named(self, elements: bytes, reasoned: int) -> Mapping[str, Raw]:
+        """Items by their ids; reasoning that nobody sees has a share of the tokens that it took."""
+        items = [(_read(raw), raw) for raw in split_array(b"[" + elements + b"]") or ()]
+        hidden = [raw for item, raw in items if item.type == "reasoning" and b'"encrypted_content":"' not in bytes(raw)]
+        share = b',"%b":%d}' % (SEALED.encode(), reasoned // max(1, len(hidden)))
+        return {item.id: bytes(raw)[:-1] + share if raw in hidden else raw for item, raw in items if item.id}
+
+    def names(self, fields: Mapping[str, Raw]) -> Collection[str]:
+        """References, and reasoning that is not all there."""
+        said = bytes(fields.get("input", b""))
+        if b'"item_reference"' not in said and b'"reasoning"' not in said:
+            return ()
+        found = [(_read(raw), raw) for raw in split_array(said) or ()]
+        return {item.id for item, raw in found if item.id and _is_named_only(item, raw)}
+
+    def resolved(self, raw: Raw, known: Mapping[str, Raw]) -> Raw:
+        """A run whose references are read as the items that they name; it is written as it came."""
+        elements = split_array(b"[" + raw + b"]") or ()
+        items = [(_read(each), each) for each in elements]
+        if not any(item.id in known and _is_named_only(item, each) for item, each in items):
+            return raw
+        meant = [known.get(item.id, each) if _is_named_only(item, each) else each for item, each in items]
+        run = JoinedRun(raw) if isinstance(raw, JoinedRun) else NamingRun(raw)
+        run.meant = b",".join(meant)
+        return run
 
     def schema_of(self, request: ClientRequest) -> Any:
         """The schema for the answer, as chat's ``response_format`` holds it."""
@@ -147,7 +198,7 @@ class ResponsesCodec(Codec):
         """A segment as a chat message."""
         if isinstance(raw, Passed | Fixed):
             return {"role": "system", "content": None if isinstance(raw, Passed) else json.dumps(_only(raw))}
-        items = _items(raw)
+        items = _items(_meant(raw))
         if not items:
             return {}
         marks = [found for item in items if isinstance(found := item.get(MARK), dict)]
@@ -218,8 +269,9 @@ class ResponsesCodec(Codec):
 
     def stored(self, raw: Raw) -> bytes:
         """A segment as JSON of its own, for the archive."""
-        elements = split_array(b"[" + raw + b"]") or ()
-        return bytes(raw) if len(elements) == 1 else array_of(elements)
+        whole = _meant(raw)
+        elements = split_array(b"[" + whole + b"]") or ()
+        return bytes(whole) if len(elements) == 1 else array_of(elements)
 
     def with_rounds(self, raw: Raw, text: str) -> Raw:
         """A run with the hidden calls of its rounds and their outputs where they were made."""
@@ -310,6 +362,17 @@ def _read(raw: Raw) -> _Item:
     return item
 
 
+def _meant(raw: Raw) -> Raw:
+    return (raw.meant or raw) if isinstance(raw, NamingRun) else raw
+
+
+def _is_named_only(item: _Item, raw: Raw) -> bool:
+    """Whether the provider has to know what an item is; the type of a reference may be left out."""
+    if item.type == "reasoning":
+        return b'"encrypted_content":"' not in bytes(raw)
+    return item.type == "item_reference" or (item.type == "message" and not item.role)
+
+
 def _message(role: str, content: bytes) -> bytes:
     return b'{"role":"' + role.encode() + b'","content":' + content + b"}"
 
@@ -348,6 +411,7 @@ def _run(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             thought = "\n".join((*_texts_of(item.get("summary")), *_texts_of(item.get("content"))))
             thoughts.append(thought)
             sealed += len(str(item.get("encrypted_content") or "")) / SEALED_CHARS
+            sealed += hidden if isinstance(hidden := item.get(SEALED), int) else 0
         elif kind in CALLS:
             calls.append(_call(item))
         elif kind == "item_reference":
