@@ -42,6 +42,8 @@ class Recalling:
         before, self.offer, asked = self.offer, None, self.asked
         if plan.limits is None or not asked.settings.recall.tool or not is_due(plan) or self._is_refused(plan):
             return plan
+        if asked.request.codec is not CHAT and not self.runtime.store.keeps_content:
+            return plan  # after a restart nothing would be known of hidden rounds that its answers depend on
         offer = before or offer_for(asked.request, asked.settings, asked.counter)
         if offer is None or not plan.limits.budget.hard_fits(plan.sent + offer.tokens):
             return plan
@@ -132,6 +134,12 @@ def surface_of(request: ClientRequest) -> RecallSurface:
     if request.codec is RESPONSES:
         return ResponsesRecall(joins=joins, stateless=request.value("store") is False)
     return MessagesRecall(joins=joins)
+
+
+def is_linked(request: ClientRequest) -> bool:
+    """Whether a request is one of those whose history the provider holds: under tools and ids that are the client's."""
+    link = request.codec.link
+    return link is not None and bytes(request.fields.get(link, b"null")) != b"null"
 
 
 def is_due(plan: Plan) -> bool:

@@ -164,7 +164,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    folder: Path, endpoint: str, *answers: Said, recall: str = "tool: true", **settings: Any
+    folder: Path, endpoint: str, *answers: Said, recall: str = "tool: true", store: str = "{}", **settings: Any
 ) -> AsyncIterator[Scene]:
     model = InOrder([*answers])
     dialect = Dialect.OPENAI if endpoint == "responses" else Dialect.ANTHROPIC
@@ -174,6 +174,7 @@ async def scene(
 upstreams: {{up: {{kind: openai, base_url: "{upstream.base_url}", api_key: pass}}}}
 models: [{{match: "*", upstream: up, window: {WINDOW}}}]
 auth: {{mode: open}}
+store: {store}
 policies: {{p: {{cascade: {json.dumps(EVICTING["cascade"])}, placeholder: marker, recall: {{auto: false, {recall}}}}}}}
 default_policy: p
 """
@@ -321,6 +322,17 @@ async def test_a_stored_answer_is_gone_on_from_with_all_of_its_rounds(tmp_path: 
         client.history = []
         later = await client.ask("And which gateway?", stream=stream, store=True, previous_response_id=answer.id)
         assert texts(later) == ["Understood."]
+        assert "recall" not in json.dumps(on.bodies[-1]["tools"])
+
+
+@both
+@pytest.mark.requirement("A4.25")
+async def test_the_tool_is_not_offered_where_its_rounds_would_not_outlive_a_restart(
+    tmp_path: Path, endpoint: str
+) -> None:
+    async with scene(tmp_path, endpoint, store="{content: digest}") as on:
+        await (await on.client()).ask()
+        assert "recall" not in json.dumps(on.bodies[-1]["tools"])
 
 
 @both
