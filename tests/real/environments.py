@@ -13,6 +13,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CACHE = HERE / ".cache"
+CLIENTS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weir" / "clients"
+"""Where programs of npm's are installed: some are hundreds of megabytes, and every working tree can use them."""
 PATIENCE = 300.0
 STAMP = "stamp"
 
@@ -43,11 +45,41 @@ def environment(name: str) -> Path:
     return folder
 
 
+def packages(name: str) -> Path:
+    """A folder with the ``node_modules`` that ``npm/NAME/package-lock.json`` describes.
+
+    Raises Unavailable where there is no Node, or npm cannot install it in five minutes.
+    """
+    lock = HERE / "npm" / name / "package-lock.json"
+    folder = CLIENTS / f"{name}-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
+    if shutil.which("npm") is None:
+        raise Unavailable("there is no npm")
+    with alone(name, CLIENTS):
+        if not (folder / STAMP).is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(lock.parent, folder)
+            _install_packages(folder)
+            (folder / STAMP).touch()
+    return folder
+
+
+def _install_packages(folder: Path) -> None:
+    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"{folder.name} could not be installed in {PATIENCE:.0f} s") from None
+    assert "EINTEGRITY" not in done.stderr, done.stderr
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise Unavailable(f"{folder.name} could not be installed: {last}")
+
+
 @contextmanager
-def alone(name: str) -> Iterator[None]:
+def alone(name: str, within: Path = CACHE) -> Iterator[None]:
     """Only one process at a time builds what is called ``name``."""
-    CACHE.mkdir(exist_ok=True)
-    with (CACHE / f"{name}.busy").open("w") as file:
+    within.mkdir(parents=True, exist_ok=True)
+    with (within / f"{name}.busy").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
