@@ -178,7 +178,7 @@ def _edited(piece: PlannedMessage, edits: Mapping[int, Edit]) -> tuple[PlannedMe
         return (piece,)
     if edit.kind is EditKind.RECALL:
         return (PlannedMessage(None, edit.tokens, edit.text, edit.kind), piece)
-    beside = 0 if piece.rounds is None else piece.rounds.tokens
+    beside = piece.tokens - piece.own_tokens
     return (PlannedMessage(piece.index, edit.tokens + beside, edit.text, edit.kind, piece.rounds),)
 
 
