@@ -17,7 +17,7 @@ from proxy.recall.tool import definition_of
 from proxy.simulator import Dialect, Problem, Rejected, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.wire.codecs import codec_of
-from tests.functional.harness import COUNTER, EVICTING, RunningWeir, answered, prose, weir
+from tests.functional.harness import COUNTER, EVICTING, Deployment, RunningWeir, answered, prose, weir
 
 WINDOW = 8192
 SECRET = "the deployment token is zx-4471-quebec"
@@ -138,13 +138,14 @@ class Scene:
     folder: Path
     yaml: str
     stack: AsyncExitStack
+    database: Path | str
     weir: RunningWeir | None = None
 
     async def start(self) -> RunningWeir:
         """A Weir on the same database."""
         await self.stack.aclose()
         options = {"yaml": self.yaml, "folder": self.folder, "window": None}
-        self.weir = await self.stack.enter_async_context(weir(self.upstream.base_url, self.folder / "w.db", **options))
+        self.weir = await self.stack.enter_async_context(weir(self.upstream.base_url, self.database, **options))
         return self.weir
 
     async def client(self, steps: int = 22, **options: Any) -> Client:
@@ -164,7 +165,13 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    folder: Path, endpoint: str, *answers: Said, recall: str = "tool: true", store: str = "{}", **settings: Any
+    folder: Path,
+    endpoint: str,
+    *answers: Said,
+    recall: str = "tool: true",
+    store: str = "{}",
+    database: Path | str = "",
+    **settings: Any,
 ) -> AsyncIterator[Scene]:
     model = InOrder([*answers])
     dialect = Dialect.OPENAI if endpoint == "responses" else Dialect.ANTHROPIC
@@ -178,7 +185,7 @@ store: {store}
 policies: {{p: {{cascade: {json.dumps(EVICTING["cascade"])}, placeholder: marker, recall: {{auto: false, {recall}}}}}}}
 default_policy: p
 """
-        yield Scene(endpoint, upstream, model, folder, yaml, stack)
+        yield Scene(endpoint, upstream, model, folder, yaml, stack, database or folder / "w.db")
 
 
 def elements(answer: Any) -> list[Any]:
@@ -243,6 +250,24 @@ async def test_a_call_is_answered_unseen_and_goes_up_again_with_every_later_requ
             assert getattr(later, "input_transformations", None) in (None, [])
             assert begins_alike(on.arrays[-1], on.arrays[-2])
         assert "recall" not in json.dumps(client.history)
+
+
+@both
+@pytest.mark.parametrize("deployment", [pytest.param(2, id="two in turns on PostgreSQL")], indirect=True)
+@pytest.mark.requirement("A4.25", "P7")
+async def test_another_process_sends_the_hidden_round_again(
+    tmp_path: Path, endpoint: str, deployment: Deployment
+) -> None:
+    async with scene(tmp_path, endpoint, looks(), ENDS, database=deployment.store, bound=True) as on:
+        client = await on.client()
+        await client.ask("Which token was it?")
+        options = {"yaml": on.yaml, "folder": tmp_path, "window": None}
+        async with weir(on.upstream.base_url, deployment.store, **options) as other:
+            for at in (other, client.at, other):
+                client.at = at
+                later = await client.ask("And what is next?")
+                assert texts(later) == ["Understood."]
+                assert begins_alike(on.arrays[-1], on.arrays[-2])
 
 
 @both

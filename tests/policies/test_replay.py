@@ -80,6 +80,7 @@ def test_hidden_rounds_stay_beside_another_edit_of_their_answer_and_cost_what_th
     assert both.pieces[4].tokens == other.tokens + 40
     again = both.with_edits({4: replace(other, text="-", tokens=1)})
     assert (again.pieces[4].rounds, again.pieces[4].tokens) == (rounds, 41)
+    assert again.pieces[4].own_tokens == 1
     known = ConversationState(edits={rounds.key: rounds})
     assert not known.has_removed
     cut = replayed(GROWN, edits=[rounds], cuts=(cut_of(transcript, 3),))
