@@ -193,7 +193,13 @@ class Unseen:
     shown: list[Mapping[str, Any]] = field(default_factory=list)
     rounds: list[HiddenRound] = field(default_factory=list)
     tokens: int = 0
+    skipped: int = 0
     whole: bool = False
+
+    def give_up(self) -> None:
+        """What follows is not made behind what was recalled, nor behind what the client has got so far."""
+        self.rounds.clear()
+        self.tokens, self.skipped = 0, len(self.shown)
 
     def add(self, turn: RecallTurn, answers: Sequence[RecallAnswer]) -> None:
         """Take note of one more round."""
@@ -218,7 +224,7 @@ class Unseen:
     def edit(self, transcript: Transcript) -> Edit | None:
         """What has the rounds go up again; None where there are none, or the answer goes on with one that was given."""
         last = transcript.messages[-1] if transcript.messages else None
-        if not self.whole or not self.rounds or last is None or last.role == "assistant":
+        if not self.whole or not (self.rounds or self.skipped) or last is None or last.role == "assistant":
             return None
         digest = digest_of(self.surface.codec.view(self.surface.segment(self.shown)))
         nth = sum(message.digest == digest for message in transcript.messages)
@@ -226,7 +232,7 @@ class Unseen:
             digest=digest,
             occurrence=occurrence_of_round(nth),
             kind=EditKind.ROUND,
-            text=write_rounds(self.rounds, len(self.shown)),
+            text=write_rounds(self.rounds, len(self.shown), self.skipped),
             ref=digest.hex()[:12],
             tokens=self.tokens,
             length=len(transcript.chain),
@@ -250,7 +256,8 @@ async def next_answer(rounds: Rounds, turn: RecallTurn, ask: AskAgain) -> Upstre
     if 400 <= received.answer.status < 500 and received.answer.status not in NOT_OURS:
         received.answer.close()
         rounds.finish()
-        rounds.unseen = None  # this answer is not made behind what was recalled
+        if rounds.unseen is not None:
+            rounds.unseen.give_up()
         received, _ = await ask(rounds.plain)
     return received
 

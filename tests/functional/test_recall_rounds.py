@@ -148,9 +148,9 @@ class Scene:
         self.weir = await self.stack.enter_async_context(weir(self.upstream.base_url, self.database, **options))
         return self.weir
 
-    async def client(self, steps: int = 22, **options: Any) -> Client:
+    async def client(self, steps: int = 22, *, secret: str = SECRET, **options: Any) -> Client:
         """A conversation that has outgrown its window."""
-        return Client(self.endpoint, self.weir or await self.start(), options=options).grow(steps)
+        return Client(self.endpoint, self.weir or await self.start(), options=options).grow(steps, secret=secret)
 
     @property
     def bodies(self) -> list[Any]:
@@ -437,6 +437,46 @@ async def test_an_upstream_that_fails_in_a_later_round_says_so_itself_and_nothin
         assert failed.value.status_code == 500
         answer = await client.ask(stream=stream)
         assert texts(answer) == [TOLD]
+        await client.ask("And now?", stream=stream)
+        assert begins_alike(on.arrays[-1], on.arrays[-2])
+
+
+@both
+@either_way
+@pytest.mark.requirement("P4", "A4.25")
+async def test_an_upstream_that_refuses_the_round_itself_is_asked_as_if_there_were_no_tool(
+    tmp_path: Path, endpoint: str, stream: bool
+) -> None:
+    refuses = Rejected(Problem(status=422, message="this is not taken here"))
+    async with scene(tmp_path, endpoint, looks(), refuses, ENDS) as on:
+        client = await on.client()
+        answer = await client.ask(stream=stream)
+        assert texts(answer) == ["Let me look.", TOLD]
+        first, _, plain_one = on.bodies
+        assert plain_one == {**first, "tools": first["tools"][:-1]}
+        await client.ask("And now?", stream=stream)
+        assert "zx-4471-quebec.\n" not in json.dumps(on.arrays[-1])
+        assert "recall:" not in json.dumps(on.arrays[-1])
+
+
+@both
+@either_way
+@pytest.mark.requirement("P4", "A4.25")
+async def test_a_round_that_is_too_long_is_asked_with_less_and_kept_as_it_was_answered(
+    tmp_path: Path, endpoint: str, stream: bool
+) -> None:
+    async with scene(tmp_path, endpoint) as on:
+        client = await on.client(secret="\n".join(f"{SECRET} number {n} and more words" for n in range(220)))
+        await client.ask()
+        taken = answered(on.upstream)[-1].prompt_tokens
+        on.model.answers = [looks(), ENDS]
+        settings = on.upstream.simulator.model.settings
+        object.__setattr__(settings, "window", taken + 512 + 2_400)
+        await client.ask("Which token was it?", stream=stream)
+        object.__setattr__(settings, "window", WINDOW)
+        assert [seen.status for seen in asked(on)] == [200, 200, 400, 200]
+        sizes = [len(json.dumps(array(seen))) for seen in asked(on)]
+        assert sizes[3] < sizes[2]
         await client.ask("And now?", stream=stream)
         assert begins_alike(on.arrays[-1], on.arrays[-2])
 

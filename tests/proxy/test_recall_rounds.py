@@ -70,6 +70,16 @@ def test_an_answer_without_its_thinking_is_cut_by_what_else_it_says() -> None:
     assert MESSAGES.with_rounds(half, write_rounds([ROUND], 4)) == half
 
 
+@pytest.mark.requirement("A4.25")
+def test_what_belongs_to_an_answer_that_was_given_up_does_not_go_up() -> None:
+    raw = reply([THOUGHT, text("a"), THOUGHT, text("b")])
+    skips = write_rounds([], 4, 2)
+    assert json.loads(MESSAGES.with_rounds(raw, skips))["content"] == [THOUGHT, text("b")]
+    assert RESPONSES.with_rounds(b'{"a":1},{"b":2},{"c":3},{"d":4}', skips) == b'{"c":3},{"d":4}'
+    fewer = reply([text("a"), text("b")])
+    assert MESSAGES.with_rounds(fewer, skips) == fewer
+
+
 @pytest.mark.requirement("P1", "A4.25")
 def test_the_bytes_of_what_the_client_sends_stay() -> None:
     raw = b'{"role": "assistant", "content": [ {"a":1.0 , "type":"text"}, {"type": "x", "b": 1e5}], "more": true}'
