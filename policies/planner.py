@@ -214,8 +214,9 @@ def _recall(work: PlanWork, bounds: Bounds, *, pages: Pages, elsewhere: Sequence
 
 
 def _unbind(work: PlanWork, bounds: Bounds, *, all_of_it: bool) -> Flow[None]:
-    """Take out the thinking that is not valid behind what is new."""
-    valid = leave_out_unbound(work.draft, bounds, all_of_it=all_of_it)
+    """Take out the thinking that is not valid behind what is new: behind a definition that comes first, any."""
+    brings_tool = bounds.settings.recall.tool and not bounds.known.has_removed and work.draft.has_removed
+    valid = leave_out_unbound(work.draft, bounds, all_of_it=all_of_it or brings_tool)
     if valid is not work.draft and not work.trail:
         yield Offload()
     work.draft = valid

@@ -12,7 +12,7 @@ from policies.draft import (
     replay,
     tokens_kept_verbatim,
 )
-from policies.ledger import Cut, Edit, EditKind
+from policies.ledger import Cut, Edit, EditKind, occurrence_of_round
 from policies.messages import ToolCall, Transcript
 from policies.settings import ContextSettings
 from policies.tokens import CHARS4
@@ -64,6 +64,28 @@ def test_an_edit_is_found_by_the_message_it_was_made_on_and_is_not_new() -> None
     assert draft.pieces[3].tokens == 5
     assert draft.edits == {}
     assert draft.applied == {"evict": 1}
+
+
+@pytest.mark.requirement("P2", "A4.25")
+def test_hidden_rounds_stay_beside_another_edit_of_their_answer_and_cost_what_they_cost() -> None:
+    transcript = talk(*GROWN)
+    other = edit_of(transcript, 4)
+    rounds = replace(other, kind=EditKind.ROUND, occurrence=occurrence_of_round(0), text="{}", tokens=40)
+    alone, both = replayed(GROWN, edits=[rounds]), replayed(GROWN, edits=[rounds, other])
+    assert alone.changed
+    assert (alone.pieces[4].text, alone.pieces[4].kind, alone.pieces[4].rounds) == (None, None, rounds)
+    assert alone.tokens == transcript.tokens + 40
+    assert alone.applied == {"round": 1}
+    assert (both.pieces[4].text, both.pieces[4].rounds) == ("gone", rounds)
+    assert both.pieces[4].tokens == other.tokens + 40
+    again = both.with_edits({4: replace(other, text="-", tokens=1)})
+    assert (again.pieces[4].rounds, again.pieces[4].tokens) == (rounds, 41)
+    assert again.pieces[4].own_tokens == 1
+    known = ConversationState(edits={rounds.key: rounds})
+    assert not known.has_removed
+    cut = replayed(GROWN, edits=[rounds], cuts=(cut_of(transcript, 3),))
+    assert cut.active_cut is not None
+    assert sum(p.rounds is not None for p in cut.pieces) == 1
 
 
 @pytest.mark.requirement("P1")
