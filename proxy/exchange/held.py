@@ -6,18 +6,18 @@ and what the client goes on from next is the answer to that.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from policies import ContextSettings, Mode
-from proxy.conversation.answers import Chain
 from proxy.errors import InvalidRequest
 from proxy.planning.planner import Planner
 from proxy.planning.values import Plan, PlanRequest
 from proxy.runtime import Runtime
 from proxy.store.answers import AnswerRow
 from proxy.tap import NO_USAGE, usage_from
-from proxy.wire.codec import NOTHING, ClientRequest, Segments, with_history, without_marks
+from proxy.wire.codec import NOTHING, ClientRequest, Segments, opening_of, with_history, without_marks
 from proxy.wire.raw import Raw
 
 log = logging.getLogger("weir.settlement")
@@ -31,24 +31,25 @@ class HeldState:
     """The provider's part in a request.
 
     Attributes:
-        parent: the answer that the request goes on from, ``chain`` all up to its end, None where that is not known.
+        parent: the answer that the request goes on from; ``chain`` are those from the first one on up to it, none where
+            not all of them are known.
         keeps: whether the answer is recorded.
-        known: the elements that the request only names; ``names`` says that there are any.
+        known: the elements that the request only names.
         elsewhere: whether what the model reads cannot be known, so that the request is not managed.
     """
 
     parent: str | None = None
-    chain: Chain | None = None
+    chain: Sequence[AnswerRow] = ()
     keeps: bool = False
     known: Mapping[str, Raw] = field(default_factory=dict)
-    names: bool = False
     elsewhere: bool = False
 
     def whole(self, client: ClientRequest) -> ClientRequest:
         """The request that the client's stands for."""
         chat = client
-        if self.chain is not None:
-            chat = with_history(client, self.chain.history, self.chain.opening)
+        if self.chain:
+            history = b",".join(part for row in self.chain for part in (row.given, row.output) if part)
+            chat = with_history(client, history, self.chain[0].opening)
         elif client.messages is None and self.keeps and client.codec.added(client.fields):
             chat = with_history(client, b"", b"{}")
         if self.known and chat.messages is not None:
@@ -58,15 +59,20 @@ class HeldState:
 
     async def followed(self, planner: Planner, asked: PlanRequest, client: ClientRequest, plan: Plan) -> Plan:
         """The plan with the client's own bytes wherever the provider's copy, or the client's, is what was planned."""
-        body = client.body if plan.recognized is None or not plan.recognized.marked else without_marks(client)
-        own, recognized, decision = replace(plan, body=body), plan.recognized, plan.decision
+        if not self.chain:
+            return replace(plan, body=client.body) if plan.body is asked.request.body else plan
+        recognized, decision, body = plan.recognized, plan.decision, client.body
+        if recognized is None or recognized.marked:
+            with suppress(Exception):  # nobody may have been able to read the messages
+                body = without_marks(client)
+        own = replace(plan, body=body)
         if recognized is None or decision is None or asked.settings.observes:
             return own
         if decision.is_new:
-            return replace(plan, restarted=self.chain is not None)
-        if self.chain is None or not self.chain.last.tokens:
+            return replace(plan, restarted=True)
+        last, budget = self.chain[-1], recognized.limits.budget
+        if not last.tokens:
             return own
-        last, budget = self.chain.last, recognized.limits.budget
         new = [m.tokens for m in recognized.transcript.messages[last.length :] if m.role != "assistant"]
         held, planned = last.tokens + budget.estimate(sum(new)), budget.estimate(plan.sent)
         is_same = SAME * held <= planned <= held / SAME
@@ -86,15 +92,15 @@ async def held_by(runtime: Runtime, chat: ClientRequest, tenant: str, settings: 
     if settings.mode is Mode.OFF or codec.is_held_elsewhere(fields):
         return HeldState(elsewhere=True)
     if settings.server_state != "follow":
-        linked = parent is not None or (keeps and codec.link is not None and codec.link in fields)
+        linked = parent is not None or (keeps and codec.link in fields)
         if linked and settings.server_state == "refuse":
             raise InvalidRequest("The history is not held here: send all of it.", param=codec.link)
         return HeldState(elsewhere=linked)
-    names = codec.names(fields)
+    names = codec.names(fields) if keeps else ()
     known = await runtime.answers.elements(tenant, names, codec) if names else NOTHING
-    chain = await runtime.answers.behind(tenant, parent) if parent is not None and len(known) == len(names) else None
-    unknown = parent is not None and chain is None
-    return HeldState(parent=parent, chain=chain, keeps=keeps, known=known, names=bool(names), elsewhere=unknown)
+    chain = await runtime.answers.behind(tenant, parent) if parent is not None and len(known) == len(names) else ()
+    unknown = parent is not None and not chain
+    return HeldState(parent=parent, chain=chain, keeps=keeps, known=known, elsewhere=unknown)
 
 
 async def record_answer(
@@ -108,7 +114,6 @@ async def record_answer(
             return
         usage = usage_from(given.usage) or NO_USAGE
         messages = () if recognized is None else recognized.transcript.messages
-        items = tuple(codec.named(given.elements, 0))
         row = AnswerRow(
             tenant=tenant,
             id=given.id,
@@ -120,10 +125,10 @@ async def record_answer(
             length=len(messages),
             given=codec.added(client.fields),
             output=given.elements,
-            opening=codec.opening(client.fields),
-            items=items,
+            opening=opening_of(client),
+            items=tuple(codec.named(given.elements, 0)),
         )
-        replays = held.parent is None and not held.names and any(m.role == "assistant" for m in messages)
-        await runtime.answers.keep(row, lasting=not replays)
+        repeats = any(m.role == "assistant" for m in messages)  # a client that does will hardly go on from an answer
+        await runtime.answers.keep(row, lasting=held.parent is not None or bool(held.known) or not repeats)
     except Exception:
         log.exception("an answer that its provider keeps could not be recorded")

@@ -282,7 +282,7 @@ class ExchangeHandler:
             if (clamped := attempts.clamped(body, verdict)) is not None:
                 body = clamped
             elif (smaller := await self._smaller(asked, plan, recalling, attempt=attempts.retries + 1)) is not None:
-                plan = replace(smaller, restarted=request.held.chain is not None)
+                plan = replace(smaller, restarted=bool(request.held.chain))
                 body = plan.body
             else:
                 return received, body

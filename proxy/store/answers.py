@@ -5,15 +5,15 @@ to an answer hold all of it. Only what is found whole counts.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from proxy.store.packing import Damaged, pack, unpack
 from proxy.store.records import ConversationRow
-from proxy.store.schema import answer_items, answers, keep_first, keep_last, of, recorded, stored
-from proxy.store.transaction import Transaction, chunks
+from proxy.store.schema import NOTHING, answer_items, answers, keep_first, keep_last, of, recorded, stored
+from proxy.store.transaction import Rows, Transaction, chunks
 
 MAX_LINKS = 20_000
 
@@ -45,11 +45,6 @@ class AnswerRow:
     opening: bytes = b"{}"
     items: tuple[str, ...] = ()
 
-    @property
-    def size(self) -> int:
-        """Bytes of what it says."""
-        return len(self.given) + len(self.output) + len(self.opening)
-
 
 ADD = keep_last(answers)
 ADD_ITEM = keep_first(answer_items)
@@ -61,7 +56,7 @@ _LINE = _LINE.union_all(
     .join(_LINE, answers.c.id == _LINE.c.parent)
     .where(OF_TENANT, _LINE.c.back < MAX_LINKS)
 )
-LINE = sa.select(answers).join(_LINE, _LINE.c.id == answers.c.id).where(OF_TENANT).order_by(_LINE.c.back)
+LINE = sa.select(answers).join(_LINE, _LINE.c.id == answers.c.id).where(OF_TENANT)
 
 
 def add_answers(tx: Transaction, rows: Sequence[AnswerRow]) -> None:
@@ -74,13 +69,8 @@ def add_answers(tx: Transaction, rows: Sequence[AnswerRow]) -> None:
 
 
 def line(tx: Transaction, tenant: str, answer: str) -> list[AnswerRow]:
-    """The answer with this id and those before it, newest first, as far as they are known and whole."""
-    found: list[AnswerRow] = []
-    for row in tx.execute(LINE, {"of_tenant": tenant, "of_id": answer}):
-        if (each := _answer(tx, row)) is None:
-            break
-        found.append(each)
-    return found
+    """The answer with this id and those before it, as far as they are known and whole."""
+    return _whole(tx, LINE, {"of_tenant": tenant, "of_id": answer})
 
 
 def known(tx: Transaction, tenant: str, ids: Collection[str]) -> int:
@@ -91,19 +81,11 @@ def known(tx: Transaction, tenant: str, ids: Collection[str]) -> int:
 
 def with_items(tx: Transaction, tenant: str, items: Collection[str]) -> list[AnswerRow]:
     """The answers that elements with these ids came in."""
-    found: list[AnswerRow | None] = []
+    found: list[AnswerRow] = []
     for chunk in chunks(items):
-        theirs = answer_items.c.tenant == tenant, answer_items.c.item.in_(chunk)
-        ids = sa.select(answer_items.c.answer).where(*theirs)
-        query = sa.select(answers).where(answers.c.tenant == tenant, answers.c.id.in_(ids))
-        found += [_answer(tx, row) for row in tx.execute(query)]
-    named = [row for row in found if row is not None]
-    pairs: dict[str, list[str]] = {row.id: [] for row in named}
-    for chunk in chunks(pairs):
-        query = sa.select(answer_items).where(answer_items.c.tenant == tenant, answer_items.c.answer.in_(chunk))
-        for row in tx.execute(query):
-            pairs[row.answer].append(row.item)
-    return [replace(row, items=tuple(pairs[row.id])) for row in named]
+        ids = sa.select(answer_items.c.answer).where(answer_items.c.tenant == tenant, answer_items.c.item.in_(chunk))
+        found += _whole(tx, sa.select(answers).where(answers.c.tenant == tenant, answers.c.id.in_(ids)))
+    return found
 
 
 def forget(tx: Transaction, tenant: str, answer: str) -> None:
@@ -114,19 +96,19 @@ def forget(tx: Transaction, tenant: str, answer: str) -> None:
 def exported(tx: Transaction, conversation: ConversationRow) -> list[Mapping[str, Any]]:
     """What is kept of a conversation's answers, as plain data."""
     mine = answers.c.tenant == conversation.tenant, answers.c.conversation == conversation.id
-    rows = [_answer(tx, row) for row in tx.execute(sa.select(answers).where(*mine).order_by(answers.c.at))]
+    rows = _whole(tx, sa.select(answers).where(*mine).order_by(answers.c.at))
     return [
-        {"id": r.id, "parent": r.parent, "at": r.at}
-        | {name: getattr(r, name).decode(errors="replace") for name in ("given", "output", "opening")}
-        for r in rows
-        if r is not None
+        {k: v.decode(errors="replace") if isinstance(v, bytes) else v for k, v in asdict(row).items()} for row in rows
     ]
 
 
-def _answer(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> AnswerRow | None:
-    try:
-        given, output, opening = unpack(row.body, parts=3)
-    except Damaged:
-        tx.damage("answer", row.tenant, row.id)
-        return None
-    return recorded(AnswerRow, answers, row, given=given, output=output, opening=opening, items=())
+def _whole(tx: Transaction, query: Rows, given: Mapping[str, str] = NOTHING) -> list[AnswerRow]:
+    found: list[AnswerRow] = []
+    for row in tx.execute(query, dict(given)):
+        try:
+            said = dict(zip(("given", "output", "opening"), unpack(row.body, parts=3), strict=True))
+        except Damaged:
+            tx.damage("answer", row.tenant, row.id)
+        else:
+            found.append(recorded(AnswerRow, answers, row, items=(), **said))
+    return found

@@ -2,16 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxy.wire.raw import Decoder, Raw, read_value, split_array, split_object, write_value
 
 _KEPT = frozenset({"response.completed", "response.incomplete"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenAnswer:
+class GivenAnswer(NamedTuple):
     """A whole answer: the ``elements`` that it adds to the array, with commas between, and its ``usage`` object."""
 
     id: str

@@ -12,7 +12,6 @@ Thinking, redacted thinking, signatures and what the provider's own tools left a
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -22,7 +21,7 @@ from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.answers import GivenAnswer, message_in
-from proxy.wire.codec import ERROR, ClientRequest, Codec, Passed, Segments, array_of, object_of
+from proxy.wire.codec import ERROR, ClientRequest, Codec, Passed, Segments, array_of
 from proxy.wire.messages import MARK, SEALED, THINKING_TYPES, markers_of, without_media
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, replace_fields, split_array, split_object, write_value
 from proxy.wire.rounds import in_messages
@@ -30,7 +29,6 @@ from proxy.wire.rounds import in_messages
 SIGNATURE_CHARS, SEALED_CHARS = 16 / 3, 4.0
 """Characters of a signature, and of sealed data, for a token: what was thought is about three quarters as long."""
 APART = "\n\n"
-CREATED_WITH = ("system", "tools")
 GONE = "(Earlier messages of this conversation were removed here to fit the model's context window.)"
 _FINISH = {"end_turn": "stop", "stop_sequence": "stop", "pause_turn": "stop", "tool_use": "tool_calls"}
 _ERRORS = {
@@ -97,6 +95,8 @@ class MessagesCodec(Codec):
     providers = frozenset({"anthropic"})
     system = "system"
     link = "thread"
+    unlinked = b'{"type":"create"}'
+    created_with = ("system", "tools")
     limits = ("max_tokens",)
     tool_fields = ("tools",)
     schema = "output_config"
@@ -128,18 +128,10 @@ class MessagesCodec(Codec):
         """Whether the request is one of a thread."""
         return bytes(fields.get("thread", b"null")) != b"null"
 
-    def opening(self, fields: Mapping[str, Raw]) -> bytes:
-        """What a thread is created with, and no later request may have."""
-        return object_of({name: fields[name] for name in CREATED_WITH if name in fields})
-
-    def begun_anew(self, fields: Mapping[str, Raw], opening: Mapping[str, Raw]) -> dict[str, Raw]:
-        """The fields of a request that creates a thread."""
-        return {**opening, **fields, "thread": b'{"type":"create"}'}
-
     def answer(self, body: bytes) -> GivenAnswer | None:
         """The message that a body holds, or the events of a stream make."""
         given = message_in(body)
-        return None if given is None else replace(given, usage=_usage(given.usage))
+        return None if given is None else given._replace(usage=_usage(given.usage))
 
     def schema_of(self, request: ClientRequest) -> Any:
         """The schema for the answer, as chat's ``response_format`` holds it."""

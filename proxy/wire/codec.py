@@ -58,7 +58,9 @@ class Codec:
         tool_fields: fields with definitions of tools.
         schema: the field that may hold a schema for the answer.
         headers: what a request of Weir's own has to be sent with.
-        link: the field by which a request goes on from what its provider holds.
+        link: the field by which a request goes on from what its provider holds; ``unlinked`` is what it says in one
+            that goes on from nothing, None where it then is not there.
+        created_with: fields of such a request that those which go on from it leave out.
         own_answer: fields that are about the answer asked for, and not about the prefix that a provider has cached.
     """
 
@@ -69,6 +71,8 @@ class Codec:
     providers: frozenset[str] = frozenset()
     system: str | None = None
     link: str | None = None
+    unlinked: bytes | None = None
+    created_with: tuple[str, ...] = ()
     limits: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
     tool_fields: tuple[str, ...] = ("tools", "functions")
     schema = "response_format"
@@ -145,26 +149,13 @@ class Codec:
         """The elements of the array that the request has, with commas between."""
         return bytes(fields.get(self.array, b"[]")).strip()[1:-1].strip()
 
-    def opening(self, fields: Mapping[str, Raw]) -> bytes:
-        """The fields that the requests which go on from this one leave out, as an object."""
-        del fields
-        return b"{}"
-
-    def begun_anew(self, fields: Mapping[str, Raw], opening: Mapping[str, Raw]) -> dict[str, Raw]:
-        """The fields of a request that goes on from nothing."""
-        del opening
-        return dict(fields)
-
     def answer(self, body: bytes) -> GivenAnswer | None:
         """The answer that a body or a stream holds; None where it is not all there, or an error."""
         del body
         return None
 
     def named(self, elements: bytes, reasoned: int) -> Mapping[str, Raw]:
-        """Elements that later requests may name in place of having them, by their ids.
-
-        ``reasoned`` are the tokens of the reasoning among them.
-        """
+        """Elements that may be named in place of having them, by their ids; reasoning took so many tokens."""
         del elements, reasoned
         return {}
 
@@ -407,10 +398,16 @@ def without_field(request: ClientRequest, name: str) -> ClientRequest:
 
 def with_history(request: ClientRequest, history: bytes, opening: bytes) -> ClientRequest:
     """The request with all that its provider holds behind it, as one that goes on from nothing."""
-    codec, fields = request.codec, request.fields
-    whole = codec.begun_anew(fields, split_object(opening))
-    elements = [part for part in (history, codec.added(fields)) if part]
-    return codec.parse(object_of({**whole, codec.array: array_of(elements)}))
+    codec, fields = request.codec, {**split_object(opening), **request.fields}
+    fields[codec.array] = array_of([part for part in (history, codec.added(fields)) if part])
+    if codec.link in fields:
+        fields |= {codec.link: codec.unlinked or b""}
+    return codec.parse(object_of({name: raw for name, raw in fields.items() if raw}))
+
+
+def opening_of(request: ClientRequest) -> bytes:
+    """What the request has that those which go on from it leave out, as an object."""
+    return object_of({name: request.fields[name] for name in request.codec.created_with if name in request.fields})
 
 
 def object_of(fields: Mapping[str, Raw]) -> bytes:

@@ -115,11 +115,6 @@ class ResponsesCodec(Codec):
         said = bytes(fields.get("input", b"[]")).strip()
         return _message("user", said) if said[:1] == b'"' else said[1:-1].strip()
 
-    def begun_anew(self, fields: Mapping[str, Raw], opening: Mapping[str, Raw]) -> dict[str, Raw]:
-        """All fields but the link: instructions and tools are the request's own."""
-        del opening
-        return {name: raw for name, raw in fields.items() if name != "previous_response_id"}
-
     def answer(self, body: bytes) -> GivenAnswer | None:
         """The response that a body holds, or the last event of a stream."""
         return response_in(body)

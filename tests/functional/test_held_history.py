@@ -1,70 +1,105 @@
 """Histories that the provider holds: followed while there is room, begun anew when there is none."""
 
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import anthropic
+import httpx
+import openai
 import pytest
 
-from proxy.simulator import SimulatedAnswer, SimulatedCall, SimulatorSettings
+from proxy.simulator import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from proxy.simulator.app import RunningSimulator, serve_simulator
-from tests.functional.harness import COUNTER, prose, weir
+from proxy.wire.responses import RESPONSES
+from tests.functional.harness import (
+    COUNTER,
+    EITHER,
+    Deployment,
+    RunningWeir,
+    WeirProcess,
+    free_port,
+    prose,
+    ruled,
+    weir,
+)
 
 STEPS = 40
+ANTHROPIC = {"dialect": Dialect.ANTHROPIC}
 READ = {
     "type": "function",
     "name": "read_file",
     "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
 }
+RESULT = re.compile(r"result (\d+):")
 TASK = "Migrate the project from axios to fetch. " + prose(60, seed=2)
 
 
-def say(request: dict[str, Any]) -> SimulatedAnswer:
-    """Another file to read, told by how many tool results there are so far, until the task is done."""
-    newest = request["messages"][-1]
-    step = int(str(newest["content"]).split()[0]) if newest["role"] == "tool" else 0
-    if step >= STEPS:
+def say(request: dict[str, Any], steps: int = STEPS) -> SimulatedAnswer:
+    """Another file to read, told by the number of the newest result, until the task is done."""
+    found = RESULT.search(json.dumps(request["messages"][-1]))
+    step = int(found[1]) if found else 0
+    if step >= steps:
         return SimulatedAnswer(reasoning="That was all.", text="It is done.")
     call = SimulatedCall("read_file", json.dumps({"path": f"src/module_{step + 1}.py"}))
     return SimulatedAnswer(reasoning="One more file.", calls=(call,))
 
 
 @asynccontextmanager
-async def upstream(window: int = 8192) -> AsyncIterator[RunningSimulator]:
-    async with serve_simulator(SimulatorSettings(window=window, answer=say), counter=COUNTER) as running:
+async def upstream(steps: int = STEPS, **settings: Any) -> AsyncIterator[RunningSimulator]:
+    answer = partial(say, steps=steps)
+    async with serve_simulator(SimulatorSettings(answer=answer, **settings), counter=COUNTER) as running:
         yield running
 
 
 def result_of(call: Any, step: int) -> dict[str, Any]:
-    return {"type": "function_call_output", "call_id": call.call_id, "output": f"{step} {prose(280, seed=step)}"}
+    return {
+        "type": "function_call_output",
+        "call_id": call.call_id,
+        "output": f"result {step}: {prose(280, seed=step)}",
+    }
 
 
 class Chained:
-    """An agent that sends its provider only what is new."""
+    """An agent that sends its provider only what is new; ``sent`` are its bodies as they left it."""
 
-    def __init__(self, client: Any, *, streams: bool = False) -> None:
-        self.client = client
+    def __init__(self, *clients: Any, streams: bool = False) -> None:
+        self.clients = clients
         self.streams = streams
-        self.actions: list[str] = []
+        self.headers: list[Mapping[str, str]] = []
+        self.sent: list[bytes] = []
         self.last: Any = None
+        for client in clients:
+            client._client.event_hooks["request"] = [self.note]
+
+    async def note(self, request: Any) -> None:
+        self.sent.append(request.content)
+
+    @property
+    def restarts(self) -> int:
+        return sum("restart=1" in each["x-weir-actions"] for each in self.headers)
 
     async def ask(self, given: Any, **options: Any) -> Any:
         asked = {"model": "sim", "tools": [READ], "input": given, "max_output_tokens": 512, **options}
         if self.last is not None:
             asked.setdefault("previous_response_id", self.last.id)
-        responses = self.client.responses
+        responses = self.clients[len(self.sent) % len(self.clients)].responses
         if self.streams:
             async with responses.stream(**asked) as stream:
                 self.last = await stream.get_final_response()
-                self.actions.append(stream._raw_stream.response.headers["x-weir-actions"])
+                self.headers.append(stream._raw_stream.response.headers)
         else:
             raw = await responses.with_raw_response.create(**asked)
             self.last = raw.parse()
-            self.actions.append(raw.headers["x-weir-actions"])
+            self.headers.append(raw.headers)
         return self.last
 
     async def steps(self, until: int, *, start: int = 0) -> Any:
+        """Go on from step ``start``, whose answer was the last one, or with the task."""
         answer = await self.ask(TASK) if start == 0 else self.last
         for step in range(start + 1, until + 1):
             calls = [item for item in answer.output if item.type == "function_call"]
@@ -72,17 +107,280 @@ class Chained:
         return answer
 
 
-def restarts(actions: list[str]) -> int:
-    return sum("restart=1" in each for each in actions)
+def instead(answer: Any, text: str) -> list[Any]:
+    """A message in place of more results than those of the calls that are open."""
+    calls = [item for item in answer.output if item.type == "function_call"]
+    given = [{"type": "function_call_output", "call_id": call.call_id, "output": "stopped"} for call in calls]
+    return [*given, {"role": "user", "content": text}]
 
 
-@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
-async def test_a_chain_of_forty_steps_goes_through_a_small_window(streams: bool) -> None:
-    async with upstream() as simulator, weir(simulator.base_url) as running:
+def bodies(simulator: RunningSimulator) -> list[bytes]:
+    return [each.body for each in simulator.answered()]
+
+
+def is_linked(body: bytes) -> bool:
+    return "previous_response_id" in json.loads(body)
+
+
+@pytest.mark.requirement("A0.3", "R.25")
+@pytest.mark.parametrize(("streams", "steps"), [(False, STEPS), (True, 18)], ids=["whole", "streamed"])
+async def test_a_chain_of_many_steps_goes_through_a_small_window(streams: bool, steps: int) -> None:
+    async with upstream(steps) as simulator, weir(simulator.base_url) as running:
         agent = Chained(running.client(), streams=streams)
-        answer = await agent.steps(STEPS)
+        answer = await agent.steps(steps)
         assert answer.output_text == "It is done."
-        assert 1 <= restarts(agent.actions) <= 4
-        sent = [json.loads(each.body) for each in simulator.answered()]
-        assert sum("previous_response_id" not in body for body in sent) == 1 + restarts(agent.actions)
-        assert [each.status for each in simulator.answered()] == [200] * len(sent)
+        assert 1 <= agent.restarts <= 4
+        assert [each.status for each in simulator.answered()] == [200] * (steps + 1)
+        for sent, arrived, headers in zip(agent.sent, bodies(simulator), agent.headers, strict=True):
+            restarted = "restart=1" in headers["x-weir-actions"]
+            assert restarted != (arrived == sent)
+            assert is_linked(arrived) == (is_linked(sent) and not restarted)
+        assert len({each["x-weir-conversation"] for each in agent.headers}) == 1
+
+
+async def test_a_chain_whose_record_is_lost_is_relayed_and_told_what_its_upstream_says() -> None:
+    async with upstream() as simulator:
+        async with weir(simulator.base_url) as running:
+            agent = Chained(running.client())
+            await agent.steps(3)
+        async with weir(simulator.base_url) as running:
+            again = Chained(running.client())
+            again.last = agent.last
+            with pytest.raises(openai.BadRequestError) as refused:
+                await again.steps(STEPS, start=3)
+            assert refused.value.code == "context_length_exceeded"
+            assert bodies(simulator)[4:] == again.sent
+            assert again.restarts == 0
+
+
+async def test_a_chain_goes_on_in_a_process_that_was_started_anew(tmp_path: Path) -> None:
+    arguments = ["--store", f"sqlite+aiosqlite:///{tmp_path / 'w.db'}", "--window", "8192"]
+    async with upstream() as simulator:
+        process = WeirProcess(["--upstream", simulator.base_url, *arguments], free_port())
+        async with process:
+            agent = Chained(process.client(), streams=True)
+            await agent.steps(8)
+            await process.stop()
+            await process.start()
+            answer = await agent.steps(18, start=8)
+        assert agent.restarts == 1
+        assert answer.output[-1].type == "function_call"
+        assert [each.status for each in simulator.answered()] == [200] * 19
+
+
+@pytest.mark.requirement("A0.7")
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+async def test_an_upstream_with_a_smaller_window_is_asked_with_the_whole(streams: bool) -> None:
+    async with upstream() as simulator, weir(simulator.base_url, window=16384) as running:
+        agent = Chained(running.client(), streams=streams)
+        await agent.steps(20)
+        assert 1 <= agent.restarts <= 2
+        refused = [each.status for each in simulator.answered()].count(400)
+        assert refused == sum("retry=1" in each["x-weir-actions"] for each in agent.headers) == 1
+
+
+@pytest.mark.requirement("R.25")
+async def test_two_go_on_from_one_answer_each_with_its_own_history() -> None:
+    async with upstream() as simulator, weir(simulator.base_url) as running:
+        agent = Chained(running.client())
+        await agent.steps(4)
+        fork = Chained(running.client())
+        fork.last = agent.last
+        await agent.steps(18, start=4)
+        assert agent.restarts == 1
+        given = await fork.ask(instead(fork.last, "Where is the moon? " + prose(1500, seed=77)))
+        assert fork.restarts == 0
+        assert bodies(simulator)[-1] == fork.sent[-1]
+        await fork.ask(instead(given, "And Mars? " + prose(2600, seed=78)))
+        assert fork.restarts == 1
+        whole = bodies(simulator)[-1].decode()
+        assert "And Mars?" in whole
+        assert "result 5:" not in whole
+
+
+async def test_what_the_client_deletes_is_known_no_more(tmp_path: Path) -> None:
+    async with upstream() as simulator, weir(simulator.base_url, tmp_path / "w.db") as running:
+        client = running.client()
+        agent = Chained(client)
+        first = await agent.ask(TASK)
+        await agent.ask(instead(first, "Go on."))
+        tenant = next(iter(running.runtime.answers._rows))[0]
+        await running.runtime.settler.flush()
+        assert await running.runtime.store.known_answers(tenant, [first.id]) == 1
+        await client.responses.delete(first.id)
+        assert await running.runtime.store.known_answers(tenant, [first.id]) == 0
+        assert await running.runtime.answers.behind(tenant, agent.last.id) == ()
+        await agent.ask(instead(agent.last, "And on."))
+        assert bodies(simulator)[-1] == agent.sent[-1]
+        assert "x-weir-conversation" not in agent.headers[-1]
+
+
+@pytest.mark.requirement("S.24")
+async def test_a_deleted_conversation_takes_its_answers_with_it(tmp_path: Path) -> None:
+    async with upstream() as simulator, weir(simulator.base_url, tmp_path / "w.db") as running:
+        agent = Chained(running.client())
+        await agent.steps(2)
+        await running.runtime.settler.flush()
+        (row,) = await running.runtime.store.conversations(None)
+        assert len((await running.runtime.store.export(row))["answers"]) == 3
+        headers = {"authorization": "Bearer sk-test"}
+        async with httpx.AsyncClient(headers=headers) as client:
+            gone = await client.delete(f"{running.root}/weir/conversations/{row.id}")
+        assert gone.status_code == 200
+        assert await running.runtime.answers.behind(row.tenant, agent.last.id) == ()
+
+
+@pytest.mark.requirement("S.1")
+async def test_another_tenant_knows_nothing_of_an_answer() -> None:
+    async with upstream(foreign=True) as simulator, weir(simulator.base_url) as running:
+        theirs = Chained(running.client())
+        answer = await theirs.steps(12)
+        mine = Chained(running.client("sk-other"))
+        mine.last = answer
+        call = next(item for item in answer.output if item.type == "function_call")
+        await mine.ask([result_of(call, 13)])
+        name, (tenant, _) = answer.output[0].id, next(iter(running.runtime.answers._rows))
+        assert await running.runtime.answers.elements(tenant, [name], RESPONSES)
+        assert not await running.runtime.answers.elements("another", [name], RESPONSES)
+        assert bodies(simulator)[-1] == mine.sent[-1]
+        assert "x-weir-conversation" not in mine.headers[-1]
+
+
+async def test_a_policy_may_refuse_or_relay_what_it_does_not_hold() -> None:
+    async with upstream() as simulator, weir(simulator.base_url, balanced={"server_state": "refuse"}) as running:
+        agent = Chained(running.client())
+        await agent.ask(TASK)
+        with pytest.raises(openai.BadRequestError, match="send all of it") as refused:
+            await agent.ask("Go on.")
+        assert refused.value.param == "previous_response_id"
+    async with upstream() as simulator, weir(simulator.base_url, balanced={"server_state": "relay"}) as running:
+        agent = Chained(running.client())
+        with pytest.raises(openai.BadRequestError):
+            await agent.steps(STEPS)
+        assert bodies(simulator) == agent.sent
+
+
+async def test_nothing_that_is_said_is_stored_where_that_is_not_wanted(tmp_path: Path) -> None:
+    yaml = ruled("http://127.0.0.1:1/v1", {}) + "store: {content: digest}\n"
+    async with upstream() as simulator:
+        yaml = yaml.replace("http://127.0.0.1:1/v1", simulator.base_url)
+        async with weir("", tmp_path / "w.db", yaml=yaml, folder=tmp_path) as running:
+            agent = Chained(running.client())
+            await agent.steps(18)
+            assert agent.restarts == 1
+            await running.runtime.settler.flush()
+            tenant = next(iter(running.runtime.answers._rows))[0]
+            assert await running.runtime.store.answers(tenant, agent.last.id) == []
+
+
+@EITHER
+async def test_whichever_process_is_asked_knows_the_chain(deployment: Deployment) -> None:
+    async with upstream() as simulator, deployment.serving(simulator.base_url) as weirs:
+        agent = Chained(*(each.client() for each in weirs.weirs))
+        await agent.steps(18)
+        assert agent.restarts == 1
+        assert len({each["x-weir-conversation"] for each in agent.headers}) == 1
+        if deployment.count > 1:
+            await agent.clients[0].responses.delete(agent.last.id)
+            tenant = next(iter(weirs.weirs[0].runtime.answers._rows))[0]
+            assert await weirs.weirs[1].runtime.answers.behind(tenant, agent.last.id) == ()
+
+
+class Naming:
+    """A client that sends everything, but of what the model said only the names, as Vercel's SDK does."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.items: list[Any] = [{"role": "user", "content": TASK}]
+        self.headers: list[Mapping[str, str]] = []
+
+    async def step(self, number: int) -> None:
+        raw = await self.client.responses.with_raw_response.create(
+            model="sim", tools=[READ], input=self.items, max_output_tokens=512
+        )
+        self.headers.append(raw.headers)
+        for item in raw.parse().output:
+            if item.type == "function_call":
+                named = ("call_id", "name", "arguments", "type")
+                self.items.append({name: getattr(item, name) for name in named})
+                self.items.append(result_of(item, number))
+            else:
+                self.items.append({"type": "item_reference", "id": item.id})
+
+
+async def test_items_that_are_only_named_are_read_as_what_they_are() -> None:
+    async with upstream() as simulator, weir(simulator.base_url) as running:
+        client = Naming(running.client())
+        for step in range(1, 20):
+            await client.step(step)
+        assert len({each["x-weir-conversation"] for each in client.headers}) == 1
+        assert any("compact" in each["x-weir-actions"] for each in client.headers)
+        assert all(each.status == 200 for each in simulator.answered())
+
+
+async def run_tools(running: RunningWeir | WeirProcess, *, key: str = "sk-test", stream: bool = False) -> Any:
+    """The last message of the SDK's own agent, which keeps a thread by itself."""
+    done = 0
+
+    @anthropic.beta_async_tool
+    async def read_file(path: str) -> str:
+        """Read a file.
+
+        Args:
+            path: where it is.
+        """
+        nonlocal done
+        done += 1
+        return f"result {done}: {path} {prose(280, seed=done)}"
+
+    async with anthropic.AsyncAnthropic(base_url=running.root, api_key=key, max_retries=0) as client:
+        runner = client.beta.messages.tool_runner(
+            model="sim",
+            max_tokens=512,
+            system="You are careful.",
+            tools=[read_file],
+            messages=[{"role": "user", "content": TASK}],
+            stream=stream,
+        )
+        last = None
+        async for each in runner:
+            last = await each.get_final_message() if stream else each
+        return last
+
+
+def threads_of(simulator: RunningSimulator) -> list[str | None]:
+    sent = [json.loads(each.body) for each in simulator.answered()]
+    return [(body.get("thread") or {}).get("type") for body in sent]
+
+
+@pytest.mark.requirement("A0.3")
+@pytest.mark.parametrize(("stream", "steps"), [(False, 18), (True, STEPS)], ids=["whole", "streamed"])
+async def test_a_thread_of_many_steps_goes_through_a_small_window(stream: bool, steps: int) -> None:
+    async with upstream(steps, **ANTHROPIC) as simulator, weir(simulator.base_url) as running:
+        last = await run_tools(running, stream=stream)
+        assert last.content[-1].text == "It is done."
+        threads = threads_of(simulator)
+        assert [each.status for each in simulator.answered()] == [200] * len(threads)
+        assert threads.count("continue") + threads.count("create") == steps + 1
+        assert 2 <= threads.count("create") <= 5
+
+
+async def test_a_thread_that_its_upstream_has_lost_is_created_anew_by_the_client() -> None:
+    async with upstream(18, thread_seconds=0.0, **ANTHROPIC) as simulator, weir(simulator.base_url) as running:
+        last = await run_tools(running)
+        assert last.content[-1].text == "It is done."
+        statuses = [each.status for each in simulator.answered()]
+        assert statuses.count(404) == 2  # after the second one the SDK sends everything
+        assert statuses.count(400) == 0
+        assert len(await running.runtime.store.conversations(None)) == 1
+
+
+async def test_a_thread_that_is_refused_goes_on_with_everything() -> None:
+    async with (
+        upstream(18, **ANTHROPIC) as simulator,
+        weir(simulator.base_url, balanced={"server_state": "refuse"}) as running,
+    ):
+        last = await run_tools(running)
+        assert last.content[-1].text == "It is done."
+        assert set(threads_of(simulator)) == {None}
+        assert [each.status for each in simulator.answered()] == [200] * 19
