@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test soak check demo rows lock lock-diff audit bench clean
+.PHONY: run test soak check demo rows lock lock-diff audit bench screenshots clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: requirements.lock pyproject.toml
@@ -42,6 +42,9 @@ rows: $(VENV)/.installed-dev  ## requirement rows that no test carries
 
 bench: $(VENV)/.installed-dev  ## speed against a relay that does nothing
 	$(BIN)/python -m benchmarks.speed
+
+screenshots: $(VENV)/.installed-dev  ## docs/images anew, from a real run in Chromium
+	$(BIN)/python -m tests.browser.screenshots
 
 # A release that is stolen or broken is mostly noticed within days: nothing younger than a week gets into a lock.
 OLD_ENOUGH = --exclude-newer "$$(date -u -d '7 days ago' +%Y-%m-%dT00:00:00Z)"

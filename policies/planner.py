@@ -149,8 +149,8 @@ def plan(
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
     grown = measure(transcript, limits=limits, trend=trend, at=at)
     asked = (known.resumed is not None and not known.cuts) or _is_wanted(settings, known)
-    is_told = known.triggered or asked or unbinds or ceiling is not None
-    if not (is_told or _may_edit(transcript, grown, edits, budget)) and _is_quiet(transcript, grown, limits=limits):
+    is_told = known.triggered or asked or unbinds or ceiling is not None or _may_edit(transcript, grown, edits, budget)
+    if not is_told and _is_quiet(transcript, grown, limits=limits):
         return _passed(transcript, grown, limits=limits)
     bounds = bounds_for(
         transcript,
@@ -164,9 +164,7 @@ def plan(
     )
     work = PlanWork(replay(bounds.transcript, known, bounds.protection), announce=announce)
     announce("replay")
-    # the provider may still have the conversation's prefix in its cache
-    warm = trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
-    bounds = replace(bounds, standing=work.draft.pieces, warm=warm, announce=announce)
+    bounds = replace(bounds, standing=work.draft.pieces, warm=_is_warm(trend, at, settings), announce=announce)
     if asked:
         yield Offload()
         yield from run_asked(work, bounds)
@@ -175,6 +173,11 @@ def plan(
     if transcript.binds:
         yield from _unbind(work, bounds, all_of_it=unbinds)
     return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
+
+
+def _is_warm(trend: Trend, at: float | None, settings: ContextSettings) -> bool:
+    """Whether the provider may still have the conversation's prefix in its cache."""
+    return trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
 
 
 def _manage(

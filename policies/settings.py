@@ -359,6 +359,19 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inspect:
+    """What is kept of a conversation's newest requests, so that both sides of them can be looked at.
+
+    Attributes:
+        requests: how many of them; 0 for none.
+        content: keep what their messages say too, where the archive does not have it.
+    """
+
+    requests: int = 20
+    content: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientEdits:
     """What a client asks to have taken out of its own requests (Anthropic's ``context_management``); tokens.
 
@@ -464,6 +477,7 @@ class ContextSettings:
     recall: Recall = Recall()
     health: HealthRules = DEFAULT_HEALTH
     evaluate: Evaluation = Evaluation()
+    inspect: Inspect = Inspect()
     compaction: Literal["proxy", "provider", "off"] = "proxy"
     resume: Literal["header", "auto", "off"] = "header"
     server_state: Literal["follow", "refuse", "relay"] = "follow"

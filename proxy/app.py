@@ -21,6 +21,7 @@ from proxy.config.values import Config, UpstreamSettings
 from proxy.conversation.answers import AnswerBook
 from proxy.conversation.book import Conversations
 from proxy.custom.functions import Hooks, Plugin
+from proxy.dashboard import Dashboard
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, NotFound, UpgradeRequired
 from proxy.http.endpoints import Api, HealthRoutes
@@ -128,6 +129,7 @@ class App:
             Route("/healthz", served("health")),
             Route("/readyz", served("health")),
             Route("/metrics", served("health")),
+            Route("/weir/ui{rest:path}", served("dashboard", "/weir/{rest}")),
             Route("/weir/{rest:path}", served("management", "/weir/{rest}")),
             Route("/{rest:path}", _Nothing()),
         ]
@@ -142,6 +144,7 @@ class App:
                 api=api,
                 health=HealthRoutes(runtime),
                 management=Management(runtime),
+                dashboard=Dashboard(runtime),
             )
             async with reloading(_reload(runtime, self._reload)):
                 yield
@@ -381,19 +384,6 @@ def _connections(runtime: Runtime) -> Mapping[tuple[str, ...], float]:
     return {(kind,): count for kind, count in counts.items()}
 
 
-def _renew_keys(runtime: Runtime, rows: list[KeyRow]) -> None:
-    """Take the keys there are now. A door that is shut opens again only where the configuration says so."""
-    config, before = runtime.config, runtime.keyring
-    mode = "keys" if config.auth.mode == "auto" and not before.is_open else config.auth.mode
-    fresh = runtime.keyring = Keyring(config.keys, rows, secret=runtime.secret, mode=mode)
-    if fresh.is_open and not before.is_open:
-        log.warning("auth.mode is open: from now on anybody who can connect may call")
-    if before.is_open and not fresh.is_open:
-        log.warning("there is a key: from now on only known keys may call; auth.mode: open would let in any other")
-    if len(before) and not fresh.is_open and not len(fresh):
-        log.warning("no key is left: nobody may call until there is one; weir keys create --name me makes one")
-
-
 def _fetcher(upstreams: Upstreams) -> Callable[[UpstreamSettings, Caller], Fetch]:
     def fetch_for(upstream: UpstreamSettings, caller: Caller) -> Fetch:
         async def fetch(method: str, url: str, body: bytes | None) -> tuple[int, bytes]:
@@ -418,7 +408,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
             if store.reopened != reopened:
                 reopened = store.reopened
                 await runtime.planner.conversations.restate_all()
-            _renew_keys(runtime, await store.list_keys())
+            runtime.take_keys(await store.list_keys())
             runtime.take_policies(await store.policies())
             _begin_counting(runtime.telemetry.metrics, runtime.config)
             await runtime.windows.save()
@@ -474,7 +464,7 @@ def _reload(runtime: Runtime, read: Callable[[], Config] | None) -> Reload | Non
             rows = None  # the keys are read again in a moment
         runtime.adopt(fresh)
         if rows is not None:
-            _renew_keys(runtime, rows)
+            runtime.take_keys(rows)
         await _audit_changes(runtime, before)
 
     return Reload(current=lambda: runtime.config, read=read, adopt=adopt, every=WATCH_EVERY)

@@ -22,7 +22,7 @@ from proxy.monitor.health import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
 from proxy.store import Store
-from proxy.store.records import PolicyRow
+from proxy.store.records import KeyRow, PolicyRow
 from proxy.store.write_behind import WriteBehindQueue
 from proxy.telemetry import Telemetry
 from proxy.upstream.providers import Upstreams
@@ -104,6 +104,20 @@ class Runtime:
         """Have a policy hold from the next request on."""
         self.set_policies[policy.name] = policy
         self.adopt(self.config)
+
+    def take_keys(self, rows: Sequence[KeyRow]) -> None:
+        """Take the keys there are now. A door that is shut opens again only where the configuration says so."""
+        config, before = self.config, self.keyring
+        mode = "keys" if config.auth.mode == "auto" and not before.is_open else config.auth.mode
+        fresh = self.keyring = Keyring(config.keys, rows, secret=self.secret, mode=mode)
+        if fresh.is_open and not before.is_open:
+            self.logger.warning("auth.mode is open: from now on anybody who can connect may call")
+        if before.is_open and not fresh.is_open:
+            said = "there is a key: from now on only known keys may call; auth.mode: open would let in any other"
+            self.logger.warning("%s", said)
+        if len(before) and not fresh.is_open and not len(fresh):
+            said = "no key is left: nobody may call until there is one; weir keys create --name me makes one"
+            self.logger.warning("%s", said)
 
     def take_policies(self, rows: Sequence[PolicyRow]) -> None:
         """Have the stored policies hold that are newer than what is known; a broken one is said once and left out."""

@@ -144,6 +144,14 @@ class Keyring:
                 self._callers[credential] = caller
         return caller
 
+    def again(self, tenant: str) -> Caller | None:
+        """Who a tenant is that was identified before; None once its key is revoked, or no stranger is let in."""
+        for digest, known in self._known.items():
+            if digest.startswith(tenant):
+                return Caller(tenant=tenant, name=known.name, policy=known.policy, models=known.models)
+        is_revoked = any(digest.startswith(tenant) for digest in self._revoked)
+        return Caller(tenant=tenant, allow=_ALL) if self.is_open and not is_revoked else None
+
     def _identified(self, credential: str) -> Caller:
         given = credential.encode("utf-8", "surrogateescape")
         # Looked up by HMAC: what the time of a lookup betrays about digests says nothing about keys.
@@ -364,10 +372,13 @@ Scope = MutableMapping[str, Any]
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-def refuse_foreign_pages(scope: Scope, *, has_key: bool) -> None:
-    """Nothing, or Forbidden for a request that a page of another origin has made, or one whose name was bound anew."""
+def refuse_foreign_pages(scope: Scope, *, has_key: bool, followed: bool = False) -> None:
+    """Nothing, or Forbidden for a request that a page of another origin has made, or one whose name was bound anew.
+
+    A link that a person has ``followed`` may stand on any page.
+    """
     headers = _told(scope)
-    if _is_of_another_page(headers):
+    if not followed and _is_of_another_page(headers):
         raise Forbidden("Web pages of other origins may not use this API.")
     if not has_key and _is_bound_anew(scope, headers):
         where = "Weir listens on loopback only: ask it at http://127.0.0.1 or http://localhost, or send a key."

@@ -103,6 +103,7 @@ USUAL_SHARES: Mapping[str, tuple[float, float]] = {
 
 MAX_RESULT = 25_000
 MAX_STREAK = 100
+MAX_INSPECTED = 1_000
 MAX_PERCENT = 100
 _RESERVED = "working"
 _NAMES = (*BUCKETS, _RESERVED)
@@ -123,6 +124,7 @@ _NUMBERS: tuple[tuple[str, tuple[str, ...], Judgement, str], ...] = (
     ("", ("reserve", "headroom", "reserve_floor", "note_min", "note_max", "placeholder_tokens"), *_AMOUNT),
     ("", _WINDOWS, *_POSITIVE),
     ("evaluate", ("sample",), *_SHARE),
+    ("inspect", ("requests",), lambda value: 0 <= value <= MAX_INSPECTED, f"should be 0 to {MAX_INSPECTED}"),
     (
         "evaluate",
         ("questions",),

@@ -128,6 +128,7 @@ def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flag
         store=file.store,
         telemetry=file.telemetry,
         limits=file.limits,
+        dashboard=file.dashboard,
         warnings=tuple(_warnings(file, policies)),
         places=document.places,
     )

@@ -231,6 +231,7 @@ class TelemetrySettings:
 
     Attributes:
         environment: where this Weir runs, for example ``production``.
+        trace_url: address of one trace, with ``{trace_id}`` in it, for links of the dashboard.
         read_baggage: takes ``session.id`` and ``user.id`` from the baggage that clients send.
     """
 
@@ -240,6 +241,7 @@ class TelemetrySettings:
     otlp_protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
     capture_content: bool = False
     read_baggage: bool = False
+    trace_url: str | None = None
     alerts: AlertSettings = AlertSettings()
 
 
@@ -293,6 +295,7 @@ class FileValues:
     store: StoreSettings = StoreSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     limits: LimitSettings = LimitSettings()
+    dashboard: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +310,7 @@ class Config:
         upstreams: by name; the first one takes the models that no rule sends elsewhere.
         policies: presets and the file's own, by name.
         window: tokens from ``--window``; it stands above every policy's.
+        dashboard: whether ``/weir/ui`` is served.
         warnings: what is allowed but probably not meant, one line each.
         places: where a value came from, by its path; absent for a default.
     """
@@ -325,6 +329,7 @@ class Config:
     store: StoreSettings
     telemetry: TelemetrySettings
     limits: LimitSettings
+    dashboard: bool = True
     warnings: tuple[str, ...] = ()
     places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False, compare=False)
 

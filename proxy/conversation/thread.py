@@ -50,7 +50,8 @@ class Thread:
     ``read`` is how many of its messages were read for the batch to come, ``failed`` how many there were when
     one was prepared that was of no use, else 0, ``preparing`` is set once the summary is there that is being prepared,
     None while none is, and ``health`` is what the store has of the conversation's health and nobody has taken over yet,
-    as JSON. ``doors`` are what a resumed one is kept behind, ``stored`` says that the store has had it.
+    as JSON. ``doors`` are what a resumed one is kept behind, ``stored`` says that the store has had it, ``inspected``
+    how many messages of its requests were given to who keeps them to be looked at.
     """
 
     branch: Branch
@@ -69,6 +70,7 @@ class Thread:
     health: str | None = None
     doors: tuple[Door, ...] = ()
     stored: bool = False
+    inspected: int = 0
 
     def ends(self, transcript: Transcript) -> tuple[bytes, ...]:
         """The hashes that the next request finds the thread by, once this one was sent."""

@@ -8,6 +8,7 @@ byte went to the client.
 
 import asyncio
 import itertools
+import logging
 import os
 import secrets
 import time
@@ -41,17 +42,31 @@ from proxy.recall.rounds import Rounds, follow_whole
 from proxy.recall.streaming import Relaying
 from proxy.runtime import Runtime
 from proxy.stream.receive import ClientGone, Receive, read_held, while_connected
-from proxy.stream.relay import Listener, Send, StreamCut, UpstreamResponse, is_readable, relay_stream, relay_whole
+from proxy.stream.relay import (
+    Listener,
+    Send,
+    StreamCut,
+    UpstreamResponse,
+    is_readable,
+    relay_stream,
+    relay_whole,
+    send_start,
+)
 from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan, RequestContext
 from proxy.upstream.client import Answer, came_through
 from proxy.upstream.overflow import Kind, Verdict
 from proxy.wire.codec import Codec
 from proxy.wire.codecs import codec_of
+from proxy.wire.raw import write_value
 
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 MAX_RETRIES = 2
+SUMMED_UP = frozenset({"/responses/compact"})
+NO_SUCH_ROUTE = frozenset({404, 405})
 MAX_BINDING = 1_000
+
+log = logging.getLogger("weir.exchange")
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -491,3 +506,40 @@ class ExchangeHandler:
     def _tell_overflow(self, overflow: Overflow) -> None:
         if self.progress.turn is not None:
             self.runtime.hooks.overflow(self.progress.turn, overflow)
+
+
+class CountHandler(ExchangeHandler):
+    """One request that is only measured, or summed up by the provider, as it would be sent.
+
+    A client that sizes its window by the raw number compacts although the request that is sent is small. So what goes
+    up has the known edits of its conversation, and nothing is decided, stored or asked for it.
+    """
+
+    async def _answer(self, body: bytes, caller: Caller) -> None:
+        progress = self.progress
+        request = await self.read(body, caller)
+        sent, tokens = request.chat.body, None
+        if request.asked is not None:
+            try:
+                sent, tokens = await self.runtime.planner.replayed(request.asked)
+            except Exception:
+                log.exception("a request is counted as it came, its conversation's edits cannot be read")
+        progress.plan = plan = Plan(body=sent)
+        progress.ready = time.perf_counter()
+        attempts, _ = self.attempts_of(request)
+        received, _ = await attempts.make(sent, plan)
+        if received.answer.status in NO_SUCH_ROUTE and tokens is not None and self.route.path not in SUMMED_UP:
+            received.answer.close()
+            await self._estimate(self.send, received, tokens)
+        else:
+            await self._relay(received)
+
+    async def _estimate(self, send: Send, received: UpstreamResponse, tokens: int) -> None:
+        """Say what Weir counts, for an upstream that does not."""
+        self.answer, self.progress.status = received.answer, 200
+        kind = {} if self.codec.name == "messages" else {"object": "response.input_tokens"}
+        told = write_value({**kind, "input_tokens": tokens})
+        own = [(b"content-type", b"application/json"), (b"content-length", str(len(told)).encode())]
+        counted = (b"x-weir-tokens", f"~{tokens}".encode())
+        await send_start(send, status=200, headers=[*own, *self.progress.own_headers(), counted])
+        await send({"type": "http.response.body", "body": told, "more_body": False})

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from policies import ContextSettings, Decision
 from policies.pressure import STATUS
+from policies.settings import Inspect
 from policies.turns import results_by_tool
 from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.custom.functions import TurnEnd
@@ -17,6 +18,7 @@ from proxy.monitor.caching import cost_of, prices_of
 from proxy.monitor.health import Notice
 from proxy.planning.values import Recognized
 from proxy.runtime import Runtime
+from proxy.store.packing import Inspection
 from proxy.store.records import ExchangeRow, RelayedRow
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import ExchangeLine, Metrics, log_exchange
@@ -98,13 +100,37 @@ def _store(runtime: Runtime, record: ExchangeRecord) -> None:
                 policy=record.policy.name if record.policy is not None else NO_POLICY,
             )
         return
-    runtime.settler.put(row_of(record, record.tokens, record.plan.recognized))
+    keep, inspection = record.settings.inspect, None
+    if keep.requests and runtime.store.keeps_content:
+        inspection = _inspection(record, record.plan.recognized, keep)
+    runtime.settler.put(row_of(record, record.tokens, record.plan.recognized, inspection))
     if record.asked is None or record.label != "ok":
         return
     save = CRITICAL if record.checkup is not None and record.checkup.is_critical else None
     runtime.preparation.after(record.asked, record.plan, save=save, trace=record.trace)
     if record.asked.ask_about is not None:
         runtime.evaluation.after(record.asked, record.plan, record.trace)
+
+
+def _inspection(record: ExchangeRecord, recognized: Recognized, keep: Inspect) -> Inspection:
+    """The two arrays of a request by reference; what was never given to the store before goes with them."""
+    thread, transcript, decision = recognized.thread, recognized.transcript, record.carried_out
+    count = len(transcript.messages)
+    raws, known = recognized.new, thread.inspected
+    if known < count - len(raws) and record.request is not None and record.request.messages is not None:
+        raws = record.request.messages
+    if keep.content:
+        thread.inspected = count
+    return Inspection(
+        keep=keep.requests,
+        content=keep.content,
+        messages=transcript.messages,
+        pieces=None if decision is None else decision.pieces,
+        raws=raws,
+        first=count - len(raws) if raws is recognized.new else 0,
+        pruned=() if decision is None else decision.pruned,
+        tools=transcript.tools,
+    )
 
 
 def _end(record: ExchangeRecord) -> TurnEnd:
@@ -333,7 +359,9 @@ def _scan(record: ExchangeRecord) -> tuple[int | None, int | None]:
     return None, None
 
 
-def row_of(record: ExchangeRecord, tokens: TokenUsage, recognized: Recognized) -> ExchangeRow:
+def row_of(
+    record: ExchangeRecord, tokens: TokenUsage, recognized: Recognized, inspection: Inspection | None = None
+) -> ExchangeRow:
     """The row of a request that was recognised and counted; of an observed one it says what would have been done."""
     plan, settings, decision = record.plan, record.settings, record.plan.decision
     thread, chain = recognized.thread, recognized.transcript.chain
@@ -382,6 +410,7 @@ def row_of(record: ExchangeRecord, tokens: TokenUsage, recognized: Recognized) -
         health=record.checkup,
         events=record.events,
         refusal={"code": plan.refused} if plan.refused is not None else record.refusal,
+        inspection=inspection,
     )
 
 
@@ -390,9 +419,11 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
     decision, budget, detail = record.plan.decision, recognized.limits.budget, dict[str, object]()
     if decision is not None:
         detail["buckets"] = {name: tokens for name, tokens in decision.buckets.items() if tokens}
-    detail["base"] = budget.base(record.settings)
+    detail["base"], detail["window"] = budget.base(record.settings), budget.window
     if budget.caps:
         detail["caps"] = dict(budget.caps)
+    if record.trace.recorded:
+        detail["trace"] = record.trace.trace_id
     detail["source"] = "model_reported" if budget.reported else "client_estimated"
     if record.events:
         detail["events"] = [{"kind": e.kind, **e.facts} for e in record.events[:MAX_EVENTS]]

@@ -1,7 +1,7 @@
 """Conversations: how full they are, what was done to each request and why, what a caller does to one, its notes."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -26,10 +26,12 @@ from proxy.http.request import (
     page_of_whole,
 )
 from proxy.monitor.caching import shown
+from proxy.store.conversations import Narrowing
 from proxy.store.records import ConversationRow, ExchangeRow, NoteRow
 
 Zone = Literal["green", "yellow", "orange", "red", "critical"]
 Did = Literal["none", "evaluate", "evict_and_compress", "emergency_compaction", "cross_window_save"]
+ZONES: tuple[Zone, ...] = get_args(Zone)
 EMERGENCY = "emergency_compaction"
 ACTED = frozenset({"evict_and_compress", "cross_window_save"})
 PREPARING = frozenset({"orange", "red", "critical"})
@@ -262,11 +264,29 @@ def exchange_of(row: ExchangeRow) -> Exchange:
 
 
 async def listing(asked: ManagementRequest) -> Page[Conversation]:
-    """The caller's conversations, the one used last first; ``closed`` leaves those that are, or are not."""
-    limit, closed = asked.limit(), asked.flag("closed")
-    after = asked.after(float, str, str)
-    rows = await asked.store.conversations(asked.tenant, limit=limit + 1, closed=closed, after=after)
+    """The caller's conversations, the one used last first; ``closed`` leaves those that are, or are not.
+
+    So do ``name`` (a part of it), ``model``, ``zone`` and ``policy``, which is that of the newest request; with ``key``
+    the operator sees those of one key, by its name or tenant.
+    """
+    limit, after, query = asked.limit(), asked.after(float, str, str), asked.query
+    only = Narrowing(
+        name=query.get("name"),
+        model=query.get("model"),
+        zone=asked.word("zone", ZONES),
+        policy=query.get("policy"),
+        closed=asked.flag("closed"),
+    )
+    rows = await asked.store.conversations(_tenant_of(asked), limit=limit + 1, only=only, after=after)
     return page(rows, limit, Conversation.of, lambda row: (row.updated, row.id, row.tenant))
+
+
+def _tenant_of(asked: ManagementRequest) -> str | None:
+    """Whose conversations are listed: the caller's own; for the operator those of the key that it names, or all."""
+    key = asked.query.get("key")
+    if asked.tenant is not None or key is None:
+        return asked.tenant
+    return next((tenant for tenant, name in asked.runtime.keyring.names.items() if name == key), key)
 
 
 async def one(asked: ManagementRequest) -> ConversationStatus:

@@ -36,10 +36,9 @@ from proxy.access.destination import (
 )
 from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
-from proxy.exchange.count import CountHandler
 from proxy.exchange.progress import CLIENT_CLOSED
 from proxy.exchange.replies import address_of, provider_of
-from proxy.exchange.run import ExchangeHandler
+from proxy.exchange.run import CountHandler, ExchangeHandler
 from proxy.exchange.tell import NO_POLICY, record_relayed
 from proxy.http.request import Headers, counted, respond, respond_error, respond_json
 from proxy.runtime import Runtime
@@ -478,12 +477,13 @@ class HealthRoutes:
         known = self._reachable.get(base)
         if known is not None and known[0] > time.monotonic():
             return known[1]
-        up = await _connects(base)
+        up = await connects(base)
         self._reachable[base] = (time.monotonic() + GOOD_FOR, up)
         return up
 
 
-async def _connects(base: str) -> bool:
+async def connects(base: str) -> bool:
+    """Whether somebody listens there."""
     parts = urlsplit(base)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:

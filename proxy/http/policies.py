@@ -19,6 +19,7 @@ from proxy.store.records import StoreError
 from proxy.stream.receive import read_body
 
 MAX_POLICY = 256 * 1024
+MAX_SCOPE_LEN = 1_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PUBLISHED_ELSEWHERE = frozenset({"policies", "warnings"})
 Origin = Literal["preset", "file", "api"]
@@ -73,6 +74,49 @@ async def config(asked: ManagementRequest) -> Configuration:
         policies=list(effective.policies),
         warnings=list(effective.warnings),
     )
+
+
+class LearnedWindow(Shape):
+    """A window that an upstream's own refusals have taught, of a model behind a credential."""
+
+    scope: Annotated[str, Meta(description="origin, a hash of the credential or a dash, model")]
+    limit: Annotated[int, Meta(ge=1, description="tokens")]
+    seen: Annotated[int, Meta(ge=1, description="refusals that have said so")]
+    expires: Annotated[float, Meta(description="seconds since 1970, UTC")]
+
+
+class Scope(Shape):
+    """Which learned window is to be forgotten."""
+
+    scope: Annotated[str, Meta(min_length=1, max_length=MAX_SCOPE_LEN)]
+
+
+class ForgottenWindow(Shape):
+    """The window that is not known any more."""
+
+    forgotten: str
+
+
+async def windows(asked: ManagementRequest) -> Page[LearnedWindow]:
+    """The windows that upstreams have taught this process, and that still hold."""
+    wanted = asked.limit(), asked.after(str)
+    rows = sorted(asked.runtime.windows.learned(), key=lambda row: row.scope)
+    return page_of_whole(rows, wanted, LearnedWindow.of, lambda row: (row.scope,))
+
+
+async def forget_window(asked: ManagementRequest) -> ForgottenWindow:
+    """Forget a learned window: what the configuration, the upstream or the tables say holds again.
+
+    Other processes go on with it until it expires.
+    """
+    scope = (await asked.fields(("scope",))).get("scope")
+    if not isinstance(scope, str) or not scope or len(scope) > MAX_SCOPE_LEN:
+        raise InvalidRequest("scope must be that of a learned window, as their list has it.", param="scope")
+    is_known = any(row.scope == scope for row in asked.runtime.windows.learned())
+    asked.runtime.windows.forget(scope)
+    if not await asked.store.forget_limit(scope) and not is_known:
+        raise NotFound(f"No window was learned of {scope[:80]!r}.")
+    return ForgottenWindow(forgotten=scope)
 
 
 async def listing(asked: ManagementRequest) -> Page[Policy]:

@@ -4,11 +4,12 @@ A shape is the answer and its schema in one. The OpenAPI document is made of the
 fields are part of the API, and the order of the fields is that of the JSON.
 """
 
+import contextlib
 import json
 import re
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
@@ -22,7 +23,7 @@ from proxy.runtime import Runtime
 from proxy.store import Store
 from proxy.store.records import ConversationRow
 from proxy.store.transaction import Place
-from proxy.stream.receive import Receive, read_body
+from proxy.stream.receive import ClientGone, Receive, read_body, while_connected
 from proxy.stream.relay import Send
 from proxy.telemetry import LOG_CONTEXT, Metrics
 
@@ -102,12 +103,13 @@ PlaceOf = Callable[[Row], Place]
 
 @dataclass(frozen=True, slots=True)
 class ManagementAnswer:
-    """What goes back to the caller."""
+    """What goes back to the caller: a whole ``body``, or a ``stream`` as it comes."""
 
     body: bytes
     status: int = 200
     kind: bytes = JSON
     headers: Headers = ()
+    stream: AsyncIterator[bytes] | None = None
 
 
 def as_json(value: msgspec.Struct, *, status: int = 200) -> ManagementAnswer:
@@ -327,6 +329,25 @@ async def respond(send: Send, body: bytes, *, status: int = 200, kind: bytes = J
         framing.append((b"x-request-id", about.request.encode()))
     await send({"type": "http.response.start", "status": status, "headers": [*framing, *headers]})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def respond_live(scope: MutableMapping[str, Any], receive: Receive, send: Send, answer: ManagementAnswer) -> None:
+    """Send what comes as it comes, until it ends, the client goes or the process stops; a stream may give nothing."""
+    shutdown, stream = scope.get("state", {}).get("shutdown"), answer.stream
+    assert stream is not None  # noqa: S101 - only for answers that are streams
+    headers = [(b"content-type", answer.kind), *answer.headers]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+
+    async def sending() -> None:
+        async for chunk in stream:
+            if shutdown is not None and shutdown.draining.is_set():
+                break
+            if chunk:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    with contextlib.suppress(ClientGone):
+        await while_connected(scope, receive, sending())
 
 
 async def counted(

@@ -12,7 +12,7 @@ import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from types import MappingProxyType
@@ -25,7 +25,8 @@ from policies.quality.health import KEPT
 from proxy.access.admission import credentials_in, presented, refuse_foreign_pages, same_secret
 from proxy.access.destination import Caller
 from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
-from proxy.http import archive, conversations, policies, reports
+from proxy.http import archive, conversations, keys, policies, reports
+from proxy.http import inspect as inspect_
 from proxy.http.request import (
     MAX_BODY,
     MAX_DIGITS,
@@ -38,6 +39,7 @@ from proxy.http.request import (
     query_of,
     respond,
     respond_error,
+    respond_live,
 )
 from proxy.runtime import Runtime
 from proxy.store.chain import AuditType
@@ -72,7 +74,7 @@ class ManagementRoute:
     query: tuple[str, ...] = ()
     takes: object = None
     statuses: tuple[int, ...] = (200,)
-    kind: Literal["json", "markdown", "pages", "text"] = "json"
+    kind: Literal["json", "markdown", "pages", "text", "events"] = "json"
     rows: int = 200
     most: int = MAX_ROWS
     asker: Asker = "key"
@@ -92,16 +94,18 @@ class ManagementRoute:
 
 
 _LIST = ("limit", "cursor")
+_NARROWED = ("name", "model", "policy", "zone", "key", "closed", *_LIST)
 _ONE = "conversations/{id}"
 _VERSION = f"{_ONE}/checkpoints/{{version}}"
 _POLICY = "policies/{name}"
 _R = ManagementRoute
 
 ROUTES = (
-    _R("GET", "conversations", conversations.listing, Page[conversations.Conversation], ("closed", *_LIST), rows=50),
+    _R("GET", "conversations", conversations.listing, Page[conversations.Conversation], _NARROWED, rows=50),
     _R("GET", _ONE, conversations.one, conversations.ConversationStatus),
     _R("DELETE", _ONE, conversations.delete, conversations.Deleted),
     _R("GET", f"{_ONE}/timeline", conversations.timeline, Page[conversations.Exchange], ("since", *_LIST)),
+    _R("GET", f"{_ONE}/requests/{{rid}}", inspect_.both_sides, inspect_.BothSides),
     _R("GET", f"{_ONE}/checkpoint", archive.checkpoint, archive.Saved),
     _R("GET", f"{_ONE}/checkpoint.md", archive.checkpoint_markdown, kind="markdown"),
     _R("GET", f"{_ONE}/checkpoints", archive.checkpoints, Page[archive.Version], _LIST),
@@ -127,17 +131,33 @@ ROUTES = (
     _R("GET", "search", archive.search, Page[archive.Found], ("q", "conversation", *_LIST), rows=20, asker="caller"),
     _R("GET", "health", reports.health, reports.OpenAlerts, _LIST),
     _R("GET", "usage", reports.usage, reports.Usage, ("since", "by", *_LIST)),
+    _R("GET", "series", reports.series, reports.MetricSeries, ("metric", "step", "since")),
+    _R("GET", "live", reports.live, kind="events"),
+    _R("GET", "keys", keys.listing, Page[keys.Key], _LIST, asker="operator"),
+    _R("POST", "keys", keys.create, keys.MadeKey, takes=keys.NewKey, statuses=(201,), asker="operator"),
+    _R("POST", "keys/{key}/rotate", keys.rotate, keys.MadeKey, statuses=(201,), asker="operator"),
+    _R("DELETE", "keys/{key}", keys.revoke, keys.RevokedKey, asker="operator"),
     _R("GET", "audit", reports.audit, Page[reports.Audited], ("type", *_LIST)),
     _R("GET", "policies", policies.listing, Page[policies.Policy], _LIST),
     _R("GET", _POLICY, policies.one, policies.WholePolicy),
     _R("PUT", _POLICY, policies.put, policies.WholePolicy, takes="yaml", statuses=(200, 201), asker="operator"),
     _R("DELETE", _POLICY, policies.delete, policies.DeletedPolicy, asker="operator"),
+    _R("GET", "windows", policies.windows, Page[policies.LearnedWindow], _LIST, asker="operator"),
+    _R(
+        "POST",
+        "windows/forget",
+        policies.forget_window,
+        policies.ForgottenWindow,
+        takes=policies.Scope,
+        asker="operator",
+    ),
     _R("GET", "config", policies.config, policies.Configuration, asker="operator"),
     _R("GET", "openapi.json", None, dict, asker="anyone"),
 )
 """Every route there is; the first that matches answers."""
 
 
+REQUIRED = frozenset({"q", "metric"})
 IN_BYTES = frozenset({"pages", "text"})  # kinds of answers whose cursor counts bytes
 REF = "#/components/schemas/{name}"
 JSON = "application/json"
@@ -154,6 +174,13 @@ PARAMETERS: Mapping[str, tuple[Schema, str]] = MappingProxyType(
             "Only what is newer: seconds since 1970, or how long ago, like 90m, 24h or 7d.",
         ),
         "by": ({"type": "string", "enum": list(get_args(By))}, "What to tell apart beside keys."),
+        "name": ({"type": "string", "maxLength": 256}, "Only conversations with this in their name."),
+        "model": ({"type": "string", "maxLength": 256}, "Only conversations of this model."),
+        "policy": ({"type": "string", "maxLength": 256}, "Only conversations whose newest request had this policy."),
+        "zone": ({"type": "string", "enum": list(conversations.ZONES)}, "Only conversations in this zone."),
+        "key": ({"type": "string", "maxLength": 256}, "Only conversations of this key, by its name or tenant."),
+        "metric": ({"type": "string", "enum": list(reports.METRICS)}, "What to tell."),
+        "step": ({"type": "string", "enum": list(reports.STEPS), "default": "1h"}, "How long each step is."),
         "type": ({"type": "string", "enum": [str(each) for each in AuditType]}, "Only this kind of row."),
         "q": ({"type": "string", "minLength": 1, "maxLength": 1000}, "The words to search for."),
         "conversation": ({"type": "string", "maxLength": 256}, "Only what was removed from this conversation."),
@@ -167,6 +194,8 @@ IN_PATH: Mapping[str, tuple[Schema, str]] = MappingProxyType(
             {"type": "string", "minLength": 1, "maxLength": 104},
             "The key of an original; with .txt behind it only what it says.",
         ),
+        "rid": ({"type": "string", "minLength": 1, "maxLength": 100}, "The id of a request, as the timeline has it."),
+        "key": ({"type": "string", "minLength": 1, "maxLength": 100}, "The name of a key."),
         "name": ({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}, "The name of a policy."),
     }
 )
@@ -304,7 +333,7 @@ def _query_parameters(route: ManagementRoute) -> list[Schema]:
             said = "Where the page begins, in bytes."
         else:
             schema, said = PARAMETERS[name]
-        found.append({"name": name, "in": "query", "required": name == "q", "schema": schema, "description": said})
+        found.append({"name": name, "in": "query", "required": name in REQUIRED, "schema": schema, "description": said})
     return found
 
 
@@ -312,6 +341,8 @@ def _answer(route: ManagementRoute, status: int, known: Mapping[int, Schema]) ->
     said = {200: "What was asked for.", 201: "It was made.", 202: "It was noted."}[status]
     if route.kind == "markdown":
         return {"description": said, "content": {"text/markdown": {"schema": {"type": "string"}}}}
+    if route.kind == "events":
+        return {"description": said, "content": {"text/event-stream": {"schema": {"type": "string"}}}}
     if route.kind in IN_BYTES:
         headers = {
             name: {"schema": schema, "description": text, "required": name != "x-weir-cursor"}
@@ -387,6 +418,9 @@ class Management:
             error = fault
         else:
             headers = [*answer.headers, *NOT_KEPT]
+            if answer.stream is not None:
+                await respond_live(scope, receive, send, replace(answer, headers=headers))
+                return
             await respond(send, answer.body, status=answer.status, kind=answer.kind, headers=headers)
             return
         await respond_error(send, error, headers=NOT_KEPT)

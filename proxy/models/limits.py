@@ -107,6 +107,12 @@ class LearnedLimits:
         row = self._live(scope, now)
         return row.limit if row is not None else None
 
+    def drop(self, scope: str) -> None:
+        """Know nothing of a scope any more."""
+        self._rows.pop(scope, None)
+        self._passed.pop(scope, None)
+        self._inferred.discard(scope)
+
     def rows(self, *, now: float) -> tuple[LimitRow, ...]:
         """Every limit that still holds."""
         return tuple(row for row in self._rows.values() if row.expires > now)
@@ -228,6 +234,17 @@ class ModelLimitsResolver:
                 ratio=row.ratio, samples=row.samples, recent=row.recent, drift=row.drift
             )
             self._observed.pop(row.scope, None)
+
+    def learned(self) -> tuple[LimitRow, ...]:
+        """The windows that upstreams have taught, as far as they hold."""
+        return self._limits.rows(now=self._clock())
+
+    def forget(self, scope: str) -> None:
+        """Ask anew how large a window is."""
+        self._limits.drop(scope)
+        self._learned.pop(scope, None)
+        self._held.clear()
+        self._revision += 1
 
     def follow(self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow]) -> None:
         """Take over what other processes have stored, as far as they have seen more than this one."""

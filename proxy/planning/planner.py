@@ -131,6 +131,7 @@ class Planner:
                 asked_again=again,
                 listens=self.conversations.listens(thread, transcript),
                 degraded=tuple(degraded),
+                new=read.new,
             )
         except ProxyError:
             raise

@@ -14,6 +14,7 @@ from proxy.store.records import Branch, EvictionRow
 from proxy.telemetry import NULL_SPAN, AnySpan, Trace
 from proxy.wire.codec import ClientRequest
 from proxy.wire.counting import TextCounter
+from proxy.wire.raw import Raw
 
 ResolveLimits = Callable[[], Awaitable[ModelLimits]]
 
@@ -99,7 +100,8 @@ class Recognized:
     earlier request has sent; ``marked`` are the messages that carry Weir's own mark, ``has_media`` says that there are
     images or the like, whose price says nothing about that of text. ``trend`` is the conversation's growth before this
     request; ``asked_again`` are the calls in it whose results are out of the window, as (branch, hash); ``listens``
-    says whether the answer will tell the conversation from others.
+    says whether the answer will tell the conversation from others; ``new`` are the raw messages at its end whose array
+    was not seen before.
     """
 
     transcript: Transcript
@@ -112,6 +114,7 @@ class Recognized:
     asked_again: tuple[tuple[str, bytes], ...] = ()
     listens: bool = False
     degraded: tuple[str, ...] = ()
+    new: Sequence[Raw] = ()
 
     @property
     def branch(self) -> Branch:

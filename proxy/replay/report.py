@@ -60,23 +60,23 @@ def buckets_chart(steps: Sequence[Step], *, window: int) -> str:
     highest = max([window, *(step.after for step in steps)])
     ticks = scale(highest * 1.02)
     frame = Frame(len(steps), ticks[-1], 260)
-    parts = [*_grid(frame, ticks, [_short(tick) for tick in ticks])]
+    parts = [*grid(frame, ticks, [_short(tick) for tick in ticks])]
     below = [0.0] * len(steps)
     for name in BUCKETS:
         above = [low + step.buckets.get(name, 0) for low, step in zip(below, steps, strict=True)]
         if above != below:
-            parts.append(f'<path class="b-{name}" d="{_area(frame, below, above)}"/>')
+            parts.append(f'<path class="b-{name}" d="{area(frame, below, above)}"/>')
         below = above
     raw = list(takewhile(lambda tokens: tokens <= frame.top, (step.before for step in steps)))
     if raw:
-        parts.append(f'<path class="raw" d="{_line(frame, raw)}"/>')
-    parts.append(_rule(frame, window, "window", f"window {window:,}"))
+        parts.append(f'<path class="raw" d="{line_of(frame, raw)}"/>')
+    parts.append(rule(frame, window, "window", f"window {window:,}"))
     limit = steps[-1].limit
     if 0 < limit < window:
-        parts.append(_rule(frame, limit, "limit", ""))
+        parts.append(rule(frame, limit, "limit", ""))
     parts += _hover(frame, steps)
     parts += _marks(frame, steps)
-    return _svg(frame, "Tokens of each forwarded request by bucket", parts)
+    return svg(frame, "Tokens of each forwarded request by bucket", parts)
 
 
 def cost_chart(lines: Sequence[tuple[str, Sequence[float]]], labels: Sequence[str]) -> str:
@@ -84,9 +84,9 @@ def cost_chart(lines: Sequence[tuple[str, Sequence[float]]], labels: Sequence[st
     count = max(len(values) for _, values in lines)
     ticks = cost_scale(lines)
     frame = Frame(count, ticks[-1], 180)
-    parts = [*_grid(frame, ticks, labels)]
-    parts += [f'<path class="{escape(name)}" d="{_line(frame, values)}"/>' for name, values in lines]
-    return _svg(frame, "Cumulative cost of the prompts", parts)
+    parts = [*grid(frame, ticks, labels)]
+    parts += [f'<path class="{escape(name)}" d="{line_of(frame, values)}"/>' for name, values in lines]
+    return svg(frame, "Cumulative cost of the prompts", parts)
 
 
 def cost_scale(lines: Sequence[tuple[str, Sequence[float]]]) -> tuple[float, ...]:
@@ -97,30 +97,32 @@ def cost_scale(lines: Sequence[tuple[str, Sequence[float]]]) -> tuple[float, ...
 def reuse_chart(steps: Sequence[Step]) -> str:
     """Share of every forwarded request that the one before began with."""
     frame = Frame(len(steps), 1.0, 120)
-    parts = [*_grid(frame, (0.0, 0.5, 1.0), ("0 %", "50 %", "100 %"))]
+    parts = [*grid(frame, (0.0, 0.5, 1.0), ("0 %", "50 %", "100 %"))]
     zero = [0.0] * len(steps)
-    parts.append(f'<path class="reuse" d="{_area(frame, zero, [step.reuse for step in steps])}"/>')
+    parts.append(f'<path class="reuse" d="{area(frame, zero, [step.reuse for step in steps])}"/>')
     parts += [
-        f'<rect class="hover" x="{frame.x(i):.1f}" y="{TOP}" width="{_bar(frame):.1f}" '
+        f'<rect class="hover" x="{frame.x(i):.1f}" y="{TOP}" width="{bar_width(frame):.1f}" '
         f'height="{frame.height - TOP - BOTTOM}"><title>request {step.number}: {step.reuse:.1%} reused</title></rect>'
         for i, step in enumerate(steps)
     ]
-    return _svg(frame, "Prefix reuse of each request", parts)
+    return svg(frame, "Prefix reuse of each request", parts)
 
 
-def _svg(frame: Frame, label: str, parts: Sequence[str]) -> str:
+def svg(frame: Frame, label: str, parts: Sequence[str]) -> str:
+    """The parts as one picture."""
     inner = "\n".join(parts)
     return f'<svg viewBox="0 0 {WIDTH} {frame.height}" role="img" aria-label="{escape(label)}">\n{inner}\n</svg>'
 
 
-def _grid(frame: Frame, ticks: Sequence[float], labels: Sequence[str]) -> Iterator[str]:
+def grid(frame: Frame, ticks: Sequence[float], labels: Sequence[str], *, first: int = 1) -> Iterator[str]:
+    """Lines at the ticks with their labels, and the numbers of requests from the ``first`` on below."""
     for tick, label in zip(ticks, labels, strict=True):
         y = frame.y(tick)
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>'
     for number in _numbers(frame.count):
         x, y = frame.x(number - 0.5), frame.height - 8
-        yield f'<text class="tick" x="{x:.1f}" y="{y}" text-anchor="middle">{number}</text>'
+        yield f'<text class="tick" x="{x:.1f}" y="{y}" text-anchor="middle">{number + first - 1}</text>'
 
 
 def _numbers(count: int) -> list[int]:
@@ -129,18 +131,20 @@ def _numbers(count: int) -> list[int]:
     return sorted({1, *range(step, count + 1, step)})
 
 
-def _area(frame: Frame, below: Sequence[float], above: Sequence[float]) -> str:
+def area(frame: Frame, below: Sequence[float], above: Sequence[float]) -> str:
     """The outline of a row of bars from ``below`` to ``above``."""
     there = [f"{frame.x(i + side):.1f},{frame.y(value):.1f}" for i, value in enumerate(above) for side in (0, 1)]
     back = [f"{frame.x(i + side):.1f},{frame.y(below[i]):.1f}" for i in reversed(range(len(below))) for side in (1, 0)]
     return f"M{' L'.join((*there, *back))} Z" if there else "M0,0"
 
 
-def _line(frame: Frame, values: Sequence[float]) -> str:
+def line_of(frame: Frame, values: Sequence[float]) -> str:
+    """The path through the values."""
     return "M" + " L".join(f"{frame.x(i + 0.5):.1f},{frame.y(value):.1f}" for i, value in enumerate(values))
 
 
-def _rule(frame: Frame, value: float, name: str, label: str) -> str:
+def rule(frame: Frame, value: float, name: str, label: str) -> str:
+    """A level line with what it is."""
     y = frame.y(value)
     text = f'<text class="tick" x="{WIDTH - RIGHT}" y="{y - 5:.1f}" text-anchor="end">{escape(label)}</text>'
     return f'<line class="{name}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>{text if label else ""}'
@@ -149,7 +153,7 @@ def _rule(frame: Frame, value: float, name: str, label: str) -> str:
 def _hover(frame: Frame, steps: Sequence[Step]) -> Iterator[str]:
     for i, step in enumerate(steps):
         yield (
-            f'<rect class="hover" x="{frame.x(i):.1f}" y="{TOP}" width="{_bar(frame):.1f}" '
+            f'<rect class="hover" x="{frame.x(i):.1f}" y="{TOP}" width="{bar_width(frame):.1f}" '
             f'height="{frame.height - TOP - BOTTOM}"><title>{escape(said(step))}</title></rect>'
         )
 
@@ -178,7 +182,8 @@ def said(step: Step) -> str:
     return "\n".join(lines)
 
 
-def _bar(frame: Frame) -> float:
+def bar_width(frame: Frame) -> float:
+    """Pixels of one request."""
     return frame.x(1) - frame.x(0)
 
 
@@ -224,7 +229,7 @@ class ReplayReport:
 
 def render_report(report: ReplayReport) -> str:
     """The page."""
-    body = "\n".join((*_header(report), *_table(report), *_sections(report)))
+    body = "\n".join((*_header(report), *_table(report), *sections(report)))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
@@ -298,7 +303,8 @@ def table_row(name: str, tally: Tally, prices: PriceList) -> tuple[str, ...]:
     )
 
 
-def _sections(report: ReplayReport) -> Iterator[str]:
+def sections(report: ReplayReport) -> Iterator[str]:
+    """The pictures of each policy."""
     yield _legend()
     for name in report.totals:
         if name in (UNMANAGED, SLIDING):

@@ -15,7 +15,7 @@ from typing import Self
 import sqlalchemy as sa
 
 from proxy.store import answers as answers_
-from proxy.store import archive, configuration, exchanges, maintenance, memory
+from proxy.store import archive, configuration, exchanges, maintenance, memory, overview
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
 from proxy.store.answers import AnswerRow
@@ -118,6 +118,12 @@ class Store(Transactions):
 
     conversations = reading(conversations_.listed)
     conversation = reading(conversations_.one)
+    figures = reading(overview.figures)
+    overheads = reading(overview.overheads)
+    beside = reading(overview.beside)
+    fullest = reading(overview.fullest)
+    dearest = reading(overview.dearest)
+    passed = reading(overview.passed)
     close_conversation = writing(conversations_.close_conversation)
     export = reading(maintenance.export)
 
@@ -149,6 +155,7 @@ class Store(Transactions):
 
     arrive = timed("arrive")(writing(exchanges.arrive))
     timeline = reading(exchanges.timeline)
+    inspection = reading(exchanges.inspection)
     annotate = writing(exchanges.annotate)
     evaluated = writing(exchanges.evaluated)
     snapshots = reading(memory.snapshots)
@@ -169,6 +176,8 @@ class Store(Transactions):
     limits = reading(configuration.all_limits)
     calibrations = reading(configuration.all_calibrations)
     learn = writing(configuration.learn)
+    forget_limit = writing(configuration.forget_limit)
+    size = reading(maintenance.size)
     kept_time = reading(configuration.kept_time)
     keep_time = writing(configuration.keep_time)
 

@@ -164,6 +164,11 @@ def learn(tx: Transaction, *, calibrations: Sequence[CalibrationRow] = (), limit
         tx.many(statement, [rows[scope] for scope in sorted(rows)])
 
 
+def forget_limit(tx: Transaction, scope: str) -> bool:
+    """Delete a learned window; whether there was one."""
+    return tx.execute(sa.delete(schema.limits).where(schema.limits.c.scope == scope)).rowcount > 0
+
+
 def kept_time(tx: Transaction) -> tuple[float | None, float]:
     """The time that was kept last, else that of the newest row, None for a new store; and for how long the clock
     had been too far ahead of it then."""

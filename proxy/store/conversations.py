@@ -8,7 +8,7 @@ both branches end up in the conversation that was stored first.
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -41,9 +41,11 @@ from proxy.store.schema import (
     cuts,
     edits,
     evictions,
+    exchanges,
     keep_first,
     keep_last,
     of,
+    plain_text,
     recorded,
 )
 from proxy.store.transaction import Place, Rows, Transaction, ordered
@@ -272,27 +274,57 @@ def close_conversation(tx: Transaction, conversation: ConversationRow, at: float
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrowing:
+    """Which conversations of a list are wanted: with a part of their name, of one model, zone, policy; None for any.
+
+    The policy is that of the newest request; ``closed`` leaves those that are, or are not.
+    """
+
+    name: str | None = None
+    model: str | None = None
+    zone: str | None = None
+    policy: str | None = None
+    closed: bool | None = None
+
+    def of(self, query: Rows) -> Rows:
+        """The query for these alone."""
+        columns = conversations.c
+        if self.closed is not None:
+            query = query.where(columns.closed.is_not(None) if self.closed else columns.closed.is_(None))
+        if self.name:
+            query = query.where(columns.name.icontains(plain_text(self.name), autoescape=True))
+        for column, wanted in ((columns.model, self.model), (columns.zone, self.zone)):
+            if wanted is not None:
+                query = query.where(column == plain_text(wanted))
+        if self.policy is not None:
+            mine = (exchanges.c.tenant == columns.tenant, exchanges.c.conversation == columns.id)
+            newest = sa.select(exchanges.c.policy).where(*mine).order_by(exchanges.c.at.desc()).limit(1)
+            query = query.where(newest.scalar_subquery() == plain_text(self.policy))
+        return query
+
+
+ANY = Narrowing()
+
+
 def listed(
-    tx: Transaction, tenant: str | None, *, limit: int = 50, closed: bool | None = None, after: Place | None = None
+    tx: Transaction, tenant: str | None, *, limit: int = 50, only: Narrowing = ANY, after: Place | None = None
 ) -> list[ConversationRow]:
     """The tenant's conversations, or with None everybody's, the one used last first.
 
-    ``closed`` leaves those that are, or are not; ``after`` those behind one of which this is ``updated``, ``id``
-    and ``tenant``.
+    ``after`` leaves those behind one of which this is ``updated``, ``id`` and ``tenant``.
     """
-    query = _listing(tenant)
-    if closed is not None:
-        query = query.where(conversations.c.closed.is_not(None) if closed else conversations.c.closed.is_(None))
+    query = only.of(listing_of(tenant))
     columns = conversations.c
     order = ((columns.updated, True), (columns.id, False), (columns.tenant, False))
-    return [_conversation(row) for row in tx.execute(ordered(query, order, after=after, limit=limit))]
+    return [row_of(row) for row in tx.execute(ordered(query, order, after=after, limit=limit))]
 
 
 def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow | None:
     """One conversation by label or internal id, the one used last where several tenants have it."""
     named = sa.or_(conversations.c.name == name_or_id, conversations.c.id == name_or_id)
-    row = tx.execute(_listing(tenant).where(named).order_by(conversations.c.updated.desc()).limit(1)).first()
-    return None if row is None else _conversation(row)
+    row = tx.execute(listing_of(tenant).where(named).order_by(conversations.c.updated.desc()).limit(1)).first()
+    return None if row is None else row_of(row)
 
 
 def latest_checkpoint(tx: Transaction, tenant: str, name_or_id: str) -> tuple[ConversationRow, CheckpointRow] | None:
@@ -448,12 +480,12 @@ def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: in
     )
 
 
-def _listing(tenant: str | None) -> Rows:
+def listing_of(tenant: str | None) -> Rows:
     count = sa.select(sa.func.count()).select_from(branches).where(OF_CONVERSATION).scalar_subquery()
     version = sa.select(sa.func.coalesce(sa.func.max(branches.c.version), 0)).where(OF_CONVERSATION).scalar_subquery()
     query: Rows = sa.select(conversations, count.label("branches"), version.label("version"))
     return query if tenant is None else query.where(conversations.c.tenant == tenant)
 
 
-def _conversation(row: sa.Row[*tuple[Any, ...]]) -> ConversationRow:
+def row_of(row: sa.Row[*tuple[Any, ...]]) -> ConversationRow:
     return recorded(ConversationRow, conversations, row, branches=row.branches, version=row.version)

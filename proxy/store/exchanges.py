@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, Literal
 
@@ -14,24 +15,28 @@ import sqlalchemy as sa
 
 from policies.pressure import Trend
 from proxy.store.answers import AnswerRow, add_answers
-from proxy.store.archive import mark_asked_again
+from proxy.store.archive import mark_asked_again, whole_body
 from proxy.store.audit import REFUSED, append, of_evaluation, of_exchange
 from proxy.store.conversations import open_conversations, touch_chains
 from proxy.store.memory import add_checkups, follow_others, rate
+from proxy.store.packing import Damaged, Inspected, Inspection, inspected_of, pack, refs_of, unpack
 from proxy.store.records import Arrival, ConversationRow, ExchangeRow, RelayedRow, UsageRow
 from proxy.store.schema import (
     branches,
     conversations,
     exchanges,
+    inspected,
+    inspected_parts,
     keep_first,
     keep_last,
     of,
+    originals,
     recorded,
     relayed,
     same,
     stored,
 )
-from proxy.store.transaction import Place, Transaction, ordered
+from proxy.store.transaction import Place, Transaction, chunks, ordered
 
 By = Literal["model", "policy", "day", "conversation"]
 DAY = 86_400
@@ -40,6 +45,11 @@ ADDED = tuple(each.name for each in FIGURES if each.name not in {"first", "last"
 TOUCH_BRANCH = keep_last(branches, greatest=("longest", "updated", "trend_at"), newest={"trend": "trend_at"})
 ADD = sa.insert(exchanges)
 ADD_RELAYED = keep_first(relayed)
+ADD_INSPECTED = keep_first(inspected)
+ADD_PART = keep_first(inspected_parts)
+ARCHIVED = sa.select(originals.c.ref).where(
+    of(originals, "tenant"), originals.c.ref.in_(sa.bindparam("refs", expanding=True)), originals.c.body.is_not(None)
+)
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 KNOWN = sa.select(exchanges.c.id).where(
     of(exchanges, "tenant"), exchanges.c.id.in_(sa.bindparam("ids", expanding=True))
@@ -95,6 +105,9 @@ def record(
         rows = follow_others(tx, rows, home)
     add_checkups(tx, rows, home)
     tx.many(ADD, [_values(row, home[row.id]) for row in rows])
+    for row in rows:
+        if row.inspection is not None:
+            _inspect(tx, row, row.inspection, home[row.id])
     append(tx, [event for row in rows if _is_audited(row) for event in of_exchange(row, conversation=home[row.id])])
     return rows
 
@@ -118,6 +131,78 @@ def timeline(
     query = ordered(query, ((exchanges.c.at, True), (exchanges.c.id, True)), after=after, limit=limit)
     told = [(row, {"name": conversation.name, "detail": json.loads(row.detail)}) for row in tx.execute(query)]
     return [recorded(ExchangeRow, exchanges, row, **more) for row, more in reversed(told)]
+
+
+def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> tuple[ExchangeRow, Inspected | None]:
+    """One request of a conversation, and what was kept of its arrays. Raises KeyError where there is none."""
+    mine = (exchanges.c.tenant == conversation.tenant, exchanges.c.conversation == conversation.id)
+    row = tx.execute(sa.select(exchanges).where(*mine, exchanges.c.id == request)).first()
+    if row is None:
+        raise KeyError(request)
+    told = recorded(ExchangeRow, exchanges, row, name=conversation.name, detail=json.loads(row.detail))
+    ours = (inspected.c.tenant == conversation.tenant, inspected.c.id == request)
+    body = tx.scalar(sa.select(inspected.c.body).where(*ours))
+    if body is None:
+        return told, None
+    try:
+        found = inspected_of(body)
+    except (Damaged, ValueError, KeyError, TypeError):
+        tx.damage("inspected", conversation.tenant, request)
+        return told, None
+    return told, _with_bodies(tx, conversation, found)
+
+
+def _with_bodies(tx: Transaction, conversation: ConversationRow, found: Inspected) -> Inspected:
+    bodies: dict[str, bytes] = {}
+    for refs in chunks(sorted(refs_of(found))):
+        parts = inspected_parts.c
+        mine = (parts.tenant == conversation.tenant, parts.conversation == conversation.id, parts.ref.in_(refs))
+        for row in tx.execute(sa.select(parts.ref, parts.body).where(*mine)):
+            with suppress(Damaged):
+                bodies[row.ref] = unpack(row.body, parts=1)[0]
+    archived: dict[str, bytes] = {}
+    for refs in chunks(sorted({ref for ref, _, _ in found.client} - bodies.keys())):
+        theirs = (originals.c.tenant == conversation.tenant, originals.c.ref.in_(refs))
+        for row in tx.execute(sa.select(originals).where(*theirs, sa.not_(originals.c.quarantined))):
+            if (body := whole_body(tx, row)) is not None:
+                archived[row.ref] = body
+    return replace(found, bodies=bodies | archived, archived=frozenset(archived))
+
+
+def _inspect(tx: Transaction, row: ExchangeRow, arrays: Inspection, home: str) -> None:
+    """Keep the two arrays of a request, and no longer what only requests needed that are too old now."""
+    own = {"tenant": row.tenant, "conversation": home}
+    mine = (inspected_parts.c.tenant == row.tenant, inspected_parts.c.conversation == home)
+    bodies = tx.aside(arrays.bodies)
+    there = set[str]()
+    for refs in chunks(bodies):
+        there |= set(tx.scalars(ARCHIVED, {"of_tenant": row.tenant, "refs": refs}))
+    fresh = [(ref, body) for ref, body in sorted(bodies.items()) if ref not in there]
+    parts = tx.aside(lambda: [{**own, "ref": ref, "body": pack(body)} for ref, body in fresh])
+    tx.many(ADD_PART, parts)
+    if row.evicted or row.strategy:  # what has just been archived need not stand here too
+        theirs = sa.select(originals.c.ref).where(originals.c.tenant == row.tenant)
+        tx.execute(sa.delete(inspected_parts).where(*mine, inspected_parts.c.ref.in_(theirs)))
+    tx.many(ADD_INSPECTED, [{**own, "id": row.id, "at": row.at, "body": tx.aside(arrays.packed)}])
+    ours = (inspected.c.tenant == row.tenant, inspected.c.conversation == home)
+    order = (inspected.c.at.desc(), inspected.c.id.desc())
+    ids = list(tx.scalars(sa.select(inspected.c.id).where(*ours).order_by(*order)))
+    if len(ids) <= arrays.keep:
+        return
+    old, kept = ids[arrays.keep :], ids[: arrays.keep][::-1]
+    gone = set[str]().union(*(_refs(tx, row.tenant, each) for each in old))
+    for each in kept:  # the oldest first, which has nearly all of them
+        gone -= _refs(tx, row.tenant, each) if gone else set()
+    for refs in chunks(sorted(gone)):
+        tx.execute(sa.delete(inspected_parts).where(*mine, inspected_parts.c.ref.in_(refs)))
+    tx.execute(sa.delete(inspected).where(*ours, inspected.c.id.in_(old)))
+
+
+def _refs(tx: Transaction, tenant: str, request: str) -> set[str]:
+    body = tx.scalar(sa.select(inspected.c.body).where(inspected.c.tenant == tenant, inspected.c.id == request))
+    with suppress(Damaged, ValueError, KeyError, TypeError):
+        return refs_of(inspected_of(body or b""))
+    return set()
 
 
 def annotate(tx: Transaction, tenant: str, exchange: str, facts: Mapping[str, object]) -> bool:

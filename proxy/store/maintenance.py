@@ -33,6 +33,8 @@ from proxy.store.schema import (
     evictions,
     exchanges,
     health_snapshots,
+    inspected,
+    inspected_parts,
     notes,
     originals,
     relayed,
@@ -53,7 +55,7 @@ STORED = sa.text(
     " + (SELECT count(*) * 1200 FROM exchanges) + (SELECT count(*) * 600 FROM edits)"
     " + (SELECT count(*) * 500 FROM audit)"
 )
-OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts)
+OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts, inspected, inspected_parts)
 OF_BRANCHES = (edits, cuts, checkpoints, evictions, chains)
 JSON_TEXT = frozenset({"covered", "facts", "stays", "detail", "trend", "undone", "prepared", "health"})
 HIDDEN = frozenset({"tenant"})
@@ -74,7 +76,8 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
     }
     for table in OF_CONVERSATION:
         query = sa.select(table).where(table.c.tenant == tenant, table.c.conversation == its_id)
-        found[table.name] = _rows(tx, query.order_by(table.c.at, *table.primary_key.columns))
+        order = [table.c.at] if "at" in table.c else []
+        found[table.name] = _rows(tx, query.order_by(*order, *table.primary_key.columns))
     for table in OF_BRANCHES:
         query = sa.select(table).where(table.c.tenant == tenant, table.c.branch.in_(own))
         found[table.name] = _rows(tx, query.order_by(*table.primary_key.columns))

@@ -1,11 +1,20 @@
 """What is stored, packed: bodies and long texts as one zstd frame, in which a text that stands in its message is stored
 once; short texts that Weir wrote deflated against the words that stand in most of them.
+
+Of a request that somebody may look at, its two arrays are kept as references: what a message says stands in the
+archive, or once among the parts of its conversation.
 """
 
 import json
 import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 
 import zstandard
+
+from policies.ledger import PlannedMessage
+from policies.messages import Message
 
 MAX_SIZE = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
 SIZE = 4
@@ -117,3 +126,125 @@ def _text(said: bytes) -> str:
         return said.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         raise Damaged("the text is broken") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """The two arrays of a request, as it went: what the client sent, and what the model saw.
+
+    Attributes:
+        keep: how many of the conversation's requests are kept.
+        content: whether what messages say is.
+        messages: the client's, ``pieces`` the forwarded array, None where it was the same.
+        raws: JSON of the messages from ``first`` on, and of the system's: what nobody was given before.
+        pruned: names of tools whose definitions were left out, ``tools`` the tokens of all definitions.
+    """
+
+    keep: int
+    content: bool
+    messages: Sequence[Message]
+    pieces: Sequence[PlannedMessage] | None
+    raws: Sequence[bytes | bytearray | memoryview]
+    first: int
+    pruned: tuple[str, ...] = ()
+    tools: int = 0
+
+    def packed(self) -> bytes:
+        """The references."""
+        said = {
+            "refs": "".join([message.ref for message in self.messages]),
+            "roles": [message.role for message in self.messages],
+            "tokens": [message.tokens for message in self.messages],
+            "sent": None if self.pieces is None else list(_runs(self.pieces)),
+            "pruned": self.pruned,
+            "tools": self.tools,
+        }
+        return pack_text(json.dumps(said, separators=(",", ":")))
+
+    def bodies(self) -> dict[str, bytes]:
+        """What the messages say that nobody was given before, and what stands in the place of others, by ref."""
+        first = self.first
+        found = {self.messages[first + n].ref: bytes(raw) for n, raw in enumerate(self.raws)} if self.content else {}
+        for piece in self.pieces or () if self.content else ():
+            if piece.text is not None:
+                found[ref_of(piece.text)] = piece.text.encode("utf-8", "surrogatepass")
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspected:
+    """What was kept of one request.
+
+    Attributes:
+        client: ref, role and tokens of each message that the client sent.
+        sent: of each forwarded one its place among the client's (None: Weir's own), its edit, tokens, and the ref of
+            its text (None: as the client sent it); None where the whole array was the client's.
+        bodies: what is known by its ref: JSON of messages, UTF-8 of texts; ``archived`` the refs that the archive has.
+    """
+
+    client: Sequence[tuple[str, str, int]]
+    sent: Sequence[tuple[int | None, str | None, int, str | None]] | None
+    pruned: tuple[str, ...]
+    tools: int
+    bodies: Mapping[str, bytes]
+    archived: frozenset[str] = frozenset()
+
+
+REF = 12
+OWN = "t"
+
+
+def ref_of(text: str) -> str:
+    """What a text of Weir's own is found by."""
+    return OWN + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=REF // 2).hexdigest()
+
+
+def inspected_of(packed: bytes) -> Inspected:
+    """The references that were packed, without the bodies. Raises :class:`Damaged`."""
+    said = json.loads(unpack_text(packed))
+    refs = [said["refs"][n : n + REF] for n in range(0, len(said["refs"]), REF)]
+    client = list(zip(refs, said["roles"], said["tokens"], strict=True))
+    sent = None if said["sent"] is None else [each for run in said["sent"] for each in _pieces(run, client)]
+    return Inspected(client=client, sent=sent, pruned=tuple(said["pruned"]), tools=said["tools"], bodies={})
+
+
+def refs_of(inspected: Inspected) -> set[str]:
+    """Every ref in both arrays."""
+    return {ref for ref, _, _ in inspected.client} | {each[3] for each in inspected.sent or () if each[3] is not None}
+
+
+def _runs(pieces: Sequence[PlannedMessage]) -> Iterator[list[object]]:
+    """The forwarded array: ``[first, last]`` of the client's own messages in a row, and every other one by itself."""
+    run: list[int] = []
+    for piece in pieces:
+        if piece.text is None and piece.kind is None and piece.index is not None:
+            if run and piece.index == run[1] + 1:
+                run[1] = piece.index
+                continue
+            if run:
+                yield [*run]
+            run = [piece.index, piece.index]
+            continue
+        if run:
+            yield [*run]
+            run = []
+        yield [piece.index, piece.kind, piece.tokens, None if piece.text is None else ref_of(piece.text)]
+    if run:
+        yield [*run]
+
+
+def _pieces(
+    run: list[object], client: Sequence[tuple[str, str, int]]
+) -> Iterator[tuple[int | None, str | None, int, str | None]]:
+    match run:
+        case [int(first), int(last)]:
+            yield from ((n, None, client[n][2], None) for n in range(first, last + 1))
+        case [index, kind, int(tokens), ref]:
+            yield (
+                index if isinstance(index, int) else None,
+                kind if isinstance(kind, str) else None,
+                tokens,
+                ref if isinstance(ref, str) else None,
+            )
+        case _:
+            raise Damaged("the array is broken")

@@ -11,6 +11,7 @@ from policies.ledger import Cut, Edit, Note, Prepared
 from policies.pressure import Event, Trend
 from policies.quality.health import Category, Checkup, Level
 from proxy.store.chain import AuditEvent
+from proxy.store.packing import Inspection
 
 
 class StoreError(Exception):
@@ -320,6 +321,7 @@ class ExchangeRow:
             audit and not read back with the row.
         ends: the hashes, each with the number of messages up to it, that the next request finds the branch by; empty
             for ``chain_end`` alone. Not read back with the row.
+        inspection: its two arrays, kept for who looks at it.
     """
 
     id: str
@@ -362,6 +364,7 @@ class ExchangeRow:
     events: tuple[Event, ...] = ()
     refusal: Mapping[str, object] = field(default_factory=dict)
     ends: tuple[tuple[bytes, int], ...] = ()
+    inspection: Inspection | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

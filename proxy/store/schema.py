@@ -30,7 +30,7 @@ from proxy.store.records import SchemaTooNew, StoreError
 R = TypeVar("R")
 Upsert = Mapping[str, sa.Insert]
 """An INSERT for every dialect by name."""
-REVISIONS = ("0013", "0014")
+REVISIONS = ("0013", "0014", "0015")
 HEAD = REVISIONS[-1]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
@@ -297,7 +297,7 @@ exchanges = _table(
     "tenant id",
     _fields(
         records.ExchangeRow,
-        without="name trend parent_conversation asked_again health events refusal ends",
+        without="name trend parent_conversation asked_again health events refusal ends inspection",
         id=REQUEST,
         parent=BRANCH,
         detail=Packed(),
@@ -305,6 +305,23 @@ exchanges = _table(
     _optional(cost=sa.Double, cost_saved=sa.Double, summaries=sa.BigInteger, summaries_cost=sa.Double),
     [sa.Index("exchanges_of_conversation", "conversation", "at"), sa.Index("exchanges_at", "at")],
     within=conversations,
+)
+
+inspected = _table(
+    "inspected",
+    "tenant id",
+    _required(tenant=TENANT, id=REQUEST, conversation=CONVERSATION, at=sa.Double, body=sa.LargeBinary),
+    [sa.Index("inspected_of_conversation", "tenant", "conversation", "at")],
+    within=conversations,
+    sqlite_with_rowid=False,
+)
+
+inspected_parts = _table(
+    "inspected_parts",
+    "tenant conversation ref",
+    _required(tenant=TENANT, conversation=CONVERSATION, ref=sa.Text, body=sa.LargeBinary),
+    within=conversations,
+    sqlite_with_rowid=False,
 )
 
 relayed = _table("relayed", "tenant id", _fields(records.RelayedRow, id=REQUEST), [sa.Index("relayed_at", "at")])

@@ -18,7 +18,6 @@ because a deferred one that turns into a writer fails at once, whatever the busy
 """
 
 import asyncio
-import contextlib
 import fcntl
 import logging
 import os
@@ -38,6 +37,7 @@ from sqlalchemy.pool import StaticPool
 
 from proxy.store.records import CorruptStore, StoreError, StoreUnavailable, translate
 from proxy.store.schema import check, ensure
+from proxy.store.upkeep import back_up, pragma, shrink
 
 Begin = Literal["BEGIN", "BEGIN IMMEDIATE"]
 T = TypeVar("T")
@@ -228,7 +228,6 @@ SqliteVersion = tuple[int, int, int]
 CHECKPOINT_BYTES = 4 << 20
 MOVED_FOR = 60.0  # a file that was only moved, or whose share has gone, may come back; seconds
 CHECKPOINT_COMMITS = 1000
-PAGES_AT_ONCE = 256
 WRITER = (
     "auto_vacuum=INCREMENTAL",  # only a file that is made now takes it, and only before its journal is set
     "synchronous=FULL",
@@ -408,14 +407,14 @@ class SqliteDatabase:
         """Give some free pages back to the file system; whether there may be more."""
         if self._writer is None or self._path is None:
             return False
-        return await self._writer.raw(_shrink)
+        return await self._writer.raw(shrink)
 
     async def backup(self, path: Path) -> None:
         """Write a copy to a new file, by SQLite's online backup, which waits for no writer of a WAL."""
         worker = self._reader or self._writer
         if worker is None:
             raise StoreUnavailable("the store is closed", reason="closed")
-        await worker.raw(partial(_back_up, path=path))
+        await worker.raw(partial(back_up, path=path))
 
     async def close(self) -> None:
         """Finish what has begun and close both connections; the locks go last."""
@@ -478,7 +477,7 @@ class SqliteDatabase:
         self._reader = await ConnectionWorker.connect(
             f"{self._path.as_uri()}?mode=ro", begin="BEGIN", patience=patience
         )
-        self.journal = await self._reader.raw(lambda driver: _pragma(driver, "journal_mode"))
+        self.journal = await self._reader.raw(lambda driver: pragma(driver, "journal_mode"))
         await self._reader.transaction(check)
 
     async def _open_writer(self, patience: float) -> None:
@@ -525,9 +524,9 @@ class SqliteDatabase:
 
     def _set_journal(self, driver: sqlite3.Connection) -> str:
         if self._mode == "visitor":
-            return _pragma(driver, "journal_mode")
+            return pragma(driver, "journal_mode")
         wanted = journal_for(sqlite3.sqlite_version_info, shared=self.shared)
-        mode = _pragma(driver, f"journal_mode={wanted}")
+        mode = pragma(driver, f"journal_mode={wanted}")
         if mode != wanted:
             raise StoreUnavailable(f"the journal mode cannot be set to {wanted}: it is {mode}", reason="locked")
         return mode
@@ -586,34 +585,6 @@ def _inode(path: Path) -> tuple[int, int]:
     except OSError:
         return NOWHERE
     return found.st_dev, found.st_ino
-
-
-def _pragma(driver: sqlite3.Connection, pragma: str) -> str:
-    return str(driver.execute(f"PRAGMA {pragma}").fetchone()[0])
-
-
-def _back_up(driver: sqlite3.Connection, *, path: Path) -> None:
-    unfinished = path.with_name(f"{path.name}.part")
-    try:
-        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    except OSError as error:
-        raise StoreUnavailable(f"{unfinished} cannot be made ({error.strerror})", reason="backup") from None
-    try:
-        with contextlib.closing(sqlite3.connect(unfinished)) as copy:
-            driver.backup(copy)
-            if (said := _pragma(copy, "quick_check")) != "ok":
-                raise CorruptStore(f"the copy is not whole, so the database is damaged: {said}", reason="damaged")
-        os.link(unfinished, path)  # unlike a rename it replaces nothing
-    except OSError as error:
-        raise StoreUnavailable(f"{path} cannot be made ({error.strerror})", reason="backup") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _shrink(driver: sqlite3.Connection) -> bool:
-    before = int(_pragma(driver, "freelist_count"))
-    driver.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
-    return 0 < int(_pragma(driver, "freelist_count")) < before
 
 
 def _refuse_foreign(connection: sa.Connection) -> None:

@@ -23,6 +23,8 @@ PAUSE = 0.15
 RETRY_PAUSE = 2.0
 MAX_ROWS = 20_000
 MAX_CHANGES = 2_000
+MAX_INSPECTED = 512
+"""Rows whose messages are held in memory until they are written."""
 
 
 class WriteBehindQueue:
@@ -65,7 +67,9 @@ class WriteBehindQueue:
             self._task = asyncio.create_task(self._run(), name="weir-settle")
 
     def put(self, row: ExchangeRow | RelayedRow | AnswerRow) -> None:
-        """Have one exchange written soon."""
+        """Have one exchange written soon; while that fails, or waits long, without what it is looked at with."""
+        if self._failing or len(self._rows) >= MAX_INSPECTED:
+            row = _bare(row)
         self._rows.append(row)
         self._wake.set()
 
@@ -119,7 +123,7 @@ class WriteBehindQueue:
             for row in await self._store.record(rows):
                 self._stored(row)
         except StoreError as error:
-            self._rows.extendleft(reversed(rows))
+            self._rows.extendleft(_bare(row) for row in reversed(rows))
             self._fail(error)
             return False
         except asyncio.CancelledError:
@@ -152,3 +156,10 @@ class WriteBehindQueue:
             log.error("the store cannot be written, rows wait in memory: %s", error)
         self._failing = True
         self._degraded("store")
+
+
+def _bare(row: ExchangeRow | RelayedRow | AnswerRow) -> ExchangeRow | RelayedRow | AnswerRow:
+    """A row without its messages."""
+    if not isinstance(row, ExchangeRow) or row.inspection is None:
+        return row
+    return replace(row, inspection=None)

@@ -21,7 +21,7 @@ from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.answers import GivenAnswer, message_in
-from proxy.wire.codec import ERROR, ClientRequest, Codec, Passed, Segments, array_of
+from proxy.wire.codec import ERROR, ClientRequest, Codec, Compacted, Segments, array_of
 from proxy.wire.messages import MARK, SEALED, THINKING_TYPES, markers_of, without_media
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, replace_fields, split_array, split_object, write_value
 from proxy.wire.rounds import in_messages
@@ -142,7 +142,7 @@ class MessagesCodec(Codec):
     def segments(self, elements: Sequence[Raw]) -> Sequence[Raw]:
         """The segments that these messages make."""
         wall = 1 + max((n for n, raw in enumerate(elements) if _is_wall(raw)), default=-1)
-        found: list[Raw] = [Passed(raw) for raw in elements[:wall]]
+        found: list[Raw] = [Compacted(raw) for raw in elements[:wall]]
         for is_reply, group in groupby(map(_shaped, elements[wall:]), key=lambda each: each[1].role == "assistant"):
             if is_reply:
                 found.append(b",".join(raw for raw, _ in group))
@@ -161,7 +161,7 @@ class MessagesCodec(Codec):
 
     def view(self, raw: Raw) -> Mapping[str, Any]:
         """A segment as a chat message."""
-        if isinstance(raw, Passed):
+        if isinstance(raw, Compacted):
             return {"role": "system", "content": None}
         elements = read_value(b"[" + raw + b"]")
         messages = [each for each in elements if isinstance(each, dict)] if isinstance(elements, list) else []
@@ -250,7 +250,7 @@ class MessagesCodec(Codec):
         written: list[Raw] = []
         for is_reply, group in groupby(segments, key=_is_reply):
             turn = list(group)
-            if is_reply and not written and not isinstance(turn[0], Passed):
+            if is_reply and not written and not isinstance(turn[0], Compacted):
                 written.append(_message("user", write_value(GONE)))
             written += turn if is_reply else _turn(turn, places)
         return new | {"messages": array_of([raw for raw in written if raw])}

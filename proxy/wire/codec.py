@@ -33,7 +33,7 @@ NOTHING: Mapping[str, Raw] = MappingProxyType({})
 _MATTERS = re.compile(rb'"usage"|"error"|"finish_reason"\s*:\s*"[^"]|"index"\s*:\s*[1-9]')
 
 
-class Passed(bytes):
+class Compacted(bytes):
     """An element up to a compaction of the provider's: the model does not see it."""
 
 

@@ -17,7 +17,7 @@ from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.wire.answers import GivenAnswer, response_in
-from proxy.wire.codec import ERROR, ClientRequest, Codec, JoinedRun, NamingRun, Passed, Segments, array_of
+from proxy.wire.codec import ERROR, ClientRequest, Codec, Compacted, JoinedRun, NamingRun, Segments, array_of
 from proxy.wire.messages import MARK, SEALED, marker_within, markers_of
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, split_array, split_object, write_value
 from proxy.wire.rounds import in_items
@@ -155,7 +155,7 @@ class ResponsesCodec(Codec):
         """The segments that these items make."""
         items = [_read(raw) for raw in elements]
         wall = 1 + max((n for n, item in enumerate(items) if item.type in _WALLS), default=-1)
-        found: list[Raw] = [Passed(raw) for raw in elements[:wall]]
+        found: list[Raw] = [Compacted(raw) for raw in elements[:wall]]
         run: list[Raw] = []
         kinds: list[_Item] = []
         shares = False  # whether the run before the outputs that have just come has reasoning
@@ -191,8 +191,8 @@ class ResponsesCodec(Codec):
 
     def view(self, raw: Raw) -> Mapping[str, Any]:
         """A segment as a chat message."""
-        if isinstance(raw, Passed | Fixed):
-            return {"role": "system", "content": None if isinstance(raw, Passed) else json.dumps(_only(raw))}
+        if isinstance(raw, Compacted | Fixed):
+            return {"role": "system", "content": None if isinstance(raw, Compacted) else json.dumps(_only(raw))}
         items = _items(_meant(raw))
         if not items:
             return {}

@@ -48,11 +48,15 @@ MIN_ARRAY = 12  # 4 KB: below it looking up single messages is cheaper
 
 @dataclass(frozen=True, slots=True)
 class RequestTranscript:
-    """A transcript, the indices of messages that carry Weir's own mark, and whether there are images or the like."""
+    """A transcript, the indices of messages that carry Weir's own mark, and whether there are images or the like.
+
+    ``new`` are the raw messages behind those whose array was seen before.
+    """
 
     transcript: Summed
     marked: frozenset[int]
     has_media: bool
+    new: Sequence[Raw]
 
 
 class _Array(NamedTuple):
@@ -176,6 +180,7 @@ class Transcripts:
             ),
             array.marked,
             array.has_media,
+            new,
         )
 
     def _begins_with(

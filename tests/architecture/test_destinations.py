@@ -66,6 +66,7 @@ def test_every_path_that_can_be_asked_for_is_told_by_one_function() -> None:
     assert asked == {"/v1/{rest:path}", "/openai/deployments/{rest:path}"}
     assert {getattr(application, "_name", "nothing") for application in served.values()} == {
         "api",
+        "dashboard",
         "health",
         "management",
         "nothing",

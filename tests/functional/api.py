@@ -112,7 +112,13 @@ async def compacted(api: Api, **options: Any) -> Talk:
 
 def filled(pattern: str, **values: str) -> str:
     """A route's path with its named parts filled in."""
-    return pattern.format(**{"id": NAME, "version": "1", "ref": "0123456789ab", "name": "balanced", **values})
+    return pattern.format(**{"id": NAME, "version": "1", "ref": "0123456789ab", "name": "balanced", **OTHERS, **values})
 
 
-BODIES: dict[str, object] = {"notes": {"text": "a note"}, "pin": {"ref": "0123456789ab"}}
+OTHERS = {"rid": "req_0123", "key": "somebody"}
+BODIES: dict[str, object] = {
+    "forget": {"scope": "nobody"},
+    "notes": {"text": "a note"},
+    "pin": {"ref": "0123456789ab"},
+    "keys": {"name": "somebody"},
+}

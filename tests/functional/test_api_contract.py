@@ -10,10 +10,12 @@ import pytest
 from openapi_spec_validator import validate
 
 from proxy.access.admission import MAX_WRONG, Guesses
+from proxy.http.reports import METRICS
 from proxy.http.table import PREFIX, ROUTES
 from proxy.simulator import SimulatorSettings
 from proxy.simulator.app import serve_simulator
-from tests.functional.api import ADMIN, Api
+from proxy.store.records import LimitRow
+from tests.functional.api import ADMIN, Api, filled
 from tests.functional.contract import Contract
 from tests.functional.harness import COUNTER, Talk, weir
 
@@ -124,20 +126,47 @@ async def test_every_live_answer_is_what_the_document_says(api: Api) -> None:
         await ask("GET", f"policies/{name}")
     await ask("DELETE", "policies/made", key=ADMIN)
     await ask("GET", "config", key=ADMIN)
+    await watched(ask, api, contract)
     await ask("DELETE", "conversations/ended")
     await ask("GET", "audit", key=ADMIN)
     await errors(api, contract)
+    await ask("POST", "keys", {"name": "made", "models": ["sim*"], "allow": ["mode"]}, key=ADMIN)
+    await ask("POST", "keys/made/rotate", key=ADMIN)
+    await ask("GET", "keys", key=ADMIN)
+    await ask("DELETE", "keys/made-2", key=ADMIN)
     assert await Contract.of(api) == Contract(contract.document)
     contract.seen.add(("GET", f"{PREFIX}openapi.json", 200))
     expected = {(r.method, PREFIX + r.pattern, status) for r in ROUTES for status in r.statuses}
     assert expected - contract.seen == set()
 
 
+async def watched(ask: Any, api: Api, contract: Contract) -> None:
+    """What people look at."""
+    for key in ("sk-test", ADMIN):
+        for row in (await ask("GET", "conversations/full/timeline?limit=3"))["data"]:
+            both = await ask("GET", f"conversations/full/requests/{row['id']}", key=key)
+            assert both["kept"]
+            assert both["client"][0].keys() >= {"place", "status"}
+    for metric in METRICS:
+        await ask("GET", f"series?metric={metric}&step=1m&since=1h")
+    async with api.http.stream(
+        "GET", f"{api.target.root}{PREFIX}live", headers={"authorization": "Bearer sk-test"}
+    ) as told:
+        assert told.headers["content-type"].startswith("text/event-stream")
+    contract.seen.add(("GET", f"{PREFIX}live", 200))
+    limits, scope = api.target.runtime.windows, "http://x:1 - m"
+    await api.target.runtime.store.learn(limits=[LimitRow(scope=scope, limit=4096, seen=1, expires=9e9)])
+    limits.follow([], await api.target.runtime.store.limits())
+    assert [row["scope"] for row in (await ask("GET", "windows", key=ADMIN))["data"]] == [scope]
+    await ask("POST", "windows/forget", {"scope": scope}, key=ADMIN)
+    assert (await ask("GET", "windows", key=ADMIN))["data"] == []
+
+
 async def errors(api: Api, contract: Contract) -> None:
     """Every refusal of every route, each as the document says."""
     for route in ROUTES:
         api.target.runtime.guesses = Guesses()
-        path = route.pattern.format(id="nobody", version="1", ref="0123456789ab", name="none")
+        path = filled(route.pattern, id="nobody", name="none")
         wrong = await api.ask(route.method, f"{path}?nonsense=1", key=ADMIN if route.asker == "operator" else "sk-test")
         assert wrong.status_code == 400
         contract.check(route.method, wrong)

@@ -19,7 +19,7 @@ async def api(tmp_path: Path, deployment: Deployment) -> AsyncIterator[Api]:
         yield api
 
 
-LISTS = sorted({route.pattern for route in ROUTES if "cursor" in route.query and "limit" in route.query})
+LISTS = sorted({r.pattern for r in ROUTES if {"cursor", "limit"} <= set(r.query) and r.asker != "operator"})
 
 
 async def test_all_pages_together_are_the_list(api: Api) -> None:

@@ -1,0 +1,34 @@
+"""The pages at ``/weir/ui``. What draws them is loaded with the first page that is asked for."""
+
+import asyncio
+import importlib
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from proxy.errors import NotFound
+from proxy.http.request import respond_error
+from proxy.runtime import Runtime
+from proxy.stream.receive import Receive
+from proxy.stream.relay import Send
+
+Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+
+class Dashboard:
+    """The ASGI application of ``/weir/ui``, where the configuration wants it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._site: Application | None = None
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if not self._runtime.config.dashboard:
+            await respond_error(send, NotFound("The dashboard is turned off (dashboard: false)."))
+            return
+        if self._site is None:
+            # Templates cost 30 ms to load, which a Weir that nobody looks at need not pay.
+            module = await asyncio.to_thread(importlib.import_module, "proxy.dashboard.site")
+            site: Application = module.Site(self._runtime)
+            self._site = site
+        await self._site(scope, receive, send)

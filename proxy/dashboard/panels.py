@@ -1,0 +1,426 @@
+"""What is set and what is taken: policies and how they would do, keys, usage, and Weir itself."""
+
+import asyncio
+import csv
+import io
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any, get_args
+from urllib.parse import quote
+
+import yaml
+from markupsafe import Markup
+
+from policies import ContextSettings
+from proxy.config.file import ConfigError, dotted, parse_document
+from proxy.config.presets import DEFAULT_PRESET, policy_values
+from proxy.config.values import masked_url
+from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
+from proxy.errors import InvalidRequest, NotFound, ProxyError
+from proxy.http import keys as api_keys
+from proxy.http import policies as api_policies
+from proxy.http import reports
+from proxy.http.endpoints import connects
+from proxy.http.request import MAX_ROWS, ManagementAnswer
+from proxy.monitor.caching import price_list
+from proxy.replay.play import Replayed, Tally
+from proxy.replay.play import replay as replayed_of
+from proxy.replay.report import COLUMNS, ReplayReport, remarks, sections, table_row
+from proxy.replay.scenarios import Conditions, store_in_memory
+from proxy.replay.script import BadRecording, Script, read_recordings
+from proxy.store.exchanges import By
+
+MAX_COMPARED = 3
+MAX_PLAYED = 20
+MAX_REQUESTS = 600
+"""Requests at most that a file may have to be played while somebody waits."""
+MAX_DRAWN = 3
+DEFAULT_ENCODING = "o200k_base"
+BYS: tuple[By, ...] = get_args(By)
+SINCE = ("24h", "7d", "30d")
+LAST_PART = re.compile(r"(\.[^.\[]+|\[\d+\])$")
+
+
+async def policies(visit: PageVisit) -> View:
+    """Every policy in a line, and whose they are."""
+    found = await api_policies.listing(visit.asked(rows=MAX_ROWS))
+    return View("policies.html", {"rows": found.data, "keys": await _keys_by_policy(visit)})
+
+
+async def _keys_by_policy(visit: PageVisit) -> Mapping[str, list[str]]:
+    """The names of the keys in force by their policy, for the operator."""
+    by_policy: dict[str, list[str]] = {}
+    for row in (await api_keys.listing(visit.asked(rows=MAX_ROWS))).data if visit.is_operator else ():
+        if row.revoked is None:
+            by_policy.setdefault(row.policy or visit.runtime.config.default_policy, []).append(row.name)
+    return by_policy
+
+
+async def policy(visit: PageVisit) -> View:
+    """One policy: what it says otherwise than ``balanced``, and its text to be edited."""
+    name = visit.path["name"]
+    if visit.is_operator and name not in visit.runtime.config.policies:
+        return _edited(visit, name, f"preset: {DEFAULT_PRESET}\n")
+    one = await api_policies.one(visit.asked())
+    given = visit.runtime.set_policies.get(name)
+    text = given.text if given is not None and given.body is not None else _own_text(visit, name)
+    return _edited(visit, name, text, one=one, keys=(await _keys_by_policy(visit)).get(name, []))
+
+
+def _edited(
+    visit: PageVisit,
+    name: str,
+    text: str,
+    *,
+    one: api_policies.WholePolicy | None = None,
+    problems: Sequence[str] = (),
+    keys: Sequence[str] = (),
+    status: int = 200,
+) -> View:
+    """The page of a policy with a text in its form, and what is wrong with that beside its lines."""
+    beside: dict[int, list[str]] = {}
+    places = _places(name, text) if problems else {}
+    for problem in problems:
+        where, _, said = problem.partition(": ")
+        beside.setdefault(_line_of(where.removeprefix(f"policies.{name}."), places), []).append(said or problem)
+    rows = [] if one is None else list(_differences(one.policy, _values(visit, DEFAULT_PRESET)))
+    values: dict[str, Any] = {
+        "name": name,
+        "one": one,
+        "rows": rows if visit.query.get("all") else [row for row in rows if row[3]],
+        "differing": sum(row[3] for row in rows),
+        "text": text,
+        "lines": text.splitlines(),
+        "beside": beside,
+        "keys": keys,
+    }
+    return View("policy.html", values, status)
+
+
+def _places(name: str, text: str) -> dict[str, int]:
+    """The line of each value of a policy's YAML by its path; none where it cannot be read."""
+    with suppress(ConfigError):
+        places = parse_document(text, name=name, env={}).places
+        lines = ((dotted(at), where.rpartition(":")[2]) for at, where in places.items())
+        return {path: int(line) for path, line in lines if line.isdigit()}
+    return {}
+
+
+def _line_of(where: str, places: Mapping[str, int]) -> int:
+    """The line that a problem is about: of its path or of what holds it, or that it names itself; 0 for none."""
+    number = where.rpartition(":")[2]
+    if number.isdigit():
+        return int(number)
+    while where and where not in places:
+        where = LAST_PART.sub("", where) if LAST_PART.search(where) else ""
+    return places.get(where, 0)
+
+
+def _values(visit: PageVisit, name: str) -> Mapping[str, object]:
+    return policy_values(visit.runtime.config.policy(name))
+
+
+def _own_text(visit: PageVisit, name: str) -> str:
+    """A policy as YAML on top of ``balanced``: what it says otherwise."""
+    own, usual = _values(visit, name), _values(visit, DEFAULT_PRESET)
+    said = {key: value for key, value in own.items() if key != "name" and value != usual.get(key)}
+    return str(yaml.safe_dump({"preset": DEFAULT_PRESET, **said}, sort_keys=False, allow_unicode=True))
+
+
+def _flat(value: object, at: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping) and value:
+        for key, each in value.items():
+            yield from _flat(each, f"{at}.{key}" if at else str(key))
+    else:
+        yield at, value
+
+
+def _differences(own: Mapping[str, object], usual: Mapping[str, object]) -> Iterator[tuple[str, str, str, bool]]:
+    """Each key with its value, that of the usual policy, and whether they differ."""
+    theirs, ours = dict(_flat(usual)), dict(_flat(own))
+    for key in dict.fromkeys((*ours, *theirs)):
+        if key != "name":
+            yield key, _shown(ours.get(key)), _shown(theirs.get(key)), ours.get(key) != theirs.get(key)
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+async def save_policy(visit: PageVisit) -> View | Redirect:
+    """Set a policy, or show what is wrong beside its lines."""
+    visit.only_operator()
+    name = visit.field("name") or visit.path["name"]
+    text = visit.field("text").replace("\r\n", "\n")
+    asked = visit.asked({"name": name}, body=text.encode())
+    try:
+        await api_policies.put(asked)
+    except InvalidRequest as fault:
+        found = (fault.weir or {}).get("problems")
+        problems = [str(each) for each in found] if isinstance(found, list) else [fault.message]
+        one = None
+        with suppress(NotFound):
+            one = await api_policies.one(visit.asked({"name": name}))
+        return _edited(visit, name, text, one=one, problems=problems, status=400)
+    return Redirect(f"{PATH}/policies/{quote(name, safe='')}?done={quote('Set. It holds from the next request on.')}")
+
+
+async def delete_policy(visit: PageVisit) -> Redirect:
+    """Remove a policy that was set here."""
+    visit.only_operator()
+    await api_policies.delete(visit.asked())
+    return Redirect(f"{PATH}/policies?done={quote('Removed ' + visit.path['name'] + '.')}")
+
+
+async def trial(visit: PageVisit) -> View:
+    """The form that a conversation is tried on policies with."""
+    return _trial(visit)
+
+
+def _trial(visit: PageVisit, *, problem: str | None = None, status: int = 200, **found: object) -> View:
+    chosen = visit.form.get("policy") or [visit.query.get("policy", DEFAULT_PRESET)]
+    values: dict[str, Any] = {
+        "problem": problem,
+        "policies": list(visit.runtime.config.policies),
+        "chosen": [*chosen, "", "", ""][:MAX_COMPARED],
+        "conversation": visit.field("conversation") or visit.query.get("conversation", ""),
+        "window": visit.field("window"),
+        "columns": COLUMNS,
+        "rows": [],
+        "remarks": [],
+        "pictures": "",
+        **found,
+    }
+    return View("try.html", values, status)
+
+
+async def play(visit: PageVisit) -> View:
+    """Play a stored conversation, or an uploaded file, through up to three policies."""
+    names = list(dict.fromkeys(each for each in visit.form.get("policy", ()) if each))[:MAX_COMPARED]
+    known = visit.runtime.config.policies
+    window = visit.field("window").strip()
+    try:
+        if not names or any(name not in known for name in names):
+            raise InvalidRequest("Choose up to three policies.")
+        if window and not (window.isdigit() and 256 <= int(window) <= 10**8):
+            raise InvalidRequest("The window is a number of tokens from 256 on.")
+        text, title, model = await _recorded(visit)
+        runtime = visit.runtime
+        facts = runtime.registry.facts(model, settings=ContextSettings())
+        conditions = Conditions(
+            counter=runtime.tokenizer.counter(model or DEFAULT_ENCODING),
+            model=model,
+            facts=facts,
+            window=int(window) if window else runtime.config.window,
+        )
+        settings = [replace(runtime.config.policy(name), name=name) for name in names]
+        report = await asyncio.to_thread(_played, text, title, settings, conditions)
+    except (ProxyError, BadRecording) as fault:
+        said = fault.message if isinstance(fault, ProxyError) else str(fault).partition(": ")[2] or str(fault)
+        return _trial(visit, problem=said, status=400)
+    rows = [table_row(name, tally, report.prices) for name, tally in report.totals.items()]
+    told = [said for name, tally in report.totals.items() for said in remarks(name, tally)]
+    drawn = Markup("\n".join(sections(report)))  # noqa: S704 - every text in it is escaped where it is drawn
+    return _trial(visit, rows=rows, remarks=told, pictures=drawn, report=report)
+
+
+async def _recorded(visit: PageVisit) -> tuple[bytes, str, str]:
+    """What is to be played: JSON lines, what it is called, and the model that it was for."""
+    upload = visit.field("file")
+    if upload.strip():
+        return upload.encode("utf-8", "replace"), "the file", ""
+    name = visit.field("conversation").strip()
+    if not name:
+        raise InvalidRequest("Name a conversation, or choose a file with one conversation a line.")
+    asked = visit.asked({"id": name})
+    asked.own("Conversations are played")
+    row = await asked.conversation()
+    for exchange in (await asked.store.timeline(row, limit=MAX_ROWS))[::-1]:
+        _, found = await asked.store.inspection(row, exchange.id)
+        bodies = [] if found is None else [found.bodies.get(ref) for ref, _, _ in found.client]
+        if bodies and all(bodies):
+            raws = b",".join(each for each in bodies if each is not None)
+            return b'{"messages":[' + raws + b"]}", row.name, row.model
+        if found is None:
+            break
+    raise NotFound("Nothing whole is kept of this conversation's newest requests (inspect of its policy).")
+
+
+def _played(text: bytes, title: str, policies: Sequence[ContextSettings], conditions: Conditions) -> ReplayReport:
+    """The report, made in a loop of its own: this takes seconds, and other requests go on meanwhile."""
+    return asyncio.run(_play_all(text, title, policies, conditions))
+
+
+async def _play_all(
+    text: bytes, title: str, policies: Sequence[ContextSettings], conditions: Conditions
+) -> ReplayReport:
+    prices = price_list(None, model=conditions.model, facts=conditions.facts)
+    totals: dict[str, Tally] = {}
+    drawn: list[Replayed] = []
+    left = MAX_REQUESTS
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
+        file.write(text)
+        file.flush()
+        async with store_in_memory() as store:
+            for place in islice(read_recordings(Path(file.name)), MAX_PLAYED):
+                script = Script(place.recording, counter=conditions.counter, model=conditions.model)
+                left -= len(script.requests)
+                if left < 0:
+                    raise InvalidRequest(f"More than {MAX_REQUESTS} requests are played with `weir replay FILE`.")
+                done = await replayed_of(script, policies, conditions, prices.prices, store, keep_steps=True)
+                for scenario in done.scenarios:
+                    totals.setdefault(scenario.name, Tally()).add(scenario.tally)
+                drawn = sorted([*drawn, done], key=lambda each: -each.scenarios[0].tally.requests)[:MAX_DRAWN]
+    budget = conditions.budget(policies[0])
+    return ReplayReport(
+        title=title, window=budget.window, reserve=budget.reserve, prices=prices, totals=totals, drawn=drawn
+    )
+
+
+async def keys(visit: PageVisit) -> View:
+    """Every key with what it may and what it took."""
+    return await _keys(visit)
+
+
+async def _keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
+    visit.only_operator()
+    found = await api_keys.listing(visit.asked(query={}, rows=MAX_ROWS))
+    values: dict[str, Any] = {
+        "rows": sorted(found.data, key=lambda row: (row.revoked is not None, -(row.last_used or row.created or 0.0))),
+        "policies": list(visit.runtime.config.policies),
+        "permissions": api_keys.PERMISSIONS,
+        "is_open": visit.runtime.keyring.is_open,
+        "made": None,
+        "problem": None,
+        **more,
+    }
+    return View("keys.html", values, status)
+
+
+async def create_key(visit: PageVisit) -> View:
+    """Make a key, and show its secret this once."""
+    visit.only_operator()
+    body: dict[str, object] = {"name": visit.field("name"), "allow": list(visit.form.get("allow", ()))}
+    body["models"] = visit.field("models").replace(",", " ").split()
+    if visit.field("policy"):
+        body["policy"] = visit.field("policy")
+    try:
+        answer = await api_keys.create(visit.asked(body=body))
+    except InvalidRequest as fault:
+        return await _keys(visit, status=400, problem=fault.message)
+    return await _keys(visit, status=201, made=json.loads(answer.body))
+
+
+async def rotate_key(visit: PageVisit) -> View:
+    """Put another key in the place of one."""
+    visit.only_operator()
+    answer = await api_keys.rotate(visit.asked())
+    return await _keys(visit, status=201, made=json.loads(answer.body))
+
+
+async def revoke_key(visit: PageVisit) -> Redirect:
+    """Revoke a key."""
+    visit.only_operator()
+    done = await api_keys.revoke(visit.asked())
+    return Redirect(f"{PATH}/keys?done={quote(f'Revoked {done.name}: its next request is refused.')}")
+
+
+async def usage(visit: PageVisit) -> View:
+    """What was taken since when, by what is asked for."""
+    found, by, since = await _usage(visit)
+    following = None if found.next is None else visit.link(cursor=found.next)
+    first = visit.link(cursor=None) if "cursor" in visit.query else None
+    csv_link = visit.link(cursor=None).replace(f"{PATH}/usage", f"{PATH}/usage.csv", 1)
+    values = {"found": found, "by": by, "since": since, "bys": BYS, "sinces": SINCE, "next": following}
+    return View("usage.html", values | {"first": first, "csv": csv_link})
+
+
+async def _usage(visit: PageVisit) -> tuple[reports.Usage, str, str]:
+    since = visit.query.get("since", "30d")
+    by = visit.query.get("by", "")
+    query = {"since": since, **({"by": by} if by else {})}
+    query |= {"cursor": visit.query["cursor"]} if "cursor" in visit.query else {}
+    return await reports.usage(visit.asked(query=query, rows=100)), by, since
+
+
+async def usage_csv(visit: PageVisit) -> ManagementAnswer:
+    """The same as a table for other programs, all of its rows."""
+    out = io.StringIO()
+    names = [name for name in reports.TakenBy.__struct_fields__ if name not in ("first", "last")]
+    writer = csv.writer(out)
+    writer.writerow(names)
+    cursor: str | None = None
+    while True:
+        query = {**visit.query, **({} if cursor is None else {"cursor": cursor})}
+        found, _, _ = await _usage(replace(visit, query=query))
+        for row in found.data:
+            writer.writerow([_cell(getattr(row, name)) for name in names])
+        cursor = found.next
+        if cursor is None:
+            break
+    named = (b"content-disposition", b'attachment; filename="usage.csv"')
+    return ManagementAnswer(out.getvalue().encode(), kind=b"text/csv; charset=utf-8", headers=[named])
+
+
+def _cell(value: object) -> object:
+    """A cell that no program takes for a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
+
+
+async def system(visit: PageVisit) -> View:
+    """Weir itself: what runs, the store, learned windows, upstreams, the configuration that holds."""
+    visit.only_operator()
+    runtime, store = visit.runtime, visit.runtime.store
+    config = await api_policies.config(visit.asked())
+    upstreams = list(runtime.config.upstreams.values())
+    bases = [each.base_url or each.api_base for each in upstreams]
+    up = await asyncio.gather(*(_is_up(base) for base in bases))
+    sums = await reports.usage(visit.asked(query={"since": "7d", "by": "day"}, rows=MAX_ROWS))
+    size = await store.size()
+    values: dict[str, Any] = {
+        "version": version("weir-proxy"),
+        "instance": runtime.instance,
+        "workers": runtime.config.listen.workers,
+        "url": masked_url(runtime.config.store.url),
+        "store": store,
+        "size": size,
+        "most": runtime.config.store.max_size,
+        "per_request": size / sums.total.requests if sums.total.requests else None,
+        "waiting": runtime.settler.waiting(),
+        "failing": runtime.settler.failing,
+        "upstreams": list(zip(upstreams, bases, up, strict=True)),
+        "windows": (await api_policies.windows(visit.asked(rows=MAX_ROWS))).data,
+        "config": yaml.safe_dump(config.values, sort_keys=False, allow_unicode=True),
+        "places": config.places,
+        "warnings": config.warnings,
+        "drops": await asyncio.to_thread(_drops, visit),
+    }
+    return View("system.html", values)
+
+
+async def _is_up(base: str | None) -> bool:
+    return base is None or await connects(base)
+
+
+DROPS = ("dropped", "undelivered", "degraded")
+
+
+def _drops(visit: PageVisit) -> list[tuple[str, str]]:
+    """Counters of what was lost or done with less, as the page of metrics has them."""
+    page = visit.runtime.telemetry.metrics.render().decode("utf-8", "replace")
+    lines = (line.rpartition(" ") for line in page.splitlines() if not line.startswith("#"))
+    return [(name, value) for name, _, value in lines if any(word in name.partition("{")[0] for word in DROPS)]
+
+
+async def forget(visit: PageVisit) -> Redirect:
+    """Forget a learned window."""
+    visit.only_operator()
+    done = await api_policies.forget_window(visit.asked(body={"scope": visit.field("scope")}))
+    return Redirect(f"{PATH}/system?done={quote(f'Forgotten: {done.forgotten}.')}")

@@ -1,0 +1,328 @@
+"""Who looks at the pages (a signed cookie, and the token that every form carries), what is asked, and how values look.
+
+Nothing is kept in the process, so any replica answers: what signs is derived from the secret that all of them read from
+the store. A session ends after twelve hours, with the key that it was opened with, or with another admin token.
+"""
+
+import datetime as dt
+import hmac
+import json
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from http.cookies import CookieError, SimpleCookie
+from types import MappingProxyType
+from typing import Any, Literal, Self
+from urllib.parse import urlencode
+
+from markupsafe import Markup, escape
+
+from proxy.access.admission import same_secret
+from proxy.access.destination import Caller
+from proxy.errors import Forbidden, InvalidAPIKey
+from proxy.http.request import MAX_ROWS, ManagementRequest
+from proxy.runtime import Runtime
+
+COOKIE = "weir_session"
+PATH = "/weir/ui"
+HOURS = 12
+LIFETIME = HOURS * 3600.0
+MAX_COOKIE_LEN = 1_024
+Who = Literal["nobody", "guest", "caller", "operator"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One visitor.
+
+    ``nobody`` before signing in, a ``guest`` who sends no key where none is needed, a ``caller`` with a key, or the
+    ``operator``. A guest's cookie proves nothing: a name that leads here is given one too (DNS rebinding).
+    """
+
+    who: Who
+    tenant: str = ""
+    nonce: str
+    until: float
+
+    @classmethod
+    def begun(cls, who: Who, *, now: float, tenant: str = "") -> Self:
+        """A new session."""
+        return cls(who=who, tenant=tenant, nonce=secrets.token_urlsafe(12), until=now + LIFETIME)
+
+    @property
+    def reads_as(self) -> str | None:
+        """The tenant whose conversations it sees, None for all of them."""
+        return None if self.who == "operator" else self.tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Opens sessions and reads them back from cookies."""
+
+    runtime: Runtime
+
+    def read(self, scope: MutableMapping[str, Any]) -> Session | None:
+        """The session of a request; None without one, and for one that is forged, over, or of a key that is gone."""
+        given = cookie_in(scope)
+        body, _, signature = given.partition(".")
+        if not body or len(given) > MAX_COOKIE_LEN:
+            return None
+        try:
+            session = Session(**json.loads(urlsafe_b64decode(body)))
+        except (ValueError, TypeError):
+            return None
+        is_ours = hmac.compare_digest(signature.encode(), self._sign(body, session.who).encode())
+        if not is_ours or session.until < self.runtime.planner.clock():
+            return None
+        if session.who in ("guest", "caller") and self.caller(session) is None:
+            return None
+        return session
+
+    def caller(self, session: Session) -> Caller | None:
+        """The owner of the key that a session was opened with."""
+        return self.runtime.keyring.again(session.tenant) if session.who in ("guest", "caller") else None
+
+    def cookie(self, session: Session, scope: Mapping[str, Any]) -> bytes:
+        """The header that has a browser keep a session."""
+        said = {"who": session.who, "tenant": session.tenant, "nonce": session.nonce, "until": session.until}
+        body = urlsafe_b64encode(json.dumps(said, separators=(",", ":")).encode()).decode()
+        age = f"Max-Age={int(LIFETIME)}; " if session.who != "nobody" else ""
+        value = f"{COOKIE}={body}.{self._sign(body, session.who)}; {age}Path={PATH}; HttpOnly; SameSite=Strict"
+        return f"{value}{'; Secure' if _is_encrypted(scope) else ''}".encode()
+
+    def guest(self) -> Session:
+        """The session of who has not signed in: where no key is needed, that of who sends none."""
+        now = self.runtime.planner.clock()
+        try:
+            return Session.begun("guest", now=now, tenant=self.runtime.keyring.identify({}).tenant)
+        except InvalidAPIKey:
+            return Session.begun("nobody", now=now)
+
+    def sign_in(self, scope: MutableMapping[str, Any], credential: str) -> Session:
+        """The session of a key or of the admin token. Raises InvalidAPIKey, RateLimited as the API does."""
+        now, token = self.runtime.planner.clock(), self.runtime.config.admin_token
+        if token is not None and same_secret(credential, token.get_secret_value()):
+            return Session.begun("operator", now=now)
+        header = (b"authorization", b"Bearer " + credential.encode("utf-8", "surrogateescape"))
+        caller = self.runtime.identify({**scope, "headers": [header]})
+        return Session.begun("caller", now=now, tenant=caller.tenant)
+
+    def token(self, session: Session) -> str:
+        """What a form of this session carries, so that no other page can send it."""
+        return hmac.new(self._key, b"form" + session.nonce.encode(), sha256).hexdigest()
+
+    def check(self, session: Session, given: str) -> None:
+        """Nothing, or Forbidden for a form that was not given to this session."""
+        if not hmac.compare_digest(self.token(session).encode(), given.encode("utf-8", "replace")):
+            raise Forbidden("This form is too old, or not from here: load the page anew and send it again.")
+
+    @property
+    def _key(self) -> bytes:
+        return hmac.digest(self.runtime.secret, b"weir-dashboard", "sha256")
+
+    def _sign(self, body: str, who: Who) -> str:
+        """An operator's session ends with the token that it was opened with."""
+        token = self.runtime.config.admin_token if who == "operator" else None
+        bound = b"" if token is None else sha256(token.get_secret_value().encode()).digest()
+        return hmac.new(self._key, bound + body.encode("utf-8", "replace"), sha256).hexdigest()
+
+
+def cookie_in(scope: Mapping[str, Any]) -> str:
+    """The value of the session's cookie as it was sent, empty without one."""
+    for name, value in scope["headers"]:
+        if name == b"cookie":
+            try:
+                found = SimpleCookie(value.decode("latin-1")).get(COOKIE)
+            except CookieError:
+                return ""
+            return "" if found is None else found.value
+    return ""
+
+
+def _is_encrypted(scope: Mapping[str, Any]) -> bool:
+    """Whether the browser speaks TLS, to Weir or to what stands before it."""
+    told = dict(scope["headers"]).get(b"x-forwarded-proto", b"")
+    return scope.get("scheme") == "https" or told.split(b",")[0].strip() == b"https"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A page: its template, and the values that stand in it."""
+
+    template: str
+    values: Mapping[str, Any]
+    status: int = 200
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """Where the browser goes on, and the session that it has from now on if that is another one."""
+
+    to: str
+    session: Session | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageVisit:
+    """One request for a page.
+
+    Attributes:
+        at: the path below the dashboard's own.
+        path: the parts of it that the route names.
+        query: the parameters, those that are empty left out.
+        form: the fields of the form that was sent.
+        now: seconds since 1970.
+    """
+
+    runtime: Runtime
+    session: Session
+    caller: Caller | None
+    token: str
+    at: str
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    now: float
+    form: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether it is the operator who looks."""
+        return self.session.who == "operator"
+
+    @property
+    def room(self) -> str:
+        """The first part of the path: which entry of the navigation it is."""
+        return self.at.partition("/")[0]
+
+    def field(self, name: str) -> str:
+        """A field of the form, empty where it was not sent."""
+        return next(iter(self.form.get(name, ())), "")
+
+    def asked(
+        self,
+        path: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+        *,
+        body: object = None,
+        rows: int = 50,
+    ) -> ManagementRequest:
+        """What a handler of the management API is asked with: as who looks, and nobody else."""
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": data, "more_body": False}
+
+        return ManagementRequest(
+            runtime=self.runtime,
+            tenant=self.session.reads_as,
+            path=self.path if path is None else path,
+            query={} if query is None else query,
+            receive=receive,
+            rows=rows,
+            most=MAX_ROWS,
+        )
+
+    def only_operator(self) -> None:
+        """Nothing, or Forbidden for a caller."""
+        if not self.is_operator:
+            raise Forbidden("This page is for the operator: sign in with the admin token (auth.admin_token).")
+
+    def link(self, **changed: object) -> str:
+        """The address of this page with other parameters; None takes one away."""
+        merged = {**self.query, **changed}
+        kept = {name: str(value) for name, value in merged.items() if value is not None}
+        return f"{PATH}/{self.at}{'?' if kept else ''}{urlencode(kept)}".removesuffix("/")
+
+
+MINUTE, HOUR, DAY = 60.0, 3_600.0, 86_400.0
+
+
+def moment(at: float) -> str:
+    """A moment to the second, UTC."""
+    return dt.datetime.fromtimestamp(at, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def ago(at: float | None, now: float) -> Markup:
+    """How long ago something was, with the exact moment behind it."""
+    if at is None:
+        return Markup('<span class="none">never</span>')
+    past = max(0.0, now - at)
+    steps = ((MINUTE, 1.0, "s"), (HOUR, MINUTE, "min"), (2 * DAY, HOUR, "h"), (float("inf"), DAY, "d"))
+    size, unit = next((size, unit) for below, size, unit in steps if past < below)
+    iso = dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
+    said = "now" if past < 1 else f"{int(past / size)} {unit} ago"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, moment(at), said)
+
+
+def whole(value: float | None) -> Markup:
+    """A number with its thousands apart."""
+    return NOTHING if value is None else Markup("{}").format(f"{value:,.0f}")
+
+
+def compact(value: float | None) -> Markup:
+    """A number in four digits at most, the exact one behind it."""
+    if value is None:
+        return NOTHING
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "K")):
+        if abs(value) >= size:
+            shown = value / (1e3 if unit == "K" else size)
+            digits = 0 if abs(shown) >= 100 else 1
+            return Markup('<span title="{}">{}</span>').format(f"{value:,.0f}", f"{shown:.{digits}f}{unit}")
+    return whole(value)
+
+
+def percent(value: float | None) -> Markup:
+    """A share in hundreds."""
+    return NOTHING if value is None else Markup("{}").format(f"{value:.0%}")
+
+
+def dollars(value: float | None) -> Markup:
+    """US dollars, small sums with more digits."""
+    if value is None:
+        return NOTHING
+    digits = 2 if abs(value) >= 10 or value == 0 else 4
+    return Markup('<span title="{}">{}</span>').format(
+        f"{value:.6f} US dollars", f"{'-' * (value < 0)}${abs(value):,.{digits}f}"
+    )
+
+
+def milliseconds(value: float | None) -> Markup:
+    """A duration."""
+    if value is None:
+        return NOTHING
+    said = f"{value:,.{int(value < 100)}f} ms" if value < 10_000 else f"{value / 1000:,.1f} s"
+    return Markup("{}").format(said)
+
+
+def size_of(value: float | None) -> Markup:
+    """Bytes."""
+    if value is None:
+        return NOTHING
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= size:
+            return Markup("{}").format(f"{value / size:,.1f} {unit}")
+    return Markup("{}").format(f"{value:,.0f} B")
+
+
+def words_of(name: object) -> Markup:
+    """A name of the code as words."""
+    return escape(str(name).replace("_", " "))
+
+
+NOTHING = Markup('<span class="none" title="not known">&ndash;</span>')
+FILTERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "ago": ago,
+        "moment": moment,
+        "n": whole,
+        "short": compact,
+        "pct": percent,
+        "usd": dollars,
+        "ms": milliseconds,
+        "bytes": size_of,
+        "words": words_of,
+    }
+)

@@ -1,0 +1,187 @@
+"""Keys: those of the file, and those that the operator makes, replaces and revokes while Weir runs."""
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal, get_args
+
+from msgspec import UNSET, Meta, UnsetType
+
+from proxy.access.admission import create_secret, key_digest
+from proxy.config.file import nearest
+from proxy.config.values import Permission
+from proxy.errors import InvalidRequest, NotFound
+from proxy.http.reports import DAY, DAYS, DOLLAR_DIGITS
+from proxy.http.request import (
+    Count,
+    Dollars,
+    ManagementAnswer,
+    ManagementRequest,
+    Moment,
+    Page,
+    Shape,
+    Tokens,
+    as_json,
+    page_of_whole,
+)
+from proxy.store.records import KeyRow, NameTaken
+
+MAX_KEY_NAME = 100
+MAX_MODELS = 100
+PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
+
+
+class Key(Shape):
+    """One key without its secret, and what its requests took in the last 30 days."""
+
+    name: str
+    tenant: Annotated[str, Meta(description="whose conversations are its own")]
+    origin: Literal["file", "database"]
+    policy: str | None
+    models: list[str]
+    allow: list[str]
+    created: Moment | None
+    revoked: Moment | None
+    last_used: Moment | None
+    requests: Count
+    tokens_after: Tokens
+    cost: Dollars | None
+
+
+class NewKey(Shape):
+    """A key to make."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_KEY_NAME)]
+    policy: str | UnsetType | None = UNSET
+    models: list[str] | UnsetType = UNSET
+    allow: list[Permission] | UnsetType = UNSET
+
+
+class MadeKey(Shape):
+    """A key that was just made: its secret is told this once and never again."""
+
+    name: str
+    secret: str
+    policy: str | None
+    models: list[str]
+    allow: list[str]
+
+
+class RevokedKey(Shape):
+    """The key that is no longer taken."""
+
+    name: str
+    revoked: Moment
+
+
+async def listing(asked: ManagementRequest) -> Page[Key]:
+    """Every key, revoked ones included, with what it may, and its use in the last 30 days; no secrets."""
+    wanted = asked.limit(), asked.after(str)
+    runtime, rows = asked.runtime, await asked.store.list_keys()
+    used = {row.tenant: row for row in await asked.store.usage(None, since=runtime.planner.clock() - DAYS * DAY)}
+    by_digest = {row.digest: row for row in rows}
+    stated: list[tuple[Literal["file", "database"], KeyRow]] = []
+    for each in runtime.config.keys:
+        digest = key_digest(runtime.secret, each.secret.get_secret_value().encode())
+        by_digest.pop(digest, None)
+        row = KeyRow(name=each.name, digest=digest, policy=each.policy, models=each.models, allow=each.allow, created=0)
+        stated.append(("file", row))
+    stated += [("database", row) for row in by_digest.values()]
+
+    def shown(origin: Literal["file", "database"], row: KeyRow) -> Key:
+        tenant = row.digest[:32]
+        took = used.get(tenant)
+        return Key(
+            name=row.name,
+            tenant=tenant,
+            origin=origin,
+            policy=row.policy,
+            models=list(row.models),
+            allow=list(row.allow),
+            created=row.created or None,
+            revoked=row.revoked,
+            last_used=None if took is None else took.last,
+            requests=0 if took is None else took.requests,
+            tokens_after=0 if took is None else took.tokens_after,
+            cost=None if took is None or not took.priced else round(took.cost, DOLLAR_DIGITS),
+        )
+
+    return page_of_whole(stated, wanted, lambda each: shown(*each), lambda each: (each[1].name,))
+
+
+async def create(asked: ManagementRequest) -> ManagementAnswer:
+    """Make a key. Its secret is told this once; from the first key on only known keys may call."""
+    given = await asked.fields(NewKey.__struct_fields__)
+    row = _row(asked, given)
+    return as_json(await _made(asked, row), status=201)
+
+
+async def rotate(asked: ManagementRequest) -> ManagementAnswer:
+    """Make a key that may what another one may, under the next free name, and revoke that one.
+
+    Conversations belong to the secret that they were made with: the old key's stay where they are.
+    """
+    await asked.fields(())
+    old = await _in_force(asked)
+    names, number = {row.name for row in await asked.store.list_keys()}, 2
+    stem = old.name.rpartition("-")[0] if old.name.rpartition("-")[2].isdigit() and "-" in old.name else old.name
+    while f"{stem}-{number}" in names:
+        number += 1
+    made = await _made(asked, replace(old, name=f"{stem}-{number}", created=asked.runtime.planner.clock()))
+    await asked.store.revoke_key(old.name, asked.runtime.planner.clock())
+    asked.runtime.take_keys(await asked.store.list_keys())
+    return as_json(made, status=201)
+
+
+async def revoke(asked: ManagementRequest) -> RevokedKey:
+    """Revoke a key: its next request is refused. One of the file is taken out of the file instead."""
+    old, at = await _in_force(asked), asked.runtime.planner.clock()
+    await asked.store.revoke_key(old.name, at)
+    asked.runtime.take_keys(await asked.store.list_keys())
+    return RevokedKey(name=old.name, revoked=at)
+
+
+async def _in_force(asked: ManagementRequest) -> KeyRow:
+    name, rows = asked.path["key"], await asked.store.list_keys()
+    for row in rows:
+        if row.name == name and row.revoked is None:
+            return row
+    if any(each.name == name for each in asked.runtime.config.keys):
+        raise InvalidRequest(f"The key {name[:80]!r} stands in the configuration's file: change it there.", param="key")
+    known = sorted(row.name for row in rows if row.revoked is None)
+    raise NotFound(f"There is no key {name[:80]!r}{nearest(name, known)}.")
+
+
+async def _made(asked: ManagementRequest, row: KeyRow) -> MadeKey:
+    secret = create_secret()
+    row = replace(row, digest=key_digest(asked.runtime.secret, secret.encode()), revoked=None)
+    try:
+        await asked.store.add_key(row)
+    except NameTaken:
+        text = f"There is a key {row.name!r} already, or was one: take another name."
+        raise InvalidRequest(text, param="name") from None
+    asked.runtime.take_keys(await asked.store.list_keys())
+    return MadeKey(name=row.name, secret=secret, policy=row.policy, models=list(row.models), allow=list(row.allow))
+
+
+def _row(asked: ManagementRequest, given: dict[str, Any]) -> KeyRow:
+    name, policy = given.get("name"), given.get("policy")
+    if not isinstance(name, str) or not name.strip() or len(name) > MAX_KEY_NAME or not name.isprintable():
+        raise InvalidRequest(f"name must be 1 to {MAX_KEY_NAME} characters.", param="name")
+    if policy is not None and policy not in asked.runtime.config.policies:
+        known = list(asked.runtime.config.policies)
+        hint = nearest(policy, known) if isinstance(policy, str) else ""
+        raise InvalidRequest(f"There is no policy {str(policy)[:80]!r}{hint}.", param="policy")
+    models, allow = _words(given, "models"), _words(given, "allow")
+    for word in allow:
+        if word not in PERMISSIONS:
+            raise InvalidRequest(f"allow may have {', '.join(PERMISSIONS)}.", param="allow")
+    return KeyRow(
+        name=name.strip(), digest="", policy=policy, models=models, allow=allow, created=asked.runtime.planner.clock()
+    )
+
+
+def _words(given: dict[str, Any], name: str) -> tuple[str, ...]:
+    found = given.get(name, [])
+    is_list = isinstance(found, list) and len(found) <= MAX_MODELS
+    if not is_list or not all(isinstance(each, str) and each.strip() for each in found):
+        raise InvalidRequest(f"{name} must be a list of words.", param=name)
+    return tuple(dict.fromkeys(each.strip() for each in found))

@@ -1,0 +1,162 @@
+"""A Chromium, and a Weir with something to look at."""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Page, async_playwright
+
+from proxy.simulator import SimulatorSettings
+from proxy.simulator.app import serve_simulator
+from tests.functional.api import ADMIN
+from tests.functional.harness import COUNTER, RunningWeir, Talk, prose, weir
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ARGUMENTS = ("--no-sandbox", "--disable-background-networking", "--disable-dev-shm-usage", "--disable-gpu")
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+WINDOW = 8_192
+NAME = "migrate-axios"
+KEY, OTHER = "sk-test", "sk-other"
+YAML = """
+upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}
+window: {window}
+auth: {{admin_token: {admin}}}
+models: [{{match: "sim", prices: {{input: 0.4, output: 1.6, cache_read: 0.04}}}}]
+"""
+
+
+def executable() -> str:
+    """Where the browser is; the test is skipped without one, but in CI there has to be one."""
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None and not os.environ.get("CI"):
+        pytest.skip("there is no chromium: apt-get install chromium")
+    assert found is not None, ".ci/run installs chromium"
+    return found
+
+
+@asynccontextmanager
+async def chromium(path: str) -> AsyncIterator[Browser]:
+    """A browser that goes nowhere by itself."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=[*ARGUMENTS])
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@dataclass(slots=True)
+class Watched:
+    """A Weir that a browser looks at, and its database."""
+
+    weir: RunningWeir
+    database: Path
+
+    @property
+    def at(self) -> str:
+        """The address of the pages."""
+        return f"{self.weir.root}/weir/ui"
+
+    def talk(self, name: str, key: str = KEY, **more: Any) -> Talk:
+        """A conversation with the real SDK."""
+        return Talk(self.weir.client(key, default_headers={"x-weir-conversation": name}), **more)
+
+    async def settled(self) -> None:
+        """Return once everything is written."""
+        await self.weir.runtime.preparation.settled()
+        await self.weir.runtime.settler.flush()
+
+
+@asynccontextmanager
+async def watched(folder: Path) -> AsyncIterator[Watched]:
+    """A Weir in front of the simulator, with a database file and an operator."""
+    async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
+        yaml = YAML.format(upstream=simulator.base_url, window=WINDOW, admin=ADMIN)
+        async with weir("", folder / "w.db", yaml=yaml, folder=folder, window=None) as running:
+            yield Watched(running, folder / "w.db")
+
+
+async def used(site: Watched, *, steps: int = 22) -> None:
+    """A run that went past the window twice, a chat that did not, and one of another key."""
+    run = site.talk(NAME)
+    await run.agent(steps)
+    run.add_question()
+    await run.ask()
+    run.add_answer()
+    await run.chat(2)
+    await site.talk("support-4711", seed=3).chat(4)
+    await site.talk("theirs", OTHER, seed=5).chat(1)
+    await site.settled()
+
+
+async def sign_in(page: Page, site: Watched, key: str) -> None:
+    """As a person does it."""
+    await page.goto(f"{site.at}/login")
+    await page.get_by_label("Your key, or the admin token").fill(key)
+    await page.get_by_role("button", name="Sign in").last.click()
+    await page.wait_for_url(f"{site.at}**")
+
+
+HOSTILE = (
+    '<img src=x onerror="document.title=1">',
+    "\u05e9\u05dc\u05d5\u05dd \u202e\u05e2\u05d5\u05dc\u05dd",
+    "\U0001f98a\U0001f680 fox",
+    "x" * 250,
+)
+
+
+def fill(site: Watched, *, conversations: int, requests: int) -> None:
+    """Rows like those that are there, so many that a table over all of them would be felt."""
+    with closing(sqlite3.connect(site.database)) as file, file:
+        file.create_function("hostile", 1, lambda n: HOSTILE[n] if n < len(HOSTILE) else f"filler-{n}")
+        _copy(
+            file,
+            "conversations",
+            where=f"name = '{NAME}'",
+            count=conversations,
+            changed={"id": "randomblob(10)", "name": "hostile(n)", "updated": "updated - n", "created": "created - n"},
+        )
+        home = f"(SELECT id FROM conversations WHERE name = '{NAME}')"
+        _copy(
+            file,
+            "exchanges",
+            where=f"conversation = {home}",
+            count=requests,
+            changed={"id": "randomblob(12)", "at": "at - 60.0 * n"},
+        )
+        file.execute(f"UPDATE conversations SET requests = requests + {requests} WHERE id = {home}")
+
+
+def _copy(file: sqlite3.Connection, table: str, *, where: str, count: int, changed: Mapping[str, str]) -> None:
+    columns = [row[1] for row in file.execute(f"PRAGMA table_info({table})")]
+    shown = ", ".join(changed.get(column, column) for column in columns)
+    file.execute(
+        f"WITH RECURSIVE numbers (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n + 1 < {count}) "
+        f"INSERT INTO {table} ({', '.join(columns)}) "
+        f"SELECT {shown} FROM numbers, (SELECT * FROM {table} WHERE {where} LIMIT 1)"
+    )
+
+
+def large_message() -> dict[str, str]:
+    """Five megabytes in one message."""
+    text = prose(2_000, seed=9)
+    return {"role": "user", "content": text * (5_000_000 // len(text) + 1)}
+
+
+async def axe(page: Page, *rules: str) -> list[str]:
+    """What axe-core holds for serious on a page, by all of its rules or by some."""
+    if not await page.evaluate("'axe' in window"):
+        await page.evaluate(AXE.read_text(encoding="utf-8"))
+    options = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
+    found = await page.evaluate("options => axe.run(document, options)", options)
+    return [
+        f"{each['id']}: {[node['target'] for node in each['nodes']][:4]}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]

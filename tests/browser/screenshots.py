@@ -1,0 +1,46 @@
+"""Pictures of every page for the documentation, from a real run: ``python -m tests.browser.screenshots [FOLDER]``."""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.browser.browser import KEY, NAME, Watched, chromium, executable, sign_in, used, watched
+from tests.functional.api import ADMIN
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+SIZES = {1440: 900, 360: 740}
+
+
+async def pages(site: Watched) -> dict[str, list[tuple[str, str]]]:
+    """The pages by the key that sees them, each with the name of its picture."""
+    store = site.weir.runtime.store
+    row = next(each for each in await store.conversations(None, limit=50) if each.name == NAME)
+    acted = next(each for each in reversed(await store.timeline(row)) if each.strategy or each.action != "none")
+    own = f"/conversations/{NAME}"
+    mine = [("overview", ""), ("conversations", "/conversations"), ("conversation", own)]
+    mine += [("removed", f"{own}?tab=removed"), ("request", f"{own}/requests/{acted.id}")]
+    operators = [("policies", "/policies"), ("keys", "/keys"), ("usage", "/usage?by=model"), ("system", "/system")]
+    return {KEY: mine, ADMIN: operators}
+
+
+async def draw(folder: Path) -> None:
+    """Run Weir, use it, and take the pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as data:
+        async with watched(Path(data)) as site, chromium(executable()) as browser:
+            await used(site, steps=30)
+            for key, shown in (await pages(site)).items():
+                for width, height in SIZES.items():
+                    context = await browser.new_context(viewport={"width": width, "height": height})
+                    page = await context.new_page()
+                    await sign_in(page, site, key)
+                    for name, path in shown:
+                        await page.goto(site.at + path)
+                        await page.wait_for_timeout(300)  # charts are drawn
+                        await page.screenshot(path=folder / f"{name}-{width}.png")
+                    await context.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(draw(Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES))

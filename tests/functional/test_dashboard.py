@@ -1,0 +1,434 @@
+"""The pages at /weir/ui over HTTP: who sees what, what a form may do, and what is kept of a request."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.functional.api import ADMIN, NAME, Api, compacted, serving
+from tests.functional.harness import EITHER, Deployment, Talk, prose, weir
+
+TOKEN = re.compile(r'name="token" value="([0-9a-f]+)"')
+HOSTILE = "<script>alert(1)</script>"
+KEPT = 4
+
+
+@pytest.fixture
+async def api(tmp_path: Path, deployment: Deployment) -> AsyncIterator[Api]:
+    async with serving(tmp_path, deployment=deployment) as api:
+        yield api
+
+
+class Visitor:
+    """A browser without a screen: it keeps cookies, follows redirects and fills in forms."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self.http = httpx.AsyncClient(follow_redirects=True)
+
+    async def get(self, path: str = "", **options: Any) -> httpx.Response:
+        return await self.http.get(f"{self.api.turns.root()}/weir/ui{path}", **options)
+
+    async def send(self, path: str, page: str = "", **fields: Any) -> httpx.Response:
+        """A form, with the token of a page of this visitor's."""
+        found = TOKEN.search((await self.get(page)).text)
+        assert found is not None
+        return await self.post(path, token=found[1], **fields)
+
+    async def post(self, path: str, **fields: Any) -> httpx.Response:
+        return await self.http.post(f"{self.api.turns.root()}/weir/ui{path}", data=fields)
+
+    async def sign_in(self, key: str) -> httpx.Response:
+        return await self.send("/login", page="/login", key=key)
+
+
+@asynccontextmanager
+async def visitor(api: Api, key: str | None = None) -> AsyncIterator[Visitor]:
+    made = Visitor(api)
+    try:
+        if key is not None:
+            assert (await made.sign_in(key)).status_code == 200
+        yield made
+    finally:
+        await made.http.aclose()
+
+
+@pytest.fixture
+async def keyed(tmp_path: Path) -> AsyncIterator[Api]:
+    async with serving(tmp_path) as api:
+        for name in ("mine", "theirs"):
+            made = await api.ask("POST", "keys", {"name": name}, key=ADMIN)
+            setattr(Keys, name, made.json()["secret"])
+        yield api
+
+
+class Keys:
+    mine = theirs = ""
+
+
+PAGES = ("", "/conversations", f"/conversations/{NAME}", "/usage", "/policies", "/policies/balanced", "/try", "/search")
+FOR_OPERATORS = ("/keys", "/system")
+
+
+@pytest.mark.requirement("P7", "S.2")
+async def test_who_has_no_key_sees_the_form_and_who_has_one_only_its_own(keyed: Api) -> None:
+    await compacted(keyed, key=Keys.mine)
+    async with visitor(keyed) as nobody:
+        for path in (*PAGES, *FOR_OPERATORS, f"/conversations/{NAME}/requests/x"):
+            page = await nobody.get(path)
+            assert "Sign in" in page.text
+            assert NAME not in re.sub(r'name="next" value="[^"]*"', "", page.text)
+        for wrong in ("sk-nobody", "weir-sk-nobody", ADMIN + "x", ""):
+            refused = await nobody.send("/login", page="/login", key=wrong)
+            assert refused.status_code == 401
+            assert "API key" in refused.text
+    async with visitor(keyed, Keys.mine) as mine, visitor(keyed, Keys.theirs) as theirs:
+        request = (await keyed.of("timeline", key=Keys.mine))["data"][-1]["id"]
+        own = f"/conversations/{NAME}"
+        ref = (await keyed.of("removed", key=Keys.mine))["data"][0]["ref"]
+        for path in (own, f"{own}/requests/{request}", f"{own}/checkpoints/1", f"/originals/{ref}"):
+            assert (await mine.get(path)).status_code == 200, path
+            foreign = await theirs.get(path)
+            assert foreign.status_code == 404, path
+            assert "There is no" in foreign.text
+        assert NAME in (await mine.get("/conversations")).text
+        for path in ("", "/conversations", "/usage?by=conversation", "/search?q=module"):
+            assert f">{NAME}<" not in (await theirs.get(path)).text
+        for path in ("rollback", "pin", "close", "compact", "notes"):
+            answer = await theirs.send(f"{own}/{path}", version="0", ref=ref, text="x")
+            assert answer.status_code == 404, path
+        for path in FOR_OPERATORS:
+            assert (await mine.get(path)).status_code == 403
+        created = await mine.send("/keys", name="stolen")
+        assert created.status_code == 403
+
+
+@pytest.mark.requirement("P7", "S.2")
+async def test_the_operator_sees_every_conversation_and_nothing_that_was_said(api: Api) -> None:
+    talk = await compacted(api)
+    said = talk.messages[1]["content"][:40]
+    request = (await api.of("timeline"))["data"][-1]["id"]
+    ref = (await api.of("removed"))["data"][0]["ref"]
+    own = f"/conversations/{NAME}"
+    async with visitor(api, ADMIN) as operator, visitor(api, "sk-test") as caller:
+        assert said in (await caller.get(f"{own}/requests/{request}")).text
+        for path in ("", "/conversations", *(f"{own}?tab={tab}" for tab in ("requests", "removed", "audit", "health"))):
+            page = await operator.get(path)
+            assert page.status_code == 200
+            assert said not in page.text
+        page = await operator.get(f"{own}/requests/{request}")
+        assert "own key only" in page.text
+        assert said not in page.text
+        assert "src/module_" not in page.text
+        assert (await operator.get(f"/originals/{ref}")).status_code == 403
+        for path in (*PAGES[:-1], *FOR_OPERATORS):
+            assert (await operator.get(path)).status_code == 200, path
+
+
+@pytest.mark.requirement("S.10")
+async def test_pages_say_what_a_browser_may_do_with_them(api: Api) -> None:
+    await api.talk().agent(1)
+    async with visitor(api, "sk-test") as caller:
+        for path in PAGES:
+            page = await caller.get(path)
+            policy = page.headers["content-security-policy"]
+            assert "unsafe" not in policy
+            assert "default-src 'none'" in policy
+            assert page.headers["x-frame-options"] == "DENY"
+            assert page.headers["cache-control"] == "no-store"
+            assert not re.search(r"<script(?![^>]* src=)|<style|\son\w+=|\sstyle=|javascript:", page.text), path
+            assert not re.search(r'(?:src|href|action)="(?:https?:)?//', page.text), path
+            forms = re.findall(r'<form[^>]*method="post".*?</form>', page.text, re.DOTALL)
+            assert all(TOKEN.search(form) for form in forms)
+        cookie = next(c for c in caller.http.cookies.jar if c.name == "weir_session")
+        assert cookie.has_nonstandard_attr("HttpOnly")
+        assert cookie.get_nonstandard_attr("SameSite") == "Strict"
+        assert cookie.path == "/weir/ui"
+        assert "sk-test" not in (cookie.value or "")
+    async with httpx.AsyncClient() as plain:
+        page = await plain.get(f"{api.target.root}/weir/ui/", headers={"accept-encoding": "gzip"})
+        size = int(page.headers["content-length"])
+        for address in re.findall(r'"(/weir/ui/static/[^"]+)"', page.text):
+            asset = await plain.get(api.target.root + address, headers={"accept-encoding": "gzip"})
+            assert asset.status_code == 200
+            assert "immutable" in asset.headers["cache-control"]
+            size += int(asset.headers["content-length"])
+        assert 20_000 < size <= 150_000
+
+
+@pytest.mark.requirement("S.10", "P7")
+async def test_a_form_is_sent_by_its_own_page_and_session_or_not_at_all(api: Api) -> None:
+    await compacted(api)
+    path = f"/conversations/{NAME}/close"
+    async with visitor(api, "sk-test") as caller, visitor(api, "sk-other") as other:
+        own = TOKEN.search((await caller.get()).text)
+        theirs = TOKEN.search((await other.get()).text)
+        assert own is not None
+        assert theirs is not None
+        for token in ("", "0" * 64, theirs[1]):
+            assert (await caller.post(path, token=token)).status_code == 403
+        for headers in ({"origin": "https://elsewhere.example"}, {"sec-fetch-site": "cross-site"}):
+            where = f"{api.target.root}/weir/ui{path}"
+            assert (await caller.http.post(where, data={"token": own[1]}, headers=headers)).status_code == 403
+        assert (await api.get(f"conversations/{NAME}"))["closed"] is None
+        assert (await caller.get(headers={"sec-fetch-site": "cross-site"})).status_code == 403
+        followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+        assert (await caller.get(headers=followed)).status_code == 200
+        assert (await caller.post(path, token=own[1])).status_code == 200
+        assert (await api.get(f"conversations/{NAME}"))["closed"] is not None
+    async with visitor(api) as stranger:
+        first = await stranger.get(headers=followed)
+        assert first.headers["refresh"] == "0", "a browser comes again with its cookie"
+        assert (await stranger.get(headers={"host": "evil.example"})).status_code == 403
+
+
+@pytest.mark.requirement("P7")
+async def test_a_session_ends_by_signing_out_with_its_key_or_with_another_admin_token(keyed: Api) -> None:
+    runtime = keyed.target.runtime
+    async with visitor(keyed, Keys.mine) as caller, visitor(keyed, ADMIN) as operator:
+        assert "Sign out" in (await caller.get()).text
+        assert "You have signed out" in (await caller.send("/logout")).text
+        assert "Sign in" in (await caller.get("/conversations")).text
+        await caller.sign_in(Keys.mine)
+        assert "Sign out" in (await caller.get()).text
+        cookie = caller.http.cookies["weir_session"]
+        for forged in (cookie[:-2] + "00", cookie.partition(".")[0] + ".", "x.y", "." + cookie, cookie * 20):
+            async with httpx.AsyncClient(cookies={"weir_session": forged}) as other:
+                assert "login" in (await other.get(f"{keyed.target.root}/weir/ui")).headers["location"]
+        await operator.send("/keys/mine/revoke")
+        assert "Sign in" in (await caller.get()).text
+        assert "Weir" in (await operator.get("/system")).text
+        renewed = keyed.folder / "weir.yaml"
+        renewed.write_text(renewed.read_text().replace(ADMIN, "another-admin-token"))
+        from proxy.config import load_config
+
+        runtime.adopt(load_config(renewed, env={}))
+        assert "Sign in" in (await operator.get("/system")).text
+
+
+@EITHER
+@pytest.mark.requirement("P8")
+async def test_any_replica_knows_a_session_and_draws_any_request(api: Api) -> None:
+    await compacted(api)
+    async with visitor(api, "sk-test") as caller:
+        for row in (await api.of("timeline"))["data"]:
+            for _ in api.turns.targets:
+                page = await caller.get(f"/conversations/{NAME}/requests/{row['id']}")
+                assert page.status_code == 200
+                assert "What the model saw" in page.text
+                assert "Sign out" in page.text
+
+
+@pytest.mark.requirement("S.10")
+async def test_what_people_and_models_say_is_shown_as_text(api: Api) -> None:
+    talk = api.talk()
+    talk.messages.append({"role": "user", "content": f"{HOSTILE} & <b>bold</b> \u202eright\u202c"})
+    await talk.chat(1)
+    async with visitor(api, "sk-test") as caller:
+        await caller.send(f"/conversations/{NAME}/notes", text=HOSTILE)
+        await api.turns.settled()
+        request = (await api.of("timeline"))["data"][-1]["id"]
+        for path in (f"/conversations/{NAME}/requests/{request}", f"/conversations/{NAME}?tab=notes"):
+            page = (await caller.get(path)).text
+            assert HOSTILE not in page
+            assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+        for path in (
+            f"/conversations?name={HOSTILE}",
+            f"/search?q={HOSTILE}",
+            f"/?done={HOSTILE}",
+            f"/originals/{HOSTILE}",
+        ):
+            assert HOSTILE not in (await caller.get(path)).text
+
+
+@EITHER
+@pytest.mark.requirement("A0.148")
+async def test_both_sides_are_what_came_and_what_went(api: Api) -> None:
+    """Line by line against what the simulator was sent."""
+    talk = await compacted(api)
+    rows = (await api.of("timeline"))["data"]
+    kinds = set()
+    for row, array in zip(rows[::-1], api.sent()[::-1], strict=False):
+        both = await api.of(f"requests/{row['id']}")
+        assert both["kept"]
+        seen = [each["text"] for each in both["model"]]
+        went = [_said(message) for message in array]
+        assert seen == went
+        came = [_said(message) for message in talk.messages[: len(both["client"])]]
+        assert [each["text"] for each in both["client"]] == came
+        kinds |= {each["status"] for each in (*both["client"], *both["model"])}
+        places = [[each["place"] for each in both[side]] for side in ("client", "model")]
+        assert all(side == sorted(set(side)) for side in places)
+        for each in both["client"]:
+            if each["link"] is not None:
+                original = await api.ask("GET", each["link"].removeprefix("/weir/") + ".txt")
+                assert original.status_code == 200
+    assert kinds >= {"same", "removed", "added"}
+
+
+def _said(message: dict[str, Any]) -> str:
+    text = [message["content"]] if message.get("content") else []
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return "\n".join([*text, *(f"→ {call['name']}({call['arguments']})" for call in calls)])
+
+
+@pytest.mark.requirement("A0.148", "P9")
+async def test_only_the_newest_requests_are_kept_and_nothing_that_only_older_ones_needed(tmp_path: Path) -> None:
+    async with serving(tmp_path, rules={"preset": "balanced", "inspect": {"requests": KEPT}}) as api:
+        talk = await compacted(api)
+        await talk.chat(12)
+        talk.messages[1:] = [{"role": "user", "content": "Something else. " + prose(50, seed=77)}]
+        await talk.chat(KEPT)
+        await api.turns.settled()
+        store = api.target.runtime.store
+        names = [row["name"] for row in await api_conversations(api)]
+        for name in names:
+            rows = (await api.get(f"conversations/{name}/timeline"))["data"]
+            kept = [(await api.get(f"conversations/{name}/requests/{row['id']}"))["kept"] for row in rows]
+            assert kept == [False] * (len(rows) - KEPT) + [True] * min(KEPT, len(rows))
+        found = [await store.conversation(None, name) for name in names]
+        exported = [await store.export(each) for each in found if each is not None]
+        archived = {original["ref"] for each in exported for original in each["originals"]}
+        for each in exported:
+            refs = {part["ref"] for part in each["inspected_parts"]}
+            assert refs
+            assert not refs & archived, "the archive has them"
+            needed = "".join(row["body"] for row in each["inspected"])
+            assert all(ref in needed for ref in refs)
+        for name in names:
+            await api.ask("DELETE", f"conversations/{name}")
+        assert await rows_in(api, "inspected") == await rows_in(api, "inspected_parts") == 0
+
+
+async def api_conversations(api: Api) -> list[dict[str, Any]]:
+    return list((await api.get("conversations"))["data"])
+
+
+async def rows_in(api: Api, table: str) -> int:
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(api.folder / "w.db")) as file:
+        return int(file.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+
+@pytest.mark.requirement("P9")
+@pytest.mark.parametrize(
+    ("rules", "content", "kept"),
+    [
+        ({"inspect": {"requests": 0}}, "full", False),
+        ({"inspect": {"content": False}}, "full", True),
+        ({}, "digest", False),
+    ],
+)
+async def test_what_nobody_wants_kept_is_not_kept(
+    tmp_path: Path, rules: dict[str, Any], content: str, *, kept: bool
+) -> None:
+    async with serving(tmp_path, rules={"preset": "balanced", **rules}) as first:
+        yaml = (tmp_path / "weir.yaml").read_text() + f"store: {{content: {content}}}\n"
+        async with weir("", tmp_path / "other.db", yaml=yaml, folder=tmp_path, window=None) as running:
+            talk = Talk(running.client(default_headers={"x-weir-conversation": NAME}))
+            await talk.chat(2)
+            await running.runtime.settler.flush()
+            async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
+                at = f"{running.root}/weir/conversations/{NAME}"
+                request = (await http.get(f"{at}/timeline")).json()["data"][-1]["id"]
+                both = (await http.get(f"{at}/requests/{request}")).json()
+                assert both["kept"] is kept
+                assert all(row["text"] is None for row in both["client"])
+        assert prose(20, seed=1)[:30].encode() not in (tmp_path / "other.db").read_bytes()
+        del first
+
+
+async def test_a_key_made_on_the_page_is_shown_once_and_works_with_the_real_sdk(api: Api) -> None:
+    async with visitor(api, ADMIN) as operator:
+        page = await operator.send("/keys", page="/keys", name="made here", policy="balanced", models="sim*")
+        assert page.status_code == 201
+        secret = re.search(r"weir-sk-[\w-]+", page.text)
+        assert secret is not None
+        assert secret[0] not in (await operator.get("/keys")).text
+        made = Talk(api.target.client(secret[0]))
+        await made.chat(1)
+        with pytest.raises(openai.PermissionDeniedError):
+            await Talk(api.target.client(secret[0]), model="gpt-x").chat(1)
+        assert (await operator.send("/keys", page="/keys", name="made here")).status_code == 400
+        await operator.send("/keys/made%20here/rotate", page="/keys")
+        with pytest.raises(openai.AuthenticationError):
+            await made.chat(1)
+
+
+@pytest.mark.requirement("A3.18")
+async def test_a_policy_is_set_on_the_page_or_refused_beside_its_lines(api: Api) -> None:
+    async with visitor(api, ADMIN) as operator:
+        wrong = await operator.send("/policies/mine", text="preset: balanced\nheadrom: 0.1\n")
+        assert wrong.status_code == 400
+        assert re.search(r'<li class="bad">headrom: 0.1<span class="said">[^<]*headroom', wrong.text)
+        assert "mine" not in api.target.runtime.config.policies
+        right = await operator.send("/policies/mine", text="preset: balanced\r\nheadroom: 0.1\r\n")
+        assert right.status_code == 200
+        assert api.target.runtime.config.policy("mine").headroom == 0.1
+        assert "headroom" in (await operator.get("/policies/mine")).text
+        await operator.send("/policies/mine/delete")
+        assert "mine" not in api.target.runtime.config.policies
+    async with visitor(api, "sk-test") as caller:
+        assert (await caller.send("/policies/mine", text="preset: balanced")).status_code == 403
+
+
+async def test_a_stored_conversation_and_a_file_are_tried_on_policies(api: Api) -> None:
+    talk = await compacted(api)
+    async with visitor(api, "sk-test") as caller:
+        tried = await caller.send("/try", policy=["balanced", "off"], conversation=NAME, window="4096")
+        assert tried.status_code == 200
+        assert re.search(r"<td>balanced</td>", tried.text)
+        assert "<svg" in tried.text
+        file = json.dumps({"messages": talk.messages})
+        tried = await caller.send("/try", policy="balanced", file=file)
+        assert "unmanaged" in tried.text
+        for wrong in ({"policy": "none"}, {"policy": "balanced"}, {"policy": "balanced", "file": "{"}):
+            assert (await caller.send("/try", **wrong)).status_code == 400
+    async with visitor(api, ADMIN) as operator:
+        assert (await operator.send("/try", policy="balanced", conversation=NAME)).status_code == 400
+
+
+async def test_usage_as_a_table_for_other_programs(api: Api) -> None:
+    await compacted(api)
+    async with visitor(api, "sk-test") as caller:
+        told = (await caller.get("/usage.csv?by=conversation")).text.splitlines()
+        assert told[0].startswith("tenant,key,group,requests")
+        assert NAME in told[1]
+
+
+async def test_live_requests_are_told_as_they_are_stored(api: Api) -> None:
+    async with (
+        visitor(api, "sk-test") as caller,
+        caller.http.stream("GET", f"{api.target.root}/weir/ui/live") as told,
+    ):
+        await api.talk().agent(1)
+        await api.talk("sk-other").agent(1)
+        async for line in told.aiter_lines():
+            if line.startswith("data: "):
+                row = json.loads(line.removeprefix("data: "))
+                assert row["name"] == NAME
+                break
+
+
+async def test_it_can_be_turned_off_and_is_not_loaded_before_a_page_is_asked_for(tmp_path: Path) -> None:
+    async with serving(tmp_path) as api:
+        yaml = (tmp_path / "weir.yaml").read_text() + "dashboard: false\n"
+        async with (
+            weir("", yaml=yaml, folder=tmp_path, window=None) as running,
+            httpx.AsyncClient() as http,
+        ):
+            for path in ("", "/", "/login", "/static/weir.css"):
+                assert (await http.get(f"{running.root}/weir/ui{path}")).status_code == 404
+        assert (await api.ask("GET", "conversations")).status_code == 200
+    code = "import sys, proxy.app; sys.exit('jinja2' in sys.modules or 'proxy.dashboard.site' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
