@@ -79,6 +79,7 @@ class Place:
     base: str
     client: Client
     system: str = ""
+    led: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.work.mkdir(parents=True)
@@ -88,7 +89,7 @@ class Place:
         if self.client.npm:
             (self.work / "node_modules").symlink_to(self.installed / "node_modules")
         _, config = quick_start(self.client.start)
-        if config:
+        if config:  # Codex's
             (self.folder / ".codex").mkdir()
             (self.folder / ".codex" / "config.toml").write_text(config.replace(ADDRESS, self.base))
 
@@ -110,7 +111,7 @@ class Place:
 
     def environment(self) -> dict[str, str]:
         """Nothing of this process's, and what the quick start says."""
-        exported, _ = quick_start(self.client.start)
+        exported = {} if self.led else quick_start(self.client.start)[0]
         return {
             **{k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LD_LIBRARY_PATH")},
             **{f"{scheme}_proxy": NOWHERE for scheme in ("http", "https", "HTTP", "HTTPS")},
@@ -138,6 +139,7 @@ class Place:
     async def run(self, *prompt: str, timeout: float = 200) -> str:
         """What it printed; raises Failed where it ended with an error."""
         process = await asyncio.create_subprocess_exec(
+            *self.led,
             *self.command(prompt),
             cwd=self.work,
             env=self.environment(),

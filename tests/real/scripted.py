@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.server import serve
@@ -44,12 +44,21 @@ class TooLong(Refused):
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool; ``arguments`` are text where the tool takes text."""
+
+    name: str
+    arguments: Json | str
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """What the model does next: calls of a tool with these arguments, or a text."""
 
     thought: str = ""
     text: str = ""
-    calls: Sequence[tuple[str, Json]] = ()
+    calls: Sequence[Call] = ()
 
 
 @dataclass(slots=True)
@@ -121,18 +130,21 @@ class Script:
         return Turn(thought=f"The next one is step {step}, after {newest} that went well.", text=words, calls=calls)
 
 
-def _argument(tools: Sequence[Json]) -> Callable[[str], tuple[str, Json]] | None:
+def _argument(tools: Sequence[Json]) -> Callable[[str], Call] | None:
     """How a step is run with one of these tools."""
     command = "python3 step.py "
-    known: Mapping[str, Callable[[str], Json]] = {
+    known: Mapping[str, Callable[[str], Json | str]] = {
         "run_step": lambda step: {"step": step},
         "exec_command": lambda step: {"cmd": command + step},
         "Bash": lambda step: {"command": command + step, "description": f"Run step {step}"},
+        "exec": lambda step: f'text((await tools.exec_command({{cmd: "{command}{step}"}})).output)',
     }
     for tool in tools:
-        name = str(tool.get("name"))
-        if name in known:
-            return lambda step: (name, known[name](step))
+        if tool.get("type") == "namespace":
+            if (found := _argument(tool["tools"])) is not None:
+                return lambda step: replace(found(step), namespace=tool["name"])
+        elif (name := str(tool.get("name"))) in known:
+            return lambda step: Call(name, known[name](step))
     return None
 
 

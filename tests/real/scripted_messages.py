@@ -139,10 +139,9 @@ class Messages:
             content.append({"type": "thinking", "thinking": turn.thought, "signature": signature})
         if turn.text:
             content.append({"type": "text", "text": turn.text})
-        for name, arguments in turn.calls:
-            content.append(
-                {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": name, "input": arguments}
-            )
+        for call in turn.calls:
+            named = {"id": f"toolu_{secrets.token_hex(12)}", "name": call.name}
+            content.append({"type": "tool_use", **named, "input": call.arguments})
         read = asked.tokens // 2
         identity = f"msg_{secrets.token_hex(12)}"
         if body.get("thread"):

@@ -23,7 +23,7 @@ from tests.real.scripted import (
     tokens_of,
 )
 
-PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
+PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_", "custom_tool_call": "ctc_"}
 CALLS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
 OUTPUTS = {output: call for call, output in CALLS.items()}
 PARTS = {"user": "input_", "system": "input_", "developer": "input_", "assistant": "output_"}
@@ -38,6 +38,14 @@ KEYS = {
         "internal_chat_message_metadata_passthrough",
     },
     "function_call_output": {
+        *("type", "id", "call_id", "output", "status", "name", "namespace", "caller"),
+        "internal_chat_message_metadata_passthrough",
+    },
+    "custom_tool_call": {
+        *("type", "id", "call_id", "name", "input", "status", "namespace", "caller"),
+        "internal_chat_message_metadata_passthrough",
+    },
+    "custom_tool_call_output": {
         *("type", "id", "call_id", "output", "status", "name", "namespace", "caller"),
         "internal_chat_message_metadata_passthrough",
     },
@@ -65,10 +73,12 @@ class Responses:
         try:
             history = self._history(body)
             self._judge(history, stored=body.get("store") is not False)
-            tools = [tool for tool in body.get("tools") or () if isinstance(tool, dict)]
+            tools = [*(body.get("tools") or ())]
+            for item in history:
+                tools += item["tools"] if item.get("type") == "additional_tools" else ()
             said = _texts(history)
             asked.main = bool(tools) and body.get("tool_choice") != "none" and SIDE.search(said[-1]) is None
-            asked.tokens = tokens_of([body.get("instructions"), tools, history, body.get("text")])
+            asked.tokens = tokens_of([body.get("instructions"), body.get("tools"), history, body.get("text")])
             if asked.tokens > self.script.window:
                 raise TooLong(
                     "Your input exceeds the context window of this model. Please adjust your input and try again.",
@@ -194,9 +204,15 @@ class Responses:
             part = {"type": "output_text", "text": turn.text, "annotations": [], "logprobs": []}
             message = {"type": "message", "id": f"msg_{key}", "status": "completed", "role": "assistant"}
             output.append({**message, "content": [part]})
-        for n, (name, arguments) in enumerate(turn.calls):
-            call = {"type": "function_call", "id": f"fc_{key}{n}", "call_id": f"call_{key}{n}", "status": "completed"}
-            output.append({**call, "name": name, "arguments": json.dumps(arguments)})
+        for n, call in enumerate(turn.calls):
+            named = {"call_id": f"call_{key}{n}", "status": "completed", "name": call.name}
+            if call.namespace:
+                named["namespace"] = call.namespace
+            if isinstance(call.arguments, str):
+                output.append({"type": "custom_tool_call", "id": f"ctc_{key}{n}", **named, "input": call.arguments})
+            else:
+                arguments = json.dumps(call.arguments)
+                output.append({"type": "function_call", "id": f"fc_{key}{n}", **named, "arguments": arguments})
         if body.get("store") is not False and self.script.stateful:
             self.items |= {item["id"]: item for item in output}
         answer = _response(body)
@@ -291,11 +307,19 @@ def _stream(answer: Json) -> list[bytes]:
             for piece in pieces_of(item["arguments"]):
                 say("response.function_call_arguments.delta", **at, delta=piece)
             say("response.function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"])
+        elif item["type"] == "custom_tool_call":
+            for piece in pieces_of(item["input"]):
+                say("response.custom_tool_call_input.delta", **at, delta=piece)
+            say("response.custom_tool_call_input.done", **at, input=item["input"])
         say("response.output_item.done", output_index=index, item=item)
     say("response.completed", response=answer)
     return events
 
 
 def _empty(item: Json) -> Json:
-    bare = {"message": {"content": [], "status": "in_progress"}, "function_call": {"arguments": ""}}
+    bare = {
+        "message": {"content": [], "status": "in_progress"},
+        "function_call": {"arguments": ""},
+        "custom_tool_call": {"input": ""},
+    }
     return {**item, **bare.get(item["type"], {})}

@@ -26,7 +26,7 @@ async def simulated(script: Script, endpoint: str, *, bound: bool = False) -> As
     def answer(request: Request) -> SimulatedAnswer:
         turn = script.turn(texts_of(request["messages"]), request.get("tools") or (), called=True)
         thinks = "input" in request or (request.get("thinking") or {}).get("type") in ("enabled", "adaptive")
-        calls = tuple(SimulatedCall(name, json.dumps(arguments)) for name, arguments in turn.calls)
+        calls = tuple(SimulatedCall(each.name, json.dumps(each.arguments)) for each in turn.calls)
         return SimulatedAnswer(text=turn.text, calls=calls, reasoning=turn.thought if thinks else "")
 
     settings = SimulatorSettings(window=script.window, answer=answer, dialect=DIALECTS[endpoint], bound=bound)

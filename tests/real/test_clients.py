@@ -1,6 +1,9 @@
 """The real clients of Responses and Messages through Weir, before models with a small window and strict rules."""
 
 import asyncio
+import json
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,9 +12,10 @@ import pytest
 
 from tests.functional.harness import COUNTER
 from tests.profile import soak
-from tests.real.clients import Client, Failed, Model, Place, Setting, through_weir
+from tests.real.clients import DOCS, QUICK_START, Client, Failed, Model, Place, Setting, through_weir
 from tests.real.drivers import step
-from tests.real.environments import Unavailable
+from tests.real.drivers.common import GREETING
+from tests.real.environments import HERE, Unavailable
 from tests.real.scripted import DONE, HELLO, Script, scripted
 from tests.real.simulated import simulated
 
@@ -37,17 +41,21 @@ def sdk(name: str, endpoint: str, start: str, installed: str, driver: str, *ways
 CODEX = ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
 CLAUDE = ("--allowedTools", "Bash", "-p")
 AGENTS = [
-    Client(
-        "Codex",
-        "responses",
-        "codex",
-        npm="codex",
-        program=".bin/codex",
-        ask=CODEX,
-        again=(*CODEX, "resume", "--last"),
-        steps=70,
-        window=32_768,
-        streams=True,
+    *(
+        Client(
+            "Codex",
+            "responses",
+            "codex",
+            way,
+            npm="codex",
+            program=".bin/codex",
+            ask=(*CODEX, *way),
+            again=(*CODEX, *way, "resume", "--last"),
+            steps=70,
+            window=window,
+            streams=True,
+        )
+        for way, window in (((), 49_152), (("-m", "gpt-5"), 32_768))
     ),
     Client(
         "Claude Code",
@@ -127,7 +135,7 @@ async def test_a_client_works_on_past_its_window_and_over_a_restart(
     script = Script(window=client.window, steps=client.steps)
     setting = await run(client, tmp_path, model, script, window=client.window, restart=True)
     results = sum(COUNTER.count(step.result(str(n))) for n in range(1, client.steps + 1))
-    assert results > client.window
+    assert script.main[0].tokens + results > 1.1 * client.window
     assert script.overflowed == 0
     assert setting.restarts == 1
 
@@ -179,3 +187,60 @@ async def test_a_client_knows_what_weir_refuses_as_too_long(client: Client, tmp_
             with pytest.raises(Failed, match=REFUSED[client.name]):
                 await setting.place.drive()
     assert setting.place.steps == []
+
+
+@soak
+@pytest.mark.requirement("A0.3")
+@pytest.mark.parametrize("client", among([AGENTS[0], AGENTS[-1]]))
+async def test_weir_run_leads_an_agent_to_weir_without_any_configuration(client: Client, tmp_path: Path) -> None:
+    script = Script(window=client.window, steps=1)
+    with unavailable_skips():
+        async with through_weir(client, tmp_path, scripted, script, window=client.window) as setting:
+            place = setting.place
+            (place.folder / ".codex" / "config.toml").unlink(missing_ok=True)
+            place.led = (sys.executable, "-m", "proxy", "run", "--url", setting.weir.root, "--key", "sk-test", "--")
+            said = await place.run(*client.ask, GREETING)
+    assert said.strip() == HELLO
+    assert [each.status for each in script.asked if each.main] == [200]
+
+
+def rows() -> list[tuple[str, str]]:
+    """Client and endpoint of each row of the table in docs/clients.md, all of whose cells say yes."""
+    table = DOCS.read_text().partition("| client | endpoint | first answer |")[2].partition("\n\n")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert all(cell == "yes" for _, _, *columns in cells for cell in columns)
+    return [(name, endpoint) for name, endpoint, *_ in cells]
+
+
+def locked(client: Client) -> dict[str, str]:
+    """What is installed for a client, with its version."""
+    if client.python:
+        text = (HERE / f"{client.python}.lock").read_text()
+        return dict(re.findall(r"^([\w.-]+)==([^\s;]+)", text, re.MULTILINE))
+    found = json.loads((HERE / "npm" / client.npm / "package-lock.json").read_text())["packages"]
+    return {name.removeprefix("node_modules/"): each["version"] for name, each in found.items() if name}
+
+
+PACKAGES = {"Codex": "@openai/codex", "Claude Code": "@anthropic-ai/claude-code", "pydantic-ai": "pydantic-ai-slim"}
+
+
+def test_the_table_in_the_docs_has_the_clients_and_versions_that_are_run() -> None:
+    run = {(client.name, client.endpoint): client for client in CLIENTS}
+    found = {}
+    for name, endpoint in rows():
+        named = dict(re.findall(r"([@\w/-][\w/ -]*?) (\d[\w.]*)", name.replace("with ", "")))
+        client = run[next(iter(named)), endpoint]
+        found[client.name, endpoint] = client
+        versions = locked(client)
+        assert {PACKAGES.get(each, each): version for each, version in named.items()}.items() <= versions.items()
+    assert found.keys() == run.keys()
+    assert {client.start for client in CLIENTS} == {name for name, _, _ in QUICK_START.findall(DOCS.read_text())}
+
+
+@pytest.mark.requirement("S.30")
+@pytest.mark.parametrize("lock", sorted((HERE / "npm").glob("*/package-lock.json")), ids=lambda lock: lock.parent.name)
+def test_what_npm_installs_for_these_tests_is_pinned_by_hash_and_names_no_registry(lock: Path) -> None:
+    packages = {name: each for name, each in json.loads(lock.read_text())["packages"].items() if name}
+    assert packages
+    assert all(each["integrity"].startswith("sha512-") for each in packages.values())
+    assert not any("resolved" in each or each.get("link") for each in packages.values())
