@@ -34,10 +34,6 @@ class Passed(bytes):
     """An element up to a compaction of the provider's: the model does not see it."""
 
 
-class JoinedRun(bytes):
-    """A segment that stays or goes with the one before it."""
-
-
 class Codec:
     """Chat completions. The codecs of other endpoints override what these say otherwise.
 
