@@ -28,8 +28,8 @@ from rich.table import Table
 
 from benchmarks.processes import ROOT, Cores, Running, companion, weir
 
-CASES = ("small", "agent", "stream", "alone", "growth", "cold")
-CONNECTIONS = {"small": 32, "agent": 8, "stream": 64}
+CASES = ("small", "agent", "responses", "messages", "stream", "alone", "growth", "cold")
+CONNECTIONS = {"small": 32, "agent": 8, "responses": 8, "messages": 8, "stream": 64}
 WINDOW = 200_000
 WIDE_WINDOW = 400_000
 COLD_REQUESTS = 8

@@ -14,6 +14,7 @@ import uvloop
 import xxhash
 
 CHUNKS = 100
+PATHS = frozenset({"/chat/completions", "/responses", "/messages"})
 PACE = 0.01
 CHARS_PER_TOKEN = 4
 _JSON = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
@@ -26,9 +27,22 @@ def digest(body: bytes) -> bytes:
     return xxhash.xxh3_128_hexdigest(body).encode()
 
 
-def completion(size: int) -> bytes:
+SAID = "The change is in place and the tests pass."
+
+
+def completion(size: int, path: str = "/chat/completions") -> bytes:
     """The answer to a request of ``size`` bytes, not streamed."""
     prompt = size // CHARS_PER_TOKEN
+    usage = {"input_tokens": prompt, "output_tokens": 10}
+    if path == "/messages":
+        message = {"id": "msg_bench", "type": "message", "role": "assistant", "model": "gpt-4o-mini"}
+        said = {"content": [{"type": "text", "text": SAID}], "stop_reason": "end_turn", "stop_sequence": None}
+        return json.dumps({**message, **said, "usage": usage}, separators=(",", ":")).encode()
+    if path == "/responses":
+        response = {"id": "resp_bench", "object": "response", "status": "completed", "model": "gpt-4o-mini"}
+        text = {"type": "output_text", "text": SAID, "annotations": []}
+        output = [{"id": "msg_bench", "type": "message", "role": "assistant", "content": [text]}]
+        return json.dumps({**response, "output": output, "usage": usage}, separators=(",", ":")).encode()
     return json.dumps(
         {
             "id": "chatcmpl-bench",
@@ -38,7 +52,7 @@ def completion(size: int) -> bytes:
             "choices": [
                 {
                     "index": 0,
-                    "message": {"role": "assistant", "content": "The change is in place and the tests pass."},
+                    "message": {"role": "assistant", "content": SAID},
                     "logprobs": None,
                     "finish_reason": "stop",
                 }
@@ -111,7 +125,8 @@ class Upstream(asyncio.Protocol):
     def _answer(self, head: bytes, body: bytes) -> None:
         self._head, self._parts = b"", []
         target = head.split(b" ", 2)[1]
-        if not target.endswith(b"/chat/completions"):
+        path = target.removeprefix(b"/v1").decode("latin-1")
+        if path not in PATHS:
             known = target.endswith((b"/traces", b"/metrics"))
             self._answer_json(200 if known else 404, b"" if known else b"{}")
         elif digest(body) != _field(head, b"x-bench-digest"):
@@ -121,7 +136,7 @@ class Upstream(asyncio.Protocol):
             self._transport.write(_STREAM)
             self._stream(0)
         else:
-            self._answer_json(200, completion(len(body)))
+            self._answer_json(200, completion(len(body), path))
 
     def _answer_json(self, status: int, body: bytes) -> None:
         if self._transport is not None:

@@ -117,16 +117,22 @@ def source(case: str, *, seed: int, messages: int = MESSAGES) -> Source:
             return _Chats(rng, stream=True).next
         case "agent":
             return Conversation(rng, messages=messages).next
+        case "responses" | "messages":
+            return Conversation(rng, messages=messages, path=f"/{case}").next
         case "cold":
             return lambda: Conversation(rng, messages=messages).next()
     raise ValueError(f"there is no case {case!r}")
 
 
 class Conversation:
-    """One agent's conversation; every request of it has two messages more than the one before."""
+    """One agent's conversation; every request of it has two messages more than the one before.
 
-    def __init__(self, rng: random.Random, *, messages: int = MESSAGES) -> None:
+    It is the same in the JSON of each endpoint, which ``path`` names.
+    """
+
+    def __init__(self, rng: random.Random, *, messages: int = MESSAGES, path: str = "/chat/completions") -> None:
         self._rng = rng
+        self._path = path
         self._lines = [_line(rng) for _ in range(_LINES // 10)]
         self._calls = 0
         opening = [
@@ -134,12 +140,16 @@ class Conversation:
             _message("user", "The nightly build is red since yesterday. Find out why and repair it. " + _line(rng)),
         ]
         past = [self._pair() for _ in range((messages - len(opening)) // 2)]
-        self._past = (
-            b'{"model":"%b","stream":false,"temperature":0,"max_tokens":1024,"tools":%b,"messages":[' % (
-                MODEL.encode(), _TOOLS,
-            )
-            + b",".join([*opening, *past])
-        )  # fmt: skip
+        system, user = opening
+        start = {
+            "/chat/completions": b'{"model":"%b","stream":false,"temperature":0,"max_tokens":1024,"tools":%b,'
+            b'"messages":[%b,',
+            "/responses": b'{"model":"%b","store":false,"max_output_tokens":1024,"tools":%b,"input":[%b,',
+            "/messages": b'{"model":"%b","stream":false,"max_tokens":1024,"tools":%b,"system":[%b],"messages":[',
+        }[path]
+        if path == "/messages":
+            system = b'{"type":"text","text"' + system.removeprefix(b'{"role":"system","content"')
+        self._past = start % (MODEL.encode(), _TOOLS, system) + b",".join([user, *past])
         self._grown: list[bytes] = []
 
     def next(self) -> Request:
@@ -147,7 +157,7 @@ class Conversation:
         if 2 * len(self._grown) >= GROWTH:
             self._grown.clear()
         self._grown.append(b"," + self._pair())
-        return _whole(b"".join([self._past, *self._grown, b"]}"]))
+        return _whole(b"".join([self._past, *self._grown, b"]}"]), path=self._path)
 
     def _pair(self) -> bytes:
         """A tool call and its result, about BYTES_PER_PAIR bytes."""
@@ -156,16 +166,40 @@ class Conversation:
         thought = " ".join(rng.choices(_WORDS, k=60))
         call = f"call_{rng.getrandbits(80):020x}"
         arguments = f'{{\\"path\\": \\"src/{rng.choice(_WORDS)}/{rng.choice(_WORDS)}_{self._calls}.py\\"}}'
+        if self._path != "/chat/completions":
+            return self._elsewhere(thought, call, arguments)
         asked = (
             f'{{"role":"assistant","content":"{thought}.","tool_calls":[{{"id":"{call}","type":"function",'
             f'"function":{{"name":"read_file","arguments":"{arguments}"}}}}]}}'
         )
-        room = BYTES_PER_PAIR - len(asked) - 100
-        taken = [f"# part {self._calls} of {rng.getrandbits(32)}"]
-        while (room := room - len(taken[-1]) - 2) > 0:
-            taken.append(rng.choice(self._lines))
-        result = "\\n".join(taken)
+        result = self._result(len(asked))
         return f'{asked},{{"role":"tool","tool_call_id":"{call}","content":"{result}"}}'.encode()
+
+    def _result(self, asked: int) -> str:
+        """A tool's output that makes a call of ``asked`` bytes a pair of the size that all have."""
+        room = BYTES_PER_PAIR - asked - 100
+        taken = [f"# part {self._calls} of {self._rng.getrandbits(32)}"]
+        while (room := room - len(taken[-1]) - 2) > 0:
+            taken.append(self._rng.choice(self._lines))
+        return "\\n".join(taken)
+
+    def _elsewhere(self, thought: str, call: str, arguments: str) -> bytes:
+        """The pair in the JSON of the other endpoints."""
+        if self._path == "/responses":
+            said = f'{{"type":"output_text","text":"{thought}.","annotations":[]}}'
+            made = (
+                f'{{"type":"message","role":"assistant","content":[{said}]}},{{"type":"function_call","call_id":"{call}",'
+                f'"name":"read_file","arguments":"{arguments}"}}'
+            )
+            result = self._result(len(made))
+            return f'{made},{{"type":"function_call_output","call_id":"{call}","output":"{result}"}}'.encode()
+        asked = arguments.replace(chr(92), "")
+        made = (
+            f'{{"role":"assistant","content":[{{"type":"text","text":"{thought}."}},{{"type":"tool_use","id":"{call}",'
+            f'"name":"read_file","input":{asked}}}]}}'
+        )
+        block = f'{{"type":"tool_result","tool_use_id":"{call}","content":"{self._result(len(made))}"}}'
+        return f'{made},{{"role":"user","content":[{block}]}}'.encode()
 
 
 class _Chats:
@@ -201,10 +235,10 @@ def _message(role: str, text: str) -> bytes:
     return f'{{"role":"{role}","content":"{text}"}}'.encode()
 
 
-def _whole(body: bytes, *, stream: bool = False) -> Request:
+def _whole(body: bytes, *, stream: bool = False, path: str = "/chat/completions") -> Request:
     head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %b\r\n"
+        b"POST /v1%b HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %b\r\n"
         b"Content-Type: application/json\r\nAccept: application/json\r\nUser-Agent: OpenAI/Python 2.8.0\r\n"
-        b"X-Bench-Digest: %b\r\nContent-Length: %d\r\n\r\n" % (KEY.encode(), digest(body), len(body))
+        b"X-Bench-Digest: %b\r\nContent-Length: %d\r\n\r\n" % (path.encode(), KEY.encode(), digest(body), len(body))
     )
-    return Request(head + body, _STREAMED if stream else completion(len(body)))
+    return Request(head + body, _STREAMED if stream else completion(len(body), path))

@@ -1,6 +1,6 @@
 """The pure half of Weir: deciding what a request may carry. Standard library only; no clock, no IO."""
 
-from policies.draft import ConversationState
+from policies.draft import ConversationState, standing
 from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Summarize, Summary
 from policies.ledger import Cut, Edit, EditKind, PlannedMessage
 from policies.limits import BucketExceeded, BudgetUnreachable, TokenBudget, divide
@@ -53,6 +53,7 @@ __all__ = [
     "notes_of",
     "plan",
     "prepare",
+    "standing",
     "state_of",
     "trim",
     "wants_notes",

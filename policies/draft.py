@@ -18,7 +18,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from policies.ledger import ADDING, Condensed, Cut, Edit, EditKind, Note, PlannedMessage, Prepared
+from policies.effects import Announce, unheard
+from policies.ledger import (
+    ADDING,
+    Condensed,
+    Cut,
+    Edit,
+    EditKind,
+    Note,
+    PlannedMessage,
+    Prepared,
+    occurrence_of_round,
+)
 from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, ingest_cap_for
 from policies.messages import Message, ToolCall, ToolDefinition, Transcript, count_occurrences
 from policies.settings import ContextSettings, ExtractShape, Layer
@@ -70,7 +81,7 @@ class Draft:
         """Whether the array differs from the client's."""
         if self.pruned or len(self.pieces) != len(self.transcript.messages):
             return True
-        return any(p.text is not None or p.index != i for i, p in enumerate(self.pieces))
+        return any(p.text is not None or p.rounds is not None or p.index != i for i, p in enumerate(self.pieces))
 
     @property
     def applied(self) -> dict[str, int]:
@@ -79,6 +90,8 @@ class Draft:
         for piece in self.pieces:
             if piece.kind is not None:
                 counts[piece.kind.value] = counts.get(piece.kind.value, 0) + 1
+            if piece.rounds is not None:
+                counts[EditKind.ROUND.value] = counts.get(EditKind.ROUND.value, 0) + 1
         if self.active_cut is not None:
             counts[self.active_cut.layer] = 1
         if self.pruned:
@@ -159,7 +172,8 @@ def _edited(piece: PlannedMessage, edits: Mapping[int, Edit]) -> tuple[PlannedMe
         return (piece,)
     if edit.kind is EditKind.RECALL:
         return (PlannedMessage(None, edit.tokens, edit.text, edit.kind), piece)
-    return (PlannedMessage(piece.index, edit.tokens, edit.text, edit.kind),)
+    beside = 0 if piece.rounds is None else piece.rounds.tokens
+    return (PlannedMessage(piece.index, edit.tokens + beside, edit.text, edit.kind, piece.rounds),)
 
 
 def cut_order(transcript: Transcript, cut: Cut) -> list[int | None]:
@@ -321,11 +335,19 @@ def replay(transcript: Transcript, known: ConversationState, protection: Protect
     cut = applicable_cut(transcript, known.cuts, protection)
     draft = _replayed(transcript, known, protection, cut=cut)
     added = sum(p.tokens for p in draft.pieces if p.kind is EditKind.RECALL)
+    added += sum(p.rounds.tokens for p in draft.pieces if p.rounds is not None)
     if cut is not None and cut.origin == "resume":
         added += cut.tokens
     if draft.tokens - added > transcript.tokens:  # what the summary stood for was longer than what is there now
         return _replayed(transcript, known, protection, cut=None)
     return draft
+
+
+def standing(transcript: Transcript, known: ConversationState) -> Draft:
+    """The client's array as the conversation's known edits leave it, with nothing new."""
+    messages = transcript.messages
+    counted = replace(transcript, occurrences=count_occurrences(messages))
+    return replay(counted, known, protect(messages, units(messages, transcript.head), known.pins))
 
 
 def _replayed(transcript: Transcript, known: ConversationState, protection: Protection, *, cut: Cut | None) -> Draft:
@@ -376,7 +398,21 @@ def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protectio
         if edit.kind is EditKind.REASONING and index > (protection.current or 0):
             continue  # the turn is open again: what the model thought in it has to go back
         found[index] = edit
-    return draft.with_edits(found, new=False)
+    return _with_rounds(draft.with_edits(found, new=False), edits, occurrences)
+
+
+def _with_rounds(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], occurrences: Sequence[int]) -> Draft:
+    """The draft with the hidden rounds of every answer that is in it."""
+    if not any(edit.kind is EditKind.ROUND for edit in edits.values()):
+        return draft
+    messages, pieces = draft.transcript.messages, list[PlannedMessage]()
+    for piece in draft.pieces:
+        if piece.index is not None and messages[piece.index].role == "assistant":
+            rounds = edits.get((messages[piece.index].digest, occurrence_of_round(occurrences[piece.index])))
+            if rounds is not None:
+                piece = replace(piece, tokens=piece.tokens + rounds.tokens, rounds=rounds)
+        pieces.append(piece)
+    return replace(draft, pieces=tuple(pieces))
 
 
 def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protection) -> bool:
@@ -398,7 +434,7 @@ class Bounds:
     one at work and ``aim`` the total tokens that it should end at. ``early`` is the share of its trigger from which
     on a layer is due on this request; ``free_only`` leaves out layers that may ask a model. ``readings`` keep what was
     read in single messages from one compaction to the next. ``standing`` is the array as known edits
-    leave it, which the provider has cached if the conversation is ``warm``.
+    leave it, which the provider has cached if the conversation is ``warm``. ``announce`` hears what was done.
     """
 
     transcript: Transcript
@@ -420,6 +456,7 @@ class Bounds:
     readings: Readings | None = None
     warm: bool = False
     standing: tuple[PlannedMessage, ...] = ()
+    announce: Announce = unheard
 
     @property
     def target(self) -> int:

@@ -4,7 +4,7 @@ A flow is a generator: it yields an effect and is sent the reply. Failure is a r
 every ladder of fallbacks can be played in a test without a model.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -165,6 +165,14 @@ class Trimmed:
 
 Effect = Offload | Save | Summarize | Together | Compare | Embed | Trim
 Reply = Done | StateSaved | Summary | Answers | Alike | Vectors | Trimmed | Failed
+
+Announce = Callable[[str], None]
+"""Told what a flow has just done (``layer`` for the next one of its reports), so that the shell can time it."""
+
+
+def unheard(_: str) -> None:
+    """Nobody listens."""
+
 
 T = TypeVar("T")
 Flow = Generator[Effect, Reply, T]

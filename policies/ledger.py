@@ -22,7 +22,8 @@ class EditKind(StrEnum):
     ``reasoning`` keeps a message's content and leaves out its thinking; so does ``unbound_reasoning``, because the
     thinking is signed for what stood before it, and that was changed; ``prune_tools`` is about the definition of
     a tool, found by the digest of its name. ``recall`` keeps the message and puts ``text`` in front of it as a message
-    of its own; ``pin`` changes nothing and has the message stay from now on.
+    of its own; ``pin`` changes nothing and has the message stay from now on. ``round`` puts back what the client has
+    not seen of an answer: ``text`` is the JSON of its hidden calls and what they returned, ``tokens`` are theirs.
     """
 
     INGEST_CAP = "ingest_cap"
@@ -42,13 +43,20 @@ class EditKind(StrEnum):
     DELEGATE = "delegate"
     RECALL = "recall"
     PIN = "pin"
+    ROUND = "round"
 
 
 SHORTENED = frozenset({EditKind.INGEST_CAP, EditKind.TRUNCATE, EditKind.CLIP})
 """Edits that leave a part of what a message says, which may still go."""
 
-ADDING = frozenset({EditKind.RECALL, EditKind.PIN})
+ADDING = frozenset({EditKind.RECALL, EditKind.PIN, EditKind.ROUND})
 """Edits that leave a message as it is."""
+
+
+def occurrence_of_round(occurrence: int) -> int:
+    """The occurrence that the rounds of a message are kept under, so that it may have another edit beside them."""
+    return -1 - occurrence
+
 
 CONDENSED = frozenset({EditKind.SUMMARY, EditKind.PROGRESSIVE, EditKind.DELEGATE})
 """Edits that put a model's shorter wording, or a part of it, in place of what a message says."""
@@ -132,13 +140,15 @@ class PlannedMessage:
 
     ``index`` points at the client's message, None for what is Weir's own: a summary, or (of kind ``recall``) what was
     brought back. ``text`` replaces its content; None
-    keeps the client's bytes. ``kind`` says which edit replaced it.
+    keeps the client's bytes. ``kind`` says which edit replaced it. ``rounds`` are the hidden ones of an answer, whose
+    tokens are among its own.
     """
 
     index: int | None
     tokens: int
     text: str | None = None
     kind: EditKind | None = None
+    rounds: Edit | None = None
 
     @property
     def is_summary(self) -> bool:

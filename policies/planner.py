@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, replay, untouched
-from policies.effects import Flow, Offload
+from policies.effects import Announce, Flow, Offload, unheard
 from policies.ledger import WINDOWS, Cut, Edit, PlannedMessage
 from policies.limits import (
     BucketExceeded,
@@ -60,6 +60,7 @@ from policies.tokens import TokenCounter
 from policies.turns import parse_turn_boundaries, protect, units
 
 MAX_NAMED = 5
+CLEARING_RESULTS = frozenset({"evict", "prune"})
 
 
 class Action(StrEnum):
@@ -129,32 +130,27 @@ def plan(
     elsewhere: Sequence[Elsewhere] = (),
     edits: ClientEdits | None = None,
     unbinds: bool = False,
+    announce: Announce = unheard,
 ) -> Flow[Decision]:
     """What to do with one request.
 
-    ``trend`` is what the conversation's earlier requests said about its growth, ``at`` the time of this one in
-    seconds of any clock. ``ceiling`` (uncalibrated tokens) is set after an upstream refused what the budget allowed,
-    ``summarizer_input`` is the most that the summariser reads at once, ``readings`` what earlier compactions have read,
-    ``limits`` those of these settings in this budget if they are known already, ``pages`` what was searched before,
-    ``elsewhere`` what the archive has beside the client's array, ``edits`` what the client asks to have taken out.
-    ``unbinds`` says that no thinking of the array is valid any more.
-    Raises BudgetUnreachable if the protected content alone does not fit, BucketExceeded if the policy refuses a full
-    bucket, InvalidConversation if a layer made an array that an upstream would reject.
+    ``trend`` is what earlier requests said about growth, ``at`` the time of this one, s of any clock. ``ceiling`` (raw
+    tokens) is set after an upstream refused what the budget allowed; ``summarizer_input`` is what the summariser reads
+    at once, ``readings`` what earlier compactions have read, ``pages`` what was searched before, ``elsewhere`` what the
+    archive has, ``edits`` what the client asks for; ``unbinds`` says that no thinking of the array is valid any more,
+    ``announce`` hears what was done. Raises BudgetUnreachable if what is protected does not fit, BucketExceeded where a
+    full bucket is refused, InvalidConversation for a broken array.
     """
     limits = limits or limits_for(settings, budget)
+    if edits is not None and edits.native:
+        settings, edits = _beside_provider(settings, edits, budget.estimate(limits.trigger)), None
     known = known.at(len(transcript.chain)) if known.triggered or known.checkpoint is not None else known
     if settings.memory.is_declared:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
     grown = measure(transcript, limits=limits, trend=trend, at=at)
     asked = (known.resumed is not None and not known.cuts) or _is_wanted(settings, known)
-    quiet = (
-        not known.triggered
-        and not asked
-        and not unbinds
-        and ceiling is None
-        and not _may_edit(transcript, grown, edits, budget)
-    )
-    if quiet and _is_quiet(transcript, grown, limits=limits):
+    is_told = known.triggered or asked or unbinds or ceiling is not None
+    if not (is_told or _may_edit(transcript, grown, edits, budget)) and _is_quiet(transcript, grown, limits=limits):
         return _passed(transcript, grown, limits=limits)
     bounds = bounds_for(
         transcript,
@@ -166,23 +162,18 @@ def plan(
         summarizer_input=summarizer_input,
         readings=readings,
     )
-    work = PlanWork(replay(bounds.transcript, known, bounds.protection))
+    work = PlanWork(replay(bounds.transcript, known, bounds.protection), announce=announce)
+    announce("replay")
     # the provider may still have the conversation's prefix in its cache
     warm = trend.at is not None and at is not None and at - trend.at <= settings.cache_ttl
-    bounds = replace(bounds, standing=work.draft.pieces, warm=warm)
+    bounds = replace(bounds, standing=work.draft.pieces, warm=warm, announce=announce)
     if asked:
         yield Offload()
         yield from run_asked(work, bounds)
     bounds = yield from _manage(work, bounds, grown, limits=limits, edits=edits)
-    if may_recall(work.draft, bounds):
-        if not work.trail:
-            yield Offload()
-        work.take_if_changed("recall", recall(work.draft, bounds, pages=pages or Pages(), elsewhere=elsewhere))
+    yield from _recall(work, bounds, pages=pages or Pages(), elsewhere=elsewhere)
     if transcript.binds:
-        valid = leave_out_unbound(work.draft, bounds, all_of_it=unbinds)
-        if valid is not work.draft and not work.trail:
-            yield Offload()
-        work.draft = valid
+        yield from _unbind(work, bounds, all_of_it=unbinds)
     return _decide(_checked(work.draft, bounds), grown, limits=limits, trail=work.trail)
 
 
@@ -206,6 +197,23 @@ def _manage(
         yield from run_layers(work, bounds)
         yield from run_rungs(work, bounds)
     return bounds
+
+
+def _recall(work: PlanWork, bounds: Bounds, *, pages: Pages, elsewhere: Sequence[Elsewhere]) -> Flow[None]:
+    """Put in front of the newest user message what it asks about."""
+    if may_recall(work.draft, bounds):
+        if not work.trail:
+            yield Offload()
+        work.take_if_changed("recall", recall(work.draft, bounds, pages=pages, elsewhere=elsewhere))
+        work.announce("recall")
+
+
+def _unbind(work: PlanWork, bounds: Bounds, *, all_of_it: bool) -> Flow[None]:
+    """Take out the thinking that is not valid behind what is new."""
+    valid = leave_out_unbound(work.draft, bounds, all_of_it=all_of_it)
+    if valid is not work.draft and not work.trail:
+        yield Offload()
+    work.draft = valid
 
 
 def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudget, counter: TokenCounter) -> Decision:
@@ -261,6 +269,16 @@ def _candidates(seen: PressureReport, transcript: Transcript, draft: Draft | Non
             "largest": ", ".join(f"{i}: {m.ref} {m.tokens}" for i, m in largest),
         },
     )
+
+
+def _beside_provider(settings: ContextSettings, edits: ClientEdits, trigger: int) -> ContextSettings:
+    """The policy without what the provider itself does for this client before Weir would, at ``trigger`` tokens."""
+    if edits.compact_at is not None and edits.compact_at <= trigger:
+        settings = replace(settings, compaction="off")
+    if edits.results_over is not None or (edits.results_at is not None and edits.results_at <= trigger):
+        layers = tuple(layer for layer in settings.layers if layer.strategy not in CLEARING_RESULTS)
+        settings = replace(settings, layers=layers)
+    return settings
 
 
 def _is_wanted(settings: ContextSettings, known: ConversationState) -> bool:

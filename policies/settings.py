@@ -370,6 +370,7 @@ class ClientEdits:
         exclude: tools whose results stay.
         thinking: newest steps of earlier turns whose thinking stays; None for all.
         compact_at: size of a request above which its history is summarised; None never.
+        native: whether the upstream does it itself, so that Weir leaves to it what comes first there.
     """
 
     results_at: int | None = None
@@ -379,6 +380,7 @@ class ClientEdits:
     exclude: frozenset[str] = frozenset()
     thinking: int | None = None
     compact_at: int | None = None
+    native: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,6 +417,9 @@ class ContextSettings:
             then changes nothing), or ``off``: only layers that neither summarise nor begin a new window.
         resume: how a new conversation goes on from a checkpoint: only where the header ``x-weir-resume`` names one
             (``header``), also where it has the name of one that was (``auto``), or never (``off``).
+        server_state: what becomes of requests that go on from what their provider holds: ``follow`` them, and begin
+            anew with the whole history where it grows too long; ``refuse`` them, so that clients send everything; or
+            ``relay`` them without management.
         cache_breakpoint: have the provider keep tools and system prompt for so long, by a marker behind them, in
             requests whose client sets none (``off`` adds nothing).
     """
@@ -461,6 +466,7 @@ class ContextSettings:
     evaluate: Evaluation = Evaluation()
     compaction: Literal["proxy", "provider", "off"] = "proxy"
     resume: Literal["header", "auto", "off"] = "header"
+    server_state: Literal["follow", "refuse", "relay"] = "follow"
     cache_breakpoint: Literal["off", "5m", "1h"] = "off"
 
     @property

@@ -18,12 +18,13 @@ from proxy.access.admission import Admission, Guesses, Keyring
 from proxy.access.destination import MANAGED, Caller
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
 from proxy.config.values import Config, UpstreamSettings
+from proxy.conversation.answers import AnswerBook
 from proxy.conversation.book import Conversations
 from proxy.custom.functions import Hooks, Plugin
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, NotFound, UpgradeRequired
 from proxy.http.endpoints import Api, HealthRoutes
-from proxy.http.request import counted, respond_error
+from proxy.http.request import counted, respond, respond_error
 from proxy.http.table import Management
 from proxy.models.facts import Fetch, ModelRegistry, Probe
 from proxy.models.limits import LearnedLimits, ModelLimitsResolver
@@ -42,12 +43,15 @@ from proxy.telemetry import LOG_CONTEXT, Metrics, RequestContext, Telemetry
 from proxy.telemetry.metrics import (
     ALERTS,
     ALERTS_UNDELIVERED,
+    BODIES_HELD,
     CHECKPOINTS,
+    CONNECTIONS,
     DEGRADED,
     FIDELITY,
     HEALTH,
     OVERFLOWS,
     PREPARATIONS,
+    QUEUE,
     REQUESTS,
     RETRIES,
     STORE_LATENCY,
@@ -57,6 +61,7 @@ from proxy.telemetry.metrics import (
     UNAUTHORISED,
     WINDOWS_LEARNED,
 )
+from proxy.telemetry.process import watch_loop, watch_process
 from proxy.upstream.client import Client
 from proxy.upstream.providers import LitellmProvider, Upstreams
 from proxy.wire.counting import Tokenizer, installed_estimators
@@ -193,6 +198,9 @@ class _Nothing:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         del receive
+        if scope["method"] == "HEAD" and scope["path"] == "/":  # Claude Code asks so whether anybody is there
+            await respond(send, b"")
+            return
         await respond_error(
             send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1, Weir's own under /weir.")
         )
@@ -227,11 +235,13 @@ async def running(
     calls.start()
     runtime.settler.start()
     tending = asyncio.create_task(_tend(runtime, clock, timekeeper), name="weir-tend")
+    lagging = asyncio.create_task(watch_loop(telemetry.metrics), name="weir-loop")
     try:
         yield runtime
     finally:
         tending.cancel()
-        await asyncio.gather(tending, return_exceptions=True)
+        lagging.cancel()
+        await asyncio.gather(tending, lagging, return_exceptions=True)
         await runtime.hooks.close()
         await runtime.preparation.close()
         await runtime.evaluation.close()
@@ -276,8 +286,7 @@ async def _assemble(
     secret = await store.secret()
     instance = blake2b(secret, digest_size=6, person=b"weir-via").hexdigest()
     client = Client(instance=instance)
-    upstreams = Upstreams(client, providers)
-    registry = ModelRegistry(config.models)
+    upstreams, registry = Upstreams(client, providers), ModelRegistry(config.models)
     await asyncio.to_thread(registry.load)
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
     alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics, clock=clock)
@@ -315,6 +324,7 @@ async def _assemble(
         upstreams=upstreams,
         store=store,
         settler=settler,
+        answers=AnswerBook(store, settler),
         telemetry=telemetry,
         alerts=alerts,
         instance=instance,
@@ -327,8 +337,7 @@ async def _assemble(
 
 def _begin_counting(metrics: Metrics, config: Config) -> None:
     """Have the counters that alert rules look at begin at 0: of a series that begins at 1 they miss the first event."""
-    used = (config.default_policy, *(key.policy or config.default_policy for key in config.keys))
-    for policy in dict.fromkeys(used):
+    for policy in config.policies:
         for outcome in ("ok", ContextLengthExceeded.code):
             metrics.add(REQUESTS, outcome, policy, value=0)
     for counter, values in BEGUN.items():
@@ -346,8 +355,30 @@ def _watch(runtime: Runtime, learned: Callable[[], Mapping[tuple[str, ...], floa
     watch(HEALTH, runtime.health.read)
     watch(STORE_WAITING, runtime.settler.waiting)
     watch(TASKS, lambda: {(): len(asyncio.all_tasks(loop))})
+    watch(QUEUE, partial(_queues, runtime, loop))
+    watch(BODIES_HELD, lambda: {(): runtime.admission.held})
+    watch(CONNECTIONS, partial(_connections, runtime))
+    watch_process(runtime.telemetry.metrics)
     watch(WINDOWS_LEARNED, learned)
     _begin_counting(runtime.telemetry.metrics, runtime.config)
+
+
+def _queues(runtime: Runtime, loop: asyncio.AbstractEventLoop) -> Mapping[tuple[str, ...], float]:
+    executor = getattr(loop, "_default_executor", None)  # what asyncio.to_thread uses, once it was used
+    return {
+        ("bodies",): runtime.admission.waiting,
+        ("threads",): 0 if executor is None else executor._work_queue.qsize(),  # noqa: SLF001 - said nowhere else
+        ("tokens",): runtime.tokenizer.waiting,
+        ("store",): runtime.store.load().get("waiting", 0),
+        ("preparations",): runtime.preparation.waiting,
+    }
+
+
+def _connections(runtime: Runtime) -> Mapping[tuple[str, ...], float]:
+    busy, idle = runtime.upstreams.connections
+    counts = {"upstream_busy": busy, "upstream_idle": idle}
+    counts |= {f"store_{kind}": count for kind, count in runtime.store.load().items() if kind != "waiting"}
+    return {(kind,): count for kind, count in counts.items()}
 
 
 def _renew_keys(runtime: Runtime, rows: list[KeyRow]) -> None:
@@ -389,6 +420,7 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
                 await runtime.planner.conversations.restate_all()
             _renew_keys(runtime, await store.list_keys())
             runtime.take_policies(await store.policies())
+            _begin_counting(runtime.telemetry.metrics, runtime.config)
             await runtime.windows.save()
             if store.shared and time.monotonic() - followed >= FOLLOWED_EVERY:
                 followed = time.monotonic()

@@ -11,6 +11,7 @@ from proxy.access.destination import Caller
 from proxy.config.file import ConfigError
 from proxy.config.loading import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import Config
+from proxy.conversation.answers import AnswerBook
 from proxy.custom.functions import CustomFunctions, Hooks
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import InvalidAPIKey, ProxyError
@@ -49,6 +50,7 @@ class Runtime:
     upstreams: Upstreams
     store: Store
     settler: WriteBehindQueue
+    answers: AnswerBook
     telemetry: Telemetry
     alerts: Alerts
     instance: str

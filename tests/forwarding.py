@@ -86,7 +86,7 @@ class Forwarding:
         handler = ExchangeHandler(self.runtime, scope, never, never, route=MANAGED[self.path])
         caller = handler._admit(headers)
         handler.progress.caller = caller
-        request = handler.read(body, caller)
+        request = await handler.read(body, caller)
         if request.asked is not None:
             request.asked.ask = self._reply
         try:
@@ -156,7 +156,7 @@ def sacred(body: Body) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in body.get("input") or () if isinstance(body.get("input"), list) else ():
         kind = item.get("type")
-        if kind is not None and kind not in ("message",) and not kind.endswith("_output"):
+        if kind is not None and kind != "message" and not kind.endswith("_output"):
             name = item.get("call_id") or item.get("id")  # a call may go without its own id, under no other
             found[f"{kind} {name}"] = {k: v for k, v in item.items() if k != "id" or not item.get("call_id")}
         if item.get("id"):

@@ -4,6 +4,7 @@ What came is kept as protobuf messages; :func:`tree` prints spans as their child
 """
 
 import gzip
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent import futures
@@ -32,6 +33,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+PART = re.compile(r"weir context\.(?!plan$|layer |prepare$|evaluate$)")
 TRACES = "/v1/traces"
 METRICS = "/v1/metrics"
 NAMES = {"http.response.status_code": "status", "error.type": "error", "gen_ai.usage.input_tokens": "input"}
@@ -49,14 +51,15 @@ class Receiver:
     headers: list[dict[str, str]] = field(default_factory=list)
     status: int = 200
 
-    def spans(self) -> list[Span]:
-        """Every span so far."""
+    def spans(self, *, parts: bool = False) -> list[Span]:
+        """Every span so far; with ``parts`` those too that are there only where something took long."""
         return [
             span
             for message in self.traces
             for resource in message.resource_spans
             for scope in resource.scope_spans
             for span in scope.spans
+            if parts or not PART.match(span.name)
         ]
 
     def resource(self) -> dict[str, Any]:

@@ -106,6 +106,7 @@ class Compact(Strategy):
             tools=bounds.settings.notes,
             readings=bounds.readings,
         )
+        bounds.announce("state")
         lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
         before = known_summary(bounds, most=start - head)
         beside = _summary_overhead(draft, bounds) + _cost(lists, bounds) + _cost(before.text, bounds)
@@ -118,12 +119,14 @@ class Compact(Strategy):
             visible=visible,
             readings=bounds.readings,
         )
+        bounds.announce("extract")
         state = replace(state, identifiers=made.identifiers)
         told, version = yield from _told(gone, bounds, state, before, covers=start - head, share=share)
         text = "\n".join(part for part in (lists, made.text) if part)
         cut = _summary_cut(draft, bounds, start=start, gone=gone, extracted=text, told=told, version=version)
         checkpoint = merge_states(state, told.proposal, material=occurs_in(sources))
         checkpoint = replace(checkpoint, narrative=told.text, version=version)
+        bounds.announce("note")
         compacted = draft.with_cut(cut, checkpoint=checkpoint.to_json())
         compacted = compacted.with_condensed([_condensed(draft, gone, cut, told)])
         allowed = max(MIN_STEP, int(_room_beside(bounds, cut.tokens) * max(CUT_STEP, bounds.shape.low_water)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from policies.draft import Bounds, Draft
-from policies.effects import Flow
+from policies.effects import Announce, Flow, unheard
 from policies.ledger import Condensed
 from policies.limits import charged, layers_of, limit_for, target_for
 from policies.settings import ClientEdits, Layer, amount
@@ -94,6 +94,7 @@ class PlanWork:
 
     draft: Draft
     trail: tuple[LayerReport, ...] = ()
+    announce: Announce = unheard
 
     def take(
         self,
@@ -125,6 +126,7 @@ class PlanWork:
             ),
         )
         self.draft = done if kept else before
+        self.announce("layer")
 
     def take_if_changed(self, layer: Layer | str, done: Draft) -> None:
         """The same for what is kept wherever it did something."""

@@ -72,6 +72,7 @@ def same_secret(given: str, expected: str | None) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
     name: str
+    tenant: str
     policy: str | None
     models: tuple[str, ...]
     allow: frozenset[str]
@@ -96,12 +97,14 @@ class Keyring:
         self._revoked: set[str] = set()
         self._names: dict[str, str] = {}
         for row in store_rows:
-            self._names[row.digest[:_TENANT_DIGITS]] = row.name
-            if row.revoked is not None:
+            tenant = row.tenant or row.digest[:_TENANT_DIGITS]
+            self._names[tenant] = row.name
+            if row.revoked is not None and row.revoked <= time.time():
                 self._revoked.add(row.digest)
                 continue
             self._known[row.digest] = _Known(
                 name=row.name,
+                tenant=tenant,
                 policy=row.policy,
                 models=row.models,
                 allow=frozenset(row.allow),
@@ -113,6 +116,7 @@ class Keyring:
             self._names[digest[:_TENANT_DIGITS]] = key.name
             self._known[digest] = _Known(
                 name=key.name,
+                tenant=digest[:_TENANT_DIGITS],
                 policy=key.policy,
                 models=key.models,
                 allow=frozenset(key.allow),
@@ -148,7 +152,7 @@ class Keyring:
         if known is not None:
             own = b"" if credential.startswith(PREFIX) else given
             return Caller(
-                tenant=digest[:_TENANT_DIGITS],
+                tenant=known.tenant,
                 name=known.name,
                 policy=known.policy,
                 models=known.models,
@@ -180,6 +184,16 @@ class Admission:
         self._inside: dict[str, _Inside] = {}
         self._held = 0
         self._waiting: deque[tuple[Stay, int, asyncio.Future[None]]] = deque()
+
+    @property
+    def held(self) -> int:
+        """Bytes of bodies that are inside."""
+        return self._held
+
+    @property
+    def waiting(self) -> int:
+        """Bodies that wait for room."""
+        return len(self._waiting)
 
     def enter(self, caller: Caller) -> "Stay":
         """A request of this caller's is inside until its stay is over. Raises RateLimited for one too many."""

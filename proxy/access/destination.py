@@ -277,8 +277,12 @@ _NAMING = (
 )
 """What is asked of the one model that the body names; a longer path stands before what it ends with."""
 _MANAGED = frozenset({"chat/completions", "responses", "messages"})
+_COUNTED = frozenset({"responses/input_tokens", "responses/compact", "messages/count_tokens"})
 _IN_PATH = frozenset({"deployments", "engines"})
 _PREFIX = re.compile(r"(?:/+v1)+(?=/)|/+openai(?=/+deployments/)")
+
+
+Kind = Literal["managed", "counted", "model", "models", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,13 +290,14 @@ class Route:
     """What a request asks for, by its method and path.
 
     Attributes:
-        kind: ``managed`` is a conversation; ``model`` is asked of one model; ``models`` lists them; ``other`` is the
-            rest: files, batches, stored answers, all that can have models ask or tell about other keys' requests.
+        kind: ``managed`` is a conversation, ``counted`` one that is only to be measured or summed up; ``model`` is
+            asked of one model; ``models`` lists them; ``other`` is the rest: files, batches, stored answers, all that
+            can have models ask or tell about other keys' requests.
         path: what is put after an upstream's base URL.
         model: the one that stands in the path.
     """
 
-    kind: Literal["managed", "model", "models", "other"]
+    kind: Kind
     path: str
     model: str = ""
 
@@ -334,7 +339,7 @@ def route_of(method: str, target: str) -> Route | None:
 def _asked_of_a_model(parts: list[str]) -> Route | None:
     path = "/".join(parts)
     for name in _NAMING:
-        kind: Literal["managed", "model"] = "managed" if name in _MANAGED else "model"
+        kind: Kind = "managed" if name in _MANAGED else "counted" if name in _COUNTED else "model"
         if path == name:
             return Route(kind=kind, path=f"/{name}")
         if parts and parts[0] in _IN_PATH and path.endswith(f"/{name}"):
@@ -449,7 +454,7 @@ def _to(config: Config, caller: Caller, route: Route, model: str) -> Destination
     admit(caller, route)
     if model:
         caller.require(model)
-    elif route.kind in ("managed", "model") and (caller.is_restricted or len(config.upstreams) > 1):
+    elif route.kind in ("managed", "counted", "model") and (caller.is_restricted or len(config.upstreams) > 1):
         raise InvalidRequest("The request has to name its model here: it decides who may send it where.", param="model")
     upstream = config.upstream(model)
     return Destination(upstream=upstream, path=_path(upstream, route.path, model), model=model, caller=caller)

@@ -8,9 +8,13 @@ from typing import Any, NoReturn
 import click
 
 COMMANDS = {
+    "init": "Write a configuration: three questions, sensible defaults.",
     "serve": "Start the proxy.",
+    "run": "Start a client with the environment that points it at Weir.",
+    "doctor": "Check upstream, key, model, store, vocabulary, clock and port.",
+    "watch": "Watch requests as they pass.",
     "demo": "Play a recorded agent run with and without Weir; needs no key and no network.",
-    "replay": "Try policies on recorded conversations: a dry run with costs.",
+    "replay": "Try policies on recorded or stored conversations: a dry run with costs.",
     "evaluate": "Score what compactions keep: coverage, and fidelity by a judge.",
     "simulate": "Start the simulator alone: a strict upstream with a small window.",
     "conversations": "List, inspect, export and delete conversations.",
@@ -19,12 +23,13 @@ COMMANDS = {
     "budget": "Advise on how to divide the window, from recorded traffic.",
     "audit": "Verify and read the audit log; list evictions.",
     "policy": "List, show, check, import and recommend policies.",
-    "keys": "Create, list and revoke API keys.",
+    "keys": "Create, list, rotate and revoke API keys.",
     "config": "Check and show the configuration.",
-    "db": "Migrate the database.",
+    "db": "Back up, inspect, prune and migrate the database.",
+    "completion": "Print the completion script of a shell.",
 }
 """Each command with its line in ``weir --help``; ``proxy.cli.NAME``, or its home, has it under the same name."""
-HOMES = {"simulate": "serve", "health": "usage", "budget": "usage", "config": "policy", "db": "audit"}
+HOMES = {"simulate": "serve", "health": "usage", "budget": "usage", "config": "policy"}
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -1,8 +1,8 @@
-"""``weir audit``: whether the audit is what was written, what it says, what was evicted; ``weir db``: the schema."""
+"""``weir audit``: whether the audit is what was written, what it says, what was evicted."""
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 import click
@@ -10,7 +10,7 @@ import click
 from proxy.access.destination import TENANT_SHOWN
 from proxy.cli import Failure
 from proxy.cli.output import print_line, print_table, progress
-from proxy.cli.shared import json_option, moment, print_json, reading, stored, writing
+from proxy.cli.shared import json_option, key_names, moment, named, print_json, reading, stored
 from proxy.config import Config
 from proxy.store import Store
 from proxy.store.chain import AuditRow, AuditType, Verified, VerifiedChains
@@ -64,16 +64,17 @@ def verify(config: Config, *, tenant: str | None, heads: tuple[str, ...], as_jso
     """
     noted = [_head(text) for text in heads]
 
-    async def read(store: Store) -> VerifiedChains:
+    async def read(store: Store) -> tuple[VerifiedChains, dict[str, str]]:
         only = None if tenant is None else await _tenant(store, tenant)
         with progress("rows") as progressed:
-            return await store.verify(
+            chains = await store.verify(
                 only,
                 heads=[each.link for each in noted],
                 progress=lambda done, total: progressed(done, total, f"{done} of {total} rows"),
             )
+            return chains, await key_names(store, config) if chains.chains else {}
 
-    audited = reading(config, read)
+    audited, names = reading(config, read)
     lost = [each for each in noted if not any(each.link in chain.found for chain in audited.chains)]
     broken = sum(chain.broken is not None for chain in audited.chains)
     if as_json:
@@ -82,7 +83,7 @@ def verify(config: Config, *, tenant: str | None, heads: tuple[str, ...], as_jso
         ok = not (lost or audited.unguarded or broken)
         print_json({"ok": ok, "chains": chains, "heads": given, "unguarded": audited.unguarded})
     else:
-        _show_chains(audited.chains)
+        _show_chains(audited.chains, names)
         for each in noted:
             found = _why_lost(each, audited.chains) if each in lost else "is in the chain"
             click.echo(f"{each.link.hex()[:12]}… {found}")
@@ -108,13 +109,15 @@ def list_rows(
       weir audit list --type budget_violation --limit 20 --json
     """
 
-    async def read(store: Store) -> list[AuditRow]:
+    async def read(store: Store) -> tuple[list[AuditRow], _Names]:
         only = None if tenant is None else await _tenant(store, tenant)
         known = None if conversation is None else await store.conversation(only, conversation)
         wanted = conversation if known is None else known.id
-        return await store.audit(only, conversation=wanted, kind=kind, limit=limit)
+        rows = await store.audit(only, conversation=wanted, kind=kind, limit=limit)
+        keys = await key_names(store, config) if rows else {}
+        return rows, _Names(keys, {each.id: each.name for each in await named(store)})
 
-    rows = reading(config, read)
+    rows, names = reading(config, read)
     if as_json:
         return print_json(
             [{**asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()} for row in rows]
@@ -122,7 +125,8 @@ def list_rows(
     if not rows:
         return click.echo("The audit log has no such rows.", err=True)
     return print_table(
-        ("at (UTC)", "row", "type", "facts", "conversation", "chain", "request"), map(_audit_cells, rows)
+        ("at (UTC)", "row", "type", "facts", "conversation", "chain", "request"),
+        [_audit_cells(row, names) for row in rows],
     )
 
 
@@ -203,14 +207,14 @@ def _faults(audited: VerifiedChains, lost: int, broken: int) -> Iterator[str]:
         yield f"the table is no longer guarded: {', '.join(audited.unguarded)}"
 
 
-def _show_chains(chains: list[Verified]) -> None:
+def _show_chains(chains: list[Verified], names: Mapping[str, str]) -> None:
     if not chains:
         return click.echo("The audit log is empty.", err=True)
     return print_table(
         ("chain", "rows", "good", "sealed up to", "first broken", "head"),
         [
             (
-                _chain_name(each.tenant),
+                _chain_name(each.tenant, names),
                 each.rows,
                 each.good,
                 each.sealed or "-",
@@ -228,7 +232,15 @@ def _why_lost(head: _Head, chains: list[Verified]) -> str:
     return "is not in any chain: one was truncated or rewritten"
 
 
-def _audit_cells(row: AuditRow) -> tuple[object, ...]:
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What people call a tenant's key and a conversation, by their ids."""
+
+    keys: Mapping[str, str]
+    conversations: Mapping[str, str]
+
+
+def _audit_cells(row: AuditRow, names: _Names) -> tuple[object, ...]:
     facts = json.dumps(row.told, ensure_ascii=False)  # with blanks, at which a narrow terminal breaks lines
     facts = facts if len(facts) <= FACTS_SHOWN else f"{facts[:FACTS_SHOWN]}…"
     return (
@@ -236,14 +248,14 @@ def _audit_cells(row: AuditRow) -> tuple[object, ...]:
         row.seq,
         row.type,
         facts,
-        row.conversation or "-",
-        _chain_name(row.tenant),
+        names.conversations.get(row.conversation or "", row.conversation or "-"),
+        _chain_name(row.tenant, names.keys),
         row.request or "-",
     )
 
 
-def _chain_name(tenant: str) -> str:
-    return tenant[:TENANT_SHOWN] if tenant else OPERATOR
+def _chain_name(tenant: str, names: Mapping[str, str]) -> str:
+    return names.get(tenant, tenant[:TENANT_SHOWN]) if tenant else OPERATOR
 
 
 def _eviction_json(row: EvictionRow) -> dict[str, object]:
@@ -299,37 +311,3 @@ def _show_asked_again(rows: Iterable[EvictionRow]) -> None:
 
 def _share(value: object) -> str:
     return f"{value:.1%}" if isinstance(value, float) else "-"
-
-
-@click.group()
-def db() -> None:
-    """Migrate the database.
-
-    \b
-    Example:
-      weir db upgrade
-    """
-
-
-@db.command()
-@stored
-@json_option
-def upgrade(config: Config, *, as_json: bool) -> None:
-    """Migrate the database to the latest schema, or create it; `weir serve` does the same when it starts.
-
-    A database written by a newer version of Weir is refused.
-
-    \b
-    Example:
-      weir db upgrade --store sqlite+aiosqlite:///weir.db
-    """
-
-    async def state(store: Store) -> tuple[str, str, tuple[str, ...]]:
-        return store.schema, store.journal, store.notices
-
-    schema, journal, notices = writing(config, state, create=True)
-    if as_json:
-        return print_json({"schema": schema, "journal": journal, "notices": list(notices)})
-    for notice in notices:
-        click.echo(f"Note: {notice}", err=True)
-    return click.echo(f"Schema {schema}, up to date (journal: {journal}).")

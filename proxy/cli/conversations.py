@@ -273,10 +273,11 @@ def delete(config: Config, *, name: str, yes: bool, as_json: bool) -> None:
 
     async def read(store: Store) -> tuple[ConversationRow, str]:
         row = await found(store, name)
+        key = (await key_names(store, config)).get(row.tenant, row.tenant[:8])
         gone, saved = await removed_from(store, row), await checkpoints_of(store, row)
         counts = f"{len(saved)} checkpoints, {len(await store.notes(row.tenant, row.id))} notes"
         return row, (
-            f"{tame(row.name)} ({row.id}) of key {row.tenant[:8]}, last used {moment(row.updated)} UTC: "
+            f"{tame(row.name)} ({row.id}) of key {key}, last used {moment(row.updated)} UTC: "
             f"{row.requests} requests, {counts}; out of the window and kept: {removed_line(gone)}."
         )
 

@@ -12,6 +12,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -42,6 +43,8 @@ from proxy.telemetry import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
 
 MODEL = "sim"
+NAME = "demo"
+WIDTH = 80
 SUMMARIZER = "sim-summarizer"
 MAX_TOKENS = 512
 ENCODING = "o200k_base"
@@ -260,16 +263,18 @@ async def playing(show: Demonstration) -> AsyncIterator[Playback]:
         server = await stack.enter_async_context(serve(app))
         direct = Side(await stack.enter_async_context(_client(alone.base_url)), alone)
         weir = f"http://127.0.0.1:{server.port}/v1"
-        managed = Side(await stack.enter_async_context(_client(weir)), behind)
+        named = {"x-weir-conversation": NAME}
+        managed = Side(await stack.enter_async_context(_client(weir, named)), behind)
         yield Playback(show, direct=direct, managed=managed)
 
 
-def _client(base_url: str) -> openai.AsyncOpenAI:
+def _client(base_url: str, headers: Mapping[str, str] = {}) -> openai.AsyncOpenAI:
     """The SDK as anybody uses it, without retries and without the environment's HTTP proxies."""
     return openai.AsyncOpenAI(
         base_url=base_url,
         api_key="sk-demo",
         max_retries=0,
+        default_headers=headers,
         http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
     )
 
@@ -366,7 +371,7 @@ def _database(keep: Path | None) -> Iterator[Path]:
 
 async def _play(show: Demonstration, screen: Console, *, pause: float) -> tuple[Playback, list[RemovedRow]]:
     async with playing(show) as played:
-        with _view(played, screen) as view, _no_alerts():
+        with _view(played, screen) as view, _no_log():
             for number in range(1, show.steps + 1):
                 view(number, await played.step(number))
                 await asyncio.sleep(pause)
@@ -376,14 +381,16 @@ async def _play(show: Demonstration, screen: Console, *, pause: float) -> tuple[
 
 
 @contextmanager
-def _no_alerts() -> Iterator[None]:
-    """Keep the alerts out of the picture: `weir health` shows them."""
-    logger = logging.getLogger("weir.alerts")
-    before, logger.disabled = logger.disabled, True
+def _no_log() -> Iterator[None]:
+    """Keep the log out of the picture: the table says what happened, `weir health` which alerts there were."""
+    logger, nowhere = logging.getLogger("weir"), logging.NullHandler()
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(nowhere)
     try:
         yield
     finally:
-        logger.disabled = before
+        logger.removeHandler(nowhere)
+        logger.propagate = before
 
 
 @contextmanager
@@ -391,8 +398,8 @@ def _view(played: Playback, screen: Console) -> Iterator[View]:
     """A live picture on a terminal, else lines."""
     show, events = played.show, _Events(played)
     screen.print(
-        f"{show.steps} requests of a recorded agent run, {MAX_TOKENS} tokens for each answer, "
-        f"a model with a window of {show.window:,} tokens",
+        f"{show.steps} requests of a recorded agent run, each sent {DIRECT} and {MANAGED}.\n"
+        f"The model's window is {show.window:,} tokens; each answer may take {MAX_TOKENS} of them.\n",
         soft_wrap=True,
     )
 
@@ -427,10 +434,11 @@ class _Events:
         for name, side in _sides(self._played):
             if not side.last.answered and name not in self._refused:
                 self._refused.add(name)
-                yield f"request {number:>3}  {name}: {side.last.message}"
+                said = f"request {number:>3}: {name}, refused: "
+                yield said + textwrap.shorten(side.last.message, max(1, WIDTH - len(said)), placeholder=" …")
         if batch is not None:
             did = f"{batch.before:,} > {batch.after:,} tokens ({batch.actions})"
-            yield f"request {number:>3}  {MANAGED}: {did}"
+            yield f"request {number:>3}: {MANAGED}, {did}"
 
 
 def _sides(played: Playback) -> tuple[tuple[str, SideTotals], ...]:
@@ -470,23 +478,26 @@ def _print_end(played: Playback, gone: list[RemovedRow]) -> None:
     print_line(f"Removed, and kept word for word: {removed_line(gone)}.")
     if not managed.last.answered:
         print_line(f"The last request through Weir was not answered: {managed.last.message}")
+    if played.conversation:
+        click.echo("\nLook at what Weir did:")
+        click.echo(f"  export WEIR_STORE={shlex.quote(played.show.url)}")
     for line in _commands(played, gone):
-        click.echo(f"  {line}")
-    click.echo("Next:")
-    click.echo(f"  {_command_name()} serve --upstream https://api.openai.com/v1  # or any server that speaks its API")
-    click.echo("  export OPENAI_BASE_URL=http://127.0.0.1:8400/v1  # then start your agent as usual")
+        click.echo(f"  {_command_name()} {line}")
+    click.echo("\nUse it:")
+    click.echo(f"  {_command_name()} init             # writes weir.yaml")
+    click.echo(f"  {_command_name()} serve --config weir.yaml")
+    click.echo(f"  {_command_name()} run -- COMMAND   # your agent, with its base URL set to Weir")
 
 
 def _commands(played: Playback, gone: list[RemovedRow]) -> Iterator[str]:
     """The commands that show what Weir did, as far as there is something to show."""
     if not played.conversation:
         return
-    store = f"--store {shlex.quote(played.show.url)}"
     compacted = any("compact" in each.how for each in gone)
     for option, is_there in (("--timeline", True), ("--removed", bool(gone)), ("--checkpoint", compacted)):
         if is_there:
-            yield f"{_command_name()} conversations show {played.conversation} {option} {store}"
-    yield f"{_command_name()} health {played.conversation} {store}"
+            yield f"conversations show {played.conversation} {option}"
+    yield f"health {played.conversation}"
 
 
 def _command_name() -> str:

@@ -3,6 +3,7 @@
 import time
 
 import click
+from pydantic import TypeAdapter, ValidationError
 
 from proxy.access.admission import create_secret, key_digest
 from proxy.cli import Failure
@@ -10,13 +11,14 @@ from proxy.cli.output import print_table
 from proxy.cli.shared import json_option, known_policy, moment, print_json, stored, writing
 from proxy.config import Config
 from proxy.config.file import nearest
+from proxy.config.values import Seconds
 from proxy.store import Store
 from proxy.store.records import KeyRow
 
 
 @click.group()
 def keys() -> None:
-    """Create, list and revoke API keys, each with its own policy, models and permissions.
+    """Create, list, rotate and revoke API keys, each with its own policy, models and permissions.
 
     \b
     Example:
@@ -109,6 +111,48 @@ def list_keys(config: Config, *, as_json: bool) -> None:
 
 @keys.command()
 @click.argument("name")
+@click.option("--grace", default="1h", show_default=True, help="How long the old secret holds: 0s, 30m, 24h, 7d.")
+@stored
+@json_option
+def rotate(config: Config, name: str, *, grace: str, as_json: bool) -> None:
+    """Give a key a new secret, printed once; the old one holds for a grace. Policy, models and conversations stay.
+
+    \b
+    Example:
+      weir keys rotate support-bot --grace 24h
+    """
+    now = time.time()
+    until = _moment_after(grace, now)
+    if any(key.name == name for key in config.keys):
+        raise Failure(f"{name} stands in the configuration: change its secret there, Weir reads the file anew")
+    secret = create_secret()
+
+    async def change(store: Store) -> str:
+        digest = key_digest(await store.secret(), secret.encode())
+        former = await store.rotate_key(name, digest, at=now, until=until)
+        if former is None:
+            raise Failure(f"no key {name}{await _nearest_key(store, name)}")
+        return former
+
+    former = writing(config, change, create=True)
+    if as_json:
+        return print_json({"name": name, "secret": secret, "former": former, "until": until})
+    click.echo(secret)
+    click.echo(f"The line above is the new secret of {name}; it cannot be shown again.", err=True)
+    said = f"The old one holds until {_minute(until)} UTC as {former}; weir keys revoke {former} ends it now."
+    return click.echo(said if until > now else "The old one no longer holds.", err=True)
+
+
+def _moment_after(grace: str, now: float) -> float:
+    seconds = TypeAdapter(Seconds)
+    try:
+        return now if grace in ("0", "0s") else now + seconds.validate_python(grace)
+    except ValidationError as fault:
+        raise click.BadParameter("should be like 0s, 30m, 24h or 7d", param_hint="--grace") from fault
+
+
+@keys.command()
+@click.argument("name")
 @stored
 @json_option
 def revoke(config: Config, name: str, *, as_json: bool) -> None:
@@ -121,13 +165,16 @@ def revoke(config: Config, name: str, *, as_json: bool) -> None:
 
     async def refuse(store: Store) -> None:
         if not await store.revoke_key(name, time.time()):
-            known = sorted(row.name for row in await store.list_keys() if row.revoked is None)
-            raise Failure(f"no key {name}{nearest(name, known)}")
+            raise Failure(f"no key {name}{await _nearest_key(store, name)}")
 
     writing(config, refuse, create=True)
     if as_json:
         return print_json({"name": name, "revoked": True})
     return click.echo(f"Revoked key {name}.")
+
+
+async def _nearest_key(store: Store, name: str) -> str:
+    return nearest(name, sorted(row.name for row in await store.list_keys() if row.revoked is None))
 
 
 def _public(row: KeyRow) -> dict[str, object]:

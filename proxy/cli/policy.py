@@ -35,7 +35,7 @@ from proxy.config.presets import (
     preset_documents,
     uses_shapes,
 )
-from proxy.config.values import FileValues
+from proxy.config.values import FileValues, as_written
 from proxy.replay.scenarios import Conditions, Pace, TrafficCount, advice_for, pace_of
 from proxy.replay.script import Script
 from proxy.store import Store
@@ -85,7 +85,9 @@ def show_config(config: Config, *, as_json: bool) -> None:
     leaves = [
         leaf for key, value in data.items() if key not in {"policies", "warnings"} for leaf in flat(value, (key,))
     ]
-    rows = [(dotted(at), shown(value), config.places.get(at, "default")) for at, value in leaves]
+    rows = [
+        (dotted(at), shown(as_written(str(at[-1]), value)), config.places.get(at, "default")) for at, value in leaves
+    ]
     for name in config.policies:
         source = config.places.get(("policies", name), "default")
         rows.append((f"policies.{name}", f"weir policy show {name}", source))

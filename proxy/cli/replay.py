@@ -1,7 +1,7 @@
 """``weir replay``: recorded conversations played through policies, without a model and without a network."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -11,8 +11,9 @@ import click
 from policies import ContextSettings
 from policies.quality.advise import PROVIDERS, Advice, recommend, worst_tools
 from proxy.cli import Failure
+from proxy.cli.conversations import checkpoints_of
 from proxy.cli.output import Progressed, print_line, print_table, progress
-from proxy.cli.shared import configured, counted, json_option, known_policy, loaded, print_json
+from proxy.cli.shared import counted, found, json_option, known_policy, loaded, print_json, reading, stored
 from proxy.config import Config
 from proxy.models.facts import ModelFacts, ModelRegistry
 from proxy.monitor.caching import BadPrices, PriceList, price_list
@@ -29,9 +30,10 @@ from proxy.replay.scenarios import (
     pace_of,
     store_in_memory,
 )
-from proxy.replay.script import BadRecording, Place, Script, read_recordings
+from proxy.replay.script import BadRecording, Place, Recording, Script, read_recordings, recording_of
 from proxy.store import Store
 from proxy.wire.counting import Tokenizer
+from proxy.wire.raw import read_value
 
 DEFAULT_ENCODING = "o200k_base"
 MAX_DRAWN = 6
@@ -79,7 +81,7 @@ class _ReplayRun:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("source", metavar="FILE|CONVERSATION")
 @click.option("--policy", default="balanced", show_default=True, help="A policy's name, or FILE.yaml:NAME.")
 @click.option("--compare", multiple=True, metavar="POLICY", help="Another policy to compare; may be repeated.")
 @click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's.")
@@ -94,12 +96,12 @@ class _ReplayRun:
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT", help="Write a report with plots."
 )
-@configured
+@stored
 @json_option
 def replay(
     config: Config,
     *,
-    file: Path,
+    source: str,
     policy: str,
     compare: tuple[str, ...],
     window: int | None,
@@ -112,20 +114,25 @@ def replay(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Play recorded conversations through policies: tokens, actions, prefix reuse, cost, facts. A dry run.
+    """Play recorded or stored conversations through policies: tokens, actions, prefix reuse, cost. A dry run.
 
     FILE has one conversation per line, {"messages": […]}, optionally with "tools" and "meta". Each assistant message
-    is one request. No model is called and nothing is sent anywhere.
+    is one request. No model is called and nothing is sent anywhere. A CONVERSATION, by name or id, is read from the
+    database: of it that is stored word for word which left the window, up to the newest summary.
 
     \b
     Example:
       weir replay sessions.jsonl --policy balanced --window 8192
+      weir replay support-4711 --compare article-128k --steps
       weir replay sessions.jsonl --compare off --compare weir.yaml:support --model gpt-5 --html report.html
     """
     if html is not None and not html.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {html.parent}", param_hint="--html")
 
     conditions = conditions_for(config, model=model, window=window, max_tokens=max_tokens)
+    file, one = Path(source), None
+    if not file.exists() and not file.suffix:
+        one = reading(config, lambda store: _kept(store, source))
     run = _ReplayRun(
         file=file,
         prices=priced(stated, conditions),
@@ -135,7 +142,7 @@ def replay(
         keep_steps=steps or html is not None,
         drawn=MAX_DRAWN if html is not None and not steps else 0,
     )
-    asyncio.run(_play(run, limit))
+    asyncio.run(_play(run, limit, one))
     if html is not None:
         _write(html, run)
     if as_json:
@@ -144,8 +151,25 @@ def replay(
         _print(run, steps=steps, html=html)
 
 
-async def _play(run: _ReplayRun, limit: int | None) -> None:
+async def _kept(store: Store, name: str) -> Recording:
+    """What is stored of a conversation word for word: what the longest of its summaries stands for."""
+    row = await found(store, name)
+    cuts = {each.cut.ref for each in await checkpoints_of(store, row) if each.cut is not None}
+    held = [await store.covered(row.tenant, ref) for ref in cuts]
+    values = (read_value(each.body) for each in max(held, key=len, default=[]))
+    messages = [value for value in values if isinstance(value, Mapping)]
+    if not messages:
+        raise Failure(
+            f"nothing of {name} was summarised yet, so no message of it is stored; weir replay FILE plays a file"
+        )
+    return recording_of(messages, name=row.name)
+
+
+async def _play(run: _ReplayRun, limit: int | None, one: Recording | None) -> None:
     async with store_in_memory() as store:
+        if one is not None:
+            await run.play(Place(one, 0), store)
+            return
         with progress("conversations") as progressed:
             for place in recorded(run.file, limit, progressed):
                 await run.play(place, store)

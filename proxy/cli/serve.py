@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import click
@@ -362,14 +363,27 @@ def _announce(config: Config, port: int, keys: Keyring, making: str) -> None:
 @click.option("--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="0 takes a free port.")
 @click.option("--max-output", type=click.IntRange(min=1), help="Most tokens an answer may ask for.")
 @click.option("--model", "models", multiple=True, help="A model that /v1/models lists; may be repeated.")
-def simulate(window: int, dialect: str, host: str, port: int, max_output: int | None, models: tuple[str, ...]) -> None:
+@click.option("--steps", type=click.IntRange(min=0), default=0, help="Call the request's tools in so many steps first.")
+@click.option("--bound", is_flag=True, help="Reasoning is good only behind the very history it was made behind.")
+@click.option("--foreign", is_flag=True, help="Take reasoning, ids and chains of other servers as its own.")
+@click.option("--stateless", is_flag=True, help="Keep no answers, items and threads.")
+@click.option(
+    "--overflow-in-stream",
+    type=click.Choice(["error", "failed"]),
+    help="Tell a streamed request inside a 200 that it is too long.",
+)
+@click.option("--stop-at-window", is_flag=True, help="Answer up to the window where max_tokens reaches past it.")
+def simulate(dialect: str, host: str, port: int, models: tuple[str, ...], *, stateless: bool, **options: Any) -> None:
     """Start a simulated model: a real window, realistic errors, strict checks, faults on demand.
+
+    openai serves /v1/chat/completions and /v1/responses, anthropic /v1/messages, vllm and llamacpp all three.
 
     A model named fault:NAME, or the header x-sim-fault, asks for misbehaviour: fault:429:5, fault:stall,
     fault:cut_stream, fault:error_in_stream and more. GET /sim/requests shows what arrived.
     """
+    options["stops_at_window"] = options.pop("stop_at_window")
     settings = SimulatorSettings(
-        window=window, dialect=Dialect(dialect), max_output=max_output, models=models or ("sim",)
+        dialect=Dialect(dialect), models=models or ("sim",), stateful=False if stateless else None, **options
     )
     try:
         serve_until_stopped(

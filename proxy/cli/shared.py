@@ -138,10 +138,15 @@ async def key_names(store: Store, config: Config) -> dict[str, str]:
     return Keyring(config.keys, await store.list_keys(), secret=await store.secret(), mode="keys").names
 
 
+async def named(store: Store) -> list[ConversationRow]:
+    """The conversations that may be called by their names, the last used first."""
+    return await store.conversations(None, limit=NAMES_TRIED)
+
+
 async def found(store: Store, name: str) -> ConversationRow:
     """The conversation with this name or id. Fails for none, and for one of several that different keys named so."""
     row = await store.conversation(None, name)
-    known = await store.conversations(None, limit=NAMES_TRIED)
+    known = await named(store)
     if row is None:
         close = difflib.get_close_matches(name, [each.name for each in known], n=NAMES_SHOWN, cutoff=0.6)
         hint = f"did you mean {' or '.join(close)}?" if close else "see weir conversations list"

@@ -284,9 +284,8 @@ def _upstream_faults(at: KeyPath, upstream: UpstreamSettings) -> Iterator[tuple[
         yield (*at, "base_url"), "should be an address like https://api.openai.com/v1"
     elif parts.query or parts.fragment or parts.username or parts.password:
         yield (*at, "base_url"), "should have no user, query or fragment; the key belongs into api_key"
-    for name in ("provider", "api_base"):
-        if getattr(upstream, name) is not None:
-            yield (*at, name), "belongs to kind litellm"
+    if upstream.api_base is not None:
+        yield (*at, "api_base"), "belongs to kind litellm"
 
 
 def _is_address(url: str) -> bool:

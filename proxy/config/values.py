@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args, get_type_hints
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, Field, SecretStr
@@ -17,8 +17,8 @@ from policies.settings import ContextSettings
 from proxy.config.file import KeyPath
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZES = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_SIZES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SIZES = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6, "KiB": 2**10, "KB": 10**3, "B": 1}
+_FACTORS = {"": 1} | {name.lower(): factor for name, factor in _SIZES.items()}
 
 
 def _seconds(value: object) -> object:
@@ -29,9 +29,10 @@ def _seconds(value: object) -> object:
 
 
 def _bytes(value: object) -> object:
-    """Bytes of ``64KiB``, ``32MiB``, ``1GB``; a bare number is bytes."""
+    """Bytes of ``64KiB``, ``64KB``, ``1GB``, in any case of letters; a bare number is bytes."""
     if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*([A-Za-z]*)", value.strip())):
-        return int(match.group(1)) * _SIZES[match.group(2)] if match.group(2) in _SIZES else value
+        factor = _FACTORS.get(match.group(2).lower())
+        return value if factor is None else int(match.group(1)) * factor
     return value
 
 
@@ -41,6 +42,7 @@ Count = Annotated[int, Field(gt=0)]
 Tokens = Annotated[int, Field(gt=0)]
 Price = Annotated[float, Field(ge=0)]
 Word = Annotated[str, Field(min_length=1)]
+Endpoint = Literal["chat", "responses", "messages"]
 Permission = Literal["policy", "mode", "relay"]
 Credential = Literal["bearer", "x-api-key", "api-key"]
 
@@ -90,7 +92,9 @@ class UpstreamSettings:
         base_url: for ``openai``: what stands before ``/chat/completions``, without a slash at the end.
         api_key: the operator's key, or ``pass`` for the client's own.
         auth: the header that a key goes up in; None for the one that the host is known to want, else ``bearer``.
-        provider: for ``litellm``: its name of the provider, put before the model (``anthropic/…``).
+        provider: for ``litellm``: its name of the provider, put before the model (``anthropic/…``); else who stands
+            behind the address, where that does not say it.
+        speaks: the endpoints that it has, ``chat``, ``responses``, ``messages``; requests to others are relayed.
         api_base: for ``litellm``: another address than the provider's usual one.
         forward_trace: whether ``traceparent`` and ``tracestate`` go upstream; baggage never does.
     """
@@ -102,8 +106,14 @@ class UpstreamSettings:
     auth: Credential | None = None
     timeout: Timeouts = Timeouts()
     provider: Word | None = None
+    speaks: tuple[Endpoint, ...] = ("chat", "responses", "messages")
     api_base: str | None = None
     forward_trace: bool = True
+
+    @cached_property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Those of its endpoints where a conversation can be managed."""
+        return self.speaks if self.kind == "openai" else ("chat",)
 
     @cached_property
     def passes_key(self) -> bool:
@@ -348,6 +358,33 @@ class Config:
         upstream = UpstreamSettings(name="default", base_url=base_url.rstrip("/"))
         rules = tuple(dataclasses.replace(rule, upstream=None) for rule in self.models)
         return dataclasses.replace(self, upstreams={"default": upstream}, models=rules, simulate=False)
+
+
+def as_written(name: str, value: object) -> object:
+    """The value of a key as people write it: ``30d``, ``64MiB``; what is no duration and no size stays as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if name in _DURATIONS:
+        return in_units(value, dict(reversed(_UNITS.items())))
+    return in_units(value, _SIZES) if name in _AMOUNTS else value
+
+
+def in_units(value: float, units: Mapping[str, float]) -> str:
+    """A number in the largest of the units, largest first, that leaves no fraction."""
+    for unit, factor in units.items():
+        if value and (count := value / factor) == int(count):
+            return f"{int(count)}{unit}"
+    return f"{value:g}"
+
+
+def _called(kind: object) -> frozenset[str]:
+    """The keys of the file whose values are of a kind."""
+    shapes = (FileValues, Timeouts, StoreSettings, AlertSettings, LimitSettings)
+    hints = (hint for shape in shapes for hint in get_type_hints(shape, include_extras=True).items())
+    return frozenset(name for name, hint in hints if kind in (hint, *get_args(hint)))
+
+
+_DURATIONS, _AMOUNTS = _called(Seconds), _called(Size)
 
 
 def masked_url(url: str) -> str:

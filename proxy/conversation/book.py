@@ -105,6 +105,11 @@ class Conversations:
         self._remember(recognised.thread, chain, doors=own)
         return recognised
 
+    async def find(self, tenant: str, chain: Sequence[bytes], messages: Sequence[Message]) -> Match | None:
+        """The thread that ``chain`` continues, if there is one; nothing is changed. Raises StoreError."""
+        found = self._in_memory(chain, messages)
+        return found if found is not None else await self._in_store(tenant, chain, None)
+
     def listens(self, thread: Thread, transcript: Transcript) -> bool:
         """Whether the answer to a request will tell its conversation from another with the same opening.
 

@@ -36,6 +36,7 @@ from policies.effects import (
 )
 from policies.text.segments import Readings, TextReading
 from proxy.errors import ProxyError
+from proxy.telemetry import NULL_SPAN, AnySpan
 
 SKETCH = 4_096
 MAX_LEN = 200_000  # characters; a longer text is like no other
@@ -46,7 +47,6 @@ MAX_SIZE = 8
 PATIENCE = 20.0
 MAX_EMBEDDED_LEN = 24_000  # characters: about the 8,191 tokens that models for embeddings read
 BATCH = 64
-MAX_ANSWER = 64 * 1024 * 1024
 
 Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
 Vector = Sequence[float]
@@ -125,7 +125,7 @@ async def _embed(texts: Sequence[str], model: str, send: Send) -> list[list[floa
     if status != 200:
         return Failed(f"status_{status}")
     try:
-        answer = msgspec.json.decode(content[:MAX_ANSWER], type=_Embeddings)
+        answer = msgspec.json.decode(content, type=_Embeddings)
     except (ValueError, RecursionError):
         return Failed("not_an_answer")
     rows = sorted(answer.data, key=lambda row: row.index)
@@ -245,8 +245,8 @@ def step(flow: Flow[T], reply: Reply | None = None) -> Effect | Returned[T]:
         return Returned(end.value)
 
 
-async def drive(flow: Flow[T], now: Effect | Returned[T], ask: Ask) -> T:
-    """The result of a started flow, of which ``now`` is what its first step gave.
+async def drive(flow: Flow[T], now: Effect | Returned[T], ask: Ask, span: AnySpan = NULL_SPAN) -> T:
+    """The result of a started flow, of which ``now`` is what its first step gave; ``span`` is told of all waiting.
 
     From the first :class:`Offload` on its steps run on a worker thread, so that the event loop never waits for
     a long history.
@@ -254,13 +254,27 @@ async def drive(flow: Flow[T], now: Effect | Returned[T], ask: Ask) -> T:
     off_loop = False
     while not isinstance(now, Returned):
         if isinstance(now, Offload):
-            off_loop, reply = True, Done()
-            now = await asyncio.to_thread(step, flow, reply)
+            off_loop = True
+            now = await _on_thread(flow, Done(), span, between=True)
         elif off_loop:
-            now = await asyncio.to_thread(step, flow, await ask(now))
+            now = await _on_thread(flow, await ask(now), span, between=False)
         else:
             now = step(flow, await ask(now))
     return now.value
+
+
+async def _on_thread(flow: Flow[T], reply: Reply, span: AnySpan, *, between: bool) -> Effect | Returned[T]:
+    """The next step of a flow, made by a thread, and how long it waited for one and for the event loop afterwards."""
+    handed = span.now()
+
+    def work() -> tuple[Effect | Returned[T], int]:
+        span.since(handed, "wait", "thread")
+        span.resume(between=between)
+        return step(flow, reply), span.now()
+
+    effect, ended = await asyncio.to_thread(work)
+    span.since(ended, "wait", "loop")
+    return effect
 
 
 class Background:
@@ -275,6 +289,9 @@ class Background:
 
     def __contains__(self, key: object) -> bool:
         return key in self._tasks
+
+    def __len__(self) -> int:
+        return len(self._tasks)
 
     @property
     def has_room(self) -> bool:

@@ -177,6 +177,8 @@ class ExchangeProgress:
             parts.append("clamp=1")
         if self.plan.betas:
             parts.append("drop_block=1")
+        if self.plan.restarted:
+            parts.append("restart=1")
         if self.retries:
             parts.append(f"retry={self.retries}")
         if self.recalls:

@@ -6,13 +6,19 @@ from policies.ledger import ADDING
 from proxy.exchange.send import Attempts
 from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.archive import Archive
+from proxy.recall.chat import ChatRecall
+from proxy.recall.messages import MessagesRecall
+from proxy.recall.responses import ResponsesRecall
 from proxy.recall.rounds import Rounds
+from proxy.recall.surface import RecallSurface
 from proxy.recall.tool import Offer, offer_for, with_tool
 from proxy.runtime import Runtime
 from proxy.stream.relay import UpstreamResponse
 from proxy.tap import NO_USAGE, Tap
 from proxy.telemetry.metrics import RETRIES
 from proxy.upstream.overflow import Verdict
+from proxy.wire.codec import CHAT, ClientRequest
+from proxy.wire.responses import RESPONSES
 
 REFUSALS = frozenset({400, 404, 405, 422, 501})
 WORDS = (b"tool", b"function")
@@ -63,6 +69,13 @@ class Recalling:
         attempts.count_call(seen=seen)
         attempts.rounds.append(seen.usage or NO_USAGE)
 
+    async def keep(self, rounds: Rounds, plan: Plan) -> None:
+        """Have the hidden rounds of an answer go up again with it, before its client can send it back."""
+        recognized = plan.recognized
+        edit = None if recognized is None else rounds.edit(recognized.transcript)
+        if recognized is not None and edit is not None:
+            await self.runtime.planner.remember(recognized, edit, request=self.asked.id)
+
     def _carrying(self, body: bytes) -> bytes:
         return body if self.offer is None else with_tool(body, self.offer.definition)
 
@@ -96,6 +109,7 @@ class Recalling:
             embeddings=asked.settings.recall.embeddings,
         )
         return Rounds(
+            surface=surface_of(asked.request),
             offer=offer,
             archive=archive,
             counter=asked.counter,
@@ -106,6 +120,16 @@ class Recalling:
             most=recall.rounds,
             max_tokens=recall.max_tokens,
         )
+
+
+def surface_of(request: ClientRequest) -> RecallSurface:
+    """How the answers to a request call the tool; where its schema asks for JSON, nothing else is put before that."""
+    if request.codec is CHAT:
+        return ChatRecall(joins="response_format" not in request.fields)
+    joins = request.codec.schema_of(request) is None
+    if request.codec is RESPONSES:
+        return ResponsesRecall(joins=joins, stateless=request.value("store") is False)
+    return MessagesRecall(joins=joins)
 
 
 def is_due(plan: Plan) -> bool:

@@ -143,7 +143,7 @@ def record_of(runtime: Runtime, progress: ExchangeProgress, *, ended: float) -> 
 def listened(runtime: Runtime, progress: ExchangeProgress) -> tuple[bytes, ...]:
     """The chain's hashes after each answer that was given, where they tell the conversation from others."""
     recognized = progress.plan.recognized
-    if progress.listener is None or recognized is None:
+    if progress.listener is None or recognized is None or not recognized.listens:
         return ()
     answers = [digest_of(message) for message in progress.listener.messages()]
     return runtime.planner.conversations.answered(recognized.thread, recognized.transcript, answers)

@@ -25,7 +25,8 @@ from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZE
 from proxy.telemetry.names import provider_name
 from proxy.upstream.client import StreamBroken
 from proxy.upstream.providers import own_headers
-from proxy.wire.codec import CHAT, ClientRequest, Codec
+from proxy.wire.codec import ClientRequest, Codec
+from proxy.wire.codecs import codec_of
 from proxy.wire.render import Form, forces_a_call, standing_body
 
 SUMMARIZER_SHARE = 0.85
@@ -72,7 +73,7 @@ class Replies(EffectHandler):
         if (seconds := self._seconds_left()) <= 0:
             return Failed("timeout")
         upstream = runtime.config.upstream(model)
-        codec = self.request.codec if model == self.request.model else CHAT
+        codec = self.request.codec if model == self.request.model else codec_of(f"/{upstream.endpoints[0]}")
         destination = by_weir(upstream, self.caller, path=codec.path, model=model)
         terms = SummarizerTerms(
             tenant=self.caller.tenant,

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
-from policies import ContextSettings, Mode
+from policies import ClientEdits, ContextSettings, Mode
 from proxy.access.destination import Caller, Destination
+from proxy.config.values import UpstreamSettings
 from proxy.effects.allowance import Patience
 from proxy.errors import InvalidRequest
-from proxy.exchange.replies import Replies, summarizer_input
+from proxy.exchange.held import NOTHING_HELD, HeldState
+from proxy.exchange.replies import Replies, provider_of, summarizer_input
 from proxy.models.facts import binds_reasoning
 from proxy.planning.values import PlanRequest
 from proxy.runtime import Runtime
@@ -24,8 +26,9 @@ from proxy.wire.client import (
     name_from,
     wants_no_editing,
 )
-from proxy.wire.codec import ClientRequest, without_field
+from proxy.wire.codec import CHAT, ClientRequest, without_field
 from proxy.wire.counting import TextCounter
+from proxy.wire.raw import read_value
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -34,11 +37,14 @@ Headers = Sequence[tuple[bytes, bytes]]
 class Request:
     """What is asked, of whom, and what is to be planned of it; ``asked`` is None for a request that is not managed.
 
-    ``replies`` answer what planning it asks for, and know what that has cost.
+    ``client`` is what came, ``chat`` the whole that it stands for, ``held`` the provider's part in it. ``replies``
+    answer what planning it asks for, and know what that has cost.
     """
 
+    client: ClientRequest
     chat: ClientRequest
     destination: Destination
+    held: HeldState
     asked: PlanRequest | None = None
     replies: Replies | None = None
 
@@ -78,19 +84,22 @@ def request_for(
     headers: Headers,
     request_id: str,
     trace: Trace,
+    held: HeldState,
 ) -> Request:
     """The request under its policy, with what planning it may ask for and cost."""
     caller = destination.caller
-    is_elsewhere = chat.codec.is_held_elsewhere(chat.fields)
-    if settings.mode is Mode.OFF or not chat.messages or is_elsewhere or wants_no_editing(chat.fields):
-        return Request(chat=chat, destination=destination)
+    client, chat = chat, chat if held is NOTHING_HELD else held.whole(chat)
+    is_spoken = chat.codec.name in destination.upstream.endpoints
+    managed = settings.mode is not Mode.OFF and chat.messages and is_spoken and not held.elsewhere
+    if not managed or wants_no_editing(chat.fields):
+        return Request(client=client, chat=client, destination=destination, held=held)
+    if chat.codec.is_aside(chat.fields) or _is_codex_compaction(headers):
+        settings = _aside(settings)
     if (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
         settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
-    edits = client_edits(chat.fields)
-    if edits is not None and destination.upstream.kind == "openai" and not settings.observes:
-        chat = without_field(chat, EDITS)
-    else:  # litellm translates it for a provider that may do it itself
-        edits = None
+    edits = _client_edits(chat, destination.upstream, observes=settings.observes)
+    if edits is not None and not edits.native:
+        client, chat = without_field(client, EDITS), without_field(chat, EDITS)
     counter = _counter(runtime, settings, chat.model)
     pruned, patience = set[str](), Patience(settings.summaries.wait)
     said = [header for header in headers if header[0].startswith(b"anthropic-")] or chat.codec.headers
@@ -123,7 +132,33 @@ def request_for(
         and (binds_reasoning(chat.model) or (destination.upstream.name, chat.model) in runtime.binding),
         id=request_id,
     )
-    return Request(chat=chat, destination=destination, asked=asked, replies=replies)
+    return Request(client=client, chat=chat, destination=destination, held=held, asked=asked, replies=replies)
+
+
+def _is_codex_compaction(headers: Headers) -> bool:
+    """Whether Codex has the model sum a conversation up, by a prompt of its own."""
+    said = next((value for name, value in headers if name == b"x-codex-turn-metadata"), None)
+    about = read_value(said) if said is not None else None
+    return isinstance(about, dict) and about.get("request_kind") == "compaction"
+
+
+@lru_cache(maxsize=64)
+def _aside(settings: ContextSettings) -> ContextSettings:
+    """The policy for a request that is no part of its conversation: known edits, and what it takes to fit."""
+    recall = replace(settings.recall, tool=False, auto=False)
+    return replace(settings, layers=(), compaction="off", recall=recall)
+
+
+def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: bool) -> ClientEdits | None:
+    """What the client asks to have taken out of its request, and whether the provider does it itself."""
+    edits = client_edits(chat.fields)
+    if edits is None or observes:
+        return None
+    if provider_of(upstream) in chat.codec.providers:
+        return replace(edits, native=True)
+    # Claude Code asks on every request to keep all thinking; litellm translates for providers that may do it themselves
+    asks_nothing = edits == ClientEdits() and chat.codec is not CHAT
+    return None if asks_nothing or upstream.kind != "openai" else edits
 
 
 def _counter(runtime: Runtime, settings: ContextSettings, model: str) -> TextCounter:

@@ -29,13 +29,14 @@ from proxy.errors import (
     UnsupportedEncoding,
     UpstreamUnreachable,
 )
+from proxy.exchange.held import NOTHING_HELD, held_by, record_answer
 from proxy.exchange.progress import ExchangeProgress, evicted_count
 from proxy.exchange.recall import Recalling
 from proxy.exchange.record import listened
 from proxy.exchange.request import Request, request_for, settings_for
 from proxy.exchange.send import Attempts, learn_from_answer, learn_from_error
 from proxy.exchange.tell import record_exchange
-from proxy.planning.values import Plan, PlanRequest, Recognized
+from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.rounds import Rounds, follow_whole
 from proxy.recall.streaming import Relaying
 from proxy.runtime import Runtime
@@ -45,7 +46,6 @@ from proxy.tap import Tap
 from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan, RequestContext
 from proxy.upstream.client import Answer, came_through
 from proxy.upstream.overflow import Kind, Verdict
-from proxy.wire.codec import CHAT as CHAT_CODEC
 from proxy.wire.codec import Codec
 from proxy.wire.codecs import codec_of
 
@@ -139,6 +139,7 @@ class ExchangeHandler:
             with runtime.admission.enter(caller) as stay:
                 limit = runtime.config.limits.body
                 body = await read_held(self.receive, progress.headers, limit=limit, hold=stay.hold)
+                progress.trace.root.since(progress.trace.root.started, "receive")
                 self.task = asyncio.current_task()
                 await while_connected(self.scope, self.receive, self._answer(body, caller))
         except ClientGone:
@@ -166,12 +167,10 @@ class ExchangeHandler:
 
     async def _answer(self, body: bytes, caller: Caller) -> None:
         progress, metrics = self.progress, self.runtime.telemetry.metrics
-        request = self.read(body, caller)
+        request = await self.read(body, caller)
         plan = await self.plan(request)
-        if plan.recognized is not None and plan.recognized.listens:
-            announces = self.runtime.planner.conversations.announces
-            ended = partial(self._announce, plan.recognized) if announces else None
-            progress.listener = self.send = Listener(self.send, ended, codec=self.codec)
+        if request.held.keeps or (plan.recognized is not None and plan.recognized.listens):
+            progress.listener = self.send = Listener(self.send, partial(self._announce, request), codec=self.codec)
         progress.ready = time.perf_counter()
         attempts, recalling = self.attempts_of(request)
         received, sent = await self._send(request, plan, attempts, recalling)
@@ -186,7 +185,7 @@ class ExchangeHandler:
         finally:
             metrics.streams -= is_stream
 
-    def read(self, body: bytes, caller: Caller) -> Request:
+    async def read(self, body: bytes, caller: Caller) -> Request:
         """The request, with the upstream that it goes to and the policy that it is under."""
         progress, runtime = self.progress, self.runtime
         progress.chat = chat = self.codec.parse(body)
@@ -197,6 +196,9 @@ class ExchangeHandler:
         if runtime.hooks:
             progress.turn = Turn(request=self.id, tenant=caller.tenant, model=progress.chat.model, policy=settings.name)
             runtime.hooks.turn_start(progress.turn)
+        held = NOTHING_HELD
+        if self.codec.link is not None:
+            held = await held_by(runtime, progress.chat, caller.tenant, settings)
         progress.request = request = request_for(
             runtime,
             progress.chat,
@@ -205,6 +207,7 @@ class ExchangeHandler:
             headers=progress.headers,
             request_id=self.id,
             trace=progress.trace,
+            held=held,
         )
         progress.chat = request.chat
         return request
@@ -216,12 +219,16 @@ class ExchangeHandler:
         if asked is None:
             return progress.plan
         with progress.trace.plan() as span:
+            asked.span = span
             recognized = await planner.recognize(asked)
             if recognized is not None:
                 degraded = recognized.degraded
                 progress.plan = Plan(body=request.chat.body, recognized=recognized, degraded=degraded)
             try:
-                progress.plan = plan = await planner.first(asked, recognized)
+                plan = await planner.first(asked, recognized)
+                if request.client is not asked.request:
+                    plan = await request.held.followed(planner, asked, request.client, plan)
+                progress.plan = plan
             except ContextLengthExceeded:
                 self._tell_overflow(Overflow(source="planned"))
                 raise
@@ -241,7 +248,7 @@ class ExchangeHandler:
             progress.trace,
             request.managed_by,
         )
-        if asked is None or not asked.settings.recall.tool or self.codec is not CHAT_CODEC:
+        if asked is None or not asked.settings.recall.tool:
             return attempts, None
         return attempts, Recalling(self.runtime, asked, attempts)
 
@@ -275,7 +282,8 @@ class ExchangeHandler:
             if (clamped := attempts.clamped(body, verdict)) is not None:
                 body = clamped
             elif (smaller := await self._smaller(asked, plan, recalling, attempt=attempts.retries + 1)) is not None:
-                body, plan = smaller.body, smaller
+                plan = replace(smaller, restarted=request.held.chain is not None)
+                body = plan.body
             else:
                 return received, body
             received.answer.close()
@@ -287,6 +295,7 @@ class ExchangeHandler:
     ) -> Plan | None:
         """The plan to try next, None if nothing smaller can be made."""
         with self.progress.trace.plan() as span:
+            asked.span = span
             smaller = await self.runtime.planner.harder(asked, plan, attempt=attempt)
             if smaller is None:
                 return None
@@ -307,13 +316,20 @@ class ExchangeHandler:
         recognized = replace(recognized, transcript=replace(recognized.transcript, binds=not asked.drops_unbound))
         return await self.runtime.planner.first(asked, recognized)
 
-    async def _announce(self, recognized: Recognized) -> None:
-        """Have other processes know the conversation by the answer that its client is about to have."""
-        answers = listened(self.runtime, self.progress)
-        if answers and not await self.runtime.planner.announce(
-            recognized, request=self.id, model=self.progress.model, answers=answers
+    async def _announce(self, request: Request) -> None:
+        """Have the answer known that its client is about to have, where a later request may be known by it."""
+        progress, runtime = self.progress, self.runtime
+        if request.held.keeps and progress.listener is not None and (progress.status or 0) < 400:
+            tenant, body = request.destination.caller.tenant, bytes(progress.listener.held)
+            await record_answer(runtime, request.held, request.client, progress.plan, tenant, body)
+        recognized = progress.plan.recognized
+        if recognized is None or not runtime.planner.conversations.announces:
+            return
+        answers = listened(runtime, progress)
+        if answers and not await runtime.planner.announce(
+            recognized, request=self.id, model=progress.model, answers=answers
         ):
-            self.progress.degraded.append("store")
+            progress.degraded.append("store")
 
     async def _recall(self, received: UpstreamResponse, rounds: Rounds, recalling: Recalling) -> None:
         """Relay an answer whose calls of the recall tool Weir answers itself."""
@@ -330,8 +346,8 @@ class ExchangeHandler:
 
         try:
             if received.chunks is None:
-                joins = "response_format" not in recalling.asked.request.fields
-                received = await follow_whole(received, rounds, ask, recalling.note_round, joins=joins)
+                received = await follow_whole(received, rounds, ask, recalling.note_round)
+                await recalling.keep(rounds, progress.plan)
             if received.chunks is not None:
                 relaying = Relaying(
                     rounds=rounds,
@@ -340,6 +356,7 @@ class ExchangeHandler:
                     headers=self._stream_headers,
                     explain=self._explain,
                     ended=recalling.note_round,
+                    whole=partial(recalling.keep, rounds, progress.plan),
                 )
                 result = await relaying.run(received)
                 if isinstance(result, Tap):

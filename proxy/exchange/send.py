@@ -90,6 +90,8 @@ class Attempts:
             compacted=plan.decision is not None and "compact" in plan.decision.applied and not observes,
         )
         self.called, self.received, self.first_chunk = time.perf_counter(), None, None
+        if self.room is not None and self.request.max_tokens is not None:
+            span.clamp(self.request.max_tokens, self.room)
         span.asked(body)
         context = span.propagation() if upstream.forward_trace else ()
         drop = DROPPED_WITH_CONTEXT if context or not upstream.forward_trace else DROPPED

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from policies import ContextSettings, Decision
@@ -131,11 +132,13 @@ def _tell_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
 def count(metrics: Metrics, record: ExchangeRecord) -> None:
     """Tell the metrics."""
     add, failed = metrics.add, "" if record.label == "ok" else record.label
+    trace = record.trace.trace_id if record.trace.recorded else None
     if record.call is not None:
         metrics.called(record.call)
     add(i.REQUESTS, record.label, record.settings.name)
-    metrics.served(method="POST", route=record.route, status=record.status, error=failed, seconds=record.duration)
-    metrics.record(i.OVERHEAD, record.overhead_ms / 1000, "true" if record.spent.seconds > 0 else "")
+    seconds, models = record.duration, "true" if record.spent.seconds > 0 else ""
+    metrics.served(method="POST", route=record.route, status=record.status, error=failed, seconds=seconds, trace=trace)
+    metrics.record(i.OVERHEAD, record.overhead_ms / 1000, models, trace=trace)
     if record.overflows:
         add(i.OVERFLOWS, value=record.overflows)
     if record.retries:
@@ -220,6 +223,7 @@ def end_trace(record: ExchangeRecord) -> None:
     if record.cache is not None:
         trace.cache(changed=record.cache.changed, is_cold=record.cache.is_cold, hit_ratio=record.cache.hit_ratio)
     _identify(record)
+    _note_refusal(record)
     if record.ending is not None:
         trace.ending(record.ending)
     for reason in record.degraded:
@@ -254,6 +258,24 @@ def _note_events(record: ExchangeRecord) -> None:
     for alert in record.checkup.opened if record.checkup is not None else ():
         kinds = {"alert": alert.kind, "level": alert.level, "category": alert.category}
         note("alert", **kinds, value=round(alert.value, 4), threshold=alert.limit)
+
+
+def _note_refusal(record: ExchangeRecord) -> None:
+    """What a request held that Weir refused, or for an observed one would have."""
+    tokens, limits, root = record.tokens, record.plan.limits, record.trace.root
+    if tokens is None or limits is None or not (record.refusal or record.plan.refused):
+        return
+    root.decide(
+        "refuse" if record.refusal else "observe",
+        before=tokens.before,
+        after=tokens.after,
+        limit=tokens.limit,
+        pressure=tokens.pressure.level,
+        zone=tokens.pressure.zone,
+        base=limits.budget.base(record.settings),
+    )
+    buckets = record.refusal.get("buckets")
+    root.buckets(buckets if isinstance(buckets, Mapping) else {})
 
 
 def _identify(record: ExchangeRecord) -> None:

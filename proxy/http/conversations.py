@@ -358,6 +358,7 @@ async def delete(asked: ManagementRequest) -> Deleted:
         raise NotFound(f"There is no conversation {row.name[:80]!r}.")
     asked.runtime.summarizer.forget(row.tenant)
     asked.runtime.planner.conversations.forget(row)
+    asked.runtime.answers.forget_all(row)
     asked.runtime.health.forget(row.tenant, row.id)
     return Deleted(deleted=True)
 

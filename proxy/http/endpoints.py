@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from proxy.access.admission import without_grants
 from proxy.access.destination import (
@@ -35,6 +36,7 @@ from proxy.access.destination import (
 )
 from proxy.config.values import Config, UpstreamSettings
 from proxy.errors import LoopDetected, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge
+from proxy.exchange.count import CountHandler
 from proxy.exchange.progress import CLIENT_CLOSED
 from proxy.exchange.replies import address_of, provider_of
 from proxy.exchange.run import ExchangeHandler
@@ -45,7 +47,8 @@ from proxy.store.records import StoreError
 from proxy.stream.receive import ClientGone, Receive, declared_length, read_held, read_part, while_connected
 from proxy.stream.relay import Send, StreamCut, relay_stream
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
-from proxy.telemetry import CONTENT_TYPE, CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
+from proxy.telemetry import CONTEXT_HEADERS, LOG_CONTEXT, NULL_SPAN, AnySpan, ModelCall, Trace
+from proxy.telemetry.exposition import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE
 from proxy.telemetry.metrics import REQUESTS
 from proxy.telemetry.names import OPERATIONS
 from proxy.upstream.client import Answer, StreamBroken, came_through
@@ -61,6 +64,7 @@ ROUTES = frozenset({*OPERATIONS, "/v1/models", "/v1/files", "/v1/batches", "/v1/
 OTHER_ROUTE = "/v1/{rest}"
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 RELAYED = (b"x-weir-actions", b"relayed")
+_ANSWER = re.compile(r"/+responses/+([^/]+)/*")
 
 
 @dataclass(slots=True)
@@ -105,6 +109,8 @@ class RelayedRequest:
         config = runtime.config
         self.caller = caller = runtime.admit(self.scope)
         admit(caller, route)
+        if self.scope["method"] == "DELETE" and (answer := _ANSWER.fullmatch(route.path)):
+            await runtime.answers.forget(caller.tenant, unquote(answer[1]))
         with runtime.admission.enter(caller) as stay:
             length = declared_length(headers)
             has_body = bool(length) or any(name == b"transfer-encoding" for name, _ in headers)
@@ -391,7 +397,8 @@ class Api:
 
     async def managed(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route) -> None:
         """Answer a request of a conversation."""
-        await ExchangeHandler(self._runtime, scope, receive, send, route).run()
+        handler = CountHandler if route.kind == "counted" else ExchangeHandler
+        await handler(self._runtime, scope, receive, send, route).run()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -404,7 +411,7 @@ class Api:
         if route is None:
             await respond_error(send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1."))
             return
-        if route.kind == "managed":
+        if route.kind in ("managed", "counted"):
             await self.managed(scope, receive, send, route)
             return
 
@@ -435,8 +442,9 @@ class HealthRoutes:
             await respond_error(send, error)
             return
         if scope["path"] == "/metrics":
-            page = await asyncio.to_thread(self._runtime.telemetry.metrics.render)
-            await respond(send, page, kind=CONTENT_TYPE.encode())
+            openmetrics = any(OPENMETRICS_TYPE in value for name, value in scope["headers"] if name == b"accept")
+            page = await asyncio.to_thread(self._runtime.telemetry.metrics.render, openmetrics=openmetrics)
+            await respond(send, page, kind=(OPENMETRICS if openmetrics else CONTENT_TYPE).encode())
         elif scope["path"] == "/healthz":
             await respond_json(send, {"status": "ok"})
         else:

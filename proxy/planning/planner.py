@@ -19,6 +19,7 @@ from policies import (
     ContextSettings,
     ConversationState,
     Decision,
+    Edit,
     EditKind,
     Effect,
     Elsewhere,
@@ -29,6 +30,7 @@ from policies import (
     Summarize,
     TokenBudget,
     plan,
+    standing,
     trim,
 )
 from policies.effects import BEFORE_MODEL, Compare, Save, StateSaved, Together
@@ -46,7 +48,7 @@ from proxy.recall.archive import by_likeness, elsewhere
 from proxy.store import Store
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
 from proxy.store.write_behind import WriteBehindQueue
-from proxy.telemetry import LOG_CONTEXT
+from proxy.telemetry import LOG_CONTEXT, NULL_SPAN, AnySpan
 from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.codec import rewritten, without_marks
 from proxy.wire.messages import breakpoint_for
@@ -88,8 +90,9 @@ class Planner:
 
     async def recognize(self, asked: PlanRequest) -> Recognized | None:
         """Whose request it is and what fits; None where that failed, which is logged."""
-        degraded = ["store"] if self.settler.failing else []
+        degraded, span = ["store"] if self.settler.failing else [], asked.span
         try:
+            at = span.now()
             read = await self.transcripts.read(
                 asked.request,
                 tenant=asked.tenant,
@@ -98,7 +101,7 @@ class Planner:
                 image_tokens=asked.settings.image_tokens,
                 binds=asked.binds and not asked.drops_unbound,
             )
-            transcript = read.transcript
+            transcript, at = read.transcript, span.since(at, "read")
             try:
                 match = await self.conversations.recognise(
                     asked.tenant, transcript.chain, transcript.messages, name=asked.name, resumes=asked.resumes
@@ -107,7 +110,7 @@ class Planner:
                 log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
                 degraded.append("store")
                 match = self.conversations.begin(asked.tenant, transcript.chain, name=asked.name)
-            thread = match.thread
+            thread, at = match.thread, span.since(at, "recognise")
             if asked.is_refused_state(thread, transcript):
                 degraded.append("resume")
             if (about := LOG_CONTEXT.get()) is not None:
@@ -115,11 +118,13 @@ class Planner:
             again, trend = asked_again(thread.evicted, transcript, match.length), thread.trend
             for _, call in again:
                 del thread.evicted[call]
+            limits = await asked.limits()
+            span.since(at, "limits")
             return Recognized(
                 transcript=transcript,
                 thread=thread,
                 length=match.length,
-                limits=await asked.limits(),
+                limits=limits,
                 trend=trend,
                 marked=read.marked,
                 has_media=read.has_media,
@@ -132,6 +137,28 @@ class Planner:
         except Exception:
             log.exception("planning failed; the request goes on without it")
             return None
+
+    async def replayed(self, asked: PlanRequest) -> tuple[bytes, int]:
+        """The request with the edits that are known of its conversation and no others, and its calibrated tokens.
+
+        Nothing is stored, and no model is asked. Raises StoreError.
+        """
+        request, settings, budget = asked.request, asked.settings, (await asked.limits()).budget
+        read = await self.transcripts.read(
+            request,
+            tenant=asked.tenant,
+            model=request.model,
+            counter=asked.counter,
+            image_tokens=settings.image_tokens,
+        )
+        transcript = read.transcript
+        match = await self.conversations.find(asked.tenant, transcript.chain, transcript.messages)
+        known = ConversationState() if match is None or settings.observes else match.thread.known_at(match.length)
+        draft = standing(transcript, known)
+        same = not read.marked and not draft.changed
+        raws = None if same else render(draft.pieces, request.messages or (), read.marked, codec=request.codec)
+        pruned = tuple(definition.name for definition in draft.pruned)
+        return rewritten(request, messages=raws, pruned=pruned), budget.estimate(draft.tokens)
 
     async def first(self, asked: PlanRequest, recognized: Recognized | None) -> Plan:
         """The plan of a request as it came.
@@ -158,7 +185,7 @@ class Planner:
         except Exception:
             log.exception("planning failed; the request goes on without it")
             decided, degraded = _trimmed(asked, recognized), (*degraded, "plan")
-        if not await self.announce(recognized, request=asked.id, model=asked.request.model):
+        if not await self.announce(recognized, request=asked.id, model=asked.request.model, span=asked.span):
             degraded = (*degraded, "store")
         plan = Plan(body=b"", recognized=recognized, refused=refused, degraded=degraded)
         return self._written(asked, recognized, plan, decided)
@@ -194,9 +221,18 @@ class Planner:
         return self._written(asked, recognized, before, decided)
 
     async def announce(
-        self, recognized: Recognized, *, request: str, model: str, answers: Sequence[bytes] = ()
+        self,
+        recognized: Recognized,
+        *,
+        request: str,
+        model: str,
+        answers: Sequence[bytes] = (),
+        span: AnySpan = NULL_SPAN,
     ) -> bool:
         """Have other processes know a request, or the answers to it, before its client goes on; whether they do."""
+        if not self.conversations.announces:
+            return True
+        at = span.now()
         try:
             await self.conversations.announce(
                 recognized.thread, recognized.transcript, request=request, model=model, answers=answers
@@ -204,6 +240,8 @@ class Planner:
         except StoreError as error:
             log.error("another process may not know this conversation's next request: %s", error)
             return False
+        finally:
+            span.since(at, "store")
         return True
 
     async def _elsewhere(self, asked: PlanRequest, recognized: Recognized) -> tuple[Elsewhere, ...]:
@@ -213,7 +251,7 @@ class Planner:
         """
         thread, transcript = recognized.thread, recognized.transcript
         current, model = last_user(transcript.messages), asked.settings.recall.embeddings
-        if not asked.settings.recall.auto or not thread.known.triggered or current is None:
+        if not asked.settings.recall.auto or current is None:
             return ()
         if current - transcript.head < recognized.length or (asked.name is None and model is None):
             return ()
@@ -245,9 +283,12 @@ class Planner:
     ) -> _Decided | None:
         """The decision on a request, carried out as far as the store is concerned; None where there is none."""
         thread, observed, budget = recognized.thread, asked.settings.observes, recognized.limits.budget
-        if thread.known.triggered and not thread.has_notes:
+        span, beside = asked.span, tuple[Elsewhere, ...]()
+        if thread.known.triggered:
+            at = span.now()
             await self._take_notes(thread)
-        beside = await self._elsewhere(asked, recognized) if ceiling is None else ()
+            beside = await self._elsewhere(asked, recognized) if ceiling is None else ()
+            span.since(at, "store")
         if asked.settings.summarizer == "same" and any(
             e.kind is EditKind.PRUNE_TOOLS for e in thread.known.edits.values()
         ):
@@ -267,22 +308,26 @@ class Planner:
             elsewhere=beside,
             edits=asked.edits,
             unbinds=asked.unbinds,
+            announce=span.lap,
         )
         last: _Decided | None = None
         for _ in range(MAX_REPLANS):
             known = recognized.known(observed=observed)
             flow = planning(known=known, at=self.clock())
+            span.begin()
             effect = step(flow)
             if isinstance(effect, Returned):
                 thread.trend = effect.value.trend
                 return _Decided(effect.value)
+            at = span.now()
             async with thread.lock, _Turn(self.store, thread) as turn:
+                span.since(at, "wait", "lock")
                 decided = thread.ledger(observed=observed).edits is not known.edits
                 if decided or thread.branch.version != known.version:
                     continue  # another request of this conversation has just decided, or its state was saved
                 ask = _unpaid(asked.ask) if observed else partial(self._answer, asked, recognized, known, turn)
                 try:
-                    decision = await drive(flow, effect, ask)
+                    decision = await drive(flow, effect, ask, span)
                 except _DoneMeanwhile:
                     continue
                 thread.trend, last = decision.trend, _Decided(decision, prepared=known.prepared is not None)
@@ -313,15 +358,19 @@ class Planner:
             return await asked.ask(effect)
         thread = recognized.thread
         if effect.reason == BEFORE_MODEL:
+            at = asked.span.now()
             if thread.preparing is not None:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(thread.preparing.wait(), asked.patience.left())
             await turn.take(asked.patience.left())
+            asked.span.since(at, "wait", "summary")
             if thread.known.prepared is not known.prepared or thread.known.edits is not known.edits:
                 raise _DoneMeanwhile
         if not asked.settings.checkpoints.enabled:
             return Failed("off")
+        at = asked.span.now()
         version = await self.save(recognized, effect, keep=asked.settings.checkpoints.keep, request=asked.id)
+        asked.span.since(at, "store")
         return Failed("store") if version is None else StateSaved(version)
 
     async def save(self, recognized: Recognized, effect: Save, *, keep: int, request: str = "") -> int | None:
@@ -362,33 +411,45 @@ class Planner:
     ) -> _Decided | None:
         """Store a batch of edits before it is forwarded, planned with what was ``known``; None if another process was
         first."""
-        thread = recognized.thread
+        at = asked.span.now()
         change = replace(
             change_of(asked, recognized, decided.decision, decided.evictions, self.clock()), prepared=known.prepared
         )
-        if self.settler.failing:
-            return self._keep(thread, change, decided)
-        try:
-            version = await self.store.commit(change)
-        except StaleVersion as stale:
-            if stale.current < change.expected:
-                await self.conversations.restate(thread)
-            else:
-                await self.conversations.reload(thread)
+        stored = await self._store(recognized.thread, change)
+        asked.span.since(at, "store")
+        if stored is None:
             return None
-        except StoreError as error:
-            log.error("a batch of edits could not be stored, it holds in memory: %s", error)
-            return self._keep(thread, change, decided)
-        if change.checkpoint is not None:
+        if stored and change.checkpoint is not None:
             self.saved("batch")
-        thread.apply(change, version)
-        return decided
+        return decided if stored else decided._replace(degraded=("store",))
 
-    def _keep(self, thread: Thread, change: Change, decided: _Decided) -> _Decided:
-        """Have a change hold in memory that cannot be stored now."""
+    async def _store(self, thread: Thread, change: Change) -> bool | None:
+        """Have a change hold from now on: stored, or (False) in memory only; None if another process was first."""
+        if not self.settler.failing:
+            try:
+                thread.apply(change, await self.store.commit(change))
+            except StaleVersion as stale:
+                if stale.current < change.expected:
+                    await self.conversations.restate(thread)
+                else:
+                    await self.conversations.reload(thread)
+                return None
+            except StoreError as error:
+                log.error("a batch of edits could not be stored, it holds in memory: %s", error)
+            else:
+                return True
         self.settler.keep(change)
         thread.apply(change, change.expected + 1)
-        return decided._replace(degraded=("store",))
+        return False
+
+    async def remember(self, recognized: Recognized, edit: Edit, *, request: str) -> None:
+        """Have the next request of a conversation know an edit that its answer has made."""
+        thread = recognized.thread
+        async with thread.lock:
+            for _ in range(MAX_REPLANS):
+                change = replace(empty_change(recognized, self.clock()), edits=(edit,), request=request)
+                if await self._store(thread, change) is not None:
+                    return
 
     def _written(self, asked: PlanRequest, recognized: Recognized, before: Plan, decided: _Decided | None) -> Plan:
         """The plan with its body: the client's own bytes, unless there is something to change."""
@@ -419,10 +480,13 @@ class Planner:
         marker = {} if observes else breakpoint_for(asked.settings.cache_breakpoint, request.body)
         marked = partial(rewritten, request, head=transcript.head, marker=marker)
         if pieces is not None and decision is not None:
+            at = asked.span.now()
             same = not by_weir and _is_as_it_came(pieces, len(transcript.messages))
             role = asked.settings.summaries.role
             messages = None if same else render(pieces, request.messages, by_weir, role=role, codec=request.codec)
-            return marked(messages=messages, pruned=decision.pruned), decision.raw_after
+            body = marked(messages=messages, pruned=decision.pruned)
+            asked.span.since(at, "render")
+            return body, decision.raw_after
         if by_weir:
             bare = [request.codec.unmarked(raw) if i in by_weir else raw for i, raw in enumerate(request.messages)]
             return marked(messages=bare, pruned=()), sent
@@ -509,4 +573,6 @@ def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:
 
 def _is_as_it_came(pieces: Sequence[PlannedMessage], length: int) -> bool:
     """Whether an array is the client's own, so that only its tools are to be changed."""
-    return len(pieces) == length and all(p.index == i and p.kind is None for i, p in enumerate(pieces))
+    return len(pieces) == length and all(
+        p.index == i and p.kind is None and p.rounds is None for i, p in enumerate(pieces)
+    )

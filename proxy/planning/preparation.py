@@ -99,6 +99,11 @@ class Preparation:
         if self._background.has_room:
             self._start(branch, work)
 
+    @property
+    def waiting(self) -> int:
+        """Conversations that are being looked at after an answer, or wait for that."""
+        return len(self._background) + len(self._waiting)
+
     async def close(self) -> None:
         """Stop what is under way and forget what waits."""
         self._waiting.clear()

@@ -11,7 +11,7 @@ from proxy.effects.allowance import Patience, Spent
 from proxy.effects.perform import Ask
 from proxy.models.limits import ModelLimits
 from proxy.store.records import Branch, EvictionRow
-from proxy.telemetry import Trace
+from proxy.telemetry import NULL_SPAN, AnySpan, Trace
 from proxy.wire.codec import ClientRequest
 from proxy.wire.counting import TextCounter
 
@@ -45,8 +45,8 @@ class PlanRequest:
     ``ask`` answers while the request waits, ``ask_later`` after it was answered, ``ask_about`` where a summary of it is
     evaluated; ``patience`` is how long it may wait for models; ``pruned`` are the tools that the conversation's
     requests go without, for questions in place; ``edits`` is what the client asks to have taken out of it, ``id`` the
-    request's. ``binds`` says that the model signs what it thinks for what stands before it, ``unbinds`` that no such
-    thinking is valid any more.
+    request's, ``span`` that of the plan that is being made. ``binds`` says that the model signs what it thinks for what
+    stands before it, ``unbinds`` that no such thinking is valid any more.
     """
 
     request: ClientRequest
@@ -67,6 +67,7 @@ class PlanRequest:
     binds: bool = False
     unbinds: bool = False
     id: str = ""
+    span: AnySpan = NULL_SPAN
 
     @property
     def drops_unbound(self) -> bool:
@@ -140,6 +141,7 @@ class Plan:
         refused: why an observed request would have been refused.
         degraded: what was done with less than there should be, and why.
         betas: features of Anthropic's that the body needs beyond those that the client names.
+        restarted: whether it begins anew what the provider holds.
     """
 
     body: bytes
@@ -151,6 +153,7 @@ class Plan:
     refused: str | None = None
     degraded: Sequence[str] = ()
     betas: tuple[bytes, ...] = ()
+    restarted: bool = False
 
     @property
     def branch(self) -> Branch | None:

@@ -9,8 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from policies import Cut, Edit, EditKind, Elsewhere, PlannedMessage, Transcript
+from policies import Cut, Edit, Elsewhere, PlannedMessage, Transcript
 from policies.effects import Alike, Compare, Embed, Vectors
+from policies.ledger import ADDING
 from policies.messages import Body
 from proxy.effects.perform import Ask
 from proxy.recall.answering import Hit, Past, Term, passages, rank, terms_of
@@ -52,7 +53,6 @@ MAX_STORED = 50
 MAX_COMPARED = 50
 COMPARED_CHARS = 4  # for each token of a passage
 COMPARED_TOKENS = 400
-AS_IT_CAME = frozenset({EditKind.RECALL, EditKind.PIN})
 MAX_ARGUMENTS_LEN = 80
 
 
@@ -113,7 +113,7 @@ class Archive:
         """The indices of the messages that are not forwarded as they came."""
         if self.pieces is None:
             return iter(())
-        intact = {p.index for p in self.pieces if p.text is None or p.kind in AS_IT_CAME}
+        intact = {p.index for p in self.pieces if p.text is None or p.kind in ADDING}
         head = self.transcript.head
         return (i for i in range(head, len(self.transcript.messages)) if i not in intact)
 

@@ -18,9 +18,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-import msgspec
-
-from policies import TokenCounter
+from policies import Edit, EditKind, TokenCounter, Transcript
+from policies.ledger import occurrence_of_round
 from proxy.recall.answering import (
     LAST,
     REFUSED,
@@ -32,13 +31,15 @@ from proxy.recall.answering import (
     tell_problem,
 )
 from proxy.recall.archive import Archive, SearchResult
-from proxy.recall.tool import Offer, RecallCall, RecallTurn, turn_of, with_more_messages, without_calls
+from proxy.recall.surface import RecallSurface, decoded
+from proxy.recall.tool import Offer, RecallCall, RecallTurn, with_more_messages
 from proxy.store.records import StoreError
 from proxy.stream.relay import UpstreamResponse
 from proxy.tap import Tap, read_completion
 from proxy.upstream.overflow import Verdict
-from proxy.wire.counting import count_message
+from proxy.wire.messages import digest_of
 from proxy.wire.raw import write_value
+from proxy.wire.rounds import HiddenRound, write_rounds
 
 SHARES = (1.0, 0.5, 0.0)
 NOT_OURS = frozenset({401, 402, 403, 408, 409, 425, 429})
@@ -68,8 +69,11 @@ class Rounds:
         most: rounds that are answered, ``max_tokens`` the most tokens of one answer.
         number: rounds so far; ``over`` once the tool is offered no more.
         recalled: what was answered.
+        shown: the elements of the answer that the client has, ``hidden`` the rounds in it that go up again with it.
+        whole: whether the client is about to have all of it.
     """
 
+    surface: RecallSurface
     offer: Offer
     archive: Archive
     counter: TokenCounter
@@ -82,6 +86,10 @@ class Rounds:
     number: int = 0
     over: bool = False
     recalled: list[Recalled] = field(default_factory=list)
+    shown: list[Mapping[str, Any]] = field(default_factory=list)
+    hidden: list[HiddenRound] = field(default_factory=list)
+    whole: bool = False
+    _hidden_tokens: int = 0
     _sent: list[bytes] = field(default_factory=list)
     _turn: RecallTurn | None = None
     _found: list[SearchResult | Past | None] = field(default_factory=list)
@@ -113,6 +121,32 @@ class Rounds:
         self._keep()
         self.over = True
 
+    def end(self, shown: Sequence[Mapping[str, Any]]) -> None:
+        """The answer is whole: this is what the client has of all rounds."""
+        self.finish()
+        self.shown, self.whole = [*shown], True
+
+    def forget(self) -> None:
+        """The answer is not made behind what was recalled."""
+        self.hidden.clear()
+
+    def edit(self, transcript: Transcript) -> Edit | None:
+        """What has the hidden rounds go up again with the answer; None where nothing was hidden, or it goes on."""
+        last = transcript.messages[-1] if transcript.messages else None
+        if not self.whole or not self.hidden or last is None or last.role == "assistant":
+            return None
+        digest = digest_of(self.surface.codec.view(self.surface.segment(self.shown)))
+        nth = sum(message.digest == digest for message in transcript.messages)
+        return Edit(
+            digest=digest,
+            occurrence=occurrence_of_round(nth),
+            kind=EditKind.ROUND,
+            text=write_rounds(self.hidden, len(self.shown)),
+            ref=digest.hex()[:12],
+            tokens=self._hidden_tokens,
+            length=len(transcript.chain),
+        )
+
     async def _look(self, call: RecallCall) -> SearchResult | Past | None:
         if call.problem or self.number > self.most:
             return None
@@ -124,10 +158,10 @@ class Rounds:
     async def _ask(self) -> bytes:
         assert self._turn is not None  # noqa: S101 - set by after()
         self._told = await asyncio.to_thread(self._tell, self._turn)
-        return with_more_messages(self.body, [*self._sent, *self._messages()])
+        return with_more_messages(self.body, [*self._sent, *self._messages()], self.surface.codec.array)
 
     def _tell(self, turn: RecallTurn) -> list[RecallAnswer]:
-        overhead = count_message(turn.message, self.counter, model=self.model)
+        overhead = self.surface.overhead(turn, self.counter, model=self.model)
         room = int(min(self.room - overhead, self.max_tokens * len(turn.calls)) * SHARES[self._share])
         told: list[RecallAnswer] = []
         for number, (call, found) in enumerate(zip(turn.calls, self._found, strict=True)):
@@ -155,11 +189,7 @@ class Rounds:
 
     def _messages(self) -> list[bytes]:
         assert self._turn is not None  # noqa: S101 - the caller has set it
-        answers = (
-            {"role": "tool", "tool_call_id": call.id, "content": told.text}
-            for call, told in zip(self._turn.calls, self._told, strict=True)
-        )
-        return [write_value(dict(self._turn.message)), *(write_value(each) for each in answers)]
+        return [write_value(each) for each in self.surface.sent(self._turn, [told.text for told in self._told])]
 
     def _keep(self) -> None:
         """What the last round sent is part of every further one."""
@@ -167,13 +197,24 @@ class Rounds:
             return
         messages = self._messages()
         self._sent += messages
-        overhead = count_message(self._turn.message, self.counter, model=self.model)
-        self.room -= overhead + sum(told.tokens + 4 for told in self._told)
+        overhead = self.surface.overhead(self._turn, self.counter, model=self.model)
+        answered = sum(told.tokens + 4 for told in self._told)
+        self.room -= overhead + answered
+        if self.surface.restores:
+            self._hide(self._turn, answered)
         self.recalled += (
             Recalled(self.number, _hash(call), told.hits, told.tokens)
             for call, told in zip(self._turn.calls, self._told, strict=True)
         )
         self._turn = None
+
+    def _hide(self, turn: RecallTurn, answered: int) -> None:
+        self.shown += turn.shown
+        said = sum(not self.surface.is_thought(element) for element in self.shown)
+        outputs = self.surface.outputs(turn, [told.text for told in self._told])
+        self.hidden.append(HiddenRound(len(self.shown), said, turn.hidden, outputs))
+        calls = replace(turn, shown=())
+        self._hidden_tokens += answered + self.surface.overhead(calls, self.counter, model=self.model)
 
 
 def _hash(call: RecallCall) -> str:
@@ -193,85 +234,39 @@ async def next_answer(rounds: Rounds, turn: RecallTurn, ask: AskAgain) -> Upstre
     if 400 <= received.answer.status < 500 and received.answer.status not in NOT_OURS:
         received.answer.close()
         rounds.finish()
+        rounds.forget()
         received, _ = await ask(rounds.plain)
     return received
 
 
-def added_up(usage: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The usage object of the last round with the completions of those ``before`` it: prompt of one, words of all."""
-    result = dict(usage)
-    result["completion_tokens"] = _sum("completion_tokens", (*before, usage))
-    details = [d for each in (*before, usage) if isinstance(d := each.get("completion_tokens_details"), dict)]
-    if details:
-        names = dict.fromkeys(name for each in details for name in each)
-        summed = {n: _sum(n, details) for n in names if any(isinstance(each.get(n), int) for each in details)}
-        result["completion_tokens_details"] = {**details[-1], **summed}
-    result["total_tokens"] = _sum("prompt_tokens", (usage,)) + result["completion_tokens"]
-    return result
-
-
-def _sum(name: str, values: Sequence[Mapping[str, Any]]) -> int:
-    return sum(value for each in values if isinstance(value := each.get(name), int))
-
-
-JOINED = ("content", "reasoning_content", "reasoning")
-
-
-async def follow_whole(
-    received: UpstreamResponse, rounds: Rounds, ask: AskAgain, ended: Ended, *, joins: bool = True
-) -> UpstreamResponse:
-    """The answer to relay once the model has what it recalled; the same one where it recalled nothing.
-
-    ``joins`` puts what the model said before its calls in front of what it says in the end.
-    """
-    before: list[Mapping[str, Any]] = []
+async def follow_whole(received: UpstreamResponse, rounds: Rounds, ask: AskAgain, ended: Ended) -> UpstreamResponse:
+    """The answer to relay once the model has what it recalled; the same one where it recalled nothing."""
+    surface, name = rounds.surface, rounds.offer.name
+    before, turns = list[Mapping[str, Any]](), list[RecallTurn]()
     turn = None
-    while (value := _completion(received, rounds.offer.name)) is not None:
-        message = value["choices"][0]["message"]
-        turn = turn_of(message, rounds.offer.name)
+    while (value := _answer(received, surface, name)) is not None:
+        turn = surface.turn(value, name)
         if turn is None or not rounds.may_go_on:
             break
         before.append(value)
+        turns.append(turn)
         received.answer.close()
         ended(received, received.seen)
         received = await next_answer(rounds, turn, ask)
     rounds.finish()
-    value = _completion(received, "")
+    value = _answer(received, surface, "")
     if value is None or not (before or turn):
         return received
-    written = write_value(_final(value, before, rounds.offer.name, joins=joins))
-    return replace(received, body=written, seen=read_completion(written), rewritten=True)
+    final = surface.final([*before, value], turns, name)
+    rounds.end(surface.elements(final))
+    written = write_value(final)
+    seen = read_completion(written, surface.codec)
+    return replace(received, body=written, seen=seen, rewritten=True)
 
 
-def _completion(received: UpstreamResponse, name: str) -> dict[str, Any] | None:
-    """A completion that has ``name`` in it; None for anything else."""
+def _answer(received: UpstreamResponse, surface: RecallSurface, name: str) -> dict[str, Any] | None:
+    """A whole answer that has ``name`` in it; None for anything else."""
     body = received.body
     if body is None or received.answer.status >= 400 or not received.answer.ended or name.encode() not in body:
         return None
-    try:
-        value = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
-        return None
-    choices = value.get("choices") if isinstance(value, dict) else None
-    first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
-    return value if isinstance(first, dict) and isinstance(first.get("message"), dict) else None
-
-
-def _final(value: dict[str, Any], before: list[Mapping[str, Any]], name: str, *, joins: bool) -> dict[str, Any]:
-    """The last completion as the client sees it: without calls of the tool, with the words and tokens of all rounds."""
-    choice = dict(value["choices"][0])
-    said = dict(choice["message"])
-    message = without_calls(said, name)
-    if "tool_calls" in said and "tool_calls" not in message and choice.get("finish_reason") == "tool_calls":
-        choice["finish_reason"] = "stop"
-        message["content"] = message.get("content") or ""
-    for key in JOINED if joins else ():
-        earlier = [each["choices"][0]["message"].get(key) for each in before]
-        texts = [text for text in (*earlier, message.get(key)) if isinstance(text, str) and text.strip()]
-        if len(texts) > 1 or (texts and not message.get(key)):
-            message[key] = "\n\n".join(texts)
-    final = {**value, "choices": [{**choice, "message": message}]}
-    usages = [each["usage"] for each in before if isinstance(each.get("usage"), dict)]
-    if usages and isinstance(value.get("usage"), dict):
-        final["usage"] = added_up(value["usage"], usages)
-    return final
+    return surface.answer(decoded(body))

@@ -12,7 +12,7 @@ import msgspec
 
 from policies import ContextSettings, TokenCounter
 from policies.tokens import TEXT_OF
-from proxy.wire.codec import ClientRequest, tool_definitions
+from proxy.wire.codec import CHAT, ClientRequest, Codec, tool_definitions
 from proxy.wire.counting import count_tools
 from proxy.wire.raw import Raw, read_value, replace_fields, split_array, split_object, write_value
 
@@ -32,26 +32,18 @@ class Offer:
     tokens: int
 
 
-def definition_of(name: str) -> dict[str, object]:
-    """The tool's definition in OpenAI's form."""
+def definition_of(name: str, codec: Codec = CHAT) -> dict[str, object]:
+    """The tool's definition in the form of an endpoint."""
     arguments = {
         "query": {"type": "string", "description": "words or identifiers"},
         "ref": {"type": "string"},
         "cursor": {"type": "integer"},
     }
-    return {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": DESCRIPTION,
-            "parameters": {"type": "object", "properties": arguments},
-        },
-    }
+    return codec.function(name, DESCRIPTION, {"type": "object", "properties": arguments})
 
 
-def definition_tokens(name: str, counter: TokenCounter, *, model: str, alone: bool) -> int:
+def definition_tokens(definition: Mapping[str, object], counter: TokenCounter, *, model: str, alone: bool) -> int:
     """Uncalibrated tokens that the definition adds to a request; ``alone`` where that has no other tool."""
-    definition = definition_of(name)
     one = count_tools([definition], None, None, counter, model=model)
     return one if alone else count_tools([definition, definition], None, None, counter, model=model) - one
 
@@ -70,12 +62,12 @@ def offer_for(request: ClientRequest, settings: ContextSettings, counter: TokenC
     own = _own_tools(request)
     if own is None or len(own) >= MAX_TOOLS or (several is not None and several != 1):
         return None
-    if not own and choice not in (None, "auto"):
+    if not own and (choice.get("type") if isinstance(choice, dict) else choice) not in (None, "auto"):
         return None
     if own and recall.name in tool_definitions(request):
         return None
-    definition = definition_of(recall.name)
-    tokens = definition_tokens(recall.name, counter, model=request.model, alone=not own)
+    definition = definition_of(recall.name, request.codec)
+    tokens = definition_tokens(definition, counter, model=request.model, alone=not own)
     return Offer(recall.name, write_value(definition), tokens)
 
 
@@ -87,11 +79,11 @@ def with_tool(body: bytes, definition: bytes) -> bytes:
     return replace_fields(body, fields, {"tools": _appended(raw, own, (definition,))})
 
 
-def with_more_messages(body: bytes, messages: Sequence[bytes]) -> bytes:
-    """``body`` with more messages behind its own, everything else byte for byte."""
+def with_more_messages(body: bytes, messages: Sequence[bytes], array: str = CHAT.array) -> bytes:
+    """``body`` with more messages behind its own in ``array``, everything else byte for byte."""
     fields = split_object(body)
-    raw = fields["messages"]
-    return replace_fields(body, fields, {"messages": _appended(raw, split_array(raw), messages)})
+    raw = fields[array]
+    return replace_fields(body, fields, {array: _appended(raw, split_array(raw), messages)})
 
 
 def _appended(raw: Raw | None, own: Sequence[Raw] | None, more: Sequence[bytes]) -> bytes:
@@ -109,8 +101,6 @@ def _own_tools(request: ClientRequest) -> Sequence[Raw] | None:
 
 
 MAX_QUERY_LEN = 2_000
-ECHOED = ("id", "type", "function", "extra_content", "provider_specific_fields")
-NOT_SENT_BACK = frozenset({"tool_calls", "function_call", "role", "content"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,58 +116,21 @@ class RecallCall:
 
 @dataclass(frozen=True, slots=True)
 class RecallTurn:
-    """An assistant message with calls of the recall tool: the message as it goes back upstream, and those calls.
+    """An answer with calls of the recall tool, as far as it goes back upstream, and those calls.
 
-    ``text`` is what it says to the client besides; ``own`` says whether it calls the client's tools too.
+    ``shown`` is what the client has got of it, ``hidden`` the rest with the calls in it; of a chat all is hidden, since
+    nothing of it is put back later.
     """
 
-    message: Mapping[str, Any]
     calls: tuple[RecallCall, ...]
-    text: str = ""
-    own: bool = False
+    hidden: tuple[Mapping[str, Any], ...]
+    shown: tuple[Mapping[str, Any], ...] = ()
 
 
-def name_of(call: object) -> str:
-    """The name of the function that a tool call is for; empty where it does not say."""
-    inner = call.get("function") if isinstance(call, Mapping) else None
-    name = inner.get("name") if isinstance(inner, Mapping) else None
-    return name if isinstance(name, str) else ""
-
-
-def turn_of(message: Mapping[str, Any], name: str) -> RecallTurn | None:
-    """The turn that an assistant message makes; None if it does not call the tool of this name.
-
-    Only the calls of that tool go back: the model asks for the client's tools anew once it has read the answer. What
-    providers want back with a call (thinking, signatures) goes with it.
-    """
-    listed = message.get("tool_calls")
-    calls: Sequence[object] = listed if isinstance(listed, list) else ()
-    mine = [call for call in calls if isinstance(call, Mapping) and name_of(call) == name]
-    if not mine:
-        return None
-    content = message.get("content")
-    kept = {k: v for k, v in message.items() if k not in NOT_SENT_BACK and v not in (None, "", [], {})}
-    echoed = [{k: call[k] for k in ECHOED if call.get(k) is not None} for call in mine]
-    for number, call in enumerate(echoed):
-        if not isinstance(call.get("id"), str) or not call["id"]:
-            call["id"] = f"call_recall_{number}"
-        call.setdefault("type", "function")
-        call["function"] = dict(call["function"])
-        if not isinstance(call["function"].get("arguments"), str):
-            call["function"]["arguments"] = write_value(call["function"].get("arguments") or {}).decode()
-    return RecallTurn(
-        message={"role": "assistant", "content": content, **kept, "tool_calls": echoed},
-        calls=tuple(_read_call(call) for call in echoed),
-        text=content if isinstance(content, str) else "",
-        own=len(mine) < len(calls),
-    )
-
-
-def _read_call(call: Mapping[str, Any]) -> RecallCall:
+def read_call(identity: str, arguments: str) -> RecallCall:
     """What one call asks for. Models send numbers as text, refs with ``.txt`` and nothing where they mean nothing."""
-    identity = str(call.get("id", ""))
     try:
-        given = msgspec.json.decode(call["function"]["arguments"] or "{}")
+        given = msgspec.json.decode(arguments or "{}")
     except (ValueError, RecursionError):
         return RecallCall(identity, problem="The arguments are not JSON.")
     if not isinstance(given, dict):
@@ -194,10 +147,3 @@ def _cursor(given: object) -> int:
     if isinstance(given, str) and given.strip().isascii() and given.strip().isdigit():
         given = int(given.strip()[:15])
     return given if isinstance(given, int) and 0 < given < 1 << 53 else 0
-
-
-def without_calls(message: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An assistant message without its calls of the tool of this name."""
-    calls = [call for call in message.get("tool_calls") or () if name_of(call) != name]
-    kept = {k: v for k, v in message.items() if k != "tool_calls"}
-    return {**kept, "tool_calls": calls} if calls else kept

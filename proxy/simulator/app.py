@@ -33,8 +33,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from proxy.simulator.delivery import FAULT_HEADER, deliver
 from proxy.simulator.dialects import SimulatedChat
 from proxy.simulator.messages import SimulatedMessages
-from proxy.simulator.model import Model, Sender, SimulatorSettings, Surface
+from proxy.simulator.model import Model, SimulatorSettings, Surface, sender_of
 from proxy.simulator.responses import SimulatedCompaction, SimulatedResponses
+from proxy.simulator.stored import stored_routes
 from proxy.simulator.window import Count, Dialect, Request, missing_problem, problem_body
 
 OWN_ROUTES = "/sim/"
@@ -258,7 +259,7 @@ class _Answering:
         delivery, noted = self._simulator.model.exchange(
             self._surface,
             await request.body(),
-            sender=_sender_of(request),
+            sender=sender_of(request.headers),
             header=request.headers.get(FAULT_HEADER),
         )
         for name in noted.__slots__:
@@ -271,15 +272,8 @@ class _Counting(_Answering):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = HTTPRequest(scope, receive, send)
-        counted = self._simulator.model.measure(self._surface, await request.body(), sender=_sender_of(request))
+        counted = self._simulator.model.measure(self._surface, await request.body(), sender=sender_of(request.headers))
         await deliver(counted, scope[VISIT])
-
-
-def _sender_of(request: HTTPRequest) -> Sender:
-    """The bearer token or API key of a request: the owner of what is kept of it."""
-    headers = request.headers
-    bearer = headers.get("authorization", "").removeprefix("Bearer ")
-    return Sender(bearer or headers.get("x-api-key") or headers.get("api-key") or "", headers.get("anthropic-beta", ""))
 
 
 def create_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> Starlette:
@@ -313,9 +307,8 @@ def _answering_routes(simulator: Simulator) -> list[BaseRoute]:
         add("chat/completions", SimulatedChat(settings, counter), "input_tokens")
         responses = SimulatedResponses(settings, counter)
         add("responses", responses, "input_tokens")
-        routes.append(
-            Route("/v1/responses/compact", _Answering(simulator, SimulatedCompaction(responses)), methods=["POST"])
-        )
+        compacting = _Answering(simulator, SimulatedCompaction(responses))
+        routes += [Route("/v1/responses/compact", compacting, methods=["POST"]), *stored_routes(responses)]
     if settings.dialect is not Dialect.OPENAI:
         add("messages", SimulatedMessages(settings, counter), "count_tokens")
     return routes

@@ -6,14 +6,18 @@ item of an array. Then the array from front to back: the first thing that is wro
 results are paired by position: the results of an assistant message follow it at once, in any order, one for each call.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from proxy.simulator.model import SimulatorSettings
 from proxy.simulator.window import Problem, Rejected, Request
 
 Shape = Any
+
+_KEYS = json.loads((Path(__file__).parent / "keys.json").read_text(encoding="utf-8"))
 
 NAMED = {"name": str}
 SCHEMA = {"properties": {}, "required": [str], "enum": [object]}
@@ -23,11 +27,6 @@ PART = {
     "type": str,
     "text": str,
     "image_url": {"url": str, "detail": str},
-    "tool_use_id": str,
-    "id": str,
-    "name": str,
-    "input": {},
-    "content": (str, [{}]),
 }
 MESSAGE = {
     "role": str,
@@ -37,11 +36,10 @@ MESSAGE = {
     "tool_call_id": str,
     "function_call": FUNCTION,
 }
-TOOL = {"type": str, "name": str, "function": FUNCTION, "custom": FUNCTION, "input_schema": SCHEMA}
+TOOL = {"type": str, "name": str, "function": FUNCTION, "custom": FUNCTION}
 REQUEST = {
     "model": str,
     "messages": [MESSAGE],
-    "system": (str, [PART]),
     "max_tokens": int,
     "max_completion_tokens": int,
     "n": int,
@@ -51,7 +49,6 @@ REQUEST = {
     "functions": [FUNCTION],
     "tool_choice": (str, {"type": str, "name": str, "function": NAMED, "custom": NAMED}),
     "response_format": {"type": str, "json_schema": {"schema": SCHEMA}},
-    "thinking": {"type": str, "budget_tokens": int},
 }
 
 _NAMES: Mapping[type, str] = {
@@ -87,6 +84,19 @@ def missing(path: str) -> Rejected:
     return reject(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
 
 
+def too_long(path: str, kind: str, maximum: int, length: int) -> Rejected:
+    """An array or string that is longer than it may be."""
+    article = "an" if kind == "array" else "a"
+    text = f"Expected {article} {kind} with maximum length {maximum}, but got {article} {kind} with length {length}"
+    return reject(f"Invalid '{path}': {kind} too long. {text} instead.", path, f"{kind}_above_max_length")
+
+
+def too_small(path: str, minimum: int, value: int) -> Rejected:
+    """A number below the least that is allowed."""
+    text = f"Invalid '{path}': integer below minimum value. Expected a value >= {minimum}, but got {value} instead."
+    return reject(text, path, "integer_below_min_value")
+
+
 def unknown(path: str) -> Rejected:
     """A parameter that OpenAI does not have."""
     return reject(f"Unknown parameter: '{path}'.", path, "unknown_parameter")
@@ -113,14 +123,12 @@ class Keys:
     known: frozenset[str]
 
 
-def keys_of(table: str) -> Mapping[str, Keys]:
-    """``kind: needed … | optional …`` line by line."""
+def keys_of(section: str) -> Mapping[str, Keys]:
+    """A section of ``keys.json``: kinds of objects with their keys, ``needed … | optional …``."""
     kinds: dict[str, Keys] = {}
-    for line in table.strip().splitlines():
-        names, _, rest = line.partition(":")
-        needed, _, optional = rest.partition("|")
-        keys = Keys(tuple(needed.split()), frozenset([*needed.split(), *optional.split(), "type"]))
-        kinds.update(dict.fromkeys(names.split(), keys))
+    for kind, line in _KEYS[section].items():
+        needed, _, optional = line.partition("|")
+        kinds[kind] = Keys(tuple(needed.split()), frozenset([*needed.split(), *optional.split(), "type"]))
     return kinds
 
 
@@ -197,8 +205,7 @@ def _check_output(request: Request, settings: SimulatorSettings) -> None:
         if value is None:
             continue
         if value < 1:
-            text = f"Invalid '{name}': integer below minimum value. Expected a value >= 1, but got {value} instead."
-            raise reject(text, name, "integer_below_min_value")
+            raise too_small(name, 1, value)
         if settings.max_output is not None and value > settings.max_output:
             text = (
                 f"{name} is too large: {value}. This model supports at most {settings.max_output} completion tokens, "
@@ -218,11 +225,7 @@ def _check_tools(request: Request) -> None:
     if not tools:
         raise empty_array("tools")
     if len(tools) > MAX_TOOLS:
-        text = (
-            f"Invalid 'tools': array too long. Expected an array with maximum length {MAX_TOOLS}, but got an array "
-            f"with length {len(tools)} instead."
-        )
-        raise reject(text, "tools", "array_above_max_length")
+        raise too_long("tools", "array", MAX_TOOLS, len(tools))
     names = [_tool_name(index, tool) for index, tool in enumerate(tools)]
     choice = request.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") in TOOL_KINDS:
@@ -268,11 +271,7 @@ def _check_content(index: int, role: str, message: Request) -> None:
         raise reject(text, f"messages.[{index}].content")
     if isinstance(content, str):
         if len(content) > MAX_TEXT:
-            text = (
-                f"Invalid '{path}': string too long. Expected a string with maximum length {MAX_TEXT}, but got a "
-                f"string with length {len(content)} instead."
-            )
-            raise reject(text, path, "string_above_max_length")
+            raise too_long(path, "string", MAX_TEXT, len(content))
         if not content and not speaks and role not in {"tool", "function"}:
             raise _empty_string(path)
         return

@@ -255,6 +255,31 @@ def default_answer(request: Request, seed: int) -> SimulatedAnswer:
     return SimulatedAnswer(text=_default_text(request, seed))
 
 
+def step_answer(request: Request) -> SimulatedAnswer | None:
+    """The next step of a run by the tools of the request: reasoning, calls (two at first), every other time a word.
+
+    The number of the step stands in the ids of its calls, so that a history may be cut. None without tools.
+    """
+    tools = [tool.get("function") or tool.get("custom") or tool for tool in request.get("tools") or ()]
+    tools = [tool for tool in tools if tool.get("name") and _schema_of(tool)]
+    if not tools:
+        return None
+    step = next_step(request)
+    picked = [tools[(step + at) % len(tools)] for at in range(1 if step else 2)]
+    calls = tuple(
+        SimulatedCall(tool["name"], json.dumps(_sample(_schema_of(tool), seed=step)), id=f"step_{step}_{at}")
+        for at, tool in enumerate(picked)
+    )
+    text = "" if step % 2 else f"Step {step + 1}: looking."
+    return SimulatedAnswer(reasoning=f"I should take step {step + 1}.", text=text, calls=calls)
+
+
+def next_step(request: Request) -> int:
+    """How many steps the history has, by the newest of them."""
+    found = re.findall(r'"step_(\d+)_\d"', json.dumps(request["messages"]))
+    return max(map(int, found)) + 1 if found else 0
+
+
 def asked_tokens(request: Request) -> int | None:
     """What the request asks for at most, None where it does not say."""
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
@@ -307,7 +332,11 @@ def _forced_tool(request: Request) -> tuple[str, Any] | None:
     tool = next((tool for tool in tools if wanted in (None, tool.get("name"))), None)
     if tool is None:
         return None
-    return str(tool.get("name")), tool.get("parameters") or tool.get("input_schema") or {}
+    return str(tool.get("name")), _schema_of(tool)
+
+
+def _schema_of(tool: Request) -> Any:
+    return tool.get("parameters") or tool.get("input_schema") or {}
 
 
 def _sample(schema: Any, *, seed: int = 0, depth: int = 0) -> Any:

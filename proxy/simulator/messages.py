@@ -1,15 +1,18 @@
-"""``POST /v1/messages``, whole and as a stream, in Anthropic's words and blocks, whoever's server it is."""
+"""``POST /v1/messages``, whole and as a stream, in Anthropic's words and blocks, with what it signs and keeps."""
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from proxy.simulator.checks import check_shapes, reject
 from proxy.simulator.delivery import compact
-from proxy.simulator.memory import Sealer, ServerMemory
-from proxy.simulator.messages_rules import REQUEST, form, sequence
+from proxy.simulator.memory import Sealer, ServerMemory, ServerThread, TenantMemory, owner
+from proxy.simulator.messages_rules import REQUEST, THINKING, Block, blocks_of, coded, form, sequence, sides
 from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
-from proxy.simulator.window import Dialect, PromptCounter, PromptPart, Rejected, Request, tool_pieces
+from proxy.simulator.summaries import summarize, text_of
+from proxy.simulator.window import Dialect, PromptCounter, PromptPart, Rejected, Request, canonical, tool_pieces
 
 STOP_REASONS = {
     "stop": "end_turn",
@@ -19,6 +22,10 @@ STOP_REASONS = {
     "window": "model_context_window_exceeded",
 }
 SIGNATURE = "EqoB"
+BINDING = "thinking-binding-controls-2026-08-01"
+UNTHREADED = ("cache_control", "context_management", "fallbacks")
+CLEARED = "[Old tool result content cleared]"
+TRIGGER, COMPACTION_TRIGGER, KEEP = 100_000, 150_000, 3
 
 
 class SimulatedMessages(Surface):
@@ -30,6 +37,8 @@ class SimulatedMessages(Surface):
         super().__init__(settings, counter)
         self.sealer = Sealer(settings.seed)
         self.memory = ServerMemory()
+        self._serial = 0
+        self._trusts = settings.foreign or not settings.strict or settings.dialect is not Dialect.ANTHROPIC
 
     @property
     def shape(self) -> Dialect:
@@ -37,62 +46,245 @@ class SimulatedMessages(Surface):
         return Dialect.ANTHROPIC
 
     def admit(self, request: Request, sender: Sender) -> AdmittedRequest:
-        """What the model reads of it."""
-        self.judge(request)
-        return AdmittedRequest(request=request, sender=sender)
+        """What the model reads of it: a thread's turns before it, what is bound elsewhere and what is cleared gone."""
+        self._judge(request)
+        return self._read(request, sender)
 
-    def judge(self, request: Request, *, counting: bool = False) -> None:
-        """Raise :class:`Rejected` for the first thing that the request itself has wrong."""
+    def counted(self, request: Request, sender: Sender) -> Mapping[str, Any]:
+        """The tokens behind its edits, and before them."""
+        self._judge(request, counting=True)
+        edited = self._read(request, sender).request
+        counts: dict[str, Any] = {"input_tokens": self._tokens(edited)}
+        if request.get("context_management"):
+            counts["context_management"] = {"original_input_tokens": self._tokens(request)}
+        return counts
+
+    def _tokens(self, request: Request) -> int:
+        return self.counter.measure(self.pieces(request)).total
+
+    def _judge(self, request: Request, *, counting: bool = False) -> None:
+        """Raise :class:`Rejected` for the first value that is wrong."""
         settings = self.settings
         if settings.strict:
             for problem in form(request, counting=counting):
                 raise Rejected(problem)
-        else:
-            check_shapes(request, REQUEST)
-            for name in ("model", "max_tokens", "messages"):
-                if not request.get(name):
-                    raise reject(f"{name}: Field required")
+        check_shapes(request, REQUEST)
+        for name in ("model", "messages") if counting else ("model", "max_tokens", "messages"):
+            if not request.get(name):
+                raise reject(f"{name}: Field required")
         asked = request.get("max_tokens")
         if settings.max_output is not None and asked is not None and asked > settings.max_output:
             text = f"max_tokens: {asked} > {settings.max_output}, which is the maximum allowed number of output tokens"
             raise reject(f"{text} for {request['model']}")
-        if settings.strict:
-            for problem in sequence(request, request["messages"]):
+
+    def _read(self, request: Request, sender: Sender) -> AdmittedRequest:
+        whole = self._continued(request, self.memory.of(sender.credential))
+        if self.settings.strict:
+            for problem in sequence(whole, whole["messages"]):
                 raise Rejected(problem)
+        self._serial += 1
+        messages, dropped, place = self._verified(whole, sender)
+        edited, notes = self._edited({**whole, "messages": messages})
+        if BINDING in sender.beta:
+            notes["input_transformations"] = dropped
+        return AdmittedRequest(
+            request=edited,
+            sender=sender,
+            notes=notes,
+            compacts=bool(request.get("compaction")),
+            history=tuple(whole["messages"]),
+            place={**place, "by": owner(sender.credential), "n": self._serial},
+        )
+
+    def _continued(self, request: Request, tenant: TenantMemory) -> Request:
+        """The request with the turns that the server holds of its thread; raises :class:`Rejected` without them."""
+        thread = request.get("thread")
+        if not thread or (self.settings.dialect is not Dialect.ANTHROPIC and not self.settings.keeps):
+            return request
+        named = [name for name in UNTHREADED if f'"{name}":' in json.dumps(request)]
+        if named or not self.settings.keeps:
+            text = "`thread` cannot be used with this request."
+            raise Rejected(coded(text, "thread_unsupported_request", unsupported=named))
+        if thread.get("type") != "continue":
+            return request
+        held = tenant.threads.get(str(thread.get("previous_message_id")))
+        if held is None or time.monotonic() - held.at > self.settings.thread_seconds:
+            text = "No usable Thread state was found for `previous_message_id`. Replay the full conversation with"
+            text = f'{text} `thread: {{"type": "create"}}` to start a new Thread.'
+            raise Rejected(coded(text, "thread_not_found", status=404))
+        if held.continued:
+            text = "The response that `previous_message_id` names has already been continued."
+            raise Rejected(coded(text, "thread_already_continued"))
+        if request.get("system") is not None or request.get("tools") is not None:
+            raise reject('`system` and `tools` cannot be set when `thread.type` is "continue".')  # words: unknown
+        if request["model"] != held.fields["model"]:
+            raise Rejected(coded("`model` differs from the Thread's.", "thread_fingerprint_mismatch"))
+        return {**request, **held.fields, "messages": [*held.messages, *request["messages"]]}
+
+    def _verified(self, request: Request, sender: Sender) -> tuple[list[Request], list[Any], dict[str, Any]]:
+        """The messages without thinking that is bound elsewhere, what was dropped, and what new thinking is bound to.
+
+        Thinking is bound to tools, system prompt and all that was said before, and to the thinking before it, of
+        which the first blocks may be missing; a summary that the API made frees what is older than it.
+        """
+        tools = [tool for tool in request.get("tools") or () if not tool.get("defer_loading")]
+        before = _digest("", [blocks_of(request.get("system")), tools])
+        last = max((at for at, one in enumerate(request["messages"]) if one["role"] == "assistant"), default=-1)
+        chain, dropped, messages, since = list[str](), list[Any](), list[Request](), 0
+        for index, message in enumerate(request["messages"]):
+            blocks = blocks_of(message.get("content"))
+            kept = list[Block]()
+            for at, block in enumerate(blocks):
+                path = f"messages.{index}.content.{at}"
+                if block["type"] == "compaction":
+                    since = self._summary(block, since)
+                if block["type"] not in THINKING:
+                    before = _digest(before, [message["role"], _bare(block)])
+                    kept.append(block)
+                    continue
+                value = self._signed(block, path, sender, at if index == last else None)
+                if value is not None and self._is_stale(value, before, chain, since):
+                    self._check_dropping(request, sender, path)
+                    dropped.append({"type": "thinking_dropped", "path": path, "reason": "prefix_binding_mismatch"})
+                    continue
+                chain += [value["id"]] if value is not None else []
+                kept.append(block)
+            if kept or not blocks:
+                messages.append(message if len(kept) == len(blocks) else {**message, "content": kept})
+        return messages, dropped, {"before": before, "chain": chain}
+
+    def _is_stale(self, value: Mapping[str, Any], before: str, chain: Sequence[str], since: int) -> bool:
+        if not self.settings.bound or value["n"] <= since:
+            return False
+        return value["before"] != before or bool(chain and value["chain"][-len(chain) :] != chain)
+
+    def _check_dropping(self, request: Request, sender: Sender, path: str) -> None:
+        binding = request["thinking"].get("block_binding") if request.get("thinking") else None
+        if binding is not None and BINDING not in sender.beta:
+            raise reject(f"thinking.{request['thinking']['type']}.block_binding: Extra inputs are not permitted")
+        if (binding or {}).get("prefix_mismatch_behavior") != "drop_block":
+            raise reject(
+                f"{path}: Invalid `signature` in `thinking` block. The block is bound to a different conversation. "
+                'Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
+            )
+
+    def _signed(self, block: Block, path: str, sender: Sender, at: int | None) -> Mapping[str, Any] | None:
+        """What a block of thinking was signed with; ``at`` is where it stands in the newest answer."""
+        value = self.sealer.read(SIGNATURE, str(block.get("signature") or block.get("data")))
+        if value is None or value.get("by") != owner(sender.credential) or "chain" not in value:
+            if self._trusts:
+                return None
+            raise reject(f"{path}: Invalid `signature` in `{block['type']}` block")
+        if at is not None and (value["text"] != _hash(block["thinking"]) or at != 0):
+            raise reject(
+                f"{path}: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified. "
+                "These blocks must remain as they were in the original response."
+            )
+        if value["text"] != _hash(block["thinking"]):
+            raise reject(f"{path}: Invalid `signature` in `thinking` block")
+        return value
+
+    def _summary(self, block: Block, since: int) -> int:
+        """When a summary of the server's was made; raises :class:`Rejected` for one that it did not make so."""
+        sealed = block.get("signature") or block.get("encrypted_content")
+        if not block.get("content") or (self._trusts and self.sealer.read(SIGNATURE, str(sealed)) is None):
+            return since
+        value = self.sealer.read(SIGNATURE, str(sealed))
+        if value is None:
+            text = "The `compaction` block's `signature` does not verify."
+            raise Rejected(coded(text, "compaction_signature_invalid"))
+        if value["text"] != _hash(block["content"]):
+            text = "The `compaction` block's `content` differs from the text its `signature` recorded."
+            raise Rejected(coded(text, "compaction_content_mismatch"))
+        return int(value["n"])
+
+    def _edited(self, request: Request) -> tuple[Request, dict[str, Any]]:
+        """The request behind its own ``context_management``, and what is told of that."""
+        if not request.get("context_management"):
+            return request, {}
+        applied = []
+        for edit in request["context_management"].get("edits") or ():
+            kind, size = edit["type"], self._tokens(request)
+            if kind == "compact_20260112":
+                if size >= (edit.get("trigger") or {}).get("value", COMPACTION_TRIGGER):
+                    request = {**request, "compact": edit}
+                continue
+            name = "cleared_thinking_turns" if kind.startswith("clear_thinking") else "cleared_tool_uses"
+            clear = _without_thinking if kind.startswith("clear_thinking") else _without_results
+            messages, count = clear(request["messages"], edit, size)
+            cleared = size - self._tokens({**request, "messages": messages})
+            if count and cleared >= (edit.get("clear_at_least") or {}).get("value", 0):
+                applied.append({"type": kind, name: count, "cleared_input_tokens": cleared})
+                request = {**request, "messages": messages}
+        return request, {"context_management": {"applied_edits": applied}}
 
     def pieces(self, request: Request) -> list[PromptPart]:
-        """Tools, system prompt, messages: the order in which Anthropic's cache reads them."""
+        """Tools, system prompt, messages: the order in which Anthropic's cache reads them; a summary hides the rest."""
         pieces = tool_pieces(request)
         if request.get("system"):
             pieces.append(PromptPart("system", request["system"]))
-        return [*pieces, *(PromptPart("message", message) for message in request["messages"])]
+        messages = list(request["messages"])
+        for index, message in reversed(list(enumerate(messages))):
+            blocks = blocks_of(message.get("content"))
+            walls = [at for at, one in enumerate(blocks) if one.get("type") == "compaction" and one.get("content")]
+            if walls:
+                messages = [{**message, "content": blocks[walls[-1] :]}, *messages[index + 1 :]]
+                break
+        return [*pieces, *(PromptPart("message", message) for message in messages)]
 
     def body(self, outcome: Completion) -> Mapping[str, Any]:
         """The message."""
+        finish, edit = outcome.spoken.finish, outcome.request.get("compact") or {}
+        paused = outcome.admitted.compacts or edit.get("pause_after_compaction")
         return {
             "id": outcome.id,
             "type": "message",
             "role": "assistant",
             "model": outcome.model,
             "content": self.blocks(outcome),
-            "stop_reason": STOP_REASONS.get(outcome.spoken.finish, outcome.spoken.finish),
+            "stop_reason": "compaction" if paused else STOP_REASONS.get(finish, finish),
             "stop_sequence": None,
             **outcome.admitted.notes,
             "usage": _usage(outcome),
         }
 
     def blocks(self, outcome: Completion) -> list[dict[str, Any]]:
-        """What was said: thinking, text, calls."""
-        spoken = outcome.spoken
+        """What was said: a summary, thinking, text, calls."""
+        spoken, admitted, mark = outcome.spoken, outcome.admitted, outcome.id.removeprefix(self.prefix)
+        if admitted.compacts:
+            sealed = self.sealer.close(SIGNATURE, {"n": admitted.place["n"], "text": _hash(spoken.text)})
+            return [{"type": "compaction", "content": spoken.text, "signature": sealed}]
         blocks: list[dict[str, Any]] = []
+        edit = outcome.request.get("compact")
+        if edit:
+            said = "\n".join(text_of(message.get("content")) for message in outcome.request["messages"])
+            text = summarize(said, limit=400, count=self.counter.count)
+            sealed = self.sealer.close(SIGNATURE, {"n": admitted.place["n"], "text": _hash(text)})
+            blocks.append({"type": "compaction", "content": text, "encrypted_content": sealed})
+            if edit.get("pause_after_compaction"):
+                return blocks
         if spoken.reasoning:
-            blocks.append({"type": "thinking", "thinking": spoken.reasoning, "signature": f"sig_{outcome.id[-12:]}"})
+            value = {**admitted.place, "id": mark, "text": _hash(spoken.reasoning)}
+            sealed = self.sealer.close(SIGNATURE, value)
+            blocks.append({"type": "thinking", "thinking": spoken.reasoning, "signature": sealed})
         if spoken.text or not spoken.calls:
             blocks.append({"type": "text", "text": spoken.text})
         for index, call in enumerate(spoken.calls):
-            name = call.id or f"toolu_{outcome.id[-16:]}{index}"
+            name = call.id or f"toolu_{mark[-16:]}{index}"
             blocks.append({"type": "tool_use", "id": name, "name": call.name, "input": json.loads(call.arguments)})
         return blocks
+
+    def remember(self, outcome: Completion) -> None:
+        """Hold the turns of a thread behind the id of its last answer."""
+        request, admitted = outcome.request, outcome.admitted
+        thread, tenant = request.get("thread"), self.memory.of(admitted.sender.credential)
+        if not thread or not self.settings.keeps:
+            return
+        if thread.get("type") == "continue":
+            tenant.threads[thread["previous_message_id"]].continued = True
+        fields = {name: request[name] for name in ("model", "system", "tools") if request.get(name) is not None}
+        said = {"role": "assistant", "content": self.blocks(outcome)}
+        tenant.threads[outcome.id] = ServerThread(messages=(*admitted.history, said), fields=fields)
 
     def error_event(self, error: bytes, sequence: int) -> bytes:
         """A named event: clients do not see others."""
@@ -107,6 +299,63 @@ class SimulatedMessages(Surface):
         )
 
 
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+def _digest(before: str, value: Any) -> str:
+    return _hash(before + canonical(value)[0].decode("utf-8", "surrogatepass"))
+
+
+def _bare(block: Block) -> Block:
+    """A block in the one spelling of those that mean the same."""
+    if block["type"] == "text":
+        return {"type": "text", "text": block["text"]}
+    if block["type"] != "tool_result":
+        return block
+    return {**{k: v for k, v in block.items() if k != "is_error" or v}, "content": blocks_of(block.get("content"))}
+
+
+def _without_thinking(messages: Sequence[Request], edit: Request, _: int) -> tuple[list[Request], int]:
+    keep = edit.get("keep") or {"type": "thinking_turns", "value": 1}
+    if keep == "all" or keep["type"] == "all":
+        return list(messages), 0
+    turns = [turn for turn in sides(messages) if turn.of(*THINKING)]
+    stale = turns[: max(0, len(turns) - keep["value"])]
+    gone = {(placed.message, placed.index) for turn in stale for placed in turn.of(*THINKING)}
+    return _replaced(messages, lambda index, at, block: None if (index, at) in gone else block), len(stale)
+
+
+def _without_results(messages: Sequence[Request], edit: Request, tokens: int) -> tuple[list[Request], int]:
+    calls = [placed.block for turn in sides(messages) for placed in turn.of("tool_use")]
+    trigger = edit.get("trigger") or {"type": "input_tokens", "value": TRIGGER}
+    if (len(calls) if trigger["type"] == "tool_uses" else tokens) <= trigger["value"]:
+        return list(messages), 0
+    keep = (edit.get("keep") or {}).get("value", KEEP)
+    spared = edit.get("exclude_tools") or ()
+    stale = {call["id"] for call in calls[: len(calls) - keep] if call["name"] not in spared}
+
+    def change(_: int, __: int, block: Block) -> Block:
+        if block["type"] == "tool_use" and block["id"] in stale and edit.get("clear_tool_inputs"):
+            return {**block, "input": {}}
+        cleared = block["type"] == "tool_result" and block["tool_use_id"] in stale
+        return {**block, "content": CLEARED} if cleared else block
+
+    return _replaced(messages, change), len(stale)
+
+
+def _replaced(messages: Sequence[Request], change: Callable[[int, int, Block], Block | None]) -> list[Request]:
+    """The messages with every block changed, or gone; a message of which nothing is left goes too."""
+    found: list[Request] = []
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        blocks = [change(index, at, block) for at, block in enumerate(blocks_of(content))]
+        kept = [block for block in blocks if block is not None]
+        if kept:
+            found.append(message if isinstance(content, str) else {**message, "content": kept})
+    return found
+
+
 def _usage(outcome: Completion) -> dict[str, Any]:
     cached = outcome.cached if outcome.written else 0
     written = max(0, outcome.written - cached)
@@ -116,8 +365,12 @@ def _usage(outcome: Completion) -> dict[str, Any]:
         "cache_read_input_tokens": cached,
         "cache_creation": {"ephemeral_5m_input_tokens": written, "ephemeral_1h_input_tokens": 0},
         "output_tokens": outcome.spoken.tokens,
+        "output_tokens_details": {"thinking_tokens": outcome.spoken.thought},
         "service_tier": "standard",
     }
+    if outcome.request.get("compact"):
+        alone = {key: usage[key] for key in ("input_tokens", "output_tokens")}
+        usage["iterations"] = [{"type": "compaction", **alone}, {"type": "message", **alone}]
     return usage
 
 
@@ -139,6 +392,7 @@ def _events(whole: Mapping[str, Any], outcome: Completion) -> Iterator[Mapping[s
 
 def _opened(block: Mapping[str, Any]) -> Mapping[str, Any]:
     empty: Mapping[str, Any] = {"text": "", "thinking": "", "signature": "", "input": {}}
+    empty = {"content": None, "encrypted_content": None} if block["type"] == "compaction" else empty
     return {key: empty.get(key, value) for key, value in block.items()}
 
 
@@ -146,6 +400,8 @@ def _block_deltas(block: Mapping[str, Any], outcome: Completion) -> Iterator[Map
     if block["type"] == "text":
         for piece in outcome.spoken.pieces:
             yield {"type": "text_delta", "text": piece}
+    elif block["type"] == "compaction":
+        yield {**block, "type": "compaction_delta"}
     elif block["type"] == "thinking":
         yield {"type": "thinking_delta", "thinking": block["thinking"]}
         yield {"type": "signature_delta", "signature": block["signature"]}

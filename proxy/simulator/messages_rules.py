@@ -9,45 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.simulator.checks import check_shapes, keys_of, reject
+from proxy.simulator.checks import Keys, check_shapes, keys_of, reject
 from proxy.simulator.window import Problem, Rejected, Request
 
 Block = Mapping[str, Any]
 
-FIELDS = keys_of("""
-request: model max_tokens messages | billing_policy cache_control compaction container context_management diagnostics \
-fallback_credit_token fallbacks inference_geo mcp_servers metadata output_config output_format service_tier speed \
-stop_sequences stream system temperature thinking thread tool_choice tools top_k top_p user_profile_id workspace_id
-""")["request"]
-"""What a request may say, of anthropic 2.12's ``message_create_params``."""
-
-BLOCKS = keys_of("""
-text: text | cache_control citations
-image: source | cache_control transformations
-document: source | cache_control citations context title
-search_result: content source title | cache_control citations
-thinking: signature thinking |
-redacted_thinking: data |
-tool_use: id input name | cache_control caller toolset_name
-tool_result: tool_use_id | cache_control content is_error toolset_name
-server_tool_use: id input name | cache_control caller
-web_search_tool_result web_fetch_tool_result: content tool_use_id | cache_control caller
-advisor_tool_result code_execution_tool_result bash_code_execution_tool_result text_editor_code_execution_tool_result \
-tool_search_tool_result: content tool_use_id | cache_control
-mcp_tool_use: id input name server_name | cache_control
-mcp_tool_result: tool_use_id | cache_control content is_error
-container_upload: file_id | cache_control
-compaction: | cache_control content encrypted_content signature tool_changes
-tool_addition tool_removal: tool | cache_control
-mcp_tool_listing: mcp_server_name tools |
-fallback: from to | trigger
-""")
+KEYS, BLOCKS = keys_of("messages"), keys_of("blocks")
+ROLES = ("user", "assistant", "system")
 INSIDE = ("text", "image", "search_result", "document", "tool_reference", "browser_state")
-MESSAGE = keys_of("user assistant: role content |\nsystem: role | content clear_at output_config")
-TOOL = keys_of(
-    "custom: name input_schema | allowed_callers cache_control defer_loading description \
-eager_input_streaming input_examples strict"
-)["custom"]
 USERS = frozenset({"image", "document", "search_result", "tool_result", "container_upload"})
 SYSTEMS = frozenset({"text", "tool_addition", "tool_removal"})
 SHARED = frozenset({"text", "compaction", "tool_addition", "tool_removal"})
@@ -152,13 +121,10 @@ def form(body: Request, *, counting: bool = False) -> Iterator[Problem]:
     except Rejected as rejected:
         yield rejected.problem
         return
-    yield from (refuse(f"{name}: Extra inputs are not permitted") for name in body if name not in FIELDS.known)
-    needed = [name for name in FIELDS.needed if body.get(name) is None and not (counting and name == "max_tokens")]
-    if needed:
-        yield from (refuse(f"{name}: Field required") for name in needed)
-        return
-    if not body["messages"]:
+    yield from _keys({"max_tokens": 1, **body} if counting else body, KEYS["request"], "")
+    if not body.get("messages"):
         yield refuse("messages: at least one message is required")
+        return
     for index, message in enumerate(body["messages"]):
         yield from _message(message, f"messages.{index}", last=index == len(body["messages"]) - 1)
     for at, block in enumerate(blocks_of(body.get("system"))):
@@ -168,13 +134,17 @@ def form(body: Request, *, counting: bool = False) -> Iterator[Problem]:
     yield from _markers(body)
 
 
+def _keys(value: Block, keys: Keys, path: str) -> Iterator[Problem]:
+    yield from (refuse(f"{path}{name}: Field required") for name in keys.needed if value.get(name) is None)
+    yield from (refuse(f"{path}{name}: Extra inputs are not permitted") for name in value if name not in keys.known)
+
+
 def _message(message: Request, path: str, *, last: bool) -> Iterator[Problem]:
     role = message.get("role")
-    if not isinstance(role, str) or role not in MESSAGE:
+    if not isinstance(role, str) or role not in ROLES:
         yield refuse(f'messages: Unexpected role "{role}". Allowed roles are "user" or "assistant".')
         return
-    known = MESSAGE[role].known - {"type"}
-    yield from (refuse(f"{path}.{name}: Extra inputs are not permitted") for name in message if name not in known)
+    yield from _keys({"content": "", **message}, KEYS[role], f"{path}.")
     content = message.get("content")
     if not content:
         if not last or role == "user":
@@ -197,11 +167,7 @@ def _block(block: Block, path: str, allowed: frozenset[str] | set[str], *, final
         yield refuse(f"{path}: `{kind}` blocks can only be in `{role}` messages")
         return
     if kind in BLOCKS:
-        keys = BLOCKS[kind]
-        yield from (refuse(f"{path}.{kind}.{name}: Field required") for name in keys.needed if block.get(name) is None)
-        yield from (
-            refuse(f"{path}.{kind}.{name}: Extra inputs are not permitted") for name in block if name not in keys.known
-        )
+        yield from _keys(block, BLOCKS[kind], f"{path}.{kind}.")
     text = block.get("text")
     if kind == "text" and isinstance(text, str) and not text.strip():
         if block.get("cache_control"):
@@ -222,10 +188,7 @@ def _tools(body: Request) -> Iterator[Problem]:
         names += [str(tool["name"])] if tool.get("name") else []
         if tool.get("type") in (None, "custom"):
             path = f"tools.{at}.custom"
-            yield from (refuse(f"{path}.{name}: Field required") for name in TOOL.needed if tool.get(name) is None)
-            yield from (
-                refuse(f"{path}.{name}: Extra inputs are not permitted") for name in tool if name not in TOOL.known
-            )
+            yield from _keys(tool, KEYS["tool"], f"{path}.")
             if tool.get("name") is not None and not _NAME.fullmatch(tool["name"]):
                 yield refuse(f"{path}.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
     if len(names) != len(set(names)):
@@ -276,8 +239,7 @@ def _markers(body: Request) -> Iterator[Problem]:
         if isinstance(value, dict):
             if value.get("cache_control"):
                 found.append((path, value["cache_control"]))
-            for key in ("content",):
-                walk(f"{path}.{key}", value.get(key))
+            walk(f"{path}.content", value.get("content"))
         elif isinstance(value, list):
             for at, one in enumerate(value):
                 walk(f"{path}.{at}", one)

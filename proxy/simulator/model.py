@@ -27,8 +27,10 @@ from proxy.simulator.delivery import (
     asked_tokens,
     compact,
     default_answer,
+    next_step,
     parse_fault,
     speak,
+    step_answer,
 )
 from proxy.simulator.summaries import SummaryWriter, summarize, text_of, wants_summary
 from proxy.simulator.window import (
@@ -64,6 +66,7 @@ class SimulatorSettings:
         latency: seconds before the first byte of a chat answer; ``chunk_delay`` between two events.
         answers: the answer for a request with n assistant messages is ``answers[n]``; past the end the default.
         answer: a function of the request that takes the place of ``answers``.
+        steps: steps of reasoning and tool calls by the request's own tools before the default answer.
         summary_model: requests of this model are summary requests; so are all whose system prompt asks for a summary,
             and conversations whose last message does. ``summarizer`` answers them.
         summary_seconds: seconds before a summary, in the place of ``latency``.
@@ -93,6 +96,7 @@ class SimulatorSettings:
     chunk_delay: float = 0.0
     answers: tuple[SimulatedAnswer | str, ...] = ()
     answer: Script | None = None
+    steps: int = 0
     summary_model: str | None = None
     summarizer: SummaryWriter = field(default_factory=SummaryWriter)
     summary_seconds: float | None = None
@@ -134,6 +138,12 @@ class Sender:
 
     credential: str = ""
     beta: str = ""
+
+
+def sender_of(headers: Mapping[str, str]) -> Sender:
+    """By the bearer token or API key: the owner of what is kept of a request."""
+    bearer = headers.get("authorization", "").removeprefix("Bearer ")
+    return Sender(bearer or headers.get("x-api-key") or headers.get("api-key") or "", headers.get("anthropic-beta", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,7 +415,8 @@ class Model:
         elif turn < len(settings.answers):
             answer = settings.answers[turn]
         else:
-            return default_answer(request, settings.seed)
+            step = step_answer(request) if next_step(request) < settings.steps else None
+            return step or default_answer(request, settings.seed)
         return SimulatedAnswer(text=answer) if isinstance(answer, str) else answer
 
     def _render(self, surface: Surface, outcome: Completion) -> Transmission:

@@ -9,7 +9,7 @@ from typing import Any
 
 from proxy.simulator.checks import check_shapes, missing, reject
 from proxy.simulator.delivery import SimulatedCall, asked_tokens, compact
-from proxy.simulator.memory import Sealer, ServerMemory, StoredAnswer, TenantMemory
+from proxy.simulator.memory import Sealer, ServerMemory, StoredAnswer, TenantMemory, owner
 from proxy.simulator.model import AdmittedRequest, Completion, Sender, SimulatorSettings, Surface
 from proxy.simulator.responses_rules import (
     CALLS,
@@ -25,7 +25,7 @@ from proxy.simulator.responses_rules import (
     sequence,
     tool_names,
 )
-from proxy.simulator.summaries import text_of
+from proxy.simulator.summaries import summarize, text_of
 from proxy.simulator.window import (
     Dialect,
     OversizedPrompt,
@@ -107,7 +107,7 @@ class SimulatedResponses(Surface):
         whole: dict[str, Any] = {**request, "model": model, "input": shown}
         if request.get("truncation") == "auto":
             whole["input"] = self._shortened(whole)
-        place = {"before": self._places(request, history)[-1], "by": _owner(sender), "model": model}
+        place = {"before": self._places(request, history)[-1], "by": owner(sender.credential), "model": model}
         return AdmittedRequest(
             request=whole,
             sender=sender,
@@ -168,7 +168,7 @@ class SimulatedResponses(Surface):
                 raise Rejected(not_found(name))
             return kept.items.get(str(name), item)
         value = self.sealer.read(SEALED, sealed)
-        if value is None or value["by"] != _owner(sender):
+        if value is None or value["by"] != owner(sender.credential):
             if refuses:
                 raise _unverified(sealed, "Encrypted content could not be decrypted or parsed.")
             return item
@@ -267,13 +267,18 @@ class SimulatedResponses(Surface):
         if admitted.compacts:
             return [self._sealed("compaction", f"cmp_{mark}", spoken.text, admitted)]
         items: list[dict[str, Any]] = []
+        asked = (edit.get("compact_threshold") for edit in outcome.request.get("context_management") or ())
+        if spoken.text and any(size and outcome.prompt >= size for size in asked):  # not on turns of calls alone
+            said = "\n".join(text_of(as_chat(item).get("content")) for item in items_of(outcome.request))
+            text = summarize(said, limit=400, count=self.counter.count)
+            items.append(self._sealed("compaction", f"cmp_{mark}", text, admitted))
         if spoken.reasoning:
             items.append(self._sealed("reasoning", f"rs_{mark}", spoken.reasoning, admitted))
         if spoken.text or not spoken.calls:
             part = {"type": "output_text", "text": spoken.text, "annotations": [], "logprobs": []}
             phase = "commentary" if spoken.calls else "final_answer"
-            said = {"type": "message", "id": f"msg_{mark}", "role": "assistant", "phase": phase, "content": [part]}
-            items.append({**said, "status": "completed"})
+            head = {"type": "message", "id": f"msg_{mark}", "role": "assistant", "status": "completed"}
+            items.append({**head, "phase": phase, "content": [part]})
         items += [_call(outcome.request, call, mark, at) for at, call in enumerate(spoken.calls)]
         if spoken.finish == "length" and items:
             items[-1]["status"] = "incomplete"
@@ -293,8 +298,8 @@ class SimulatedResponses(Surface):
         """Keep the answer, unless nothing is to be stored; which item belongs to which reasoning, always."""
         admitted, items = outcome.admitted, self.output(outcome)
         request, kept = admitted.request, self.memory.of(admitted.sender.credential)
-        if items and is_reasoning(items[0]):
-            kept.reasons.update((item["id"], items[0]["id"]) for item in items[1:])
+        reason = next((at for at, item in enumerate(items) if is_reasoning(item)), len(items))
+        kept.reasons.update({item["id"]: items[reason]["id"] for item in items[reason:]})
         if not self.settings.keeps or request.get("store") is False:
             return
         kept.items.update((item["id"], item) for item in items)
@@ -388,7 +393,7 @@ def _apart(items: Sequence[Item], kept: TenantMemory) -> Iterator[Problem]:
     for at, item in enumerate(items):
         name = str(item.get("id"))
         reason = kept.reasons.get(name)
-        if reason is not None and reason not in seen:
+        if reason is not None and reason != name and reason not in seen:
             text = f"Item '{name}' of type '{kind_of(item)}' was provided without its required 'reasoning' item:"
             yield reject(f"{text} '{reason}'.", "input").problem
         following = str(items[at + 1].get("id")) if at + 1 < len(items) else ""
@@ -396,10 +401,6 @@ def _apart(items: Sequence[Item], kept: TenantMemory) -> Iterator[Problem]:
             text = f"Item '{name}' of type 'reasoning' was provided without its required following item."
             yield reject(text, "input").problem
         seen.add(name)
-
-
-def _owner(sender: Sender) -> str:
-    return blake2b(sender.credential.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
 def _unverified(sealed: str, reason: str) -> Rejected:

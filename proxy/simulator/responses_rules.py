@@ -7,81 +7,23 @@ judged by the endpoint, which hands :func:`sequence` the items as they stand onc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.simulator.checks import MAX_TOOLS, check_shapes, keys_of, missing, not_one_of, reject, unknown
+from proxy.simulator.checks import (
+    MAX_TOOLS,
+    check_shapes,
+    keys_of,
+    missing,
+    not_one_of,
+    reject,
+    too_long,
+    too_small,
+    unknown,
+)
 from proxy.simulator.window import Problem, Rejected, Request
 
 Item = Mapping[str, Any]
 
-FIELDS = keys_of("""
-request: | access_programs background background_options client_metadata context_management conversation image \
-include input instructions max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls personality \
-previous_response_id prompt prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier \
-service_tier store stream stream_options temperature text tool_choice tools top_logprobs top_p truncation user
-""")["request"].known - {"type"}
-"""What a request may say, of openai 3.54's ``response_create_params`` and of what Codex adds."""
-
-ITEMS = keys_of("""
-message: role content | id status phase internal_chat_message_metadata_passthrough
-reasoning: summary | id content encrypted_content status
-function_call: arguments call_id name | async caller id namespace status
-function_call_output: output | call_id caller id name namespace status
-custom_tool_call: call_id input name | async caller id namespace status
-custom_tool_call_output: call_id output | caller id name status
-local_shell_call: action call_id id status |
-local_shell_call_output: id output | status
-shell_call: action call_id | caller environment id status
-shell_call_output: call_id output | caller id max_output_length status
-apply_patch_call: call_id operation status | caller id
-apply_patch_call_output: call_id status | caller id output
-computer_call: call_id id pending_safety_checks status | action actions
-computer_call_output: call_id output | acknowledged_safety_checks id status
-tool_search_call: arguments | call_id execution id status
-tool_search_output: tools | call_id execution id status
-web_search_call: id | action status
-file_search_call: id queries status | results
-code_interpreter_call: id container_id | code outputs status
-image_generation_call: id result status | action background error output_format quality revised_prompt size svg_usage
-mcp_list_tools: id server_label tools | error
-mcp_call: id arguments name server_label | approval_request_id error output status
-mcp_approval_request: id arguments name server_label |
-mcp_approval_response: approval_request_id approve | id reason
-program: call_id code fingerprint id |
-program_output: call_id id result status |
-item_reference: id |
-compaction compaction_summary: encrypted_content | id created_by
-compaction_trigger: | id
-additional_tools: role tools | id
-configuration_update: | id reasoning text
-""")
-PARTS = keys_of("""
-input_text: text | prompt_cache_breakpoint
-input_image: | detail file_id image_url prompt_cache_breakpoint
-input_file: | detail file_data file_id file_url filename prompt_cache_breakpoint
-input_audio: input_audio | prompt_cache_breakpoint
-output_text: text | annotations logprobs
-refusal: refusal |
-summary_text: text |
-reasoning_text: text |
-""")
-TOOLS = keys_of("""
-function: name | parameters strict allowed_callers async defer_loading description output_schema
-custom: name | allowed_callers async defer_loading description format
-namespace: name tools | description
-mcp: server_label | allowed_callers allowed_tools authorization connector_id defer_loading headers require_approval \
-server_description server_url tunnel_id
-file_search: vector_store_ids | filters max_num_results ranking_options
-code_interpreter: container | allowed_callers
-computer: |
-computer_use_preview: display_height display_width environment |
-web_search web_search_2025_08_26: | external_web_access filters search_context_size user_location
-web_search_preview web_search_preview_2025_03_11: | search_content_types search_context_size user_location
-image_generation: | action background complexity frame_count frame_duration_ms input_fidelity input_image_mask model \
-moderation output_compression output_format partial_images quality size svg
-local_shell programmatic_tool_calling: |
-shell: | allowed_callers environment
-apply_patch: | allowed_callers
-tool_search: | description execution parameters
-""")
+FIELDS = keys_of("responses")["request"].known
+ITEMS, PARTS, TOOLS = keys_of("items"), keys_of("parts"), keys_of("response tools")
 INPUT_PARTS = ("input_text", "input_image", "input_file", "input_audio")
 ROLES = ("assistant", "system", "developer", "user")
 CALLS: Mapping[str, tuple[str, str]] = {
@@ -94,10 +36,10 @@ CALLS: Mapping[str, tuple[str, str]] = {
     "program": ("program_output", "program"),
 }
 OUTPUTS = {output: call for call, (output, _) in CALLS.items()}
-HOSTED = keys_of("""
-web_search_call file_search_call code_interpreter_call image_generation_call mcp_list_tools mcp_call \
-mcp_approval_request tool_search_call:
-""")
+HOSTED = frozenset(name for name in ITEMS if name.endswith("_call") or name.startswith("mcp_")) - {
+    *CALLS,
+    "mcp_approval_response",
+}
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "compaction": "cmp"}
 MAX_ID = 64
 LEAST_OUTPUT = 16
@@ -179,7 +121,7 @@ def form(body: Request, *, open_server: bool = False) -> Iterator[Problem]:
     try:
         check_shapes(body, REQUEST)
         for at, item in enumerate(items_of(body)):
-            check_shapes(item, ITEM, f"input[{at}].")
+            check_shapes(item, {**ITEM, STRINGS.get(kind_of(item), "type"): str}, f"input[{at}].")
     except Rejected as rejected:
         yield rejected.problem
         return
@@ -206,8 +148,7 @@ def _envelope(body: Request) -> Iterator[Problem]:
         yield reject(text, "stream_options").problem
     asked = body.get("max_output_tokens")
     if asked is not None and asked < LEAST_OUTPUT:
-        text = f"Invalid 'max_output_tokens': integer below minimum value. Expected a value >= {LEAST_OUTPUT}, but got"
-        yield reject(f"{text} {asked} instead.", "max_output_tokens", "integer_below_min_value").problem
+        yield too_small("max_output_tokens", LEAST_OUTPUT, asked).problem
     if body.get("truncation") not in (None, "auto", "disabled"):
         yield not_one_of(("auto", "disabled"), body["truncation"], "truncation").problem
 
@@ -219,32 +160,16 @@ def _item(item: Item, path: str, *, open_server: bool) -> Iterator[Problem]:
         yield not_one_of(sorted(ITEMS), kind, f"{path}.type").problem
         return
     yield from (unknown(f"{path}.{name}").problem for name in item if name not in keys.known)
-    yield from (missing(f"{path}.{name}").problem for name in keys.needed if name not in item)
+    yield from (missing(f"{path}.{name}").problem for name in keys.needed if item.get(name) is None)
     yield from _ids(item, kind, path)
-    text = item.get(STRINGS.get(kind, ""), "")
-    if not isinstance(text, str):
-        yield reject(
-            f"Invalid type for '{path}.{STRINGS[kind]}': expected a string.", f"{path}.{STRINGS[kind]}", "invalid_type"
-        ).problem
     if kind == "reasoning":
         yield from _parts(item.get("summary"), f"{path}.summary", ("summary_text",))
         if item.get("content") and not open_server:
-            text = (
-                f"Invalid '{path}.content': array too long. Expected an array with maximum length 0, but got an array"
-            )
-            text = f"{text} with length {len(item['content'])} instead."
-            yield reject(text, f"{path}.content", "array_above_max_length").problem
+            yield too_long(f"{path}.content", "array", 0, len(item["content"])).problem
     elif kind == "message" and item.get("role") not in ROLES:
         yield not_one_of(ROLES, item.get("role"), f"{path}.role").problem
     elif kind == "message":
         allowed = ("output_text", "refusal") if item["role"] == "assistant" else INPUT_PARTS
-        if item.get("content") is None:
-            yield reject(
-                f"Invalid type for '{path}.content': expected one of an array of objects or a string, but got "
-                "null instead.",
-                f"{path}.content",
-                "invalid_type",
-            ).problem
         yield from _parts(item.get("content"), f"{path}.content", allowed)
     elif kind in {"function_call_output", "custom_tool_call_output"}:
         yield from _parts(item.get("output"), f"{path}.output", INPUT_PARTS[:3])
@@ -266,9 +191,7 @@ def _ids(item: Item, kind: str, path: str) -> Iterator[Problem]:
     for name in ("id", "call_id"):
         value = item.get(name)
         if value is not None and len(value) > MAX_ID:
-            text = f"Invalid '{path}.{name}': string too long. Expected a string with maximum length {MAX_ID}, but got"
-            text = f"{text} a string with length {len(value)} instead."
-            yield reject(text, f"{path}.{name}", "string_above_max_length").problem
+            yield too_long(f"{path}.{name}", "string", MAX_ID, len(value)).problem
     given, prefix = item.get("id"), PREFIXES.get(kind)
     if given is not None and prefix is not None and not given.startswith(prefix):
         text = f"Invalid '{path}.id': '{given}'. Expected an ID that begins with '{prefix}'."
@@ -278,8 +201,7 @@ def _ids(item: Item, kind: str, path: str) -> Iterator[Problem]:
 def _tools(body: Request) -> Iterator[Problem]:
     tools = body.get("tools") or []
     if len(tools) > MAX_TOOLS:
-        text = f"Invalid 'tools': array too long. Expected an array with maximum length {MAX_TOOLS}, but got an array"
-        yield reject(f"{text} with length {len(tools)} instead.", "tools", "array_above_max_length").problem
+        yield too_long("tools", "array", MAX_TOOLS, len(tools)).problem
     for at, tool in enumerate(tools):
         yield from _tool(tool, f"tools[{at}]", TOOLS)
     choice = body.get("tool_choice")

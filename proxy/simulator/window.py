@@ -60,7 +60,7 @@ class CountedPrompt:
         return sum(self.tokens) + PRIMING
 
 
-def _canonical(value: Any) -> tuple[bytes, bool]:
+def canonical(value: Any) -> tuple[bytes, bool]:
     """Compact JSON with sorted keys and without cache markers, equal for equal content; and if one was there."""
     text = _dumps(value)
     marked = '"cache_control"' in text or '"prompt_cache_breakpoint"' in text
@@ -88,7 +88,7 @@ class PromptCounter:
         tokens: list[int] = []
         tools = marked = 0
         for index, piece in enumerate(pieces, start=1):
-            data, is_marked = _canonical(piece.value)
+            data, is_marked = canonical(piece.value)
             digest = blake2b(data, digest_size=16, person=piece.kind.encode()[:16]).digest()
             size = self._known.get(digest)
             if size is None:
@@ -145,7 +145,9 @@ def _part_tokens(part: Request, count: Count) -> int:
             return image_tokens(image) if isinstance(image, dict) else IMAGE_AUTO
         case "image":
             return IMAGE_AUTO
-        case "tool_use":
+        case "compaction":
+            return count(str(part.get("content") or ""))
+        case "tool_use" | "server_tool_use" | "mcp_tool_use":
             return count(str(part.get("name", ""))) + count(json.dumps(part.get("input"))) + PER_CALL
         case "tool_result":
             return 4 + _content_tokens(part.get("content"), count)

@@ -9,13 +9,16 @@ import importlib
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Self
 
 import sqlalchemy as sa
 
+from proxy.store import answers as answers_
 from proxy.store import archive, configuration, exchanges, maintenance, memory
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
+from proxy.store.answers import AnswerRow
 from proxy.store.records import ConversationRow, ExchangeRow, Original, RelayedRow, StoreError, UsageRow
 from proxy.store.schema import HEAD
 from proxy.store.sqlite import Mode, SqliteDatabase
@@ -96,6 +99,10 @@ class Store(Transactions):
         """How often another file was opened in the place of one that was deleted or replaced."""
         return self._database.opened
 
+    def load(self) -> dict[str, int]:
+        """Transactions that wait, and of a database server the connections that are busy and idle."""
+        return self._database.load()
+
     find = timed("find")(reading(conversations_.find))
     branch = timed("branch")(reading(conversations_.branch))
     named = reading(conversations_.named)
@@ -135,6 +142,11 @@ class Store(Transactions):
     evictions = reading(archive.listed)
     eviction_sums = reading(archive.sums)
 
+    answers = timed("answers")(reading(answers_.line))
+    known_answers = timed("known_answers")(reading(answers_.known))
+    answers_with = timed("answers_with")(reading(answers_.with_items))
+    forget_answer = writing(answers_.forget)
+
     arrive = timed("arrive")(writing(exchanges.arrive))
     timeline = reading(exchanges.timeline)
     annotate = writing(exchanges.annotate)
@@ -149,6 +161,7 @@ class Store(Transactions):
     add_key = writing(configuration.add_key)
     list_keys = reading(configuration.list_keys)
     revoke_key = writing(configuration.revoke_key)
+    rotate_key = writing(configuration.rotate_key)
     save_policy = writing(configuration.save_policy)
     delete_policy = writing(configuration.delete_policy)
     policies = reading(configuration.all_policies)
@@ -168,7 +181,7 @@ class Store(Transactions):
         return self._secret
 
     @timed("record")
-    async def record(self, rows: Sequence[ExchangeRow | RelayedRow]) -> Sequence[ExchangeRow]:
+    async def record(self, rows: Sequence[ExchangeRow | RelayedRow | AnswerRow]) -> Sequence[ExchangeRow]:
         """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
 
         Those that are new come back; in a shared store their health is that which all servers together have seen.
@@ -231,6 +244,15 @@ class Store(Transactions):
         if total:
             await self._shrink()
         return total
+
+    async def counts(self, *, before: float) -> dict[str, float | None]:
+        """Conversations, of these ``due`` last used before ``before``, requests, originals, bytes, and the first and
+        last moment of use."""
+        return await self._read(partial(maintenance.counts, before=before))
+
+    async def backup(self, path: Path) -> None:
+        """Write a whole copy to a new file, of one moment, while others go on; a file that is there stays."""
+        await self._database.backup(path)
 
     async def fit(self, most: int, *, before: float, at: float) -> int:
         """Delete conversations last used before ``before`` if the database takes more than ``most`` bytes; how many.

@@ -4,6 +4,7 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import sqlalchemy as sa
 
@@ -35,6 +36,8 @@ LEARN = keep_last(schema.limits)
 CALIBRATE = keep_last(schema.calibrations)
 KEEP_TIME = keep_last(meta, replaced=("number",))
 TIME, DOUBTED = "time", "doubted"
+TENANT, TENANT_DIGITS = "tenant:", 32
+TENANTS = sa.select(meta.c.name, meta.c.body).where(meta.c.name.startswith(TENANT))
 
 
 def make_secret(tx: Transaction) -> bytes:
@@ -62,15 +65,40 @@ def add_key(tx: Transaction, key: KeyRow) -> None:
 
 def list_keys(tx: Transaction) -> list[KeyRow]:
     """Every API key, revoked ones included, oldest first."""
+    tenants = {row.name: row.body.decode() for row in tx.execute(TENANTS)}
     return [
-        recorded(KeyRow, keys, row, models=tuple(json.loads(row.models)), allow=tuple(json.loads(row.allow)))
+        recorded(
+            KeyRow,
+            keys,
+            row,
+            models=tuple(json.loads(row.models)),
+            allow=tuple(json.loads(row.allow)),
+            tenant=tenants.get(TENANT + row.digest),
+        )
         for row in tx.execute(sa.select(keys).order_by(keys.c.created, keys.c.name))
     ]
 
 
+def rotate_key(tx: Transaction, name: str, digest: str, *, at: float, until: float) -> str | None:
+    """Give a key another secret; with the old one it holds ``until`` then, under the name that comes back.
+
+    None if no key of that name is in force. What was the old one's, conversations and usage, is the new one's too.
+    """
+    found = next((key for key in list_keys(tx) if key.name == name and key.revoked is None), None)
+    if found is None:
+        return None
+    former = f"{name}-until-{int(until)}"
+    tx.execute(sa.update(keys).where(keys.c.name == name).values(name=former, revoked=until))
+    tenant = found.tenant or found.digest[:TENANT_DIGITS]
+    tx.execute(MAKE_SECRET[tx.dialect], {"name": TENANT + digest, "body": tenant.encode()})
+    append(tx, [of_key(former, at=at)])
+    add_key(tx, replace(found, digest=digest, created=at))
+    return former
+
+
 def revoke_key(tx: Transaction, name: str, at: float) -> bool:
     """Revoke an API key; False if there is none of that name in force."""
-    mine = (keys.c.name == name, keys.c.revoked.is_(None))
+    mine = (keys.c.name == name, sa.or_(keys.c.revoked.is_(None), keys.c.revoked > at))
     found = tx.execute(sa.update(keys).where(*mine).values(revoked=at)).rowcount == 1
     if found:
         append(tx, [of_key(name, at=at)])

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from policies.pressure import Trend
+from proxy.store.answers import AnswerRow, add_answers
 from proxy.store.archive import mark_asked_again
 from proxy.store.audit import REFUSED, append, of_evaluation, of_exchange
 from proxy.store.conversations import open_conversations, touch_chains
@@ -72,11 +73,14 @@ def arrive(tx: Transaction, arrival: Arrival) -> str:
     return home
 
 
-def record(tx: Transaction, batch: Sequence[ExchangeRow | RelayedRow], *, shared: bool = False) -> list[ExchangeRow]:
+def record(
+    tx: Transaction, batch: Sequence[ExchangeRow | RelayedRow | AnswerRow], *, shared: bool = False
+) -> list[ExchangeRow]:
     """The exchanges of a batch that were stored; a row with an id that is there already is not counted twice.
 
     In a ``shared`` store their checkups are made anew, from what all servers know of a conversation.
     """
+    add_answers(tx, [row for row in batch if isinstance(row, AnswerRow)])
     tx.many(ADD_RELAYED, [stored(relayed, row) for row in batch if isinstance(row, RelayedRow)])
     rows = _new(tx, [row for row in batch if isinstance(row, ExchangeRow)])
     if not rows:

@@ -14,6 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from proxy.store.answers import exported
 from proxy.store.archive import drop_unheld, forget_words, whole_body
 from proxy.store.audit import append, of_deletion
 from proxy.store.chain import AuditEvent
@@ -21,6 +22,7 @@ from proxy.store.packing import Damaged, unpack_text
 from proxy.store.records import ConversationRow
 from proxy.store.schema import (
     alerts,
+    answers,
     audit,
     branches,
     chains,
@@ -42,11 +44,12 @@ from proxy.store.transaction import Rows, Transaction
 
 CONVERSATIONS_AT_ONCE = 10
 ROWS_AT_ONCE = 500
-PRUNED = (exchanges.c.id, relayed.c.id, summaries.c.key)
+PRUNED = (exchanges.c.id, relayed.c.id, summaries.c.key, answers.c.id)
 STORED = sa.text(
     "SELECT (SELECT count(*) * 300 + coalesce(sum(pg_column_size(body) + pg_column_size(words)), 0) FROM originals)"
     " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM checkpoints)"
     " + (SELECT coalesce(sum(pg_column_size(text)), 0) FROM cuts)"
+    " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM answers)"
     " + (SELECT count(*) * 1200 FROM exchanges) + (SELECT count(*) * 600 FROM edits)"
     " + (SELECT count(*) * 500 FROM audit)"
 )
@@ -75,6 +78,7 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
     for table in OF_BRANCHES:
         query = sa.select(table).where(table.c.tenant == tenant, table.c.branch.in_(own))
         found[table.name] = _rows(tx, query.order_by(*table.primary_key.columns))
+    found["answers"] = exported(tx, conversation)
     told = sa.select(audit).where(audit.c.tenant == tenant, audit.c.conversation == its_id)
     found["audit"] = _rows(tx, told.order_by(audit.c.seq))
     held = sa.select(removed.c.ref).where(removed.c.tenant == tenant, removed.c.branch.in_(own))
@@ -129,6 +133,25 @@ def requests(tx: Transaction) -> int:
     return int(tx.scalar(sa.select(sa.func.sum(conversations.c.requests))) or 0)
 
 
+def counts(tx: Transaction, *, before: float) -> dict[str, float | None]:
+    """How much there is, how much of it was last used before ``before``, and when it was used."""
+    updated = conversations.c.updated
+    found = tx.execute(
+        sa.select(sa.func.count(), sa.func.min(updated), sa.func.max(updated)).select_from(conversations)
+    )
+    number, oldest, newest = found.one()
+    old = sa.select(sa.func.count()).select_from(conversations).where(updated < before)
+    return {
+        "conversations": number,
+        "due": tx.scalar(old),
+        "requests": requests(tx),
+        "originals": tx.scalar(sa.select(sa.func.count()).select_from(originals)),
+        "bytes": size(tx),
+        "oldest": oldest,
+        "newest": newest,
+    }
+
+
 def size(tx: Transaction) -> int:
     """Bytes that are in use: of the file without its free pages, of PostgreSQL what the large columns and rows take."""
     if tx.dialect == "sqlite":
@@ -153,6 +176,7 @@ def _delete(tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reaso
         refs = list(tx.scalars(held.where(removed.c.tenant == tenant, branches.c.conversation == conversation)))
         mine = (conversations.c.tenant == tenant, conversations.c.id == conversation)
         is_there = tx.execute(sa.delete(conversations).where(*mine)).rowcount
+        tx.execute(sa.delete(answers).where(answers.c.tenant == tenant, answers.c.conversation == conversation))
         drop_unheld(tx, tenant, refs)
         if is_there:
             counts = {"requests": requests, "removed": len(refs)}

@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, QueuePool
 from sqlalchemy.util import await_only
 
 from proxy.store.records import StoreError, StoreUnavailable, is_disconnect, is_retried, translate
@@ -258,6 +258,13 @@ class PostgresDatabase:
         await database.ping()
         return database
 
+    def load(self) -> dict[str, int]:
+        pool = self._engine.pool
+        if not isinstance(pool, QueuePool):
+            return {}
+        busy, idle = pool.checkedout(), pool.checkedin()
+        return {"waiting": max(0, len(self._running) - busy), "busy": busy, "idle": idle}
+
     async def ping(self) -> None:
         await self.read(_one)
 
@@ -275,6 +282,11 @@ class PostgresDatabase:
 
     async def tend(self, *, force: bool = False) -> bool:  # noqa: ARG002 - the server looks after itself
         return False
+
+    async def backup(self, path: Path) -> None:
+        """Refused: the server has tools of its own."""
+        dump = f"pg_dump --format=custom --file={path} DATABASE"
+        raise StoreError(f"PostgreSQL is backed up by its own tools, also while Weir runs: {dump}", reason="backup")
 
     async def shrink(self) -> bool:
         return False

@@ -544,7 +544,11 @@ class RemovedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRow:
-    """An API key without its secret: ``digest`` is the HMAC-SHA-256 of it, hex."""
+    """An API key without its secret: ``digest`` is the HMAC-SHA-256 of it, hex.
+
+    ``revoked`` is the moment from which it no longer holds. ``tenant`` is whose conversations it opens, None for those
+    that its digest names: a key that took another's place has the other's.
+    """
 
     name: str
     digest: str
@@ -553,6 +557,7 @@ class KeyRow:
     allow: tuple[str, ...]
     created: float
     revoked: float | None = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

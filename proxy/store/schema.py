@@ -30,7 +30,7 @@ from proxy.store.records import SchemaTooNew, StoreError
 R = TypeVar("R")
 Upsert = Mapping[str, sa.Insert]
 """An INSERT for every dialect by name."""
-REVISIONS = ("0013",)
+REVISIONS = ("0013", "0014")
 HEAD = REVISIONS[-1]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
@@ -309,6 +309,25 @@ exchanges = _table(
 
 relayed = _table("relayed", "tenant id", _fields(records.RelayedRow, id=REQUEST), [sa.Index("relayed_at", "at")])
 
+answers = _table(
+    "answers",
+    "tenant id",
+    _required(tenant=TENANT, id=PlainText, conversation=CONVERSATION, at=sa.Double, body=sa.LargeBinary),
+    _required(tokens=sa.BigInteger, reasoned=sa.BigInteger, length=sa.Integer),
+    _optional(parent=PlainText),
+    [sa.Index("answers_of_conversation", "tenant", "conversation"), sa.Index("answers_at", "at")],
+)
+
+answer_items = _table(
+    "answer_items",
+    "tenant item",
+    _required(tenant=TENANT, item=PlainText, answer=PlainText),
+    [
+        sa.ForeignKeyConstraint(["tenant", "answer"], ["answers.tenant", "answers.id"], ondelete="CASCADE"),
+        sa.Index("answer_items_of_answer", "tenant", "answer"),
+    ],
+)
+
 health_snapshots = _table(
     "health_snapshots",
     "tenant conversation at id",
@@ -348,7 +367,7 @@ audit = _table(
 keys = _table(
     "keys",
     "name",
-    _fields(records.KeyRow, policy=PlainText(), models=sa.Text(), allow=sa.Text()),
+    _fields(records.KeyRow, without="tenant", policy=PlainText(), models=sa.Text(), allow=sa.Text()),
     [sa.Index("keys_digest", "digest", unique=True)],
 )
 

@@ -18,6 +18,7 @@ because a deferred one that turns into a writer fails at once, whatever the busy
 """
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -100,7 +101,7 @@ class ConnectionWorker:
     def __init__(self, thread: _Thread, *, begin: Begin, patience: float) -> None:
         self._thread = thread
         self._patience = patience
-        self._waiting: deque[_Job] = deque()
+        self.waiting: deque[_Job] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._closed = False
         self._at_once = READS_AT_ONCE if begin == "BEGIN" else 1
@@ -189,7 +190,7 @@ class ConnectionWorker:
         if self._closed:
             raise StoreUnavailable("the store is closed", reason="closed")
         job = _Job(work, asyncio.get_running_loop().create_future())
-        self._waiting.append(job)
+        self.waiting.append(job)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         try:
@@ -200,16 +201,16 @@ class ConnectionWorker:
             raise translate(error) from None
 
     async def _work(self) -> None:
-        while self._waiting:
+        while self.waiting:
             jobs: list[_Job] = []
-            while self._waiting and len(jobs) < self._at_once:
-                job = self._waiting.popleft()
+            while self.waiting and len(jobs) < self._at_once:
+                job = self.waiting.popleft()
                 if not job.future.done():
                     jobs.append(job)
             try:
                 await self._thread.call(jobs)
             except BaseException as error:
-                for job in (*jobs, *self._waiting):
+                for job in (*jobs, *self.waiting):
                     job.error = StoreUnavailable("the store's thread has ended", reason="closed")
                     job.settle()
                 if isinstance(error, Exception):
@@ -363,6 +364,9 @@ class SqliteDatabase:
     def writable(self) -> bool:
         return self._writer is not None
 
+    def load(self) -> dict[str, int]:
+        return {"waiting": sum(len(worker.waiting) for worker in (self._reader, self._writer) if worker is not None)}
+
     async def ping(self) -> None:
         """Return if the file is the one that was opened and can be locked for writing (a reader: read)."""
         if self._mode == "reader":
@@ -405,6 +409,13 @@ class SqliteDatabase:
         if self._writer is None or self._path is None:
             return False
         return await self._writer.raw(_shrink)
+
+    async def backup(self, path: Path) -> None:
+        """Write a copy to a new file, by SQLite's online backup, which waits for no writer of a WAL."""
+        worker = self._reader or self._writer
+        if worker is None:
+            raise StoreUnavailable("the store is closed", reason="closed")
+        await worker.raw(partial(_back_up, path=path))
 
     async def close(self) -> None:
         """Finish what has begun and close both connections; the locks go last."""
@@ -579,6 +590,24 @@ def _inode(path: Path) -> tuple[int, int]:
 
 def _pragma(driver: sqlite3.Connection, pragma: str) -> str:
     return str(driver.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+
+def _back_up(driver: sqlite3.Connection, *, path: Path) -> None:
+    unfinished = path.with_name(f"{path.name}.part")
+    try:
+        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise StoreUnavailable(f"{unfinished} cannot be made ({error.strerror})", reason="backup") from None
+    try:
+        with contextlib.closing(sqlite3.connect(unfinished)) as copy:
+            driver.backup(copy)
+            if (said := _pragma(copy, "quick_check")) != "ok":
+                raise CorruptStore(f"the copy is not whole, so the database is damaged: {said}", reason="damaged")
+        os.link(unfinished, path)  # unlike a rename it replaces nothing
+    except OSError as error:
+        raise StoreUnavailable(f"{path} cannot be made ({error.strerror})", reason="backup") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _shrink(driver: sqlite3.Connection) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import suppress
 from functools import lru_cache, wraps
 from itertools import islice
+from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
@@ -51,6 +52,10 @@ class Database(Protocol):
     @property
     def writable(self) -> bool: ...
 
+    def load(self) -> dict[str, int]:
+        """How many transactions wait; where there is a pool how many of its connections are busy, and idle."""
+        ...
+
     async def ping(self) -> None:
         """Return if transactions can be begun, else raise :class:`StoreError`."""
 
@@ -69,6 +74,9 @@ class Database(Protocol):
     async def shrink(self) -> bool:
         """Give some free room back; whether there may be more."""
         ...
+
+    async def backup(self, path: Path) -> None:
+        """Write a copy of one moment to a new file."""
 
     async def close(self) -> None:
         """Finish what has begun and give everything back."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from proxy.store import Store
+from proxy.store.answers import AnswerRow
 from proxy.store.audit import of_change
 from proxy.store.records import Change, ExchangeRow, RelayedRow, StaleVersion, StoreError
 
@@ -42,7 +43,7 @@ class WriteBehindQueue:
         self._store = store
         self._stored = stored
         self._degraded = degraded
-        self._rows: deque[ExchangeRow | RelayedRow] = deque(maxlen=MAX_ROWS)
+        self._rows: deque[ExchangeRow | RelayedRow | AnswerRow] = deque(maxlen=MAX_ROWS)
         self._changes: deque[Change] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -63,7 +64,7 @@ class WriteBehindQueue:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="weir-settle")
 
-    def put(self, row: ExchangeRow | RelayedRow) -> None:
+    def put(self, row: ExchangeRow | RelayedRow | AnswerRow) -> None:
         """Have one exchange written soon."""
         self._rows.append(row)
         self._wake.set()
@@ -108,7 +109,7 @@ class WriteBehindQueue:
 
     async def _write(self) -> bool:
         """Whether the changes and a batch of rows are done with: written, or not to be written at all."""
-        rows: list[ExchangeRow | RelayedRow] = []
+        rows: list[ExchangeRow | RelayedRow | AnswerRow] = []
         try:
             while self._changes:
                 await self._commit(self._changes[0])

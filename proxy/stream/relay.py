@@ -38,6 +38,7 @@ MAX_LISTENED = 4 * 1024 * 1024
 LAST_EVENT = re.compile(
     rb"^(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))", re.MULTILINE
 )
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 IN_THE_MIDDLE = "The upstream ended its answer in the middle."
 
 
@@ -239,6 +240,7 @@ class Listener:
     ended: Callable[[], Awaitable[None]] | None = None
     held: bytearray = field(default_factory=bytearray)
     codec: Codec = CHAT
+    ending: bool = False
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         """Send one piece on."""
@@ -251,7 +253,8 @@ class Listener:
 
     def _ends_with(self, message: MutableMapping[str, Any]) -> bool:
         body: bytes = message.get("body", b"")
-        if not message.get("more_body") or LAST_EVENT.search(body):
+        self.ending = self.ending or LAST_EVENT.search(body) is not None
+        if not message.get("more_body") or (self.ending and self.held.endswith(EVENT_ENDS)):
             return True
         return body.rstrip().endswith(b"}") and self.held.lstrip().startswith(b"{") and bool(self.messages())
 

@@ -11,13 +11,12 @@ from proxy.telemetry.logs import (
     log_alert,
     log_exchange,
 )
-from proxy.telemetry.metrics import CONTENT_TYPE, Metrics, ModelCall
+from proxy.telemetry.metrics import Metrics, ModelCall
 from proxy.telemetry.names import provider_name
 from proxy.telemetry.setup import OtelSettings, Telemetry, TelemetryError
-from proxy.telemetry.trace import NULL_SPAN, NULL_TRACE, AnySpan, Trace
+from proxy.telemetry.untraced import NULL_SPAN, NULL_TRACE, AnySpan, Trace
 
 __all__ = [
-    "CONTENT_TYPE",
     "CONTEXT_HEADERS",
     "LOG_CONTEXT",
     "NULL_SPAN",

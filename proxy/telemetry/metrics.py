@@ -6,30 +6,24 @@ today, and :data:`NEWEST_NAMES`, which the operator has to opt in to. No process
 are Weir's own has bounds of its own; 25 ms and 5 ms are among them because they are promised.
 
 The aggregates are Weir's own, because ``GET /metrics`` must work without any exporter, OpenTelemetry has no histogram
-that can be observed from outside, and prometheus-client's children cost twice as much (three times with its files for
-several processes) and keep neither the extremes that OTLP has nor the means that gauges are merged by.
+that can be observed from outside, and prometheus-client costs three times as much (with its files for several processes
+four times, and then without exemplars) and keeps neither the extremes that OTLP has nor the means that gauges are
+merged by.
 
 What a label may hold is bounded, because some of it comes from outside, model names above all: a text has at most 128
 characters and nothing in it that looks like a credential, a label 200 values, an instrument 2,000 series (a histogram
 500). What goes beyond that is counted under ``other``, so that sums stay right.
-
-A scrape reaches any one of several workers. Each leaves its readings in a folder, and who is asked adds them up: what
-another one says is as old as its last reading, two seconds or so. The sums of a worker that has died stay, because a
-counter must not go back; what it said of the moment does not.
 """
 
-import contextlib
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Final, Literal
-from uuid import uuid4
+from typing import Final
 
-import msgspec
 from opentelemetry.sdk.metrics import export as otlp
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -37,6 +31,16 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from proxy.errors import redact
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry import names
+from proxy.telemetry.exposition import (
+    Family,
+    Instrument,
+    Labels,
+    Merge,
+    Series,
+    WorkerReadings,
+    as_otlp,
+    as_text,
+)
 
 SECONDS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 TOKENS: Final = tuple(float(4**power) for power in range(14))
@@ -45,30 +49,6 @@ WAITS: Final = (*SHORT_SECONDS, 2.5, 10.0, 40.0)
 REQUEST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 300.0)
 SHARES: Final = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25)
 RATIOS: Final = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 15.0, 30.0, 100.0)
-
-Merge = Literal["sum", "max", "mean"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Instrument:
-    """One metric: OpenTelemetry name, unit, what it says, attribute names in order, upper bounds of buckets.
-
-    ``merge`` is what several worker processes' values of a gauge are put together by.
-    """
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    unit: str
-    help: str
-    labels: tuple[str, ...] = ()
-    bounds: tuple[float, ...] = ()
-    merge: Merge = "sum"
-
-    @property
-    def prometheus(self) -> str:
-        """The Prometheus name: underscores, ``_seconds`` for s, ``_total`` for a counter."""
-        seconds = "_seconds" if self.unit == "s" else ""
-        return self.name.replace(".", "_") + seconds + ("_total" if self.kind == "counter" else "")
 
 
 def _counter(name: str, unit: str, said: str, *labels: str) -> Instrument:
@@ -252,6 +232,25 @@ WINDOWS_LEARNED = _gauge(
     "weir.windows.learned", "{window}", "Windows that hold because of an upstream's errors",
     merge="max",
 )
+LOOP_LAG = _histogram(
+    "weir.loop.lag", "s", "How late the event loop wakes a task that sleeps, twice a second", bounds=SHORT_SECONDS,
+)
+QUEUE = _gauge(
+    "weir.queue", "{item}",
+    "What waits: bodies for room, work for a thread, transactions for a connection of SQLite, conversations to prepare",
+    names.KIND,
+)
+BODIES_HELD = _gauge("weir.bodies.held", "By", "Bytes of the bodies of requests that are being answered")
+CONNECTIONS = _gauge(
+    "weir.connections", "{connection}", "Connections to upstreams and to PostgreSQL, busy and idle",
+    names.KIND,
+)
+PROCESS_CPU = _counter("process.cpu", "s", "Time of processors that this process took")
+PROCESS_RESIDENT = _gauge("process.resident.memory", "By", "Memory that is resident")
+PROCESS_VIRTUAL = _gauge("process.virtual.memory", "By", "Memory that is mapped")
+PROCESS_FDS = _gauge("process.open_fds", "{fd}", "File descriptors that are open")
+PROCESS_MAX_FDS = _gauge("process.max_fds", "{fd}", "File descriptors that may be open")
+PROCESS_START = _gauge("process.start.time", "s", "When the process began, since the epoch", merge="max")
 DROPPED = _counter("weir.telemetry.dropped", "{record}", "Spans and log lines that were not delivered", names.KIND)
 # fmt: on
 
@@ -266,150 +265,6 @@ OWN: Final = tuple(
     if isinstance(found, Instrument) and found not in FIRST_NAMES and found not in NEWEST_NAMES
 )
 """What is reported under either set of names."""
-
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-SILENT_AFTER = 15.0
-SUFFIX = ".readings"
-_BY_NAME = {instrument.name: instrument for instrument in (*FIRST_NAMES, *NEWEST_NAMES, *OWN)}
-
-Labels = tuple[str, ...]
-
-
-class Series(msgspec.Struct, array_like=True):
-    """One series: a sum or a value; of a histogram also counts per bucket (the last one is +Inf) and the extremes."""
-
-    total: float = 0
-    counts: list[int] = []
-    low: float = 0.0
-    high: float = 0.0
-
-    def copy(self) -> "Series":
-        """The same, which nobody changes."""
-        return Series(self.total, list(self.counts), self.low, self.high)
-
-
-Family = tuple[Instrument, Mapping[Labels, Series]]
-
-
-def as_text(families: Iterable[Family]) -> bytes:
-    """Prometheus text format 0.0.4; what has no samples yet is left out."""
-    lines: list[str] = []
-    for instrument, found in families:
-        if found:
-            name, said = instrument.prometheus, instrument.help.replace("\\", r"\\").replace("\n", r"\n")
-            lines += (f"# HELP {name} {said}", f"# TYPE {name} {instrument.kind}")
-        for labels, series in found.items():
-            lines += _samples(instrument, labels, series)
-    return "".join(line + "\n" for line in lines).encode("utf-8", "replace")
-
-
-def _samples(instrument: Instrument, labels: Labels, series: Series) -> Iterator[str]:
-    """One series as lines; empty labels are left out."""
-    name, named = instrument.prometheus, zip(instrument.labels, labels, strict=True)
-    pairs = [f'{label.replace(".", "_")}="{_escape(value)}"' for label, value in named if value]
-    braced, running = f"{{{','.join(pairs)}}}" if pairs else "", 0
-    if not series.counts:
-        yield f"{name}{braced} {_number(series.total)}"
-        return
-    for bound, count in zip((*map(_number, instrument.bounds), "+Inf"), series.counts, strict=True):
-        running += count
-        bucket = ",".join((*pairs, f'le="{bound}"'))
-        yield f"{name}_bucket{{{bucket}}} {running}"
-    yield f"{name}_sum{braced} {_number(series.total)}"
-    yield f"{name}_count{braced} {running}"
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
-
-
-def as_otlp(instrument: Instrument, found: Mapping[Labels, Series], since: int, now: int) -> otlp.Metric:
-    """One metric as cumulative data points from ``since`` to ``now``, ns since the epoch."""
-    named = [({k: v for k, v in zip(instrument.labels, key, strict=True) if v}, each) for key, each in found.items()]
-    data: otlp.Gauge | otlp.Sum | otlp.Histogram
-    if instrument.kind == "histogram":
-        data = otlp.Histogram([_point(instrument, *each, since, now) for each in named], _CUMULATIVE)
-    else:
-        numbers = [otlp.NumberDataPoint(attributes, since, now, series.total) for attributes, series in named]
-        is_sum = instrument.kind == "counter"
-        data = otlp.Sum(numbers, _CUMULATIVE, is_monotonic=True) if is_sum else otlp.Gauge(numbers)
-    return otlp.Metric(instrument.name, instrument.help, instrument.unit, data)
-
-
-_CUMULATIVE = otlp.AggregationTemporality.CUMULATIVE
-
-
-def _point(
-    instrument: Instrument, attributes: dict[str, str], series: Series, since: int, now: int
-) -> otlp.HistogramDataPoint:
-    count, total, counts, bounds = sum(series.counts), series.total, series.counts, instrument.bounds
-    return otlp.HistogramDataPoint(
-        attributes, since, now, count, total, counts, bounds, min=series.low, max=series.high
-    )
-
-
-class WorkerReadings:
-    """The folder of several workers' readings, and this process's file in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._mine = folder / f"{uuid4().hex}{SUFFIX}"
-
-    def leave(self, families: Iterable[Family]) -> None:
-        """Write this process's readings where the others find them; blocks. Nothing happens if the folder is gone."""
-        unfinished = self._mine.with_suffix(".unfinished")
-        readings = [(instrument.name, list(found.items())) for instrument, found in families]
-        with contextlib.suppress(OSError):
-            unfinished.write_bytes(msgspec.json.encode(readings))
-            unfinished.replace(self._mine)
-
-    def together(self, families: Sequence[Family]) -> list[Family]:
-        """This process's readings and what the others left, added up; blocks."""
-        every: dict[str, list[Family]] = {instrument.name: [(instrument, found)] for instrument, found in families}
-        for path in self._folder.glob(f"*{SUFFIX}"):
-            if path == self._mine:
-                continue
-            with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
-                speaks = time.time() - path.stat().st_mtime < SILENT_AFTER
-                read = msgspec.json.decode(path.read_bytes(), type=list[tuple[str, list[tuple[Labels, Series]]]])
-                for name, found in read:
-                    instrument = _BY_NAME[name]
-                    whole = {key: series for key, series in found if len(series.counts) == _buckets(instrument)}
-                    if speaks or instrument.kind != "gauge":
-                        every.setdefault(name, []).append((instrument, whole))
-        return [_merged(found) for found in every.values()]
-
-
-def _buckets(instrument: Instrument) -> int:
-    return len(instrument.bounds) + 1 if instrument.kind == "histogram" else 0
-
-
-def _merged(families: Sequence[Family]) -> Family:
-    """One family of several processes: sums, and of gauges what they are merged by."""
-    instrument = families[0][0]
-    every: dict[Labels, list[Series]] = {}
-    for _, found in families:
-        for labels, series in found.items():
-            every.setdefault(labels, []).append(series)
-    if instrument.kind == "histogram":
-        return instrument, {labels: _added(several) for labels, several in every.items()}
-    totals = {labels: [series.total for series in several] for labels, several in every.items()}
-    return instrument, {labels: Series(_put_together(values, instrument.merge)) for labels, values in totals.items()}
-
-
-def _added(several: Sequence[Series]) -> Series:
-    counts = [sum(each) for each in zip(*(series.counts for series in several), strict=True)]
-    low, high = min(series.low for series in several), max(series.high for series in several)
-    return Series(sum(series.total for series in several), counts, low, high)
-
-
-def _put_together(values: Sequence[float], how: Merge) -> float:
-    return max(values) if how == "max" else sum(values) / (len(values) if how == "mean" else 1)
 
 
 MAX_SUMS = 2_000
@@ -469,8 +324,11 @@ class Metrics:
                 series = of.setdefault(self._admitted(counter, labels, MAX_SUMS), Series())
             series.total += value
 
-    def record(self, histogram: Instrument, value: float, *labels: str) -> None:
-        """Count ``value`` in its bucket (upper bounds are inclusive); negative values, NaN and infinity are ignored."""
+    def record(self, histogram: Instrument, value: float, *labels: str, trace: str | None = None) -> None:
+        """Count ``value`` in its bucket (upper bounds are inclusive), with the ``trace`` that it is from as an example.
+
+        Negative values, NaN and infinity are ignored.
+        """
         if not 0 <= value < inf:
             return
         of = self._series[histogram]
@@ -479,17 +337,22 @@ class Metrics:
             if series is None:
                 empty = Series(0.0, [0] * (len(histogram.bounds) + 1), value, value)
                 series = of.setdefault(self._admitted(histogram, labels, MAX_DISTRIBUTIONS), empty)
-            series.counts[bisect_left(histogram.bounds, value)] += 1
+            bucket = bisect_left(histogram.bounds, value)
+            series.counts[bucket] += 1
             series.total += value
+            if trace is not None:
+                series.exemplars[bucket] = (trace, value, time.time())
             if value < series.low:
                 series.low = value
             if value > series.high:
                 series.high = value
 
-    def served(self, *, method: str, route: str, status: int | None, error: str, seconds: float) -> None:
+    def served(
+        self, *, method: str, route: str, status: int | None, error: str, seconds: float, trace: str | None = None
+    ) -> None:
         """A client's request ended; ``status`` None where no answer was begun, ``error`` a code or empty."""
         shown = "" if status is None else str(status)
-        self.record(SERVER_DURATION, seconds, method, route, shown, error, SCHEME)
+        self.record(SERVER_DURATION, seconds, method, route, shown, error, SCHEME, trace=trace)
 
     def called(self, call: ModelCall) -> None:
         """Count a call to a model under the names that the operator chose."""
@@ -546,17 +409,17 @@ class Metrics:
 
     def share(self, folder: Path) -> None:
         """Have this process be one of several that leave their readings in ``folder``."""
-        self._shared = WorkerReadings(folder)
+        self._shared = WorkerReadings(folder, {each.name: each for each in (*FIRST_NAMES, *NEWEST_NAMES, *OWN)})
 
     def leave(self) -> None:
         """Leave the readings for the other processes, if there are any; blocks."""
         if self._shared is not None:
             self._shared.leave(self.read())
 
-    def render(self) -> bytes:
-        """Prometheus text format 0.0.4, of all processes that share; blocks for milliseconds."""
+    def render(self, *, openmetrics: bool = False) -> bytes:
+        """Prometheus text format 0.0.4, or OpenMetrics, of all processes that share; blocks for milliseconds."""
         found = self.read()
-        return as_text(found if self._shared is None else self._shared.together(found))
+        return as_text(found if self._shared is None else self._shared.together(found), openmetrics=openmetrics)
 
     def collect(self, resource: Resource, scope: InstrumentationScope, *, since: int, now: int) -> otlp.MetricsData:
         """The same as cumulative OTLP data points from ``since`` to ``now``, ns since the epoch."""

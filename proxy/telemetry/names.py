@@ -25,6 +25,7 @@ from proxy.errors import redact
 PLAN_SPAN: Final = "weir context.plan"
 LAYER_SPAN: Final = "weir context.layer"
 EVALUATE_SPAN: Final = "weir context.evaluate"
+PART_SPAN: Final = "weir context."
 PREPARE_SPAN: Final = "weir context.prepare"
 OPERATION: Final = "chat"
 OPERATIONS: Final[Mapping[str, str]] = MappingProxyType(
@@ -96,6 +97,9 @@ FINGERPRINT: Final = "openai.response.system_fingerprint"
 INPUT_MESSAGES: Final = "gen_ai.input.messages"
 OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
 TOOL_DEFINITIONS: Final = "gen_ai.tool.definitions"
+SPAN_KIND: Final = "openinference.span.kind"
+INPUT_VALUE: Final = "input.value"
+OUTPUT_VALUE: Final = "output.value"
 TOKEN_TYPE: Final = "gen_ai.token.type"  # noqa: S105 - a kind of token that is no password
 
 # Attributes: Weir's own
@@ -121,6 +125,9 @@ REF: Final = "weir.ref"
 BEFORE: Final = "weir.tokens.before"
 AFTER: Final = "weir.tokens.after"
 LIMIT: Final = "weir.tokens.limit"
+BUCKETS: Final = "weir.tokens.buckets"
+CLAMPED_FROM: Final = "weir.max_tokens.before"
+CLAMPED_TO: Final = "weir.max_tokens.after"
 SUMMARIZER: Final = "weir.summarizer"
 SUMMARY_PURPOSE: Final = "weir.summary.purpose"
 SUMMARY_SOURCE: Final = "weir.summary.source"
@@ -219,6 +226,8 @@ EVENT_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
 """Field of an event (as the caller spells it) to attribute; what is not here is not recorded."""
 
 DEPLOYMENT: Final = "deployment.environment.name"
+CHAIN: Final = "CHAIN"
+"""OpenInference's kind of a span that calls others: without it Phoenix shows "unknown"."""
 NO_FINISH: Final = "error"
 """The finish reason that the newest conventions give an answer without one."""
 
@@ -274,7 +283,7 @@ Part = dict[str, Any]
 
 
 def asked_in(body: bytes) -> dict[str, Value]:
-    """The attributes that say what a request holds; empty if it cannot be read."""
+    """The attributes that say what a request holds, its newest user message in words; empty if it cannot be read."""
     try:
         request = msgspec.json.decode(body)
     except (ValueError, RecursionError):
@@ -288,16 +297,26 @@ def asked_in(body: bytes) -> dict[str, Value]:
         found[INPUT_MESSAGES] = text
         if dropped:
             found[CONTENT_DROPPED] = dropped
+        if newest := next((m for m in reversed(messages) if isinstance(m, dict) and m.get("role") == "user"), None):
+            found[INPUT_VALUE] = _in_words(_message(newest, MAX_TEXT_LEN))
     if isinstance(tools, list) and tools:
         found[TOOL_DEFINITIONS] = bounded(tools, _definition)[0]
     return found
 
 
 def said_in(choices: Sequence[object]) -> dict[str, Value]:
-    """The attribute that says what was answered, from the choices of a completion; empty without any."""
+    """The attributes that say what was answered, from the choices of a completion; empty without any."""
     if not choices:
         return {}
-    return {OUTPUT_MESSAGES: bounded(choices, _choice)[0]}
+    first = _in_words(_choice(choices[0], MAX_TEXT_LEN))
+    return {OUTPUT_MESSAGES: bounded(choices, _choice)[0], OUTPUT_VALUE: first}
+
+
+def _in_words(message: Part) -> str:
+    """What a message in the conventions' form says, or calls, as one text."""
+    parts = message["parts"]
+    said = [part.get("content", "") for part in parts if part["type"] == "text"]
+    return "\n".join(said or [f"{p['name']}({p['arguments']})" for p in parts if p["type"] == "tool_call"])
 
 
 def bounded(items: Sequence[object], form: Any, *, most: int = MAX_BYTES) -> tuple[str, int]:

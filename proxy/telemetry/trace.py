@@ -4,8 +4,10 @@
 
     SERVER   POST /v1/chat/completions
     ├── INTERNAL weir context.plan
+    │   ├── INTERNAL weir context.read             what took a millisecond or more beside the layers
     │   ├── INTERNAL weir context.layer evict
-    │   └── CLIENT   chat small-model              the summariser
+    │   └── INTERNAL weir context.layer compact
+    │       └── CLIENT   chat small-model          the summariser
     ├── CLIENT   chat big-model                    Error context_length_exceeded
     └── CLIENT   chat big-model                    http.request.resend_count 1, compacted
 
@@ -33,6 +35,10 @@ MAX_CHILDREN: Final = 64
 MAX_EVENTS: Final = 32
 LAYER_APART: Final = 2_000
 """Nanoseconds: viewers that keep times as floats tell two microseconds apart, and not always one."""
+MIN_PART: Final = 1_000_000
+"""Nanoseconds: a part that took less is no span, so that a warm request has none."""
+_CHAIN: Final[dict[str, Value]] = {names.SPAN_KIND: names.CHAIN}
+_WITHIN_LAYERS: Final = frozenset({"state", "extract", "note"})
 _NOT_ERRORS: Final = frozenset({"client_disconnect"})
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _UNSET: Final = Status(StatusCode.UNSET)
@@ -43,8 +49,8 @@ class Span:
     """A span that ends once; what is set afterwards is ignored. As a context manager it fails by what leaves it."""
 
     __slots__ = (
-        *("after", "attributes", "ended", "error", "events", "id", "kind", "layers", "name", "parent", "started"),
-        "trace",
+        *("_lap", "_laps", "_part", "_shown", "after", "attributes", "ended", "error", "events", "id", "kind", "name"),
+        *("parent", "started", "trace"),
     )
 
     def __init__(
@@ -58,7 +64,8 @@ class Span:
         self.ended = 0
         self.id = int.from_bytes(urandom(8), "big") or 1
         self.error = False
-        self.layers = 0
+        self._lap = self._part = self._shown = started
+        self._laps: list[tuple[int, int]] = []
         self.after: Span | None = None
         self.attributes: dict[str, Value] = {}
         self.events: list[tuple[str, int, dict[str, Value]]] = []
@@ -88,6 +95,40 @@ class Span:
             self.trace.plan_open = None
         self.close()
 
+    # What it is made of
+
+    def now(self) -> int:
+        """Nanoseconds since the epoch."""
+        return self.trace.now()
+
+    def since(self, started: int, what: str, reason: str = "") -> int:
+        """What began at ``started`` and has just ended is a span of its own if it took long enough; the time now."""
+        now = self.trace.now()
+        if now - started >= MIN_PART:
+            child = self.trace.child(f"{names.PART_SPAN}{what}", SpanKind.INTERNAL, self, started)
+            child.set(names.REASON, reason or None)
+            child.close(now)
+        return now
+
+    def begin(self) -> None:
+        """A plan's flow begins."""
+        self._laps.clear()
+        self.resume(between=True)
+
+    def resume(self, *, between: bool) -> None:
+        """It goes on after it was waited for, ``between`` two layers or within one, which goes on, too."""
+        self._part = self.trace.now()
+        if between:
+            self._lap = self._part
+
+    def lap(self, what: str) -> None:
+        """A plan's flow has just done a ``layer``, or another part."""
+        if what == "layer":
+            self._laps.append((self._lap, self.trace.now()))
+        else:
+            self.since(self._part, what)
+        self.resume(between=what not in _WITHIN_LAYERS)
+
     # A plan
 
     def layer(
@@ -102,15 +143,19 @@ class Span:
     ) -> None:
         """A layer that ran: tokens before and after, units changed, and the ``reason`` why it did less than asked.
 
-        Each begins a little after the one before it: viewers keep the order.
+        To be told in the order in which they ran; each begins a little after the one before it: viewers keep the order.
+        What was done meanwhile is below it.
         """
-        self.layers += 1
-        started = self.started + LAYER_APART * self.layers
+        started, ended = self._laps.pop(0) if self._laps else (self.started, 0)
+        started = self._shown = max(started, self._shown + LAYER_APART)
+        within = self.trace.between(self, started, ended)
         child = self.trace.child(f"{names.LAYER_SPAN} {name}", SpanKind.INTERNAL, self, started)
+        for span in within:
+            span.parent = child
         child.attributes |= {names.LAYER: name, names.BEFORE: before, names.AFTER: after, names.UNITS: units}
         child.set(names.REF, ref)
         child.set(names.REASON, clean(reason) if reason else None)
-        child.close()
+        child.close(ended or None)
 
     def decide(
         self,
@@ -159,6 +204,10 @@ class Span:
             root.attributes |= {names.STRATEGY: clean(strategy), names.EVICTED: evicted}
         root.set(names.BEFORE_PERCENT, before_percent)
 
+    def buckets(self, tokens: Mapping[str, int]) -> None:
+        """Note what the content takes, by bucket."""
+        self.attributes[names.BUCKETS] = tuple(f"{name}={count}" for name, count in tokens.items() if count)
+
     # A call to a model
 
     @property
@@ -169,12 +218,25 @@ class Span:
     def asked(self, body: bytes) -> None:
         """Note the messages and the tools of the request."""
         if self.captures:
-            self.attributes |= asked_in(body)
+            self._show(asked_in(body))
 
     def said(self, choices: Sequence[object]) -> None:
         """Note the messages of the answer; ``choices`` as a completion has them."""
         if self.captures:
-            self.attributes |= said_in(choices)
+            self._show(said_in(choices))
+
+    def _show(self, found: dict[str, Value]) -> None:
+        """Take the attributes that say what a call asked or was answered; in words they are the root's, too."""
+        for name in (names.INPUT_VALUE, names.OUTPUT_VALUE):
+            said = found.pop(name, None)
+            if said and self.parent is self.trace.root:
+                self.trace.root.attributes[name] = said
+        self.attributes |= found
+
+    def clamp(self, before: int, after: int) -> None:
+        """Note, on the root too, that the call asks for an answer of fewer tokens than the client does."""
+        for span in (self, self.trace.root):
+            span.attributes |= {names.CLAMPED_FROM: before, names.CLAMPED_TO: after}
 
     def said_whole(self, body: bytes) -> None:
         """Note the messages of an answer that is not streamed."""
@@ -300,6 +362,10 @@ class ExchangeTrace:
         if len(self._children) < MAX_CHILDREN:
             self._children.append(span)
         return span
+
+    def between(self, parent: Span, started: int, ended: int) -> list[Span]:
+        """The spans under ``parent`` that began and ended in this time."""
+        return [s for s in self._children if s.parent is parent and started <= s.started and 0 < s.ended <= ended]
 
     def identify(
         self,
@@ -430,6 +496,9 @@ class ExchangeTrace:
         if root.ended:
             return
         root.set(names.HTTP_STATUS, status)
+        action, model = (root.attributes.get(name) for name in (names.ACTION, names.MODEL))
+        if action and model:
+            root.name = f"weir {action} {model}"
         if error_type is not None:
             root.fail(error_type)
             root.error = root.error and not 400 <= (status or 500) < 500
@@ -441,32 +510,29 @@ class ExchangeTrace:
         self._recording.emit(self._build())
 
     def _build(self) -> list[ReadableSpan]:
-        """The spans, each child after its parent."""
+        """The spans."""
         trace, shared = self.parent.trace, self._recording
         state = TraceState.from_header([self.parent.state.decode("latin-1")]) if self.parent.state else None
         remote = SpanContext(trace, self.parent.span, True, _SAMPLED, state) if self.parent.span else None  # noqa: FBT003 - the SDK's order
-        built: list[ReadableSpan] = []
-        contexts: dict[int, SpanContext] = {}
-        for span in (self.root, *self._children):
-            context = SpanContext(trace, span.id, False, _SAMPLED, state)  # noqa: FBT003 - the SDK's order
-            contexts[span.id] = context
-            built.append(
-                ReadableSpan(
-                    span.name,
-                    context,
-                    remote if span.parent is None else contexts.get(span.parent.id, contexts[self.root.id]),
-                    shared.resource,
-                    {**span.attributes, **self._identity},
-                    tuple(Event(name, fields, at) for name, at, fields in span.events),
-                    _links(span, contexts),
-                    kind=span.kind,
-                    status=_ERROR if span.error else _UNSET,
-                    start_time=span.started,
-                    end_time=span.ended,
-                    instrumentation_scope=shared.scope,
-                )
+        spans = (self.root, *self._children)
+        contexts = {s.id: SpanContext(trace, s.id, False, _SAMPLED, state) for s in spans}  # noqa: FBT003 - the SDK's order
+        return [
+            ReadableSpan(
+                span.name,
+                contexts[span.id],
+                remote if span.parent is None else contexts.get(span.parent.id, contexts[self.root.id]),
+                shared.resource,
+                {**span.attributes, **self._identity} | (_CHAIN if span.kind is not SpanKind.CLIENT else {}),
+                tuple(Event(name, fields, at) for name, at, fields in span.events),
+                _links(span, contexts),
+                kind=span.kind,
+                status=_ERROR if span.error else _UNSET,
+                start_time=span.started,
+                end_time=span.ended,
+                instrumentation_scope=shared.scope,
             )
-        return built
+            for span in spans
+        ]
 
 
 def _links(span: Span, contexts: Mapping[int, SpanContext]) -> tuple[Link, ...]:
@@ -497,60 +563,3 @@ def _request_params(request: Mapping[str, object], *, content: bool) -> dict[str
         elif field == "stop" and isinstance(value, Sequence):
             found[attribute] = tuple(clean(v) for v in value[:MAX_LIST] if isinstance(v, str))
     return found
-
-
-class NullSpan:
-    """A span that is not recorded; it takes what any span takes."""
-
-    __slots__ = ()
-
-    def _ignore(self, *_: object, **__: object) -> None:
-        return None
-
-    captures: Final = False
-    layer = decide = usage = told = fail = first_chunk = arrived = answered = failed = close = _ignore
-    asked = said = said_whole = _ignore
-
-    def propagation(self) -> tuple[Header, ...]:
-        """Nothing to replace the client's own context with."""
-        return ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-NULL_SPAN: Final = NullSpan()
-
-
-class NullTrace:
-    """A trace that is not recorded: telemetry is off, or the trace is not sampled (then it still has its id)."""
-
-    __slots__ = ("trace_id",)
-    recorded: Final = False
-    captures: Final = False
-    has_children: Final = False
-
-    def __init__(self, trace_id: str | None = None) -> None:
-        self.trace_id = trace_id
-
-    def _ignore(self, *_: object, **__: object) -> None:
-        return None
-
-    def _null(self, *_: object, **__: object) -> NullSpan:
-        return NULL_SPAN
-
-    def follow(self, name: str) -> "NullTrace":
-        """Nothing is recorded of what comes after, either."""
-        del name
-        return self
-
-    identify = event = cache = end = ending = evaluated = _ignore
-    plan = summarizer = attempt = relayed = _null
-
-
-NULL_TRACE: Final = NullTrace()
-Trace = ExchangeTrace | NullTrace
-AnySpan = Span | NullSpan

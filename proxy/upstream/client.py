@@ -277,6 +277,12 @@ class Client:
         pool.connector.drop_idle()
         return await _send(pool.session, target, method, url, fields, body, hidden)
 
+    @property
+    def connections(self) -> tuple[int, int]:
+        """How many are busy, and how many wait, to all upstreams together."""
+        busy, idle = zip((0, 0), *(pool.connector.connections for pool in self._pools), strict=True)
+        return sum(busy), sum(idle)
+
     async def close(self) -> None:
         """Closes every connection."""
         await self._pools.close()

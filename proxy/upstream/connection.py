@@ -8,7 +8,7 @@ import asyncio
 import functools
 import select
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -129,6 +129,11 @@ class Connector(aiohttp.TCPConnector):
         """Whether an answer is under way."""
         return bool(self._acquired)
 
+    @property
+    def connections(self) -> tuple[int, int]:
+        """How many are busy, and how many wait."""
+        return len(self._acquired), sum(map(len, self._conns.values()))
+
     def drop_idle(self) -> None:
         """Closes the connections that wait: the next request opens one."""
         waiting = [wire for wires in self._conns.values() for wire, _ in wires]
@@ -182,6 +187,9 @@ class Pools(Generic[K, V]):
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
         return pool
+
+    def __iter__(self) -> Iterator[V]:
+        return iter(tuple(self._pools.values()))
 
     async def close(self) -> None:
         """Close them all."""

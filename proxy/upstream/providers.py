@@ -65,6 +65,8 @@ _LOGGERS = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
 
 _SDK = frozenset({"openai", "azure", "azure_text", "text-completion-openai", "custom_openai", "mistral", "openrouter"})
 _NO_KEY = "no-key"
+MAX_ANSWER = 64 * 1024 * 1024
+"""Bytes of an answer to a request of Weir's own: 256 vectors of 4,096 numbers take 24 MB."""
 _STANDARD = frozenset(
     {
         *("messages", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls"),
@@ -297,6 +299,11 @@ class Upstreams:
         self._providers = dict(providers)
         self._targets: dict[UpstreamSettings, Target] = {}
 
+    @property
+    def connections(self) -> tuple[int, int]:
+        """How many connections are busy, and how many wait."""
+        return self._client.connections
+
     async def send(
         self,
         destination: Destination,
@@ -373,11 +380,14 @@ class Upstreams:
 
 async def _whole(answer: Answer) -> tuple[int, bytes]:
     try:
-        return answer.status, await answer.read()
+        body = await answer.read(MAX_ANSWER)
     except StreamBroken as error:
         raise UpstreamUnreachable(str(error)) from None
     finally:
         answer.close()
+    if not answer.ended:
+        raise UpstreamUnreachable(f"The upstream's answer to a request of Weir's own has over {MAX_ANSWER} bytes.")
+    return answer.status, body
 
 
 def _judged(headers: Headers, caller: Caller) -> Headers:

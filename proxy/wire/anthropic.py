@@ -12,6 +12,7 @@ Thinking, redacted thinking, signatures and what the provider's own tools left a
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -20,13 +21,16 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.codec import ERROR, ClientRequest, Codec, Passed, Segments, array_of
+from proxy.wire.answers import GivenAnswer, message_in
+from proxy.wire.codec import ERROR, ClientRequest, Codec, Passed, Segments, array_of, object_of
 from proxy.wire.messages import MARK, SEALED, THINKING_TYPES, markers_of, without_media
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, replace_fields, split_array, split_object, write_value
+from proxy.wire.rounds import in_messages
 
 SIGNATURE_CHARS, SEALED_CHARS = 16 / 3, 4.0
 """Characters of a signature, and of sealed data, for a token: what was thought is about three quarters as long."""
 APART = "\n\n"
+CREATED_WITH = ("system", "tools")
 GONE = "(Earlier messages of this conversation were removed here to fit the model's context window.)"
 _FINISH = {"end_turn": "stop", "stop_sequence": "stop", "pause_turn": "stop", "tool_use": "tool_calls"}
 _ERRORS = {
@@ -90,7 +94,9 @@ class MessagesCodec(Codec):
     name = "messages"
     path = "/messages"
     array = "messages"
+    providers = frozenset({"anthropic"})
     system = "system"
+    link = "thread"
     limits = ("max_tokens",)
     tool_fields = ("tools",)
     schema = "output_config"
@@ -108,9 +114,32 @@ class MessagesCodec(Codec):
         budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
         return budget + 1 if isinstance(budget, int) and thinking.get("type") == "enabled" else 0
 
-    def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the provider holds the history (``thread``), or is only to sum it up (``compaction``)."""
-        return any(bytes(fields[name]) != b"null" for name in ("thread", "compaction") if name in fields)
+    def is_aside(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the provider is only to sum the history up."""
+        return bytes(fields.get("compaction", b"null")) != b"null"
+
+    def parent(self, fields: Mapping[str, Raw]) -> str | None:
+        """The message that a thread goes on from."""
+        thread = read_value(fields.get("thread", b"null"))
+        value = thread.get("previous_message_id") if isinstance(thread, dict) else None
+        return value if isinstance(value, str) and value else None
+
+    def is_kept(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the request is one of a thread."""
+        return bytes(fields.get("thread", b"null")) != b"null"
+
+    def opening(self, fields: Mapping[str, Raw]) -> bytes:
+        """What a thread is created with, and no later request may have."""
+        return object_of({name: fields[name] for name in CREATED_WITH if name in fields})
+
+    def begun_anew(self, fields: Mapping[str, Raw], opening: Mapping[str, Raw]) -> dict[str, Raw]:
+        """The fields of a request that creates a thread."""
+        return {**opening, **fields, "thread": b'{"type":"create"}'}
+
+    def answer(self, body: bytes) -> GivenAnswer | None:
+        """The message that a body holds, or the events of a stream make."""
+        given = message_in(body)
+        return None if given is None else replace(given, usage=_usage(given.usage))
 
     def schema_of(self, request: ClientRequest) -> Any:
         """The schema for the answer, as chat's ``response_format`` holds it."""
@@ -239,6 +268,14 @@ class MessagesCodec(Codec):
         elements = split_array(b"[" + raw + b"]") or ()
         return bytes(raw) if len(elements) == 1 else array_of(elements)
 
+    def with_rounds(self, raw: Raw, text: str) -> Raw:
+        """An answer cut in two at each hidden round, with its call behind the one half and its result between them."""
+        return in_messages(raw, text, THINKING_TYPES)
+
+    def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
+        """The definition of a tool of Weir's own."""
+        return {"name": name, "description": description, "input_schema": parameters}
+
     def question(self, effect: Summarize) -> dict[str, object]:
         """The fields of a request of Weir's own, without the model."""
         asked: dict[str, object] = {
@@ -304,6 +341,8 @@ class MessagesCodec(Codec):
 def _error(error: ProxyError, message: str) -> dict[str, object]:
     weir = {**(error.weir or {}), "code": error.code}
     told = {"type": _ERRORS.get(error.status, "api_error"), "message": message, "weir": weir}
+    if error.param == "thread":  # at this the SDKs send the whole history, from then on
+        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": told}
 
 
@@ -378,7 +417,7 @@ def _reply(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for block in blocks:
         kind = block.get("type")
         if kind == "text":
-            texts.append(block)
+            texts.append({k: v for k, v in block.items() if v is not None})  # SDKs send ``"citations": null`` or not
         elif kind == "tool_use":
             function = {"name": block.get("name"), "arguments": json.dumps(block.get("input"), ensure_ascii=False)}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
@@ -447,12 +486,16 @@ def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
     if len(said) == 1 and not isinstance(said[0], TurnPart):
         return [said[0], *systems]
     blocks = [block for raw in said for block in _raw_blocks(raw)]
-    results = [block for block in blocks if _kind_of(block) == "tool_result"]
-    others = [block for block in blocks if _kind_of(block) != "tool_result"]
+    results, others = blocks, []
+    if len(blocks) > 1:
+        is_result = [_kind_of(block) == "tool_result" for block in blocks]
+        results = [block for block, first in zip(blocks, is_result, strict=True) if first]
+        others = [block for block, first in zip(blocks, is_result, strict=True) if not first]
     content = array_of([*results, *others]) if blocks else write_value(GONE)
     client = [raw.whole if isinstance(raw, TurnPart) else bytes(raw) for raw in said]
     first = next(filter(None, client), _message("user", b'""'))
-    return [replace_fields(first, split_object(first), {"content": content}), *systems]
+    fields = {name: bytes(raw) for name, raw in split_object(first).items()} | {"content": content}
+    return [b"{" + b",".join(write_value(name) + b":" + raw for name, raw in fields.items()) + b"}", *systems]
 
 
 def _is_as_it_came(segments: Sequence[Raw], places: Mapping[int, int]) -> bool:

@@ -112,6 +112,7 @@ def _from_baggage(baggage: bytes) -> str | None:
 
 EDITS = "context_management"
 RESULTS, THINKING, COMPACT = "clear_tool_uses_20250919", "clear_thinking_20251015", "compact_20260112"
+COMPACTION = "compaction"
 RESULTS_AT, COMPACT_AT, KEPT = 100_000, 150_000, 3  # what Anthropic does where the client leaves them out
 
 
@@ -134,6 +135,8 @@ def client_edits(fields: Mapping[str, Raw]) -> ClientEdits | None:
     None where it asks for nothing, or for something that is not known here: that is the upstream's to judge.
     """
     asked = read_value(fields[EDITS]) if EDITS in fields else None
+    if isinstance(asked, list):
+        return _of_responses(asked)
     edits = asked.get("edits") if isinstance(asked, dict) else None
     if not isinstance(edits, list) or not edits:
         return None
@@ -144,6 +147,15 @@ def client_edits(fields: Mapping[str, Raw]) -> ClientEdits | None:
             return None
         values |= read(edit)
     return ClientEdits(**values)
+
+
+def _of_responses(asked: list[Any]) -> ClientEdits | None:
+    """The same of a request for Responses; None where it is left to the provider when it compacts."""
+    sizes = [
+        each.get("compact_threshold") for each in asked if isinstance(each, dict) and each.get("type") == COMPACTION
+    ]
+    size = sizes[0] if len(sizes) == len(asked) == 1 else None
+    return ClientEdits(compact_at=size) if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
 
 
 def _results(edit: Mapping[str, Any]) -> dict[str, Any]:

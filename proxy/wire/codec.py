@@ -9,11 +9,13 @@ blocks of a message. Its raw form is its elements as they came, with commas betw
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, overload
 
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import InvalidRequest, ProxyError
+from proxy.wire.answers import GivenAnswer
 from proxy.wire.messages import (
     MARK,
     content_with,
@@ -27,6 +29,7 @@ from proxy.wire.messages import (
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, replace_fields, split_array, split_object, write_value
 
 ERROR = b"error"
+NOTHING: Mapping[str, Raw] = MappingProxyType({})
 _MATTERS = re.compile(rb'"usage"|"error"|"finish_reason"\s*:\s*"[^"]|"index"\s*:\s*[1-9]')
 
 
@@ -34,16 +37,24 @@ class Passed(bytes):
     """An element up to a compaction of the provider's: the model does not see it."""
 
 
+class NamingRun(bytes):
+    """A segment whose ``meant`` has also what stands in it only by its name, and is empty where nothing does."""
+
+    meant: bytes = b""
+
+
 class Codec:
     """Chat completions. The codecs of other endpoints override what these say otherwise.
 
     Attributes:
         name: the endpoint's, ``path`` what is put after an upstream's base URL.
+        providers: those that carry out ``context_management`` themselves.
         array: the field that holds the history, ``system`` one that holds a system prompt beside it.
         limits: fields for the length of the answer, the one that counts first.
         tool_fields: fields with definitions of tools.
         schema: the field that may hold a schema for the answer.
         headers: what a request of Weir's own has to be sent with.
+        link: the field by which a request goes on from what its provider holds.
         own_answer: fields that are about the answer asked for, and not about the prefix that a provider has cached.
     """
 
@@ -51,7 +62,9 @@ class Codec:
     name = "chat"
     path = "/chat/completions"
     array = "messages"
+    providers: frozenset[str] = frozenset()
     system: str | None = None
+    link: str | None = None
     limits: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
     tool_fields: tuple[str, ...] = ("tools", "functions")
     schema = "response_format"
@@ -103,9 +116,64 @@ class Codec:
         return 0
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether what the model reads is not all in the request, or the request is none of the conversation's own."""
+        """Whether nobody but the provider knows what the model reads."""
         del fields
         return False
+
+    def is_aside(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the request is about the conversation and no part of it: a compaction by the provider."""
+        del fields
+        return False
+
+    # What the provider holds between two requests
+
+    def parent(self, fields: Mapping[str, Raw]) -> str | None:
+        """The answer that the request goes on from: all up to its end is at the provider's."""
+        del fields
+        return None
+
+    def is_kept(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether a later request may go on from the answer to this one."""
+        del fields
+        return False
+
+    def added(self, fields: Mapping[str, Raw]) -> bytes:
+        """The elements of the array that the request has, with commas between."""
+        said = bytes(fields.get(self.array, b"[]")).strip()
+        return said[1:-1].strip() if said[:1] == b"[" else b""
+
+    def opening(self, fields: Mapping[str, Raw]) -> bytes:
+        """The fields that the requests which go on from this one leave out, as an object."""
+        del fields
+        return b"{}"
+
+    def begun_anew(self, fields: Mapping[str, Raw], opening: Mapping[str, Raw]) -> dict[str, Raw]:
+        """The fields of a request that goes on from nothing."""
+        del opening
+        return dict(fields)
+
+    def answer(self, body: bytes) -> GivenAnswer | None:
+        """The answer that a body or a stream holds; None where it is not all there, or an error."""
+        del body
+        return None
+
+    def named(self, elements: bytes, reasoned: int) -> Mapping[str, Raw]:
+        """Elements that later requests may name in place of having them, by their ids.
+
+        ``reasoned`` are the tokens of the reasoning among them.
+        """
+        del elements, reasoned
+        return {}
+
+    def names(self, fields: Mapping[str, Raw]) -> Collection[str]:
+        """The ids of the elements that the request only names."""
+        del fields
+        return ()
+
+    def resolved(self, raw: Raw, known: Mapping[str, Raw]) -> Raw:
+        """A segment with what is known of the elements that it only names."""
+        del known
+        return raw
 
     def schema_of(self, request: "ClientRequest") -> Any:
         """The schema for the answer, as chat's ``response_format`` holds it."""
@@ -176,6 +244,15 @@ class Codec:
         """A segment as JSON of its own, for the archive."""
         return bytes(raw)
 
+    def with_rounds(self, raw: Raw, text: str) -> Raw:
+        """An answer with the rounds in it that its client has not seen, as :mod:`proxy.wire.rounds` writes them."""
+        del text
+        return raw
+
+    def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
+        """The definition of a tool of Weir's own."""
+        return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
     # Questions to a model, and its answers
 
     def question(self, effect: Summarize) -> dict[str, object]:
@@ -244,12 +321,16 @@ parse_chat = CHAT.parse
 class Segments(Sequence[Raw]):
     """The history's segments as slices, split when they are first needed: most were seen before.
 
-    ``head`` are segments that stand in fields of their own, before those of the array.
+    ``head`` are segments that stand in fields of their own, before those of the array; ``known`` are elements that the
+    array only names, by their ids.
     """
 
-    def __init__(self, raw: Raw, codec: Codec = CHAT, head: Sequence[Raw] = ()) -> None:
+    def __init__(
+        self, raw: Raw, codec: Codec = CHAT, head: Sequence[Raw] = (), known: Mapping[str, Raw] = NOTHING
+    ) -> None:
         self.raw = memoryview(raw)
         self.head = head
+        self.known = known
         self._codec = codec
         self._items: Sequence[Raw] | None = None
 
@@ -269,11 +350,15 @@ class Segments(Sequence[Raw]):
     def after(self, size: int) -> Sequence[Raw]:
         """The segments that follow the first ``size`` bytes of the array, which end with a closed one."""
         rest = bytes(self.raw[size:]).lstrip()
-        return self._codec.segments(split_array(b"[" + rest[1:]) or ()) if rest[:1] == b"," else ()
+        return self._segments(b"[" + rest[1:]) if rest[:1] == b"," else ()
+
+    def _segments(self, array: bytes) -> Sequence[Raw]:
+        found, known = self._codec.segments(split_array(array) or ()), self.known
+        return [self._codec.resolved(raw, known) for raw in found] if known else found
 
     def _split(self) -> Sequence[Raw]:
         if self._items is None:
-            own = self._codec.segments(split_array(bytes(self.raw)) or ())
+            own = self._segments(bytes(self.raw))
             self._items = [*self.head, *own] if self.head else own
         return self._items
 
@@ -314,8 +399,20 @@ def without_marks(request: ClientRequest) -> bytes:
 
 def without_field(request: ClientRequest, name: str) -> ClientRequest:
     """The request without one of its fields; the values of the others keep their bytes."""
-    kept = {key: bytes(raw) for key, raw in request.fields.items() if key != name}
-    return request.codec.parse(b"{" + b",".join(write_value(key) + b":" + raw for key, raw in kept.items()) + b"}")
+    return request.codec.parse(object_of({key: raw for key, raw in request.fields.items() if key != name}))
+
+
+def with_history(request: ClientRequest, history: bytes, opening: bytes) -> ClientRequest:
+    """The request with all that its provider holds behind it, as one that goes on from nothing."""
+    codec, fields = request.codec, request.fields
+    whole = codec.begun_anew(fields, split_object(opening))
+    elements = [part for part in (history, codec.added(fields)) if part]
+    return codec.parse(object_of({**whole, codec.array: array_of(elements)}))
+
+
+def object_of(fields: Mapping[str, Raw]) -> bytes:
+    """A JSON object of raw values."""
+    return b"{" + b",".join(write_value(key) + b":" + bytes(raw) for key, raw in fields.items()) + b"}"
 
 
 def array_of(items: Sequence[Raw]) -> bytes:

@@ -9,13 +9,15 @@ from proxy.wire.codec import CHAT, Codec
 from proxy.wire.raw import Raw, read_value, split_array
 from proxy.wire.responses import RESPONSES
 
-_BY_PATH: Mapping[str, Codec] = MappingProxyType({codec.path: codec for codec in (CHAT, RESPONSES, MESSAGES)})
+_BY_PATH: Mapping[str, Codec] = MappingProxyType(
+    {path: codec for codec in (CHAT, RESPONSES, MESSAGES) for path in (codec.path, f"/{codec.name}")}
+)
 _OF_MESSAGES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
 
 
 def codec_of(path: str) -> Codec:
-    """The codec of a managed route, by what is put after an upstream's base URL."""
-    return _BY_PATH[path]
+    """The codec of a managed or counted route, by what is put after an upstream's base URL."""
+    return _BY_PATH.get(path) or _BY_PATH[f"/{path.split('/')[1]}"]
 
 
 def view_of_stored(raw: Raw) -> Mapping[str, Any]:

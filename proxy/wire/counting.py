@@ -195,6 +195,11 @@ class Tokenizer:
         known = self._counters.get(model_or_encoding)
         return known if known is not None else self._counters[encoding_name(model_or_encoding)]
 
+    @property
+    def waiting(self) -> int:
+        """Texts that wait for a worker thread."""
+        return self._executor._work_queue.qsize()  # noqa: SLF001 - the executor says it nowhere else
+
     def close(self) -> None:
         """Let the worker threads end; what is being counted is finished."""
         self._executor.shutdown(wait=False)

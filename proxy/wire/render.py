@@ -54,9 +54,11 @@ def _appended(pieces: Sequence[PlannedMessage], rendered: list[Raw], codec: Code
 
 
 def _render(piece: PlannedMessage, raw: Raw, *, marked: bool, codec: Codec) -> Raw:
-    if piece.text is None:
-        return codec.unmarked(raw) if marked else raw
-    return codec.edited(raw, piece.kind, piece.text)
+    if piece.text is not None:
+        raw = codec.edited(raw, piece.kind, piece.text)
+    elif marked:
+        raw = codec.unmarked(raw)
+    return raw if piece.rounds is None else codec.with_rounds(raw, piece.rounds.text)
 
 
 REASONING_ROOM = 4_096

@@ -9,7 +9,7 @@ provided without its required 'reasoning' item").
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,12 +17,15 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.codec import ERROR, ClientRequest, Codec, Passed, Segments, array_of
+from proxy.wire.answers import GivenAnswer, response_in
+from proxy.wire.codec import ERROR, ClientRequest, Codec, NamingRun, Passed, Segments, array_of
 from proxy.wire.messages import MARK, SEALED, marker_within, markers_of
 from proxy.wire.raw import Raw, ServerSentEvent, read_value, split_array, split_object, write_value
+from proxy.wire.rounds import in_items
 
 SEALED_CHARS = 5.0
 """Characters of ``encrypted_content`` for a token; a guess that the reported usage corrects."""
+THOUGHTS = frozenset({"reasoning"})
 GONE = "(removed to fit the model's context window)"
 _ROLES = frozenset({"user", "system", "developer"})
 _OUTPUTS = frozenset(
@@ -32,7 +35,7 @@ _OUTPUTS = frozenset(
         "mcp_approval_response",
     }
 )
-_CALLS = frozenset(
+CALLS = frozenset(
     {
         *("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call"),
         *("tool_search_call", "program", "mcp_approval_request"),
@@ -66,7 +69,7 @@ class Instructions(bytes):
     """The field ``instructions`` as a message."""
 
 
-class JoinedRun(bytes):
+class JoinedRun(NamingRun):
     """A run that was made with the reasoning of this id, which stands in a run before it."""
 
     reasoning: str = ""
@@ -92,7 +95,9 @@ class ResponsesCodec(Codec):
     name = "responses"
     path = "/responses"
     array = "input"
+    providers = frozenset({"openai", "azure.ai.openai", "azure.ai.inference"})
     system = "instructions"
+    link = "previous_response_id"
     limits = ("max_output_tokens",)
     tool_fields = ("tools",)
     schema = "text"
@@ -104,13 +109,65 @@ class ResponsesCodec(Codec):
         return Segments(raw, self, head)
 
     def is_held_elsewhere(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the provider holds a part of the history, answers later, or is only to compact."""
-        if any(bytes(fields.get(name, b"null")) != b"null" for name in ("previous_response_id", "conversation")):
+        """Whether the provider holds the history without a trace, answers later, or answers nothing."""
+        if bytes(fields.get("conversation", b"null")) != b"null":
             return True
         cache = read_value(fields.get("prompt_cache_options", b"null"))
         warms = isinstance(cache, dict) and cache.get("prewarm") is True
-        compacts = b'"compaction_trigger"' in bytes(fields.get("input", b""))[-256:]
-        return warms or compacts or bytes(fields.get("background", b"")) == b"true"
+        return warms or bytes(fields.get("background", b"")) == b"true"
+
+    def is_aside(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the provider is only to compact the history."""
+        return b'"compaction_trigger"' in bytes(memoryview(fields.get("input", b""))[-256:])
+
+    def parent(self, fields: Mapping[str, Raw]) -> str | None:
+        """The answer that the request goes on from."""
+        value = read_value(fields.get("previous_response_id", b"null"))
+        return value if isinstance(value, str) and value else None
+
+    def is_kept(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the provider stores the answer, which it does unless it is told not to."""
+        return bytes(fields.get("store", b"")) != b"false"
+
+    def added(self, fields: Mapping[str, Raw]) -> bytes:
+        """The items of ``input``; a string is a message of the user's, anything else is none."""
+        said = bytes(fields.get("input", b"[]")).strip()
+        return _message("user", said) if said[:1] == b'"' else super().added(fields)
+
+    def begun_anew(self, fields: Mapping[str, Raw], opening: Mapping[str, Raw]) -> dict[str, Raw]:
+        """All fields but the link: instructions and tools are the request's own."""
+        del opening
+        return {name: raw for name, raw in fields.items() if name != "previous_response_id"}
+
+    def answer(self, body: bytes) -> GivenAnswer | None:
+        """The response that a body holds, or the last event of a stream."""
+        return response_in(body)
+
+    def named(self, elements: bytes, reasoned: int) -> Mapping[str, Raw]:
+        """Items by their ids; reasoning that nobody sees has a share of the tokens that it took."""
+        items = [(_read(raw), raw) for raw in split_array(b"[" + elements + b"]") or ()]
+        hidden = [raw for item, raw in items if item.type == "reasoning" and b'"encrypted_content":"' not in bytes(raw)]
+        share = b',"%b":%d}' % (SEALED.encode(), reasoned // max(1, len(hidden)))
+        return {item.id: bytes(raw)[:-1] + share if raw in hidden else raw for item, raw in items if item.id}
+
+    def names(self, fields: Mapping[str, Raw]) -> Collection[str]:
+        """References, and reasoning that is not all there."""
+        said = bytes(fields.get("input", b""))
+        if b'"item_reference"' not in said and b'"reasoning"' not in said:
+            return ()
+        found = [(_read(raw), raw) for raw in split_array(said) or ()]
+        return {item.id for item, raw in found if item.id and _is_named_only(item, raw)}
+
+    def resolved(self, raw: Raw, known: Mapping[str, Raw]) -> Raw:
+        """A run whose references are read as the items that they name; it is written as it came."""
+        elements = split_array(b"[" + raw + b"]") or ()
+        items = [(_read(each), each) for each in elements]
+        if not any(item.id in known and _is_named_only(item, each) for item, each in items):
+            return raw
+        meant = [known.get(item.id, each) if _is_named_only(item, each) else each for item, each in items]
+        run = raw.like(bytes(raw)) if isinstance(raw, JoinedRun) else NamingRun(raw)
+        run.meant = b",".join(meant)
+        return run
 
     def schema_of(self, request: ClientRequest) -> Any:
         """The schema for the answer, as chat's ``response_format`` holds it."""
@@ -160,7 +217,7 @@ class ResponsesCodec(Codec):
         """A segment as a chat message."""
         if isinstance(raw, Passed | Fixed):
             return {"role": "system", "content": None if isinstance(raw, Passed) else json.dumps(_only(raw))}
-        items = _items(raw)
+        items = _items(_meant(raw))
         if not items:
             return {}
         marks = [found for item in items if isinstance(found := item.get(MARK), dict)]
@@ -240,8 +297,23 @@ class ResponsesCodec(Codec):
 
     def stored(self, raw: Raw) -> bytes:
         """A segment as JSON of its own, for the archive."""
-        elements = split_array(b"[" + raw + b"]") or ()
-        return bytes(raw) if len(elements) == 1 else array_of(elements)
+        whole = _meant(raw)
+        elements = split_array(b"[" + whole + b"]") or ()
+        return bytes(whole) if len(elements) == 1 else array_of(elements)
+
+    def with_rounds(self, raw: Raw, text: str) -> Raw:
+        """A run with the hidden calls of its rounds and their outputs where they were made."""
+        return in_items(raw, text, THOUGHTS)
+
+    def function(self, name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, object]:
+        """The definition of a tool of Weir's own."""
+        return {
+            "type": "function",
+            "name": name,
+            "description": description,
+            "parameters": parameters,
+            "strict": False,
+        }
 
     def question(self, effect: Summarize) -> dict[str, object]:
         """The fields of a request of Weir's own, without the model."""
@@ -343,6 +415,17 @@ def _without_ids(raw: Raw) -> bytes:
     return b",".join(written)
 
 
+def _meant(raw: Raw) -> Raw:
+    return (raw.meant or raw) if isinstance(raw, NamingRun) else raw
+
+
+def _is_named_only(item: _Item, raw: Raw) -> bool:
+    """Whether the provider has to know what an item is; the type of a reference may be left out."""
+    if item.type == "reasoning":
+        return b'"encrypted_content":"' not in bytes(raw)
+    return item.type == "item_reference" or (item.type == "message" and not item.role)
+
+
 def _message(role: str, content: bytes) -> bytes:
     return b'{"role":"' + role.encode() + b'","content":' + content + b"}"
 
@@ -381,12 +464,13 @@ def _run(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             thought = "\n".join((*_texts_of(item.get("summary")), *_texts_of(item.get("content"))))
             thoughts.append(thought)
             sealed += len(str(item.get("encrypted_content") or "")) / SEALED_CHARS
-        elif kind in _CALLS:
+            sealed += hidden if isinstance(hidden := item.get(SEALED), int) else 0
+        elif kind in CALLS:
             calls.append(_call(item))
         elif kind == "item_reference":
             others.append({"type": kind, "item": item.get("id")})
         else:
-            others.append({k: v for k, v in item.items() if k != MARK})
+            others.append({k: v for k, v in item.items() if k != MARK and v is not None})
     content = [*({"type": "text", "text": text} for text in texts), *others] if others else "\n".join(texts) or None
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
@@ -489,7 +573,7 @@ def _finish(response: Mapping[str, Any], *, calls: bool) -> str | None:
         return _ENDS.get(reason, reason)
     if status == "completed":
         output = response.get("output")
-        calls = calls or any(isinstance(i, dict) and i.get("type") in _CALLS for i in output or ())
+        calls = calls or any(isinstance(i, dict) and i.get("type") in CALLS for i in output or ())
         return "tool_calls" if calls else "stop"
     return str(status) if status in ("failed", "cancelled") else None
 
@@ -500,7 +584,7 @@ def _added(kind: str, event: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "response.output_item.added":
         item = event.get("item")
         item = item if isinstance(item, dict) else {}
-        if item.get("type") in _CALLS:
+        if item.get("type") in CALLS:
             function = {"name": item.get("name") or item["type"].removesuffix("_call"), "arguments": ""}
             return {"tool_calls": [{"index": place, "id": _call_id(item), "function": function}]}
         return {"begun": item.get("type")}

@@ -74,7 +74,9 @@ def test_every_path_that_can_be_asked_for_is_told_by_one_function() -> None:
 
 @pytest.mark.parametrize("name", _NAMING)
 def test_a_route_is_the_same_however_it_is_spelled(name: str) -> None:
-    kind = "managed" if name in ("chat/completions", "responses", "messages") else "model"
+    managed = dict.fromkeys(("chat/completions", "responses", "messages"), "managed")
+    counted = dict.fromkeys(("responses/input_tokens", "responses/compact", "messages/count_tokens"), "counted")
+    kind = (managed | counted).get(name, "model")
     plain = Route(kind=kind, path=f"/{name}")
     doubled, escaped = name.replace("/", "//"), name.replace("/", "%2F").replace("s", "%73")
     spelled = [

@@ -1,4 +1,4 @@
-"""Cohere's own interface through litellm, which reads its answers and not its streams (README: another way to Cohere)."""
+"""Cohere's own interface through litellm, which reads its answers and not its streams (docs/configuration.md: another way to Cohere)."""
 
 import json
 from pathlib import Path

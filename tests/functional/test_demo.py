@@ -76,7 +76,7 @@ def test_most_of_what_weir_sends_is_in_the_upstreams_cache(report: dict[str, Any
 
 
 def test_progress_goes_to_stderr_when_a_program_reads_stdout(played: subprocess.CompletedProcess[str]) -> None:
-    assert "without Weir: This model's maximum context length is 8192 tokens" in played.stderr
+    assert "without Weir, refused: This model's maximum context length" in played.stderr
     assert f"request  {STEPS} of {STEPS}" in played.stderr
     assert "\x1b" not in played.stderr
     assert "\x1b" not in played.stdout
@@ -112,12 +112,12 @@ def test_without_a_terminal_it_prints_plain_lines_a_table_and_what_to_do_next(
 
     assert done.exit_code == 0, done.stderr
     assert "\x1b" not in done.stdout
-    assert "with Weir: 3," in done.stdout
+    assert "with Weir, 3," in done.stdout
     assert "requests answered" in done.stdout
     assert "8 of 8" in done.stdout
     lines = done.stdout.rstrip().splitlines()
-    assert "weir serve --upstream" in lines[-2]
-    assert "OPENAI_BASE_URL" in lines[-1]
+    assert [line.split("weir ")[1].split()[0] for line in lines[-3:]] == ["init", "serve", "run"]
+    assert all(len(line) <= 80 for line in lines if "WEIR_STORE" not in line)
     assert next(tmp_path.iterdir()).name.startswith("weir-demo-")
 
 
@@ -206,4 +206,4 @@ def test_no_line_of_the_log_interrupts_it_and_the_alerts_are_named(folder: Path)
     result = demo(folder, "--steps", "12", "--fast")
 
     assert (result.returncode, result.stderr) == (0, "")
-    assert re.search(r"^  \S*weir health conv-\w+ --store ", result.stdout, re.MULTILINE)
+    assert re.search(r"^  \S*weir health demo$", result.stdout, re.MULTILINE)

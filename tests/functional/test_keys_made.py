@@ -3,15 +3,18 @@
 import asyncio
 import json
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import openai
 import pytest
+from click.testing import CliRunner, Result
 
+from proxy.cli import main
 from proxy.simulator.app import RunningSimulator, serve_simulator
 from proxy.simulator.model import SimulatorSettings
-from tests.functional.harness import COUNTER, WeirProcess, free_port, opening, prose
+from tests.functional.harness import COUNTER, Talk, WeirProcess, free_port, opening, prose
 from tests.functional.test_process import command
 from tests.functional.test_store_failures import moved_away
 
@@ -139,3 +142,60 @@ async def test_keys_come_by_environment_and_the_mode_by_either(
         assert await accepted(weir, "sk-of-the-job") == bool(env)
         assert says(weir, "open to whoever has one of 2 keys" if env else "nobody may call until you make one")
         assert not says(weir, "sk-of-the-")
+
+
+@pytest.mark.requirement("P7", "R.79")
+async def test_a_rotated_key_has_two_secrets_for_a_grace_and_keeps_its_conversations(
+    simulator: RunningSimulator, tmp_path: Path
+) -> None:
+    store = ["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
+    old = await command("keys", "create", "--name", "bot", *store)
+    async with WeirProcess(["--upstream", simulator.base_url, "--window", "4096", *store], free_port()) as weir:
+        named = {"default_headers": {"x-weir-conversation": "support-4711"}}
+        talk = Talk(weir.client(old, **named), opening(seed=7))
+        await talk.agent(10)
+        assert "compact=1" in talk.headers[-1]["x-weir-actions"]
+
+        new = await command("keys", "rotate", "bot", "--grace", "4s", *store)
+        assert new != old
+        assert await accepted(weir, old)
+        await until(lambda: accepted(weir, new))
+        await until(lambda: refused(weir, old))
+        assert await accepted(weir, new)
+
+        talk.client = weir.client(new, **named)
+        await talk.agent(1)
+        assert talk.headers[-1]["x-weir-actions"] == talk.headers[-2]["x-weir-actions"], "the same edits, none anew"
+    rows = json.loads(
+        (await asyncio.to_thread(invoked, "conversations", "show", "support-4711", "--json", *store)).stdout
+    )
+    assert rows["requests"] == 11
+    used = await asyncio.to_thread(invoked, "usage", *store)
+    assert used.stdout.count("bot") == 1
+
+
+async def test_rotating_is_said_with_what_to_do_and_can_be_cut_short(tmp_path: Path) -> None:
+    store = ["--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
+    (tmp_path / "weir.yaml").write_text("keys: [{name: filed, secret: sk-of-the-file}]\n")
+
+    def run(*arguments: str) -> Result:
+        return invoked("keys", *arguments, *store)
+
+    def story() -> None:
+        run("create", "--name", "bot", "--policy", "audit", "--models", "gpt-*")
+        told = json.loads(run("rotate", "bot", "--grace", "1h", "--json").stdout)
+        listed = {row["name"]: row for row in json.loads(run("list", "--json").stdout)}
+        assert set(listed) == {"bot", told["former"]}
+        assert (listed["bot"]["policy"], listed["bot"]["models"]) == ("audit", ["gpt-*"])
+        assert listed[told["former"]]["revoked"] == pytest.approx(time.time() + 3600, abs=600)
+        assert run("revoke", told["former"]).exit_code == 0
+        assert "bot" in run("rotate", "bott").stderr
+        assert run("rotate", "bot", "--grace", "soon").exit_code == 2
+        assert "change its secret there" in run("rotate", "filed", "--config", str(tmp_path / "weir.yaml")).stderr
+        assert "The old one no longer holds." in run("rotate", "bot", "--grace", "0s").stderr
+
+    await asyncio.to_thread(story)
+
+
+def invoked(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)

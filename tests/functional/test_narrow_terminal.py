@@ -85,6 +85,13 @@ def test_a_table_fits_eighty_columns_with_whole_words(command: str) -> None:
 
 
 @pytest.mark.requirement("P7")
-@pytest.mark.parametrize("command", ["conversations list", f"conversations show {NAME}", "usage"])
+@pytest.mark.parametrize(
+    "command", ["conversations list", f"conversations show {NAME}", "usage", "audit list", "audit verify"]
+)
 def test_a_key_goes_by_its_name_everywhere(command: str) -> None:
     assert "support-bot" in shown(*command.split(), "--config", "weir.yaml")
+
+
+@pytest.mark.requirement("P7")
+def test_the_audit_calls_conversations_by_their_names() -> None:
+    assert NAME in shown("audit", "list", "--config", "weir.yaml")

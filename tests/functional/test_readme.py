@@ -1,4 +1,4 @@
-"""What the README prints is typed as it stands; only the port is another one."""
+"""What the README and its neighbours print is typed as it stands; only the port is another one."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,17 @@ from proxy.store.sqlite import has_wal_reset_bug
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port
 
 README = (ROOT / "README.md").read_text()
+COMMANDS, CONFIGURATION, HOW = (
+    (ROOT / "docs" / f"{page}.md").read_text() for page in ("commands", "configuration", "how-it-works")
+)
 ADDRESS = "127.0.0.1:8400"
 
 
-def blocks(language: str, word: str) -> list[str]:
-    """The README's code in that language that has ``word`` in it."""
+def blocks(language: str, word: str, page: str = README) -> list[str]:
+    """A page's code in that language that has ``word`` in it."""
     return [
         text
-        for kind, text in re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+        for kind, text in re.findall(r"^```(\w*)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
         if kind == language and word in text
     ]
 
@@ -91,11 +94,11 @@ async def test_two_workers_on_sqlite_work_with_a_rollback_journal_and_say_so(tmp
         with contextlib.closing(sqlite3.connect(f"file:{tmp_path}/w.db?mode=ro", uri=True)) as database:
             assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     assert any("Prefer PostgreSQL for several workers" in line for line in weir.log)
-    assert "`--workers 2` on SQLite works there" in README
+    assert "`--workers 2` on SQLite works there" in HOW
 
 
 def test_the_configuration_that_is_printed_is_one(tmp_path: Path) -> None:
-    (text,) = blocks("yaml", "upstreams")
+    (text,) = blocks("yaml", "upstreams", CONFIGURATION)
     (tmp_path / "weir.yaml").write_text(text)
     secrets = {name: f"secret-{name}" for name in re.findall(r"\$\{(\w+)\}", text)}
 
@@ -105,8 +108,9 @@ def test_the_configuration_that_is_printed_is_one(tmp_path: Path) -> None:
 
 
 def test_every_command_of_the_table_exists_with_its_options() -> None:
-    told = re.findall(r"^\| `weir ([^|]*)\|", README, re.MULTILINE)
-    assert len(told) > 10
+    told = re.findall(r"^\| `weir ([^|]*)\|", COMMANDS, re.MULTILINE)
+    assert len(told) > 20
+    assert {cell.split("`")[0].split()[0] for cell in told} == set(main.list_commands(click.Context(main)))
     for cell in told:
         first, *more = re.findall(r"`([^`]+)`", f"`weir {cell}")
         group, *rest = first.removeprefix("weir ").split()

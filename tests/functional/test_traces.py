@@ -166,7 +166,7 @@ async def gone(started: Scene, messages: list[Any], **options: Any) -> None:
 
 
 PASS = """\
-SERVER POST /v1/chat/completions status=200 action=pass before=250 after=250
+SERVER weir pass sim status=200 action=pass before=250 after=250
   INTERNAL weir context.plan action=pass before=250 after=250
   CLIENT chat sim status=200 finish_reasons=stop input=237 output_tokens=26"""
 
@@ -181,7 +181,7 @@ async def test_a_request_that_passes_has_a_plan_and_one_attempt(protocol: str) -
 
 
 EVICT = """\
-SERVER POST /v1/chat/completions status=200 action=edit before=8825 after=3247
+SERVER weir edit sim status=200 action=edit before=8825 after=3247
   * weir.context.status actions=evict=14 percent=121.4 tokens=3247 limit=7271 used=8825
   * weir.eviction count=14 placeholders=14 policy=balanced freed=5578 remaining=3247
   INTERNAL weir context.plan action=edit before=8825 after=3247
@@ -201,7 +201,7 @@ async def test_a_batch_of_edits_has_a_child_per_layer_and_says_what_it_freed(pro
 
 
 COMPACT = """\
-SERVER POST /v1/chat/completions status=200 action=edit before=16000 after=3500
+SERVER weir edit sim status=200 action=edit before=16000 after=3500
   * weir.context.status actions=compact=1 percent=219.1 tokens=3500 limit=7500 used=16000
   * weir.eviction count=0 placeholders=1 policy=balanced freed=12500 remaining=3500
   INTERNAL weir context.plan action=edit before=16000 after=3500
@@ -209,15 +209,15 @@ SERVER POST /v1/chat/completions status=200 action=edit before=16000 after=3500
     INTERNAL weir context.layer dedupe before=16000 after=16000 units=0
     INTERNAL weir context.layer evict before=16000 after=16000 units=0
     INTERNAL weir context.layer compact before=16000 after=3500 units=66 ref=…
-    CLIENT chat notes status=200 summarizer=True input=5500 output_tokens=181
-    CLIENT chat notes status=200 summarizer=True input=6000 output_tokens=183
-    CLIENT chat notes status=200 summarizer=True input=4500 output_tokens=182
-    CLIENT chat notes status=200 summarizer=True input=1000 output_tokens=66
+      CLIENT chat notes status=200 summarizer=True input=5500 output_tokens=181
+      CLIENT chat notes status=200 summarizer=True input=6000 output_tokens=183
+      CLIENT chat notes status=200 summarizer=True input=4500 output_tokens=182
+      CLIENT chat notes status=200 summarizer=True input=1000 output_tokens=66
   CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3500 output_tokens=28"""
 
 
 @pytest.mark.requirement("P15", "P13")
-async def test_the_summarisers_calls_stand_under_the_plan() -> None:
+async def test_the_summarisers_calls_stand_under_the_layer_that_asked() -> None:
     async with scene(summarizer="notes", balanced=PATIENT) as started:
         await ask(started, chat(36))
         assert await started.tree(about=500) == COMPACT
@@ -228,7 +228,7 @@ async def test_the_summarisers_calls_stand_under_the_plan() -> None:
 
 
 OVERFLOW = """\
-SERVER POST /v1/chat/completions status=200 action=edit before=10796 after=3597
+SERVER weir edit sim status=200 action=edit before=10796 after=3597
   * weir.context.status actions=evict=18,retry=1 percent=148.5 tokens=3597 limit=7271 used=10796
   * weir.eviction count=18 placeholders=18 policy=balanced freed=7208 remaining=3601
   INTERNAL weir context.plan action=pass before=10809 after=10809
@@ -250,7 +250,7 @@ async def test_an_overflow_is_a_failed_attempt_a_harder_plan_and_an_attempt_link
 
 
 SUMMARISER_DOWN = """\
-SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3000
+SERVER weir edit sim status=200 action=edit before=11500 after=3000
   * weir.context.status actions=compact=1 percent=158.5 tokens=3000 limit=7500 used=11500
   * weir.eviction count=0 placeholders=1 policy=balanced freed=8500 remaining=3000
   INTERNAL weir context.plan action=edit before=11500 after=3000
@@ -258,13 +258,13 @@ SERVER POST /v1/chat/completions status=200 action=edit before=11500 after=3000
     INTERNAL weir context.layer dedupe before=11500 after=11500 units=0
     INTERNAL weir context.layer evict before=11500 after=11500 units=0
     INTERNAL weir context.layer compact before=11500 after=3000 units=46 ref=…
-    CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
-    CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
+      CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
+      CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
   CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3000 output_tokens=28"""
 
 
 @pytest.mark.requirement("P15", "P13")
-async def test_a_summariser_that_fails_is_an_error_under_the_plan_and_the_request_goes_on() -> None:
+async def test_a_summariser_that_fails_is_an_error_under_its_layer_and_the_request_goes_on() -> None:
     settings = SimulatorSettings(summary_model="notes", summarizer=Failing(SummaryMode.STATUS_500))
     async with scene(summarizer="notes", balanced=PATIENT, simulated=settings) as started:
         await ask(started, chat(26))
@@ -284,7 +284,7 @@ async def test_a_layer_that_could_not_do_its_work_says_why() -> None:
 
 
 STORE_DOWN = """\
-SERVER POST /v1/chat/completions status=200 action=pass before=N after=N
+SERVER weir pass sim status=200 action=pass before=N after=N
   * weir.degraded reason=store
   INTERNAL weir context.plan action=pass before=N after=N
   CLIENT chat sim status=200 finish_reasons=stop input=N output_tokens=N"""
@@ -309,11 +309,11 @@ async def test_a_store_that_fails_is_an_event_on_the_request(tmp_path: Path) -> 
 
 
 GONE = """\
-SERVER POST /v1/chat/completions status=200 error=client_disconnect action=pass before=250 after=250
+SERVER weir pass sim status=200 error=client_disconnect action=pass before=250 after=250
   INTERNAL weir context.plan action=pass before=250 after=250
   CLIENT chat sim status=200 error=client_disconnect time_to_first_chunk=…"""
 EARLY = """\
-SERVER POST /v1/chat/completions status=499 error=client_disconnect action=pass before=250 after=250
+SERVER weir pass sim status=499 error=client_disconnect action=pass before=250 after=250
   INTERNAL weir context.plan action=pass before=250 after=250
   CLIENT chat sim error=client_disconnect"""
 
@@ -338,7 +338,7 @@ async def test_a_client_that_hangs_up_before_the_answer_leaves_an_attempt_withou
 
 
 STREAM = """\
-SERVER POST /v1/chat/completions status=200 action=pass before=250 after=250
+SERVER weir pass sim status=200 action=pass before=250 after=250
   INTERNAL weir context.plan action=pass before=250 after=250
   CLIENT chat sim status=200 finish_reasons=stop time_to_first_chunk=… input=237 output_tokens=26"""
 
@@ -365,7 +365,7 @@ async def test_a_streamed_answer_has_the_time_to_its_first_chunk_in_span_and_met
 
 
 PREPARED = """\
-SERVER POST /v1/chat/completions status=200 action=pass before=5216 after=5216
+SERVER weir pass sim status=200 action=pass before=5216 after=5216
   * weir.context.status actions=none percent=71.7 tokens=5216 limit=7271 used=5216
   INTERNAL weir context.plan action=pass before=5216 after=5216
   CLIENT chat sim status=200 finish_reasons=stop input=5216 output_tokens=25
@@ -383,21 +383,21 @@ async def test_what_is_prepared_after_an_answer_has_a_trace_under_the_requests()
             if any(span.name == "weir context.prepare" for span in await started.spans()):
                 break
         assert await started.tree() == PREPARED
-        root, later = (next(s for s in started.receiver.spans() if s.name.endswith(end)) for end in ("ions", "prepare"))
+        root, later = (next(s for s in started.receiver.spans() if s.name.endswith(end)) for end in (" sim", "prepare"))
     assert (later.trace_id, later.parent_span_id) == (root.trace_id, root.span_id)
     assert later.start_time_unix_nano >= root.end_time_unix_nano
 
 
 TOO_LONG = [{"role": "system", "content": prose(9_000, seed=1)}, {"role": "user", "content": "Go on."}]
 REFUSED = """\
-SERVER POST /v1/chat/completions status=400 error=context_length_exceeded
+SERVER weir refuse sim status=400 error=context_length_exceeded action=refuse before=14793 after=14793
   INTERNAL weir context.plan ERROR error=ContextLengthExceeded"""
 LIMITED = """\
-SERVER POST /v1/chat/completions status=429 action=pass before=250 after=250
+SERVER weir pass sim status=429 action=pass before=250 after=250
   INTERNAL weir context.plan action=pass before=250 after=250
   CLIENT chat sim ERROR status=429 error=rate_limit_exceeded"""
 DOWN = """\
-SERVER POST /v1/chat/completions ERROR status=502 error=upstream_unreachable action=pass before=250 after=250
+SERVER weir pass sim ERROR status=502 error=upstream_unreachable action=pass before=250 after=250
   INTERNAL weir context.plan action=pass before=250 after=250
   CLIENT chat sim ERROR error=upstream_unreachable"""
 

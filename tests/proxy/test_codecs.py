@@ -521,7 +521,7 @@ async def test_odd_requests_are_the_upstreams_to_judge() -> None:
 @pytest.mark.parametrize("path", [AT_RESPONSES, AT_MESSAGES])
 async def test_what_is_no_array_goes_up_as_it_came(path: str) -> None:
     async with started(700) as runtime:
-        for value in ('"x"', "null", "5", "{}", '{"role":"user"}', '"' + "word " * 2000 + '"'):
+        for value in ('"x"', "null", "5", "{}", "true", '{"role":"user"}'):
             name = "input" if path == AT_RESPONSES else "messages"
             body = f'{{"model": "m", "{name}": {value}}}'.encode()
             sent = await Forwarding(runtime, key=value[:9], path=path).send(body)

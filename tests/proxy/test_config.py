@@ -1,12 +1,15 @@
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from pydantic import SecretStr
 
 from policies import STRATEGIES
 from policies.settings import ContextSettings, Layer, Mode
+from proxy.cli import main
 from proxy.config import Config, ConfigError, Flags, load_config, public, with_policy
 from proxy.config.file import parse_document
 from proxy.config.lint import LAYERS
@@ -431,6 +434,30 @@ def test_no_secret_is_in_an_error(tmp_path):
 
     assert len(found) == 4
     assert "canary" not in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "value", "shown"),
+    [
+        ("store: {retention: %s}", "30d", 2_592_000, "30d"),
+        ("store: {retention: %s}", "90s", 90, "90s"),
+        ("store: {retention: %s}", "24h", 86_400, "1d"),
+        ("limits: {header_timeout: %s}", "0.5s", 0.5, "500ms"),
+        ("limits: {headers: %s}", "64KB", 64_000, "64KB"),
+        ("limits: {headers: %s}", "64 kib", 65_536, "64KiB"),
+        ("store: {max_size: %s}", "10gb", 10**10, "10GB"),
+        ("limits: {headers: %s}", "1001", 1001, "1001B"),
+    ],
+)
+def test_times_and_sizes_are_taken_and_printed_as_people_write_them(key, given, value, shown, tmp_path):
+    (tmp_path / "weir.yaml").write_text(key % given)
+    section, name = key.split(": {")[0], key.split("{")[1].split(":")[0]
+
+    config = load_config(tmp_path / "weir.yaml", env={})
+    said = CliRunner().invoke(main, ["config", "show", "--config", str(tmp_path / "weir.yaml")]).stdout
+
+    assert getattr(getattr(config, section), name) == value
+    assert re.search(rf"^{section}\.{name} +{shown} ", said, re.MULTILINE)
 
 
 def test_sizes_and_times_have_units(tmp_path):

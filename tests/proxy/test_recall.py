@@ -16,9 +16,10 @@ from policies.settings import Recall
 from policies.summary import defang
 from proxy.recall.answering import Past, passages, rank, tell_found, tell_page, terms_of
 from proxy.recall.archive import Archive, elsewhere, said
-from proxy.recall.rounds import added_up
-from proxy.recall.streaming import Earlier, Filter, patiently
-from proxy.recall.tool import definition_tokens, offer_for, turn_of, with_more_messages, with_tool
+from proxy.recall.chat import Earlier, Filter, turn_of
+from proxy.recall.streaming import patiently
+from proxy.recall.surface import added_up
+from proxy.recall.tool import definition_of, definition_tokens, offer_for, with_more_messages, with_tool
 from proxy.store import Store
 from proxy.store.records import Change, Original
 from proxy.store.write_behind import WriteBehindQueue
@@ -75,8 +76,8 @@ def test_any_chunking_shows_the_same_bytes(cuts: list[int]) -> None:
     assert view.recalling
     turn = view.turn()
     assert turn is not None
-    assert turn.message["content"] == "Let me look, caf\u00e9. "
-    assert [c["function"] for c in turn.message["tool_calls"]] == [{"name": "recall", "arguments": '{"query": "x"}'}]
+    assert turn.hidden[0]["content"] == "Let me look, caf\u00e9. "
+    assert [c["function"] for c in turn.hidden[0]["tool_calls"]] == [{"name": "recall", "arguments": '{"query": "x"}'}]
     assert view.usage == {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
 
 
@@ -219,7 +220,7 @@ def test_when_a_request_may_carry_the_tool() -> None:
 
 @pytest.mark.parametrize("model", ["gpt-4o", "sim", "claude-sonnet-4"])
 def test_the_definition_is_short(model: str) -> None:
-    assert definition_tokens("recall", COUNTER, model=model, alone=False) < 120
+    assert definition_tokens(definition_of("recall"), COUNTER, model=model, alone=False) < 120
 
 
 def test_tool_and_messages_are_put_behind_the_clients_own_bytes() -> None:
@@ -253,10 +254,10 @@ def test_what_a_provider_wants_back_goes_back_with_the_call() -> None:
     message = {"role": "assistant", "content": None, "reasoning_content": "hm", "refusal": None, "tool_calls": [made]}
     turn = turn_of(message, "recall")
     assert turn is not None
-    assert turn.message["reasoning_content"] == "hm"
-    assert "refusal" not in turn.message
-    assert turn.message["tool_calls"][0]["extra_content"] == {"google": {"thought_signature": "s"}}
-    assert "index" not in turn.message["tool_calls"][0]
+    assert turn.hidden[0]["reasoning_content"] == "hm"
+    assert "refusal" not in turn.hidden[0]
+    assert turn.hidden[0]["tool_calls"][0]["extra_content"] == {"google": {"thought_signature": "s"}}
+    assert "index" not in turn.hidden[0]["tool_calls"][0]
 
 
 @pytest.mark.requirement("A4.25")

@@ -607,6 +607,7 @@ async def test_an_export_has_everything_of_a_conversation_and_nothing_of_another
         "checkpoints": 1,
         "evictions": 1,
         "chains": 1,
+        "answers": 0,
         "audit": 4,
         "originals": 3,
     }

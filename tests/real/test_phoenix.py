@@ -25,6 +25,7 @@ from proxy.telemetry.setup import Protocol
 from tests.functional.harness import COUNTER, TOOLS, free_port, opening, tool_step, weir
 from tests.profile import soak
 from tests.real.environments import Unavailable, clean_environment, environment
+from tests.receiver import PART
 
 pytestmark = [pytest.mark.real, soak, pytest.mark.timeout(420)]
 
@@ -40,7 +41,7 @@ ALONE = {
 }
 """Nothing of it speaks with the internet, or runs commands."""
 TREE = {
-    "POST /v1/chat/completions": [
+    "weir edit sim": [
         *("weir context.plan", "chat sim", "weir context.plan", "chat sim"),
     ],
     "weir context.plan": [f"weir context.layer {layer}" for layer in ("ingest_cap", "dedupe", "compact")],
@@ -155,7 +156,9 @@ async def test_phoenix_shows_the_trees_the_session_and_the_tokens_of_a_conversat
     assert (refused.status, refused.prompt_tokens > again.prompt_tokens > first.prompt_tokens) == (400, True)
     counted = [span["attributes"].get("llm.token_count.prompt") for span in calls]
     assert counted == [first.prompt_tokens, None, again.prompt_tokens]
-    assert {span["span_kind"] for span in spans if span["name"] != "chat sim"} == {"UNKNOWN"}
+    assert {span["span_kind"] for span in spans if span["name"] != "chat sim"} == {"CHAIN"}
+    roots = [span["attributes"] for span in spans if span["parent_id"] is None]
+    assert all(root["input.value"] and root["output.value"] for root in roots)
     assert calls[0]["attributes"]["llm.input_messages.0.message.role"] == "system"
     assert calls[0]["attributes"]["llm.output_messages.0.message.content"]
     (session,) = [row for row in await phoenix.read("sessions") if row["session_id"] == name]
@@ -169,7 +172,7 @@ def tree(spans: list[dict[str, Any]]) -> dict[str, list[str]]:
     """Names of the children of each span that has some, in order of their start."""
     names = {span["context"]["span_id"]: span["name"] for span in spans}
     found: dict[str, list[str]] = {}
-    for span in spans:
+    for span in (each for each in spans if not PART.match(each["name"])):
         if span["parent_id"] in names:
             found.setdefault(names[span["parent_id"]], []).append(span["name"])
     return found

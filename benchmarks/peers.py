@@ -1,0 +1,208 @@
+"""The rows on which five other proxies were measured, played against Weir and against nothing: docs/comparison.md.
+
+    python -m benchmarks.peers
+
+A strict simulator with a window of 8,192 tokens is the upstream. The client resends its whole history, every step adds
+about 450 tokens, and a request that is refused ends nothing: the next step is asked all the same.
+"""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from proxy.simulator import RunningSimulator, SimulatorSettings, serve_simulator
+from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, canonical, opening, prose, weir
+
+WINDOW = 8_192
+SUMMARISER = "sim-summarizer"
+FAILING = "fault:500"
+CACHED = 4  # newest requests whose prompts the provider's cache is taken to hold
+
+
+@dataclass(slots=True)
+class Played:
+    """What became of a row's requests."""
+
+    asked: int = 0
+    answered: int = 0
+    note: str = ""
+
+
+class Counted(Talk):
+    """A conversation whose refused requests are counted and not raised."""
+
+    played: Played = Played()
+
+    async def ask(self, messages=None, **options):
+        self.played.asked += 1
+        try:
+            await super().ask(messages, **options)
+            self.played.answered += 1
+        except openai.APIStatusError as error:
+            self.played.note = str(error.code or error.status_code)
+
+
+Row = Callable[["Way"], Awaitable[Played]]
+
+
+@dataclass(slots=True)
+class Way:
+    """The simulator, directly or behind a Weir whose database is ``store``; None for directly."""
+
+    simulator: RunningSimulator
+    store: Path | None
+
+    def weir(self, **options):
+        """A Weir in front of it."""
+        return weir(self.simulator.base_url, self.store, **{"window": WINDOW, **options})
+
+    async def play(self, work, **options) -> Played:
+        """What ``work`` makes of a client."""
+        played = Played()
+        if self.store is None:
+            client = openai.AsyncOpenAI(base_url=self.simulator.base_url, api_key="sk-test", max_retries=0)
+            await work(lambda **more: talk(client, played, **more))
+            await client.close()
+            return played
+        async with self.weir(**options) as target:
+            await work(lambda **more: talk(target.client(), played, **more))
+            await settled(target)
+        return played
+
+    def tell(self, played: Played) -> Played:
+        """The same with calls of a summariser and the share of tokens that a prefix cache had."""
+        arrays = arrays_of(answered(self.simulator))
+        reuse = prefix_reuse(arrays)
+        calls = sum(seen.model in (SUMMARISER, FAILING) for seen in self.simulator.ledger)
+        played.note = f"{calls} summariser calls, {reuse:.0%} prefix reuse"
+        return played
+
+
+def prefix_reuse(arrays: list[list[dict[str, Any]]]) -> float:
+    """Tokens of the longest prefix that one of the newest requests before had too, over tokens forwarded."""
+    digests = canonical(arrays)
+    reused = total = 0
+    for at, (array, mine) in enumerate(zip(arrays, digests, strict=True)):
+        tokens = [COUNTER.count(json.dumps(message)) for message in array]
+        total += sum(tokens)
+        before = digests[max(0, at - CACHED) : at]
+        common = max((common_length(mine, other) for other in before), default=0)
+        reused += sum(tokens[:common])
+    return reused / total if total else 0.0
+
+
+def common_length(one: list[bytes], other: list[bytes]) -> int:
+    """How many messages two arrays have in common at their beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def talk(client, played: Played, **more) -> Counted:
+    """A conversation that counts into ``played``."""
+    made = Counted(client, **more)
+    made.played = played
+    return made
+
+
+async def settled(target: RunningWeir) -> None:
+    """Return once everything is written."""
+    await target.runtime.preparation.settled()
+    await target.runtime.settler.flush()
+
+
+async def agent_loop(way: Way) -> Played:
+    return way.tell(await way.play(lambda new: new().agent(30)))
+
+
+async def agent_loop_with_a_summariser(way: Way) -> Played:
+    return way.tell(await way.play(lambda new: new().agent(30), summarizer=SUMMARISER))
+
+
+async def chat(way: Way) -> Played:
+    return way.tell(await way.play(lambda new: new().chat(30)))
+
+
+async def restarted(way: Way) -> Played:
+    kept: list[Counted] = []
+
+    async def before(new) -> None:
+        kept.append(new())
+        await kept[0].agent(30)
+
+    async def after(new) -> None:
+        await new(messages=kept[0].messages, turns=kept[0].turns).agent(1)
+
+    await way.play(before)
+    return await way.play(after)
+
+
+async def summariser_fails(way: Way) -> Played:
+    return await way.play(lambda new: new().chat(20), summarizer=FAILING)
+
+
+async def wrong_window(way: Way) -> Played:
+    return await way.play(lambda new: new().agent(20), window=32_768)
+
+
+async def twins(way: Way) -> Played:
+    async def work(new) -> None:
+        first, second = new(), new(messages=[*opening()])
+        second.turns = 100  # the same opening, other steps from then on
+        for _ in range(24):
+            await first.agent(1)
+            await second.agent(1)
+
+    return way.tell(await way.play(work))
+
+
+async def oversized_result(way: Way) -> Played:
+    async def work(new) -> None:
+        one = new()
+        one.add_step()
+        one.messages[-1] = {**one.messages[-1], "content": prose(9_000, seed=3)}
+        await one.ask()
+
+    return await way.play(work)
+
+
+async def task_stays(way: Way) -> Played:
+    played = await way.play(lambda new: new().agent(30))
+    last = arrays_of(answered(way.simulator))[-1]
+    played.note = "kept" if opening()[1] in last else "gone"
+    return played
+
+
+ROWS: tuple[tuple[str, Row], ...] = (
+    ("agent loop, 30 steps", agent_loop),
+    ("the same, a model writes summaries", agent_loop_with_a_summariser),
+    ("chat, 30 turns", chat),
+    ("first user message after 30 steps", task_stays),
+    ("restart, then the next turn", restarted),
+    ("summariser answers 500, 20 turns", summariser_fails),
+    ("configured 32K, really 8K, 20 steps", wrong_window),
+    ("two conversations begin alike, 48 requests", twins),
+    ("newest tool result larger than the window", oversized_result),
+)
+
+
+async def main() -> None:
+    """Play every row both ways."""
+    print(f"{'row':44} {'direct':>8} {'Weir':>8}")
+    for name, row in ROWS:
+        cells = []
+        for directly in (True, False):
+            settings = SimulatorSettings(window=WINDOW, summary_model=SUMMARISER)
+            with tempfile.TemporaryDirectory() as folder:
+                async with serve_simulator(settings, counter=COUNTER) as simulator:
+                    cells.append(await row(Way(simulator, None if directly else Path(folder, "w.db"))))
+        direct, managed = (f"{each.answered}/{each.asked}" for each in cells)
+        print(f"{name:44} {direct:>8} {managed:>8}  {cells[1].note}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

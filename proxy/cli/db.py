@@ -1,0 +1,133 @@
+"""``weir db``: a copy of the database while Weir runs, what is in it, what is old, and its schema."""
+
+import time
+from pathlib import Path
+
+import click
+
+from proxy.cli import Failure
+from proxy.cli.output import print_facts
+from proxy.cli.shared import counted, json_option, moment, print_json, reading, stored, writing
+from proxy.config import Config, masked_url
+from proxy.config.values import as_written
+from proxy.errors import InvalidRequest
+from proxy.http.request import moment_in
+from proxy.store import Store
+
+
+@click.group()
+def db() -> None:
+    """Back up, inspect, prune and migrate the database.
+
+    \b
+    Example:
+      weir db status
+      weir db backup /backup/weir-monday.db
+    """
+
+
+@db.command()
+@click.argument("target", metavar="PATH", type=click.Path(path_type=Path))
+@stored
+@json_option
+def backup(config: Config, *, target: Path, as_json: bool) -> None:
+    """Copy a SQLite database, also while Weir serves from it: one consistent moment, checked, readable by its owner.
+
+    An existing file is never overwritten. To restore, stop Weir and put the copy in the place of the database, without
+    the -wal and -shm files beside it. PostgreSQL has its own tools: pg_dump --format=custom --file=PATH DATABASE.
+
+    \b
+    Example:
+      weir db backup /backup/weir-monday.db
+      weir serve --store sqlite+aiosqlite:////backup/weir-monday.db
+    """
+    if target.exists():
+        raise Failure(f"{target} exists already; name a new file")
+    reading(config, lambda store: store.backup(target.absolute()))
+    size = target.stat().st_size
+    if as_json:
+        return print_json({"path": str(target), "bytes": size})
+    return click.echo(f"{target}: {size:,} bytes, checked.")
+
+
+@db.command()
+@stored
+@json_option
+def status(config: Config, *, as_json: bool) -> None:
+    """Show what is in the database, how large it is, and how much of it is older than the retention.
+
+    \b
+    Example:
+      weir db status --store sqlite+aiosqlite:///weir.db
+    """
+    kept = config.store.retention
+
+    async def read(store: Store) -> dict[str, object]:
+        counts = await store.counts(before=0.0 if kept is None else time.time() - kept)
+        return {"store": masked_url(config.store.url), "schema": store.schema, **counts}
+
+    found = reading(config, read)
+    if as_json:
+        return print_json({**found, "retention": kept, "max_size": config.store.max_size})
+    for name in ("oldest", "newest"):
+        found[name] = f"{moment(at)} UTC" if isinstance(at := found[name], float) else None
+    most = as_written("max_size", config.store.max_size)
+    found["bytes"] = f"{found['bytes']:,}{f' of {most}' if most else ''}"
+    found["retention"] = as_written("retention", kept) or "for ever"
+    return print_facts(found)
+
+
+@db.command()
+@click.option("--older-than", metavar="AGE", help="Like 90m, 24h or 7d; defaults to the configuration's retention.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@stored
+@json_option
+def prune(config: Config, *, older_than: str | None, yes: bool, as_json: bool) -> None:
+    """Delete the conversations that were not used for so long, permanently; a running Weir does so once a day.
+
+    \b
+    Example:
+      weir db backup before.db
+      weir db prune --older-than 7d
+    """
+    if older_than is None and config.store.retention is None:
+        raise click.UsageError("the configuration keeps conversations for ever: say --older-than, for example 90d")
+    try:
+        before = time.time() - (config.store.retention or 0.0)
+        before = moment_in(older_than, now=time.time()) if older_than is not None else before
+    except InvalidRequest as fault:
+        raise click.BadParameter("should be like 90m, 24h or 7d", param_hint="--older-than") from fault
+    due = reading(config, lambda store: store.counts(before=before))["due"]
+    if not yes:
+        said = f"{counted(int(due or 0), 'conversation')} last used before {moment(before)} UTC"
+        click.echo(f"{masked_url(config.store.url)}: {said}.", err=True)
+        if not click.confirm("Delete them permanently?", err=True):
+            raise Failure("nothing was deleted")
+    rows = writing(config, lambda store: store.prune(before))
+    if as_json:
+        return print_json({"before": before, "conversations": due, "rows": rows})
+    return click.echo(f"Deleted {counted(int(due or 0), 'conversation')}, {counted(rows, 'row')} in all.")
+
+
+@db.command()
+@stored
+@json_option
+def upgrade(config: Config, *, as_json: bool) -> None:
+    """Migrate the database to the latest schema, or create it; `weir serve` does the same when it starts.
+
+    A database written by a newer version of Weir is refused.
+
+    \b
+    Example:
+      weir db upgrade --store sqlite+aiosqlite:///weir.db
+    """
+
+    async def state(store: Store) -> tuple[str, str, tuple[str, ...]]:
+        return store.schema, store.journal, store.notices
+
+    schema, journal, notices = writing(config, state, create=True)
+    if as_json:
+        return print_json({"schema": schema, "journal": journal, "notices": list(notices)})
+    for notice in notices:
+        click.echo(f"Note: {notice}", err=True)
+    return click.echo(f"Schema {schema}, up to date (journal: {journal}).")

@@ -1,0 +1,185 @@
+"""``weir run -- COMMAND``: a client with the environment that points it at Weir."""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from proxy.cli import Failure
+from proxy.cli.reach import Unreached, is_weir
+from proxy.cli.shared import config_option, loaded
+from proxy.config import Config, environment
+
+STARTS_WITHIN = 60.0
+STOPS_WITHIN = 35.0  # limits.grace and a little
+NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells have it
+TYPED, ENDING = (signal.SIGINT, signal.SIGQUIT), (signal.SIGTERM, signal.SIGHUP)
+PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy"})
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@config_option
+@click.option("--url", metavar="URL", help="Weir's address, http://host:port; defaults to the configuration's.")
+@click.option("--key", help="The key to send, where Weir asks for one; defaults to what the environment has.")
+@click.option("--serve", "serves", is_flag=True, help="Start a Weir for the time of the command if none answers.")
+def run(command: tuple[str, ...], path: Path | None, url: str | None, key: str | None, *, serves: bool) -> int:
+    """Start a command with the environment that points it at a running Weir, and exit as it does.
+
+    Set are OPENAI_BASE_URL, OPENAI_API_BASE, ANTHROPIC_BASE_URL, and for opencode OPENCODE_CONFIG_CONTENT; codex is
+    given its provider by -c. A placeholder stands in for an OPENAI_API_KEY that is not set.
+
+    \b
+    Example:
+      weir run -- python my_agent.py
+      weir run --serve --config weir.yaml -- codex exec "fix the tests"
+    """
+    config = loaded(path)
+    root = weir_address(url, config)
+    with _weir_at(root, path, serves=serves) as started:
+        changes = _changes(root, command[0], key, environment())
+        arguments = [command[0], *_arguments(root, command[0]), *command[1:]]
+        shown = {name: "***" if name.endswith("_KEY") and value == key else value for name, value in changes.items()}
+        for name, value in shown.items():
+            click.echo(f"weir: {name}={shlex.quote(value)}", err=True)
+        if arguments[1:] != list(command[1:]):
+            click.echo(f"weir: {shlex.join(arguments)}", err=True)
+        env = {**environment(), **changes}
+        if not started:
+            return _replaced(arguments, env)
+        return _supervised(arguments, env)
+
+
+def weir_address(url: str | None, config: Config) -> str:
+    """``http://host:port`` of Weir as it was given, with or without ``/v1``, else as the configuration has it."""
+    host = "127.0.0.1" if config.listen.host in ("0.0.0.0", "::") else config.listen.host  # noqa: S104 - not bound
+    return (url or f"http://{host}:{config.listen.port}").rstrip("/").removesuffix("/v1")
+
+
+def _changes(root: str, program: str, key: str | None, env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that lead a client to Weir."""
+    base = f"{root}/v1"
+    changes = {"OPENAI_BASE_URL": base, "OPENAI_API_BASE": base, "ANTHROPIC_BASE_URL": root}
+    if key is not None:
+        changes |= {"OPENAI_API_KEY": key, "ANTHROPIC_API_KEY": key}
+    elif not env.get("OPENAI_API_KEY"):
+        changes["OPENAI_API_KEY"] = "any"  # SDKs do not start without one
+    if Path(program).name == "opencode":  # reads no base URL from the environment, but a whole configuration
+        providers = {name: {"options": {"baseURL": base}} for name in ("openai", "anthropic")}
+        changes["OPENCODE_CONFIG_CONTENT"] = json.dumps({"provider": providers})
+    if any(name.lower() in PROXIES and value for name, value in env.items()):
+        around = ",".join(filter(None, (env.get("NO_PROXY") or env.get("no_proxy"), "127.0.0.1,localhost")))
+        changes |= {"NO_PROXY": around, "no_proxy": around}
+    return changes
+
+
+def _arguments(root: str, program: str) -> list[str]:
+    """Options for a program that looks at no variable: Codex has its provider from its configuration."""
+    if Path(program).name != "codex":
+        return []
+    provider = {"name": "Weir", "base_url": f"{root}/v1", "env_key": "OPENAI_API_KEY", "wire_api": "responses"}
+    values = {"model_provider": "weir"} | {f"model_providers.weir.{name}": value for name, value in provider.items()}
+    return [word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+
+
+@contextlib.contextmanager
+def _weir_at(root: str, path: Path | None, *, serves: bool) -> Iterator[bool]:
+    """A Weir that answers at ``root``; whether it was started for this, and ends with it."""
+    try:
+        if not is_weir(root):
+            raise Failure(f"what answers at {root} is not Weir; name Weir's address with --url")
+    except Unreached as fault:
+        if not serves:
+            start = f"weir serve{f' --config {shlex.quote(str(path))}' if path else ''}"
+            raise Failure(f"no Weir answers at {root} ({fault}): start one with {start}, or add --serve") from fault
+        with _serving(root, path):
+            yield True
+        return
+    yield False
+
+
+@contextlib.contextmanager
+def _serving(root: str, path: Path | None) -> Iterator[None]:
+    """A Weir of its own session, so that Ctrl-C is the command's alone; its log goes to a file."""
+    host, _, port = root.removeprefix("http://").rpartition(":")
+    given = ["--config", str(path)] if path else []
+    for number in ENDING:  # else the Weir would outlive a command that is ended while it starts
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    descriptor, log = tempfile.mkstemp(prefix="weir-run-", suffix=".log")
+    arguments = [sys.executable, "-m", "proxy", "serve", *given, "--host", host, "--port", port]
+    with os.fdopen(descriptor, "wb") as file:
+        weir = subprocess.Popen(  # noqa: S603 - this interpreter and this package
+            arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+    click.echo(f"weir: started for this command, log in {log}", err=True)
+    try:
+        deadline = time.monotonic() + STARTS_WITHIN
+        while not _answers(root):
+            if weir.poll() is not None or time.monotonic() > deadline:
+                last = (
+                    Path(log).read_text(encoding="utf-8", errors="replace").strip() or "it said nothing"
+                ).splitlines()
+                raise Failure(f"the proxy could not be started: {last[-1]}")
+            time.sleep(0.05)
+        yield
+    finally:
+        weir.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            weir.wait(STOPS_WITHIN)
+        weir.kill()
+
+
+def _answers(root: str) -> bool:
+    try:
+        return is_weir(root)
+    except Unreached:
+        return False
+
+
+def _replaced(arguments: list[str], env: Mapping[str, str]) -> int:
+    """Become the command: signals, terminal and exit code are its own."""
+    sys.stderr.flush()
+    try:
+        os.execvpe(arguments[0], arguments, env)  # noqa: S606 - what the user typed
+    except OSError as fault:
+        return _not_started(arguments[0], fault)
+
+
+def _supervised(arguments: list[str], env: Mapping[str, str]) -> int:
+    """Wait for the command, pass on signals, and give its exit code, 128 and the number after a signal."""
+    children: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        # A terminal sends Ctrl-C and Ctrl-\\ to the whole group, so the command has it already.
+        if number in TYPED and sys.stdin.isatty():
+            return
+        for child in children:
+            child.send_signal(number)
+        if not children:
+            early.append(number)
+
+    for number in (*TYPED, *ENDING, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, pass_on)
+    try:
+        children.append(subprocess.Popen(arguments, env=env))  # noqa: S603 - what the user typed
+    except OSError as fault:
+        return _not_started(arguments[0], fault)
+    for late in early:
+        children[0].send_signal(late)
+    code = children[0].wait()
+    return code if code >= 0 else 128 - code
+
+
+def _not_started(program: str, fault: OSError) -> int:
+    click.echo(f"weir: {program} cannot be started: {fault.strerror or fault}", err=True)
+    return NOT_FOUND if isinstance(fault, FileNotFoundError) else NOT_RUNNABLE

@@ -1,0 +1,129 @@
+"""What a provider holds of an exchange: the history behind its request, what then goes up, and what is recorded of it.
+
+A request that goes on from an earlier answer is planned as the whole that it stands for. As long as the provider's copy
+is what was planned, the client's own bytes go up; else the whole does, once, as a request that goes on from nothing,
+and what the client goes on from next is the answer to that.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from policies import ContextSettings, Mode
+from proxy.conversation.answers import Chain
+from proxy.errors import InvalidRequest
+from proxy.planning.planner import Planner
+from proxy.planning.values import Plan, PlanRequest
+from proxy.runtime import Runtime
+from proxy.store.answers import AnswerRow
+from proxy.tap import NO_USAGE, usage_from
+from proxy.wire.codec import NOTHING, ClientRequest, Segments, with_history, without_marks
+from proxy.wire.raw import Raw
+
+log = logging.getLogger("weir.settlement")
+
+SAME = 0.9
+"""Share of the provider's copy from which on what is planned counts as the same: both are estimates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldState:
+    """The provider's part in a request.
+
+    Attributes:
+        parent: the answer that the request goes on from, ``chain`` all up to its end, None where that is not known.
+        keeps: whether the answer is recorded.
+        known: the elements that the request only names; ``names`` says that there are any.
+        elsewhere: whether what the model reads cannot be known, so that the request is not managed.
+    """
+
+    parent: str | None = None
+    chain: Chain | None = None
+    keeps: bool = False
+    known: Mapping[str, Raw] = field(default_factory=dict)
+    names: bool = False
+    elsewhere: bool = False
+
+    def whole(self, client: ClientRequest) -> ClientRequest:
+        """The request that the client's stands for."""
+        chat = client
+        if self.chain is not None:
+            chat = with_history(client, self.chain.history, self.chain.opening)
+        elif client.messages is None and self.keeps and client.codec.added(client.fields):
+            chat = with_history(client, b"", b"{}")
+        if self.known and chat.messages is not None:
+            array, head = bytes(chat.messages.raw), chat.messages.head
+            chat = replace(chat, messages=Segments(array, chat.codec, head, self.known))
+        return chat
+
+    async def followed(self, planner: Planner, asked: PlanRequest, client: ClientRequest, plan: Plan) -> Plan:
+        """The plan with the client's own bytes wherever the provider's copy, or the client's, is what was planned."""
+        body = client.body if plan.recognized is None or not plan.recognized.marked else without_marks(client)
+        own, recognized, decision = replace(plan, body=body), plan.recognized, plan.decision
+        if recognized is None or decision is None or asked.settings.observes:
+            return own
+        if decision.is_new:
+            return replace(plan, restarted=self.chain is not None)
+        if self.chain is None or not self.chain.last.tokens:
+            return own
+        last, budget = self.chain.last, recognized.limits.budget
+        new = [m.tokens for m in recognized.transcript.messages[last.length :] if m.role != "assistant"]
+        held, planned = last.tokens + budget.estimate(sum(new)), budget.estimate(plan.sent)
+        is_same = SAME * held <= planned <= held / SAME
+        if held <= budget.estimate(planner.limits_of(asked.settings, budget).trigger):
+            return own if is_same else replace(own, sent=0)
+        smaller = await planner.harder(asked, plan, attempt=1) if planned > SAME * held else plan
+        return own if smaller is None else replace(smaller, restarted=True)
+
+
+NOTHING_HELD = HeldState()
+
+
+async def held_by(runtime: Runtime, chat: ClientRequest, tenant: str, settings: ContextSettings) -> HeldState:
+    """What the provider holds behind a request. Raises InvalidRequest where the policy wants all of it sent."""
+    codec, fields = chat.codec, chat.fields
+    parent, keeps = codec.parent(fields), codec.is_kept(fields)
+    if settings.mode is Mode.OFF or codec.is_held_elsewhere(fields):
+        return HeldState(elsewhere=True)
+    if settings.server_state != "follow":
+        linked = parent is not None or (keeps and codec.link is not None and codec.link in fields)
+        if linked and settings.server_state == "refuse":
+            raise InvalidRequest("The history is not held here: send all of it.", param=codec.link)
+        return HeldState(elsewhere=linked)
+    names = codec.names(fields)
+    known = await runtime.answers.elements(tenant, names, codec) if names else NOTHING
+    chain = await runtime.answers.behind(tenant, parent) if parent is not None and len(known) == len(names) else None
+    unknown = parent is not None and chain is None
+    return HeldState(parent=parent, chain=chain, keeps=keeps, known=known, names=bool(names), elsewhere=unknown)
+
+
+async def record_answer(
+    runtime: Runtime, held: HeldState, client: ClientRequest, plan: Plan, tenant: str, body: bytes
+) -> None:
+    """Record an answer that a later request may go on from; whatever fails in it, the answer itself goes on."""
+    codec, recognized = client.codec, plan.recognized
+    try:
+        given = codec.answer(body)
+        if given is None:
+            return
+        usage = usage_from(given.usage) or NO_USAGE
+        messages = () if recognized is None else recognized.transcript.messages
+        items = tuple(codec.named(given.elements, 0))
+        row = AnswerRow(
+            tenant=tenant,
+            id=given.id,
+            parent=held.parent,
+            conversation="" if recognized is None else recognized.branch.conversation,
+            at=runtime.planner.clock(),
+            tokens=(usage.prompt or 0) + (usage.completion or 0) if usage.prompt else 0,
+            reasoned=usage.reasoning or 0,
+            length=len(messages),
+            given=codec.added(client.fields),
+            output=given.elements,
+            opening=codec.opening(client.fields),
+            items=items,
+        )
+        replays = held.parent is None and not held.names and any(m.role == "assistant" for m in messages)
+        await runtime.answers.keep(row, lasting=not replays)
+    except Exception:
+        log.exception("an answer that its provider keeps could not be recorded")

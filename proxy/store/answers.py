@@ -1,0 +1,132 @@
+"""The record of answers that a later request may go on from, because their provider keeps them.
+
+An answer's row holds what its request added to the history and what the answer did; the rows from the first request
+to an answer hold all of it. Only what is found whole counts.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from proxy.store.packing import Damaged, pack, unpack
+from proxy.store.records import ConversationRow
+from proxy.store.schema import answer_items, answers, keep_first, keep_last, of, recorded, stored
+from proxy.store.transaction import Transaction, chunks
+
+MAX_LINKS = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRow:
+    """One answer, and what came to the history since the one before.
+
+    Attributes:
+        id: the provider's; ``parent`` that of the answer that its request went on from, None where it had all.
+        conversation: empty where the request was not recognised.
+        tokens: of all up to the end of the answer, as the provider counts; ``reasoned`` those of its own reasoning.
+        length: messages of the history up to its request's end.
+        given: the elements that the request added, ``output`` those of the answer, with commas between.
+        opening: the request's fields that hold for all that goes on from it, as an object.
+        items: ids by which later requests may name elements of ``output``.
+    """
+
+    tenant: str
+    id: str
+    parent: str | None
+    conversation: str
+    at: float
+    tokens: int = 0
+    reasoned: int = 0
+    length: int = 0
+    given: bytes
+    output: bytes
+    opening: bytes = b"{}"
+    items: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of what it says."""
+        return len(self.given) + len(self.output) + len(self.opening)
+
+
+ADD = keep_last(answers)
+ADD_ITEM = keep_first(answer_items)
+OF_TENANT = of(answers, "tenant")
+_START = sa.select(answers.c.id, answers.c.parent, sa.literal(0).label("back")).where(of(answers, "tenant", "id"))
+_LINE = _START.cte("line", recursive=True)
+_LINE = _LINE.union_all(
+    sa.select(answers.c.id, answers.c.parent, _LINE.c.back + 1)
+    .join(_LINE, answers.c.id == _LINE.c.parent)
+    .where(OF_TENANT, _LINE.c.back < MAX_LINKS)
+)
+LINE = sa.select(answers).join(_LINE, _LINE.c.id == answers.c.id).where(OF_TENANT).order_by(_LINE.c.back)
+
+
+def add_answers(tx: Transaction, rows: Sequence[AnswerRow]) -> None:
+    """Keep answers; nothing where what is said may not be stored."""
+    if not rows or not tx.full:
+        return
+    packed = tx.aside(lambda: [pack(row.given, row.output, row.opening) for row in rows])
+    tx.many(ADD, [stored(answers, row, body=body) for row, body in zip(rows, packed, strict=True)])
+    tx.many(ADD_ITEM, [{"tenant": r.tenant, "item": item, "answer": r.id} for r in rows for item in r.items])
+
+
+def line(tx: Transaction, tenant: str, answer: str) -> list[AnswerRow]:
+    """The answer with this id and those before it, newest first, as far as they are known and whole."""
+    found: list[AnswerRow] = []
+    for row in tx.execute(LINE, {"of_tenant": tenant, "of_id": answer}):
+        if (each := _answer(tx, row)) is None:
+            break
+        found.append(each)
+    return found
+
+
+def known(tx: Transaction, tenant: str, ids: Collection[str]) -> int:
+    """How many of these answers are there."""
+    query = sa.select(sa.func.count()).select_from(answers).where(answers.c.tenant == tenant)
+    return sum(int(tx.scalar(query.where(answers.c.id.in_(chunk))) or 0) for chunk in chunks(ids))
+
+
+def with_items(tx: Transaction, tenant: str, items: Collection[str]) -> list[AnswerRow]:
+    """The answers that elements with these ids came in."""
+    found: list[AnswerRow | None] = []
+    for chunk in chunks(items):
+        theirs = answer_items.c.tenant == tenant, answer_items.c.item.in_(chunk)
+        ids = sa.select(answer_items.c.answer).where(*theirs)
+        query = sa.select(answers).where(answers.c.tenant == tenant, answers.c.id.in_(ids))
+        found += [_answer(tx, row) for row in tx.execute(query)]
+    named = [row for row in found if row is not None]
+    pairs: dict[str, list[str]] = {row.id: [] for row in named}
+    for chunk in chunks(pairs):
+        query = sa.select(answer_items).where(answer_items.c.tenant == tenant, answer_items.c.answer.in_(chunk))
+        for row in tx.execute(query):
+            pairs[row.answer].append(row.item)
+    return [replace(row, items=tuple(pairs[row.id])) for row in named]
+
+
+def forget(tx: Transaction, tenant: str, answer: str) -> None:
+    """Know nothing of an answer any more."""
+    tx.execute(sa.delete(answers).where(answers.c.tenant == tenant, answers.c.id == answer))
+
+
+def exported(tx: Transaction, conversation: ConversationRow) -> list[Mapping[str, Any]]:
+    """What is kept of a conversation's answers, as plain data."""
+    mine = answers.c.tenant == conversation.tenant, answers.c.conversation == conversation.id
+    rows = [_answer(tx, row) for row in tx.execute(sa.select(answers).where(*mine).order_by(answers.c.at))]
+    return [
+        {"id": r.id, "parent": r.parent, "at": r.at}
+        | {name: getattr(r, name).decode(errors="replace") for name in ("given", "output", "opening")}
+        for r in rows
+        if r is not None
+    ]
+
+
+def _answer(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> AnswerRow | None:
+    try:
+        given, output, opening = unpack(row.body, parts=3)
+    except Damaged:
+        tx.damage("answer", row.tenant, row.id)
+        return None
+    return recorded(AnswerRow, answers, row, given=given, output=output, opening=opening, items=())

@@ -1,0 +1,62 @@
+"""What one process takes of its machine, read when the metrics are, and how late its event loop is."""
+
+import asyncio
+import resource
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from proxy.telemetry.exposition import Instrument, Labels
+from proxy.telemetry.metrics import (
+    LOOP_LAG,
+    PROCESS_CPU,
+    PROCESS_FDS,
+    PROCESS_MAX_FDS,
+    PROCESS_RESIDENT,
+    PROCESS_START,
+    PROCESS_VIRTUAL,
+    Metrics,
+)
+
+EVERY = 0.5
+SELF = Path("/proc/self")
+_STARTED = time.time()
+
+
+def watch_process(metrics: Metrics) -> None:
+    """Have memory, processor time and file descriptors among the metrics; fewer of them where there is no ``/proc``."""
+    reads: dict[Instrument, Callable[[], float]] = {
+        PROCESS_CPU: time.process_time,
+        PROCESS_RESIDENT: lambda: _pages()[1],
+        PROCESS_VIRTUAL: lambda: _pages()[0],
+        PROCESS_FDS: lambda: sum(1 for _ in (SELF / "fd").iterdir()),
+        PROCESS_MAX_FDS: lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        PROCESS_START: lambda: _STARTED,
+    }
+    for instrument, read in reads.items():
+        metrics.watch(instrument, _reading(read))
+
+
+def _reading(read: Callable[[], float]) -> Callable[[], Mapping[Labels, float]]:
+    def readings() -> Mapping[Labels, float]:
+        try:
+            return {(): read()}
+        except OSError:
+            return {}
+
+    return readings
+
+
+def _pages() -> tuple[int, int]:
+    """Bytes that are mapped, and those that are resident."""
+    size, resident = (SELF / "statm").read_text().split()[:2]
+    return int(size) * resource.getpagesize(), int(resident) * resource.getpagesize()
+
+
+async def watch_loop(metrics: Metrics) -> None:
+    """Record how late the event loop is, for as long as it runs."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + EVERY
+        await asyncio.sleep(EVERY)
+        metrics.record(LOOP_LAG, max(0.0, loop.time() - due))

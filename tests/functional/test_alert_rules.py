@@ -1,0 +1,191 @@
+"""The alert rules of docs/operating.md in a real Prometheus: each fires when what it is about happens, none before.
+
+``promtool`` evaluates the rules as they are printed over pages that a Weir gave before and after an event, in its own
+time; a Prometheus scrapes a Weir with the same rules and shorter times.
+"""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.telemetry import metrics as i
+from tests.functional.harness import ROOT, RunningWeir, free_port, opening
+from tests.functional.test_traces import NAMED, TOO_LONG, TRACE, ask, scene
+
+RULES = re.findall(r"## Alert rules.*?```yaml\n(.*?)```", (ROOT / "docs/operating.md").read_text(), re.DOTALL)[0]
+NAMES = [rule["alert"] for rule in yaml.safe_load(RULES)["groups"][0]["rules"]]
+QUIET, LASTING = 30, 60
+"""Minutes before the event, and after it."""
+
+
+def tool(name: str) -> str:
+    """A program of the distribution's package prometheus."""
+    found = shutil.which(name)
+    if found is None:
+        assert not os.environ.get("CI"), f"{name} is missing: apt-get install prometheus"
+        pytest.skip(f"{name} is missing: apt-get install prometheus")
+    return found
+
+
+def samples(page: str) -> dict[str, float]:
+    """The page's values by name and labels, as PromQL writes them."""
+    return {
+        s.name + "{" + ",".join(f"{n}={json.dumps(v)}" for n, v in sorted(s.labels.items())) + "}": s.value
+        for family in text_string_to_metric_families(page)
+        for s in family.samples
+    }
+
+
+def happen(name: str, target: RunningWeir) -> None:
+    """What a rule is about, as the product counts it, where a request cannot bring it about at will."""
+    runtime = target.runtime
+    metrics = runtime.telemetry.metrics
+    match name:
+        case "WeirAnswersErrors":
+            metrics.add(i.REQUESTS, "upstream_unreachable", "balanced")
+        case "WeirWindowsAreWrong":
+            metrics.add(i.OVERFLOWS, value=11)
+        case "WeirStoreFails":
+            metrics.add(i.DEGRADED, "store")
+        case "WeirIsSlow":
+            metrics.record(i.OVERHEAD, 0.08, "")
+        case "WeirWatchingIsSlow":
+            metrics.record(i.SETTLEMENT, 0.02)
+        case "WeirConversationCritical":
+            metrics.add(i.ALERTS, "critical", "overflow", "utilization")
+        case "WeirLosesFacts":
+            runtime.evaluation.scores["balanced", "key_facts"] = 0.5
+        case "WeirSummariserFails":
+            metrics.add(i.SUMMARIZER_CALLS, "timeout")
+
+
+LASTS = {"WeirAnswersErrors", "WeirIsSlow", "WeirWatchingIsSlow", "WeirSummariserFails"}
+"""Rules about a share or a quantile: the event goes on. The others fire on a single one."""
+
+
+async def pages(name: str) -> list[dict[str, float]]:
+    """What a Weir's page has after ordinary requests, and after each of two events that a rule is about."""
+    found = []
+    async with scene() as started:
+        await ask(started, opening())
+        for event in range(3):
+            if event and name == "WeirRefusesRequests":
+                with pytest.raises(openai.BadRequestError):
+                    await ask(started, TOO_LONG, headers=NAMED | {"x-weir-policy": "advised"})
+            elif event and name == "WeirTelemetryIsLost":
+                started.receiver.status = 400
+                await ask(started, opening())
+                await started.spans()
+            elif event:
+                happen(name, started.weir)
+            found.append(samples(started.weir.runtime.telemetry.metrics.render().decode()))
+    return found
+
+
+def series(before: float | None, first: float, second: float, *, lasts: bool) -> str:
+    """The values of a series minute by minute: as before, then the event, once or once a minute."""
+    quiet = f"_x{QUIET}" if before is None else f"{before}+0x{QUIET}"
+    return f"{quiet} {first}{second - first if lasts else 0:+}x{LASTING}"
+
+
+@pytest.mark.requirement("P15", "A0.139")
+@pytest.mark.parametrize("name", NAMES)
+async def test_each_rule_fires_on_its_first_event_and_on_nothing_before(name: str, tmp_path: Path) -> None:
+    promtool = tool("promtool")
+    before, first, second = await pages(name)
+    values = [
+        {"series": key, "values": series(before.get(key), value, second[key], lasts=name in LASTS)}
+        for key, value in first.items()
+    ]
+    firing = 'count(ALERTS{alertstate="firing"%s})'
+    test = {
+        "interval": "1m",
+        "input_series": values,
+        "promql_expr_test": [
+            {"expr": firing % "", "eval_time": f"{QUIET}m", "exp_samples": []},
+            {
+                "expr": "max_over_time(" + (firing % f',alertname="{name}"') + f"[{LASTING}m:1m])",
+                "eval_time": f"{QUIET + LASTING}m",
+                "exp_samples": [{"labels": "{}", "value": 1}],
+            },
+        ],
+    }
+    (tmp_path / "rules.yml").write_text(RULES)
+    document = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(document))
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [promtool, "test", "rules", "test.yml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@asynccontextmanager
+async def prometheus(folder: Path, target: RunningWeir, rules: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A Prometheus that scrapes a Weir five times a second; a client of its API."""
+    (folder / "rules.yml").write_text(rules)
+    settings: Mapping[str, Any] = {
+        "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"},
+        "rule_files": ["rules.yml"],
+        "scrape_configs": [
+            {"job_name": "weir", "static_configs": [{"targets": [target.root.removeprefix("http://")]}]},
+        ],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(settings)))
+    port = free_port()
+    options = [f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage"]
+    process = await asyncio.create_subprocess_exec(
+        *(tool("prometheus"), "--config.file=prometheus.yml", "--storage.tsdb.path=data", *options),
+        cwd=folder,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/api/v1", trust_env=False) as client:
+            yield client
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def told(client: httpx.AsyncClient, path: str, wanted: str, **query: str) -> bool:
+    """Whether the API's answer has a text, within half a minute."""
+    for _ in range(150):
+        try:
+            if wanted in (await client.get(path, params=query)).text:
+                return True
+        except httpx.TransportError:
+            pass
+        await asyncio.sleep(0.2)
+    return False
+
+
+@pytest.mark.requirement("P15", "A0.139")
+async def test_a_prometheus_that_scrapes_a_weir_tells_of_the_first_refusal_and_shows_its_trace(tmp_path: Path) -> None:
+    shorter = re.sub(r"\[\d+[mh]\]", "[10s]", re.sub(r"for: \d+m", "for: 0s", RULES))
+    async with scene() as started, prometheus(tmp_path, started.weir, shorter) as client:
+        assert await told(client, "/query", '"1"]', query='up{job="weir"}')
+        assert await told(client, "/query", "context_length_exceeded", query="weir_requests_total")
+        assert '"alertname"' not in (await client.get("/alerts")).text
+        with pytest.raises(openai.BadRequestError):
+            await ask(started, TOO_LONG, headers={"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"} | NAMED)
+        assert await told(client, "/alerts", '"alertname":"WeirRefusesRequests"')
+        exemplars = {"query": "weir_overhead_seconds_bucket", "start": "0", "end": "4102444800"}
+        assert await told(client, "/query_exemplars", TRACE, **exemplars)

@@ -1,0 +1,138 @@
+"""``weir db``: a copy taken while Weir writes is whole, and what is old goes only when somebody says so."""
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from proxy.cli import main
+from proxy.simulator.app import serve_simulator
+from proxy.simulator.model import SimulatorSettings
+from tests.functional.harness import COUNTER, Talk, weir
+
+NAME = "support-4711"
+
+
+def run(*arguments: str, store: Path | str, **more: str) -> Result:
+    url = store if isinstance(store, str) else f"sqlite+aiosqlite:///{store}"
+    return CliRunner().invoke(main, [*arguments, "--store", url], **more)
+
+
+async def told(*arguments: str, store: Path | str) -> Any:
+    done = await asyncio.to_thread(run, *arguments, "--json", store=store)
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.requirement("P9")
+async def test_a_copy_taken_while_requests_come_in_is_whole_and_goes_on_where_it_was_taken(tmp_path: Path) -> None:
+    database, copy = tmp_path / "w.db", tmp_path / "copy.db"
+    async with serve_simulator(SimulatorSettings(window=4096), counter=COUNTER) as simulator:
+        async with weir(simulator.base_url, database, window=4096) as target:
+            talk = Talk(target.client(default_headers={"x-weir-conversation": NAME}))
+            await talk.agent(10)
+            await target.runtime.settler.flush()
+            busy = asyncio.create_task(Talk(target.client(), seed=5).agent(10))
+            made = await told("db", "backup", str(copy), store=database)
+            await busy
+        assert made == {"path": str(copy), "bytes": copy.stat().st_size}
+        assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+        with contextlib.closing(sqlite3.connect(f"file:{copy}?mode=ro", uri=True)) as opened:
+            assert opened.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+        async with weir(simulator.base_url, copy, window=4096) as again:
+            talk.client = again.client(default_headers={"x-weir-conversation": NAME})
+            await talk.agent(1)
+        assert "compact=" in talk.headers[-1]["x-weir-actions"]
+        found = await told("conversations", "show", NAME, store=copy)
+    assert found["requests"] == 11
+
+    kept = copy.read_bytes()
+    refused = await asyncio.to_thread(run, "db", "backup", str(copy), store=database)
+    assert refused.exit_code == 1
+    assert "copy.db exists already; name a new file" in refused.stderr
+    assert copy.read_bytes() == kept
+    nowhere = await asyncio.to_thread(run, "db", "backup", str(tmp_path / "no" / "w.db"), store=database)
+    assert "cannot be made (No such file or directory)" in nowhere.stderr
+    assert not list(tmp_path.glob("*.part*"))
+
+
+@pytest.mark.requirement("R.67")
+async def test_a_damaged_database_is_not_copied_as_if_it_were_whole(tmp_path: Path) -> None:
+    database = tmp_path / "w.db"
+    assert (await asyncio.to_thread(run, "db", "upgrade", store=database)).exit_code == 0
+    with database.open("r+b") as file:
+        file.seek(-4096, 2)
+        file.write(b"\xff" * 4096)
+
+    done = await asyncio.to_thread(run, "db", "backup", str(tmp_path / "copy.db"), store=database)
+
+    assert done.exit_code == 1
+    assert list(tmp_path.glob("copy*")) == []
+
+
+async def test_what_is_there_and_what_is_old_is_counted_and_goes_only_after_a_yes(tmp_path: Path) -> None:
+    database = tmp_path / "w.db"
+    async with (
+        serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator,
+        weir(simulator.base_url, database) as target,
+    ):
+        for name in ("old", "new"):
+            await Talk(target.client(default_headers={"x-weir-conversation": name})).agent(1)
+    with contextlib.closing(sqlite3.connect(database)) as opened, opened:
+        opened.execute("UPDATE conversations SET updated = ? WHERE name = 'old'", (time.time() - 8 * 86_400,))
+
+    status = await told("db", "status", store=database)
+    assert (status["conversations"], status["requests"], status["due"]) == (2, 2, 0)
+    shown = (await asyncio.to_thread(run, "db", "status", store=database)).stdout
+    assert "30d" in shown
+    assert "10GB" in shown
+
+    prune = ("db", "prune", "--older-than", "7d")
+    asked = await asyncio.to_thread(run, *prune, store=database, input="n\n")
+    assert asked.exit_code == 1
+    assert "1 conversation last used before" in asked.stderr
+    assert (await told("db", "status", store=database))["conversations"] == 2
+
+    gone = await told(*prune, "--yes", store=database)
+    assert gone["conversations"] == 1
+    rows = await told("conversations", "list", store=database)
+    assert [row["name"] for row in rows] == ["new"]
+    assert (await asyncio.to_thread(run, "db", "prune", "--older-than", "soon", store=database)).exit_code == 2
+
+
+async def test_postgresql_says_what_to_use_and_counts_alike(postgres_url: str) -> None:
+    url = postgres_url
+    assert (await asyncio.to_thread(run, "db", "upgrade", store=url)).exit_code == 0
+    done = await asyncio.to_thread(run, "db", "backup", "copy.db", store=url)
+
+    assert done.exit_code == 1
+    assert "pg_dump --format=custom --file=" in done.stderr
+    assert (await told("db", "status", store=url))["conversations"] == 0
+
+
+@pytest.mark.requirement("P14")
+async def test_a_stored_conversation_is_played_by_its_name(tmp_path: Path) -> None:
+    database = tmp_path / "w.db"
+    async with (
+        serve_simulator(SimulatorSettings(window=4096), counter=COUNTER) as simulator,
+        weir(simulator.base_url, database, window=4096) as target,
+    ):
+        await Talk(target.client(default_headers={"x-weir-conversation": NAME})).agent(14)
+        await Talk(target.client(default_headers={"x-weir-conversation": "short"})).agent(1)
+
+    report = await told("replay", NAME, "--compare", "off", "--window", "2048", "--max-tokens", "256", store=database)
+    assert [each["id"] for each in report["conversations"]] == [NAME]
+    assert report["policies"]["balanced"]["requests"] > 5
+
+    short = await asyncio.to_thread(run, "replay", "short", store=database)
+    assert "nothing of short was summarised yet" in short.stderr
+    unknown = await asyncio.to_thread(run, "replay", "suport-4711", store=database)
+    assert "did you mean support-4711?" in unknown.stderr
