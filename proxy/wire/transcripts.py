@@ -9,7 +9,7 @@ its slice.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple, Protocol, Self, TypeVar
@@ -23,7 +23,6 @@ from proxy.wire.codec import (
     CHAT,
     ClientRequest,
     Codec,
-    JoinedRun,
     Segments,
     chosen_tools,
     tool_definitions,
@@ -203,9 +202,11 @@ class Transcripts:
     async def _entries(self, raws: Sequence[Raw], counting: _Counting) -> list[tuple[Message, bool]]:
         """What is known of each message, those never seen before being read and counted now."""
         seed, kind, files, seen = counting.seed, counting.kind, counting.files, self._seen
-        keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
-        unseen = [(key, raw) for key, raw in zip(keys, raws, strict=True) if key not in seen]
         view, is_chat = counting.codec.view, counting.codec is CHAT
+        keys = [(xxhash.xxh3_128_digest(raw, seed), kind) for raw in raws]
+        if not is_chat:  # what stands before a compaction is read as nothing, whatever it was before that came
+            keys = [(key, f"{kind} {type(raw).__name__}") for (key, _), raw in zip(keys, raws, strict=True)]
+        unseen = [(key, raw) for key, raw in zip(keys, raws, strict=True) if key not in seen]
         new = [(key, view(raw)) for key, raw in unseen]
         if new:
             for (_, raw), (_, value) in zip(unseen, new, strict=True):
@@ -219,7 +220,6 @@ class Transcripts:
                 tokens += 0 if is_chat else value.get(SEALED, 0)
                 seen[key] = message_of(value, tokens) if value else (_unreadable(key[0], tokens), False)
         entries = [seen[key] for key in keys]
-        entries = entries if is_chat else [_joins(raw, entry) for raw, entry in zip(raws, entries, strict=True)]
         while len(seen) > MAX_MESSAGES:
             seen.popitem(last=False)
         return entries
@@ -340,10 +340,6 @@ def _joined(
 
 def _marks(entries: Sequence[tuple[Message, bool]], start: int) -> frozenset[int]:
     return frozenset([start + i for i, entry in enumerate(entries) if entry[1]])
-
-
-def _joins(raw: Raw, entry: tuple[Message, bool]) -> tuple[Message, bool]:
-    return (replace(entry[0], joined=True), entry[1]) if isinstance(raw, JoinedRun) else entry
 
 
 def _unreadable(digest: bytes, tokens: int) -> Message:
