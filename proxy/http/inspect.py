@@ -49,6 +49,7 @@ class BothSides(Shape):
     kept: Annotated[bool, Meta(description="whether the arrays are; the newest of a conversation are (inspect)")]
     tools: Tokens
     pruned: Annotated[list[str], Meta(description="tools whose definitions were left out")]
+    trace: Annotated[str | None, Meta(description="address of its trace, where telemetry.trace_url says where")]
     client: list[SideRow]
     model: list[SideRow]
 
@@ -82,11 +83,14 @@ async def both_sides(asked: ManagementRequest) -> BothSides:
     except KeyError:
         raise NotFound(f"The conversation has no request {request[:80]!r}.") from None
     exchange = exchange_of(told)
+    template, trace = asked.runtime.config.telemetry.trace_url, exchange.detail.get("trace")
+    link = template.replace("{trace_id}", str(trace)) if template and trace else None
     if found is None:
-        return BothSides(exchange=exchange, kept=False, tools=0, pruned=[], client=[], model=[])
+        return BothSides(exchange=exchange, kept=False, tools=0, pruned=[], trace=link, client=[], model=[])
     client, model = _sides(found, with_text=asked.tenant is not None)
+    pruned = list(found.pruned)
     return BothSides(
-        exchange=exchange, kept=True, tools=found.tools, pruned=list(found.pruned), client=client, model=model
+        exchange=exchange, kept=True, tools=found.tools, pruned=pruned, trace=link, client=client, model=model
     )
 
 
