@@ -62,7 +62,7 @@ from proxy.telemetry.metrics import (
     UNAUTHORISED,
     WINDOWS_LEARNED,
 )
-from proxy.telemetry.process import watch_loop, watch_process
+from proxy.telemetry.process import give_back, watch_loop, watch_process
 from proxy.upstream.client import Client
 from proxy.upstream.providers import LitellmProvider, Upstreams
 from proxy.wire.counting import Tokenizer, installed_estimators
@@ -85,6 +85,7 @@ FOLLOWED_EVERY = 30.0
 TIME_KEPT_EVERY = 3600.0
 MEASURED_EVERY = 60.0
 IN_USE = 600.0  # a conversation that was used so many seconds ago does not go for its size
+LARGE = 16 * 2**20  # bytes of bodies, after which memory is given back
 DAY = 86_400.0
 
 
@@ -402,6 +403,9 @@ async def _tend(runtime: Runtime, clock: Callable[[], float], timekeeper: Timeke
         await asyncio.sleep(KEYS_EVERY)
         await asyncio.to_thread(runtime.telemetry.metrics.leave)
         timekeeper.look()
+        if runtime.admission.most_held > LARGE and not runtime.admission.held:
+            runtime.admission.most_held = 0
+            await asyncio.to_thread(give_back)
         store = runtime.store
         try:
             await store.ping()

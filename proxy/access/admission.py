@@ -191,6 +191,8 @@ class Admission:
         self._bytes_of_one = limits.bytes_in_flight_per_key or max(1, limits.bytes_in_flight // 2)
         self._inside: dict[str, _Inside] = {}
         self._held = 0
+        self.most_held = 0
+        """The most bytes that were inside at once since somebody last set this back."""
         self._waiting: deque[tuple[Stay, int, asyncio.Future[None]]] = deque()
 
     @property
@@ -235,6 +237,7 @@ class Admission:
         stay.held += size
         inside.held += size
         self._held += size
+        self.most_held = max(self.most_held, self._held)
         return True
 
     async def wait(self, stay: "Stay", size: int) -> None:

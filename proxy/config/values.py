@@ -259,7 +259,7 @@ class LimitSettings:
     stall_timeout: Seconds = 60.0
     concurrency: Count = 1024
     concurrency_per_key: Count | None = None
-    bytes_in_flight: Size = 512 * 2**20
+    bytes_in_flight: Size = 128 * 2**20
     bytes_in_flight_per_key: Size | None = None
     grace: Seconds = 30.0
 
