@@ -56,7 +56,7 @@ AGENTS = [
             window=window,
             streams=True,
         )
-        for way, window in (((), 49_152), (("-m", "gpt-5"), 32_768))
+        for way, window in (((), 40_960), (("-m", "gpt-5"), 32_768))
     ),
     Client(
         "Claude Code",
